@@ -1,0 +1,26 @@
+"""What Alembic runs for every command: the migrations, on the connection (and in the transaction) it was handed.
+
+`pygraphd.database` is the caller: it holds the daemon's lock and has begun a transaction. There is no URL and no `alembic.ini`.
+"""
+
+from __future__ import annotations
+
+from alembic import context
+
+from pygraphd.schema.tables import Base
+
+_connection = context.config.attributes.get("connection")
+if _connection is None:
+    raise SystemExit(
+        "migrations run on a connection that pygraphd.database hands over; start pygraphd instead"
+    )
+
+context.configure(
+    connection=_connection,
+    target_metadata=Base.metadata,
+    # SQLite changes a column only by copying the table.
+    render_as_batch=True,
+    # Alembic takes SQLite's DDL for non-transactional, because the driver's own transactions are; ours are not.
+    transactional_ddl=True,
+)
+context.run_migrations()

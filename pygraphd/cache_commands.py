@@ -1,0 +1,120 @@
+"""The commands of `pygraphd cache`: look at the entries, show one, delete some. None of them starts the daemon."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pygraphd.durations import parse_duration
+from pygraphd.errors import CommandError, UsageError
+from pygraphd.schema.locations import locate
+
+if TYPE_CHECKING:
+    from pygraphd.pruning import PruneAnswer, PruneRequest
+    from pygraphd.schema.locations import Locations
+
+cache = typer.Typer(
+    no_args_is_help=True, help="Look at the cached measurements and decisions, or delete some."
+)
+
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Gpu = Annotated[
+    str, typer.Option("--gpu", metavar="NAME", help="Only GPUs whose name contains this, in any case.")
+]
+
+
+@cache.command()
+def inspect(
+    gpu: _Gpu = "",
+    graph: Annotated[str, typer.Option("--graph", metavar="PREFIX", help="Only graphs that begin so.")] = "",
+    json: _AsJson = False,
+) -> None:
+    """List the entries, newest first. LAUNCH? marks a decision that was taken before enough calls were seen."""
+    from pygraphd import render
+    from pygraphd.catalogue import Catalogue
+
+    path = locate().database
+    if not path.exists():
+        _say(render.entries_json([]) if json else f"no entries: {path} does not exist yet")
+        return
+    with Catalogue(path) as catalogue:
+        entries = catalogue.entries(gpu, graph)
+    if json:
+        _say(render.entries_json(entries))
+    else:
+        _say(render.entries_table(entries) if entries else "no entries")
+
+
+@cache.command()
+def show(
+    entry: Annotated[
+        str, typer.Argument(metavar="ID", help="The first digits of an entry's id, or of its graph.")
+    ],
+    json: _AsJson = False,
+) -> None:
+    """Show one entry: its decision, where it was measured, and every measurement kept."""
+    from pygraphd import render
+    from pygraphd.catalogue import Catalogue
+
+    with Catalogue(locate().database) as catalogue:
+        details = catalogue.show(entry)
+    _say(render.as_json(details.as_json()) if json else render.entry_text(details))
+
+
+@cache.command()
+def prune(
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="AGE", help="Not used for this long: 30d, 12h.")
+    ] = None,
+    gpu: _Gpu = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    json: _AsJson = False,
+) -> None:
+    """Delete entries; at least one of --older-than and --gpu is required."""
+    from pygraphd import render
+    from pygraphd.pruning import prune_request
+
+    answer = _prune(locate(), prune_request(_age(older_than), gpu, dry_run))
+    _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))
+
+
+def _age(text: str | None) -> float | None:
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--older-than: {error}") from error
+
+
+def _prune(locations: Locations, request: PruneRequest) -> PruneAnswer:
+    """Have the one writer do it: the daemon, or, while nobody is the daemon, this process."""
+    from pygraphd import control
+
+    if control.ping(locations.socket):
+        return control.prune(locations.socket, request)
+    return _prune_without_daemon(locations, request)
+
+
+def _prune_without_daemon(locations: Locations, request: PruneRequest) -> PruneAnswer:
+    from pygraphd import folders
+    from pygraphd.claim import claim, hung_text
+    from pygraphd.store import Store, StoreError
+
+    if not locations.database.exists():
+        raise CommandError(f"{locations.database}: there is no cache yet, so there is nothing to delete")
+    os.umask(0o077)
+    folders.prepare_runtime(locations)
+    held = claim(locations, timeout_s=1.0)
+    if held is None:
+        raise CommandError(hung_text(locations))
+    try:
+        with held, Store(locations.database) as store:
+            return store.prune(request)
+    except StoreError as error:
+        raise CommandError(str(error)) from error
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")

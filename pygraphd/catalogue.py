@@ -1,0 +1,164 @@
+"""What is in the cache, for a person to look at: read straight from the file, with or without a daemon."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from pygraphd.errors import CommandError, UsageError
+from pygraphd.schema import offline, tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_ENTRY = (
+    tables.Decision.id,
+    tables.Decision.graph,
+    tables.Graph.kind,
+    tables.Graph.partition,
+    tables.Graph.partitions,
+    tables.Graph.operators,
+    tables.Decision.deployment,
+    tables.Decision.reason,
+    tables.Decision.policy,
+    tables.Decision.final,
+    tables.Decision.calls,
+    tables.Decision.uid,
+    tables.Decision.created_at,
+    tables.Decision.hits,
+    tables.Decision.last_hit,
+    tables.Decision.environment,
+    tables.Environment.gpu,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedEntry:
+    """One entry as a row of the listing. `medians_us` has the newest measurement of each deployment measured."""
+
+    facts: dict[str, Any]
+    medians_us: dict[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry as `cache inspect --json` has it."""
+        return {**self.facts, "medians_us": self.medians_us}
+
+
+@dataclass(frozen=True, slots=True)
+class EntryDetails:
+    """One entry with all that is known of it: where it was measured, and each measurement, newest first."""
+
+    entry: CachedEntry
+    environment: dict[str, Any]
+    measurements: list[dict[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the details as `cache show --json` has them."""
+        details = {"environment": self.environment, "measurements": self.measurements}
+        return {"schema": 1, **self.entry.as_json(), **details}
+
+
+class Catalogue:
+    """An open, read-only view of one database file; raises CommandError where that cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise CommandError(f"{path}: there is no cache yet; it is made when the daemon first starts")
+        self._path = path
+        self._engine = sa.create_engine("sqlite://", creator=lambda: offline.connect(path))
+
+    def __enter__(self) -> Catalogue:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._engine.dispose()
+
+    def entries(self, gpu: str = "", graph: str = "") -> list[CachedEntry]:
+        """Return the entries on GPUs whose name contains `gpu`, of graphs whose digest begins with `graph`, newest first."""
+        query = _select_entries().order_by(tables.Decision.created_at.desc(), tables.Decision.id)
+        if gpu:
+            query = query.where(tables.Environment.gpu.icontains(gpu, autoescape=True))
+        if graph:
+            query = query.where(tables.Decision.graph.startswith(graph.lower(), autoescape=True))
+        medians = self._medians()
+        return [_entry(row, medians) for row in self._rows(query)]
+
+    def show(self, prefix: str) -> EntryDetails:
+        """Return the one entry whose id, or graph digest, begins with `prefix`; raises UsageError otherwise."""
+        entry = self._one(prefix)
+        environment, graph = entry.facts["environment"], entry.facts["graph"]
+        factors = self._rows(
+            sa.select(*_columns(tables.Environment)).where(tables.Environment.id == environment)
+        )
+        measured = sa.select(*_columns(tables.Measurement)).where(
+            tables.Measurement.environment == environment, tables.Measurement.graph == graph
+        )
+        return EntryDetails(entry, factors[0], self._rows(measured.order_by(tables.Measurement.id.desc())))
+
+    def _one(self, prefix: str) -> CachedEntry:
+        rows = self._rows(_select_entries().where(_begins_with(prefix)).limit(100))
+        if not rows:
+            raise UsageError(
+                f"{prefix}: no entry has an id or graph that begins so; see: pygraphd cache inspect"
+            )
+        if len(rows) > 1:
+            raise UsageError(f"{prefix}: {_ambiguous([row['id'] for row in rows])}")
+        return _entry(rows[0], self._medians())
+
+    def _medians(self) -> dict[tuple[str, str], dict[str, float]]:
+        """Return the newest medians by entry and deployment."""
+        measurement = tables.Measurement
+        key = (measurement.environment, measurement.graph, measurement.deployment)
+        newest = sa.select(sa.func.max(measurement.id)).group_by(*key)
+        medians: dict[tuple[str, str], dict[str, float]] = {}
+        for row in self._rows(sa.select(*key, measurement.median_us).where(measurement.id.in_(newest))):
+            medians.setdefault((row["environment"], row["graph"]), {})[row["deployment"]] = row["median_us"]
+        return medians
+
+    def _rows(self, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
+        try:
+            with self._engine.connect() as connection:
+                return [dict(row) for row in connection.execute(query).mappings()]
+        except (sa.exc.DBAPIError, sqlite3.Error) as error:
+            cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+            raise CommandError(
+                f"{self._path}: cannot be read: {cause}; `pygraphd start` sets a damaged file aside"
+            ) from error
+
+
+def _columns(table: type[tables.Base]) -> Sequence[sa.ColumnElement[Any]]:
+    return list(sa.inspect(table).columns)
+
+
+def _select_entries() -> sa.Select[*tuple[Any, ...]]:
+    return (
+        sa.select(*_ENTRY)
+        .join(tables.Environment, tables.Decision.environment == tables.Environment.id)
+        .join(tables.Graph, tables.Decision.graph == tables.Graph.digest)
+    )
+
+
+def _begins_with(prefix: str) -> sa.ColumnElement[bool]:
+    text = prefix.lower()
+    return sa.or_(
+        tables.Decision.id.startswith(text, autoescape=True),
+        tables.Decision.graph.startswith(text, autoescape=True),
+    )
+
+
+def _ambiguous(ids: list[str]) -> str:
+    shown = ", ".join(entry_id[:12] for entry_id in ids[:5])
+    return f"begins the id or graph of {len(ids)} entries ({shown}{', ...' if len(ids) > 5 else ''}): give more digits of an ID"
+
+
+def _entry(facts: dict[str, Any], medians: dict[tuple[str, str], dict[str, float]]) -> CachedEntry:
+    facts["final"] = bool(facts["final"])
+    return CachedEntry(facts, medians.get((facts["environment"], facts["graph"]), {}))

@@ -1,0 +1,93 @@
+"""Who is the daemon: the one process that holds the lock, for as long as it lives.
+
+The lock file is never deleted. A second file beside it names the holder, for people: nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from pygraphd.schema.locations import Locations
+
+
+class Claim:
+    """The held lock. Closing it, or the end of the process, lets the next daemon in."""
+
+    def __init__(self, lock: FileLock, locations: Locations) -> None:
+        self._lock = lock
+        self._locations = locations
+
+    def close(self) -> None:
+        """Withdraw the holder's name, then release the lock; the file stays."""
+        with contextlib.suppress(OSError):
+            _holder_file(self._locations).unlink()
+        self._lock.release()
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def claim(locations: Locations, timeout_s: float = 0) -> Claim | None:
+    """Return the held lock, or None if another process still holds it after `timeout_s`; raises OSError."""
+    lock = FileLock(locations.lock, mode=0o600)
+    try:
+        lock.acquire(timeout=timeout_s, poll_interval=0.02)
+    except Timeout:
+        return None
+    _name_holder(locations)
+    return Claim(lock, locations)
+
+
+def is_claimed(locations: Locations) -> bool:
+    """Return whether some process holds the lock; a lock that cannot be opened is held by nobody."""
+    if not locations.lock.exists():
+        return False
+    lock = FileLock(locations.lock, mode=0o600)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    except OSError:
+        return False
+    lock.release()
+    return False
+
+
+def holder(locations: Locations) -> int | None:
+    """Return the pid that the last holder of the lock left, for use in a message."""
+    try:
+        return int(_holder_file(locations).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def hung_text(locations: Locations) -> str:
+    """Return what is wrong when the lock is held and nobody answers, and what to do about it."""
+    pid = holder(locations)
+    if pid is None:
+        return f"a process holds {locations.lock} but does not answer; find it with: fuser {locations.lock}"
+    return f"process {pid} holds the lock but does not answer; end it with: kill -9 {pid}"
+
+
+def _holder_file(locations: Locations) -> Path:
+    return locations.lock.with_suffix(".pid")
+
+
+def _name_holder(locations: Locations) -> None:
+    path = _holder_file(locations)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(f"{os.getpid()}\n")
+    temporary.replace(path)

@@ -1,0 +1,100 @@
+"""The files of a database: which one lies there, which version it has, what was set aside, and the ballast.
+
+Needs no SQLAlchemy, so that `pygraphd status` answers quickly. Opening the database for writing is `database`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pygraphd.schema import offline
+from pygraphd.schema.offline import DATABASE_VERSION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BALLAST_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """Which file lies at a path: another one, or none, means that somebody took ours away."""
+
+    device: int
+    inode: int
+
+
+def identity(path: Path) -> FileIdentity | None:
+    """Return which file lies at `path`, or None."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return FileIdentity(status.st_dev, status.st_ino)
+
+
+def why_read_only(path: Path) -> str | None:
+    """Return why the database may only be read: a newer pygraphd wrote it."""
+    version = stored_version(path)
+    if version is None or version <= DATABASE_VERSION:
+        return None
+    return (
+        f"{path}: written by a newer pygraphd (database version {version}, this one writes {DATABASE_VERSION}); "
+        "nothing is stored: upgrade pygraphd, or set PYGRAPHD_HOME to another folder"
+    )
+
+
+def stored_version(path: Path) -> int | None:
+    """Return `PRAGMA user_version` of the file, or None if there is no readable database."""
+    if not path.exists():
+        return None
+    try:
+        with contextlib.closing(offline.connect(path)) as connection:
+            return int(connection.execute("PRAGMA user_version").fetchone()[0])
+    except sqlite3.Error:
+        return None
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged database, log and all, to `NAME.corrupt-<UTC time>`; returns the new name."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    target = _free_name(path.with_name(f"{path.name}.corrupt-{stamp}"))
+    path.rename(target)
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(target.with_name(target.name + suffix))
+    return target
+
+
+def files_set_aside(path: Path) -> list[Path]:
+    """Return the damaged databases that still lie beside this one, oldest first."""
+    found = path.parent.glob(f"{path.name}.corrupt-*")
+    return sorted(file for file in found if not file.name.endswith(("-wal", "-shm")))
+
+
+def ballast_file(path: Path) -> Path:
+    """Return the file whose only use is to be deleted on a full disk: SQLite needs room even to delete rows."""
+    return path.with_name(f"{path.name}.ballast")
+
+
+def make_ballast(path: Path) -> None:
+    """Reserve the ballast's room on the disk; without enough room there is none."""
+    file = ballast_file(path)
+    with contextlib.suppress(OSError):
+        if file.stat().st_size == BALLAST_BYTES:
+            return
+    try:
+        with file.open("wb") as stream:
+            os.posix_fallocate(stream.fileno(), 0, BALLAST_BYTES)
+    except OSError:
+        file.unlink(missing_ok=True)
+
+
+def _free_name(path: Path) -> Path:
+    names = (path.with_name(f"{path.name}{suffix}") for suffix in ("", *(f".{n}" for n in range(1, 1000))))
+    return next(name for name in names if not name.exists())

@@ -1,0 +1,65 @@
+"""Which entries `cache prune` deletes: the request and its answer, as the daemon and a command pass them on."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from pygraphd.errors import UsageError
+from pygraphd.schema.checks import InvalidMessageError, check_bool, check_int, check_number, check_text
+
+_CENTURY_S = 3.2e9
+
+
+@dataclass(frozen=True, slots=True)
+class PruneRequest:
+    """Entries unused for `older_than_s` seconds (0: of any age) on GPUs whose name contains `gpu` ("": any).
+
+    At least one of the two is required: an empty request would mean "everything".
+    """
+
+    older_than_s: float = 0.0
+    gpu: str = ""
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("older_than_s", self.older_than_s, maximum=_CENTURY_S)
+        check_text("gpu", self.gpu, maximum=256)
+        check_bool("dry_run", self.dry_run)
+        if not self.older_than_s and not self.gpu:
+            raise InvalidMessageError("prune: give older_than_s or gpu")
+
+    def as_json(self) -> dict[str, object]:
+        """Return the body of `POST /v1/prune`."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PruneAnswer:
+    """What was deleted, or with `dry_run` would be; `freed_bytes` is by how much the file shrank."""
+
+    entries: int
+    measurements: int
+    freed_bytes: int
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        for name in ("entries", "measurements", "freed_bytes"):
+            check_int(name, getattr(self, name), maximum=2**62)
+        check_bool("dry_run", self.dry_run)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the answer as JSON has it."""
+        return {"schema": 1, **dataclasses.asdict(self)}
+
+
+def prune_request(older_than_s: float | None, gpu: str | None, dry_run: bool) -> PruneRequest:
+    """Return the request that a command's options ask for; raises UsageError if they name nothing."""
+    if not older_than_s and not gpu:
+        raise UsageError(
+            "prune deletes what you name: give --older-than 30d, --gpu NAME, or both (try --dry-run)"
+        )
+    try:
+        return PruneRequest(older_than_s or 0.0, gpu or "", dry_run)
+    except InvalidMessageError as error:
+        raise UsageError(str(error)) from error

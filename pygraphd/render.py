@@ -1,0 +1,236 @@
+"""How answers look: a table on a terminal, plain aligned text elsewhere, JSON where asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from pygraphd.durations import human_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.catalogue import CachedEntry, EntryDetails
+    from pygraphd.pruning import PruneAnswer
+    from pygraphd.status import Status
+
+_DEPLOYMENTS = ("LAUNCH", "TREES", "RELOCATE")
+_DIGITS = 12
+_HEADER = (
+    "ID",
+    "GRAPH",
+    "KIND",
+    "PART",
+    "OPS",
+    "DEPLOYMENT",
+    *(f"{name} us" for name in _DEPLOYMENTS),
+    "GPU",
+    "AGE/HITS",
+    "REASON",
+)
+_RIGHT = frozenset(
+    {
+        "PART",
+        "OPS",
+        *(f"{name} us" for name in _DEPLOYMENTS),
+        "SAMPLES",
+        "MEDIAN us",
+        "MAD us",
+        "HOST us",
+        "SPAN us",
+    }
+)
+
+
+def as_json(value: object) -> str:
+    """Return `value` as indented JSON."""
+    return json.dumps(value, indent=2, allow_nan=False)
+
+
+def entries_json(entries: Sequence[CachedEntry]) -> str:
+    """Return a listing as JSON."""
+    return as_json({"schema": 1, "entries": [entry.as_json() for entry in entries]})
+
+
+def entries_table(entries: Sequence[CachedEntry], now: float | None = None) -> str:
+    """Return a listing, one line for each entry."""
+    moment = time.time() if now is None else now
+    return table(_HEADER, [_entry_cells(entry, moment) for entry in entries])
+
+
+def entry_text(details: EntryDetails, now: float | None = None) -> str:
+    """Return all that is known of one entry."""
+    moment = time.time() if now is None else now
+    facts = details.entry.facts
+    blocks = (
+        pairs(_entry_facts(facts, moment)),
+        pairs(_environment_facts(details.environment)),
+        _measured(details, moment),
+    )
+    return "\n\n".join(blocks)
+
+
+def status_text(status: Status) -> str:
+    """Return the state of the daemon and its files."""
+    facts = [
+        ("pygraphd", _running(status)),
+        ("socket", status.socket),
+        ("database", status.database),
+        ("entries", "unknown" if status.entries is None else str(status.entries)),
+        ("spool", f"{status.spool_waiting} waiting, {status.spool_bad} unreadable"),
+        ("log", status.log),
+    ]
+    if status.running:
+        facts.extend((name, _setting(setting)) for name, setting in status.settings.items())
+        facts.append(("since start", ", ".join(f"{count} {name}" for name, count in status.counters.items())))
+    facts.extend(("problem", text) for text in status.problems)
+    return pairs(facts)
+
+
+def prune_text(answer: PruneAnswer) -> str:
+    """Return what a prune did, or would do."""
+    what = f"{_plural(answer.entries, 'entry', 'entries')} and {_plural(answer.measurements, 'measurement', 'measurements')}"
+    if answer.dry_run:
+        return f"would delete {what}"
+    return f"deleted {what}, {answer.freed_bytes / 1024:.0f} KiB freed"
+
+
+def pairs(facts: Sequence[tuple[str, str]]) -> str:
+    """Return names and values in two aligned columns."""
+    width = max(len(name) for name, _value in facts)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table: drawn by rich on a terminal, aligned columns without colour codes elsewhere."""
+    return _drawn_table(header, rows) if sys.stdout.isatty() else _plain_table(header, rows)
+
+
+def _plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = (
+        "  ".join(
+            _padded(cell, width, name) for cell, width, name in zip(line, widths, header, strict=True)
+        ).rstrip()
+        for line in (header, *rows)
+    )
+    return "\n".join(lines)
+
+
+def _padded(cell: str, width: int, column: str) -> str:
+    return cell.rjust(width) if column in _RIGHT else cell.ljust(width)
+
+
+def _drawn_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD)
+    for name in header:
+        drawn.add_column(name, justify="right" if name in _RIGHT else "left", overflow="fold")
+    for row in rows:
+        # As text, not markup: a reason may hold square brackets.
+        drawn.add_row(*map(Text, row))
+    console = Console(width=max(shutil.get_terminal_size().columns, 80))
+    with console.capture() as captured:
+        console.print(drawn)
+    return captured.get().rstrip("\n")
+
+
+def _entry_cells(entry: CachedEntry, now: float) -> tuple[str, ...]:
+    facts = entry.facts
+    return (
+        facts["id"][:_DIGITS],
+        facts["graph"][:_DIGITS],
+        facts["kind"],
+        f"{facts['partition'] + 1}/{facts['partitions']}",
+        str(facts["operators"]),
+        _deployment(facts),
+        *(_microseconds(entry.medians_us.get(name)) for name in _DEPLOYMENTS),
+        facts["gpu"],
+        f"{human_duration(now - facts['created_at'])}/{facts['hits']}",
+        facts["reason"],
+    )
+
+
+def _deployment(facts: dict[str, object]) -> str:
+    return str(facts["deployment"]) if facts["final"] else f"{facts['deployment']}?"
+
+
+def _microseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _entry_facts(facts: dict[str, object], now: float) -> list[tuple[str, str]]:
+    created, last = facts["created_at"], facts["last_hit"]
+    assert isinstance(created, float)
+    last_hit = f", last {human_duration(now - last)} ago" if isinstance(last, float) else ""
+    return [
+        ("entry", str(facts["id"])),
+        ("graph", str(facts["graph"])),
+        (
+            "kind",
+            f"{facts['kind']}, partition {int(str(facts['partition'])) + 1} of {facts['partitions']}, {facts['operators']} operators",
+        ),
+        ("deployment", f"{facts['deployment']}{'' if facts['final'] else ' (not final)'}"),
+        ("reason", str(facts["reason"])),
+        (
+            "decided",
+            f"{human_duration(now - created)} ago by uid {facts['uid']}, policy {facts['policy']}, after {facts['calls']} calls",
+        ),
+        ("hits", f"{facts['hits']}{last_hit}"),
+    ]
+
+
+def _environment_facts(environment: dict[str, object]) -> list[tuple[str, str]]:
+    return [("environment" if name == "id" else name, str(value)) for name, value in environment.items()]
+
+
+def _measured(details: EntryDetails, now: float) -> str:
+    if not details.measurements:
+        return "no measurements"
+    header = (
+        "DEPLOYMENT",
+        "SAMPLES",
+        "MEDIAN us",
+        "MAD us",
+        "HOST us",
+        "SPAN us",
+        "GPU BUSY",
+        "HOST",
+        "VERSION",
+        "UID",
+        "AGE",
+    )
+    return table(header, [_measurement_cells(row, now) for row in details.measurements])
+
+
+def _measurement_cells(row: dict[str, object], now: float) -> tuple[str, ...]:
+    times = (f"{row[name]:.1f}" for name in ("median_us", "mad_us", "host_us", "span_us"))
+    measured_at, busy = row["measured_at"], row["busy"]
+    assert isinstance(measured_at, float)
+    assert isinstance(busy, float)
+    origin = (str(row["host"]), str(row["version"]), str(row["uid"]))
+    age = human_duration(now - measured_at)
+    return (str(row["deployment"]), str(row["samples"]), *times, f"{busy:.0%}", *origin, age)
+
+
+def _running(status: Status) -> str:
+    if not status.running:
+        return "not running"
+    return f"{status.version} running, pid {status.pid}, up {human_duration(status.uptime_s or 0)}"
+
+
+def _setting(setting: dict[str, object]) -> str:
+    value = setting["value"]
+    assert isinstance(value, int | float)
+    return f"{human_duration(value) if value else 'never'} ({setting['origin']})"
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

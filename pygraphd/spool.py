@@ -1,0 +1,99 @@
+"""The spool: records that clients left as files because they found no daemon.
+
+A client writes a hidden temporary file and renames it to `*.json`. What cannot be read becomes `*.bad`, for a person to see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.messages import MAX_BODY_BYTES, RecordRequest, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+MAX_FILES = 1000
+"""Files taken in one pass; the next pass takes the rest."""
+_ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolState:
+    """What lies in the folder: files not yet taken in, and files set aside as unreadable."""
+
+    waiting: int
+    bad: int
+
+
+def state(folder: Path) -> SpoolState:
+    """Return what lies in the folder; one that cannot be read is empty."""
+    names = list(_names(folder))
+    waiting = sum(1 for name in names if _is_record(name))
+    return SpoolState(waiting, sum(1 for name in names if name.endswith(".bad")))
+
+
+def ingest(folder: Path, store: Callable[[RecordRequest, int], int]) -> int:
+    """Hand each file's records to `store` with its owner's uid, then delete it; returns how many were stored.
+
+    What `store` raises ends the pass, and the files stay.
+    """
+    names = sorted(name for name in _names(folder) if _is_record(name))[:MAX_FILES]
+    return sum(_ingest_file(folder / name, store) for name in names)
+
+
+def _ingest_file(path: Path, store: Callable[[RecordRequest, int], int]) -> int:
+    try:
+        request, uid = _read(path)
+    except FileNotFoundError:
+        return 0
+    except (OSError, InvalidMessageError) as error:
+        _log.warning("%s: set aside: %s", path, error)
+        _set_aside(path)
+        return 0
+    stored = store(request, uid)
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return stored
+
+
+def _read(path: Path) -> tuple[RecordRequest, int]:
+    # Neither a link nor a pipe may make the daemon read, or wait for, something else.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as stream:  # noqa: PTH123 - it has been opened
+        status = os.fstat(descriptor)
+        if problem := _why_refused(status):
+            raise InvalidMessageError(problem)
+        return decode(RecordRequest, stream.read(MAX_BODY_BYTES + 1)), status.st_uid
+
+
+def _why_refused(status: os.stat_result) -> str | None:
+    if not stat.S_ISREG(status.st_mode):
+        return "not a regular file"
+    if status.st_uid not in (os.geteuid(), _ROOT):
+        return f"belongs to uid {status.st_uid}"
+    if status.st_size > MAX_BODY_BYTES:
+        return f"{status.st_size} bytes, at most {MAX_BODY_BYTES} allowed"
+    return None
+
+
+def _set_aside(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rename(path.with_suffix(".bad"))
+
+
+def _names(folder: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        yield from (entry.name for entry in entries)
+
+
+def _is_record(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(".")

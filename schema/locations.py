@@ -1,0 +1,87 @@
+"""Where everything of ours lies: socket, lock, database, log, spool. Client and daemon must agree on it.
+
+With `PYGRAPHD_HOME` set, all of it lies in that folder. Otherwise the XDG folders: what is bound to this boot (socket,
+lock) under `XDG_RUNTIME_DIR`, what is kept under `XDG_CACHE_HOME`. A user without a home or a passwd entry is no error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NAME = "pygraphd"
+_MAX_SOCKET_PATH = 100
+"""The kernel takes 107 bytes for a Unix socket's path; some are left for a temporary suffix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Locations:
+    """The paths of one daemon and its cache. Making the folders is the writer's business: see `pygraphd.folders`."""
+
+    runtime: Path
+    cache: Path
+    socket: Path
+
+    @property
+    def lock(self) -> Path:
+        """Held for life by the daemon: who holds it is the daemon. Never deleted."""
+        return self.runtime / f"{_NAME}.lock"
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return self.cache / "cache.db"
+
+    @property
+    def log(self) -> Path:
+        """The log of a daemon without a terminal."""
+        return self.cache / f"{_NAME}.log"
+
+    @property
+    def spool(self) -> Path:
+        """Files, one `RecordRequest` each, which clients left because they found no daemon."""
+        return self.cache / "spool"
+
+
+def locate(environ: Mapping[str, str] | None = None) -> Locations:
+    """Return the paths that the environment variables ask for; creates nothing, raises nothing."""
+    environ = os.environ if environ is None else environ
+    if home := environ.get("PYGRAPHD_HOME"):
+        folder = Path(home).absolute()
+        return Locations(folder, folder, _socket(folder))
+    runtime = _runtime_folder(environ)
+    return Locations(runtime, _cache_folder(environ, runtime), _socket(runtime))
+
+
+def _runtime_folder(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_RUNTIME_DIR")
+    if base and Path(base).is_absolute():
+        return Path(base) / _NAME
+    return _private_temporary_folder()
+
+
+def _private_temporary_folder() -> Path:
+    # Not TMPDIR: it differs between the processes of one user, who must all find the same socket.
+    return Path("/tmp") / f"{_NAME}-{os.getuid()}"
+
+
+def _cache_folder(environ: Mapping[str, str], fallback: Path) -> Path:
+    base = environ.get("XDG_CACHE_HOME")
+    if base and Path(base).is_absolute():
+        return Path(base) / _NAME
+    home = environ.get("HOME")
+    return Path(home) / ".cache" / _NAME if home and Path(home).is_absolute() else fallback
+
+
+def _socket(folder: Path) -> Path:
+    path = folder / f"{_NAME}.sock"
+    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
+        return path
+    short = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    return _private_temporary_folder() / f"{short}.sock"

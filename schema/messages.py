@@ -1,0 +1,312 @@
+"""What client and daemon say to each other: frozen, validated in the constructor, versioned, JSON on the wire.
+
+An object in hand is a valid object, whichever side made it. Unknown fields are ignored, so that an older peer can
+read a newer one's messages; a missing or bad field raises `InvalidMessageError`. No pickle, sizes capped, numbers finite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pygraphd.schema.checks import (
+    InvalidMessageError,
+    check_bool,
+    check_digest,
+    check_int,
+    check_number,
+    check_text,
+)
+from pygraphd.schema.keys import Environment
+
+API_VERSION = 1
+MAX_GRAPHS = 1024
+"""Graphs in one request; a compiled module has a handful of partitions."""
+MAX_BODY_BYTES = 4 * 2**20
+MAX_REASON = 400
+MAX_MICROSECONDS = 3.6e9
+"""One hour: a longer call is not a sample of anything."""
+MAX_COUNT = 2**53
+
+
+class Deployment(enum.StrEnum):
+    """How a compiled graph is run."""
+
+    LAUNCH = "LAUNCH"
+    """The compiled callable as it is, kernel by kernel."""
+    TREES = "TREES"
+    """PyTorch's own CUDA Graphs (`torch._inductor.cudagraph_trees`)."""
+    RELOCATE = "RELOCATE"
+    """A relocatable CUDA Graph of ours. Known to the protocol; no client of this version offers it."""
+
+
+class Kind(enum.StrEnum):
+    """Which part of a training or serving step a compiled graph is."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INFERENCE = "inference"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one deployment of one graph cost, over `samples` real calls; all times in microseconds.
+
+    `median_us` and `mad_us` are of the cost of a call (see `client.profiler`), `host_us` and `span_us` the medians of
+    its host time and of its span on the GPU, `busy` the share of calls that found the GPU still at work.
+    """
+
+    deployment: Deployment
+    samples: int
+    median_us: float
+    mad_us: float
+    host_us: float
+    span_us: float
+    busy: float
+
+    def __post_init__(self) -> None:
+        check_int("samples", self.samples, maximum=10**9, minimum=1)
+        for name in ("median_us", "mad_us", "host_us", "span_us"):
+            check_number(name, getattr(self, name), maximum=MAX_MICROSECONDS)
+        check_number("busy", self.busy, maximum=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which deployment a graph runs in, and why; derived by `policy` (its version) from measurements.
+
+    A decision that is not `final` was taken because the program ended before enough calls were seen: `calls` says how
+    many there were, and a program that makes more of them measures again.
+    """
+
+    deployment: Deployment
+    reason: str
+    policy: int
+    final: bool = True
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        check_text("reason", self.reason, maximum=MAX_REASON)
+        check_int("policy", self.policy, maximum=10**6)
+        check_bool("final", self.final)
+        check_int("calls", self.calls, maximum=MAX_COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One captured region as the cache knows it: its digest, and what a person reads of it in `cache inspect`.
+
+    `operators` counts the lines of its FX graph that compute something.
+    """
+
+    digest: str
+    kind: Kind
+    partition: int
+    partitions: int
+    operators: int
+
+    def __post_init__(self) -> None:
+        check_digest("digest", self.digest)
+        check_int("partitions", self.partitions, maximum=10**6, minimum=1)
+        check_int("partition", self.partition, maximum=self.partitions - 1)
+        check_int("operators", self.operators, maximum=MAX_COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A cached answer: the decision for one graph in the environment that was asked about."""
+
+    graph: str
+    decision: Decision
+
+    def __post_init__(self) -> None:
+        check_digest("graph", self.graph)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a client adds to the cache: a graph, the decision for it, and the measurements it rests on (if any)."""
+
+    graph: Graph
+    decision: Decision
+    measurements: tuple[Measurement, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.measurements) > len(Deployment):
+            raise InvalidMessageError("measurements: at most one of each deployment")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who measured: kept beside a row as quality, never part of a key. The daemon adds the peer's uid itself."""
+
+    host: str
+    version: str
+
+    def __post_init__(self) -> None:
+        check_text("host", self.host, maximum=256)
+        check_text("version", self.version, maximum=64)
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """A daemon's self-description: `GET /v1/ping`. Answering this is what "running" means."""
+
+    name: str
+    version: str
+    api: int
+    pid: int
+    capabilities: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for capability in self.capabilities:
+            check_text("capabilities", capability, maximum=64)
+        check_text("name", self.name, maximum=64)
+        check_text("version", self.version, maximum=64)
+        check_int("api", self.api, maximum=10**6, minimum=1)
+        check_int("pid", self.pid, maximum=2**31)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupRequest:
+    """`POST /v1/lookup`: the decisions for some graphs (digests) in one environment (digest)."""
+
+    environment: str
+    graphs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_digest("environment", self.environment)
+        _check_length("graphs", self.graphs)
+        for graph in self.graphs:
+            check_digest("graphs", graph)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupAnswer:
+    """The entries that were found, in any order. It repeats the environment, so that a stray answer is recognised."""
+
+    environment: str
+    version: str
+    entries: tuple[Entry, ...]
+
+    def __post_init__(self) -> None:
+        check_digest("environment", self.environment)
+        check_text("version", self.version, maximum=64)
+        _check_length("entries", self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRequest:
+    """`POST /v1/record`: new decisions and measurements; also the content of one file in the spool folder."""
+
+    environment: Environment
+    origin: Origin
+    records: tuple[Record, ...]
+
+    def __post_init__(self) -> None:
+        _check_length("records", self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAnswer:
+    """How many records were stored. It repeats the environment's digest."""
+
+    environment: str
+    version: str
+    stored: int
+
+    def __post_init__(self) -> None:
+        check_digest("environment", self.environment)
+        check_text("version", self.version, maximum=64)
+        check_int("stored", self.stored, maximum=MAX_GRAPHS)
+
+
+Message = Ping | LookupRequest | LookupAnswer | RecordRequest | RecordAnswer
+
+
+def _check_length(name: str, items: Sequence[object]) -> None:
+    if len(items) > MAX_GRAPHS:
+        raise InvalidMessageError(f"{name}: {len(items)} items, at most {MAX_GRAPHS} allowed")
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as compact JSON."""
+    return json.dumps(dataclasses.asdict(message), separators=(",", ":"), allow_nan=False).encode()
+
+
+_M = TypeVar("_M")
+
+
+def decode(kind: type[_M], data: bytes) -> _M:
+    """Return the message of type `kind` in `data`; raises InvalidMessageError for anything else."""
+    if len(data) > MAX_BODY_BYTES:
+        raise InvalidMessageError(f"{len(data)} bytes, at most {MAX_BODY_BYTES} allowed")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessageError(f"not JSON: {error}") from error
+    built = _reader(typing.cast(Any, kind))(kind.__name__, value)
+    assert isinstance(built, kind)
+    return built
+
+
+# A reader turns one JSON value into one field's type; it is worked out once for each type. Ranges are the
+# constructors' business, so a reader of text or numbers hands its value on.
+_Reader = Callable[[str, object], object]
+
+
+@functools.cache
+def _reader(kind: Any) -> _Reader:
+    if dataclasses.is_dataclass(kind):
+        return _read_dataclass(kind)
+    if typing.get_origin(kind) is tuple:
+        return _read_tuple(typing.get_args(kind)[0])
+    if issubclass(kind, enum.Enum):
+        return _read_enum(kind)
+    return lambda name, value: value
+
+
+def _read_dataclass(kind: Any) -> _Reader:
+    types = typing.get_type_hints(kind)
+    readers = [(f.name, f.default, _reader(types[f.name])) for f in dataclasses.fields(kind)]
+
+    def read(name: str, value: object) -> object:
+        if not isinstance(value, dict):
+            raise InvalidMessageError(f"{name}: expected an object, got {type(value).__name__}")
+        values = {}
+        for field, default, reader in readers:
+            if field in value:
+                values[field] = reader(field, value[field])
+            elif default is dataclasses.MISSING:
+                raise InvalidMessageError(f"{name}: {field} is missing")
+        return kind(**values)
+
+    return read
+
+
+def _read_tuple(item: Any) -> _Reader:
+    reader = _reader(item)
+
+    def read(name: str, value: object) -> object:
+        if not isinstance(value, list):
+            raise InvalidMessageError(f"{name}: expected a list, got {type(value).__name__}")
+        return tuple(reader(name, element) for element in value)
+
+    return read
+
+
+def _read_enum(kind: type[enum.Enum]) -> _Reader:
+    members = {member.value: member for member in kind}
+
+    def read(name: str, value: object) -> object:
+        if not isinstance(value, str) or value not in members:
+            raise InvalidMessageError(f"{name}: expected one of {', '.join(members)}, got {value!r:.40}")
+        return members[value]
+
+    return read

@@ -1,0 +1,58 @@
+"""Reading the daemon's SQLite file without the daemon, with nothing but the standard library.
+
+The client does this when no daemon answers; the daemon's own lookups run the same statement. It names tables of
+`schema.tables`, which the client may not import (it needs SQLAlchemy); a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from typing import TYPE_CHECKING
+
+from pygraphd.schema.messages import Decision, Deployment, Entry, LookupRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DATABASE_VERSION = 1
+"""`PRAGMA user_version` of the schema that `SELECT_DECISIONS` fits."""
+BUSY_TIMEOUT_S = 0.1
+
+SELECT_DECISIONS = """
+SELECT graph, deployment, reason, policy, final, calls
+FROM decision
+WHERE environment = ? AND graph IN (SELECT value FROM json_each(?))
+"""
+
+
+def connect(database: Path, timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
+    """Return a read-only connection, usable from any one thread at a time; raises sqlite3.Error."""
+    uri = f"{database.absolute().as_uri()}?mode=ro"
+    wal = database.with_name(f"{database.name}-wal")
+    if not os.access(database.parent, os.W_OK) and not wal.exists():
+        # WAL's shared-memory file cannot be made in such a folder, and without it only `immutable` reads. Nobody writes
+        # here as long as there is no log.
+        uri += "&immutable=1"
+    return sqlite3.connect(uri, uri=True, timeout=timeout_s, check_same_thread=False)
+
+
+def read_entries(database: Path, request: LookupRequest) -> tuple[Entry, ...]:
+    """Return the entries for a request straight from the file; raises OSError or sqlite3.Error if it cannot be read."""
+    with contextlib.closing(connect(database)) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != DATABASE_VERSION:
+            raise sqlite3.DatabaseError(f"database version {version}, this program reads {DATABASE_VERSION}")
+        return select_entries(connection, request)
+
+
+def select_entries(connection: sqlite3.Connection, request: LookupRequest) -> tuple[Entry, ...]:
+    """Return the entries for a request from an open database; raises sqlite3.Error."""
+    rows = connection.execute(SELECT_DECISIONS, (request.environment, json.dumps(request.graphs)))
+    return tuple(_entry(*row) for row in rows)
+
+
+def _entry(graph: str, deployment: str, reason: str, policy: int, final: int, calls: int) -> Entry:
+    return Entry(graph, Decision(Deployment(deployment), reason, policy, bool(final), calls))

@@ -1,0 +1,110 @@
+"""The tables of the daemon's SQLite file: facts (`Measurement`) and what was concluded from them (`Decision`).
+
+For the daemon alone: it needs SQLAlchemy. `alembic/versions` makes these tables; tests hold the two together, and
+`schema.offline` to both.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+APPLICATION_ID = 0x50794772
+"""`PRAGMA application_id` ("PyGr"): tells our file from another program's."""
+
+_STRICT = {"sqlite_strict": True}
+
+
+class Base(DeclarativeBase):
+    """Maps Python's types to the few that a STRICT table knows."""
+
+    type_annotation_map = {str: sa.Text(), float: sa.REAL(), int: sa.Integer()}  # noqa: RUF012 - SQLAlchemy's name
+
+
+class Environment(Base):
+    """Where timings were taken: `schema.keys.Environment`, every factor a column, so that a miss can be explained."""
+
+    __tablename__ = "environment"
+    __table_args__ = _STRICT
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """`Environment.digest()`."""
+    gpu: Mapped[str]
+    capability: Mapped[str]
+    sm_count: Mapped[int]
+    memory_mb: Mapped[int]
+    mig: Mapped[str]
+    torch: Mapped[str]
+    triton: Mapped[str]
+    cuda: Mapped[str]
+    driver: Mapped[str]
+    cudnn: Mapped[str]
+
+
+class Graph(Base):
+    """One captured region: `schema.messages.Graph`."""
+
+    __tablename__ = "graph"
+    __table_args__ = _STRICT
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    partition: Mapped[int]
+    partitions: Mapped[int]
+    operators: Mapped[int]
+
+
+class Measurement(Base):
+    """What one deployment cost once, in microseconds. Rows are added and pruned, never changed."""
+
+    __tablename__ = "measurement"
+    __table_args__ = (
+        Index("measurement_by_deployment", "environment", "graph", "deployment", "id"),
+        Index("measurement_by_graph", "graph"),
+        _STRICT,
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    environment: Mapped[str] = mapped_column(ForeignKey("environment.id"))
+    graph: Mapped[str] = mapped_column(ForeignKey("graph.digest"))
+    deployment: Mapped[str]
+    samples: Mapped[int]
+    median_us: Mapped[float]
+    mad_us: Mapped[float]
+    host_us: Mapped[float]
+    span_us: Mapped[float]
+    busy: Mapped[float]
+    host: Mapped[str]
+    version: Mapped[str]
+    uid: Mapped[int]
+    measured_at: Mapped[float]
+    """Seconds since the epoch; the daemon's clock."""
+
+
+class Decision(Base):
+    """The answer for one graph in one environment; the newest record replaces the one before it."""
+
+    __tablename__ = "decision"
+    __table_args__ = (
+        UniqueConstraint("environment", "graph", name="decision_key"),
+        Index("decision_by_graph", "graph"),
+        CheckConstraint("final IN (0, 1)", name="decision_final"),
+        _STRICT,
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """`schema.keys.entry_id(environment, graph)`."""
+    environment: Mapped[str] = mapped_column(ForeignKey("environment.id"))
+    graph: Mapped[str] = mapped_column(ForeignKey("graph.digest"))
+    deployment: Mapped[str]
+    reason: Mapped[str]
+    policy: Mapped[int]
+    final: Mapped[int]
+    calls: Mapped[int]
+    uid: Mapped[int]
+    created_at: Mapped[float]
+    """Seconds since the epoch, of the decision, not of the row."""
+    hits: Mapped[int]
+    """Since the row was made; kept when the decision is replaced."""
+    last_hit: Mapped[float | None]

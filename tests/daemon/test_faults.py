@@ -1,0 +1,205 @@
+"""Damage, full disks, files that go away: the daemon says so and goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.database_files import ballast_file, files_set_aside
+from pygraphd.schema.messages import LookupRequest, RecordRequest, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.daemon.conftest import Home
+
+pytestmark = pytest.mark.daemon
+
+
+def _lookup_of(request: RecordRequest) -> bytes:
+    return encode(LookupRequest(request.environment.digest(), tuple(r.graph.digest for r in request.records)))
+
+
+def _hits(home: Home, request: RecordRequest) -> int:
+    status, answer = home.ask("POST", "/v1/lookup", _lookup_of(request))
+    assert status == 200
+    return len(answer["entries"])
+
+
+def _problems(home: Home) -> str:
+    return "\n".join(home.status()["problems"])
+
+
+def test_a_damaged_database_is_set_aside_at_the_start(
+    home: Home, make_request: Callable[..., RecordRequest]
+) -> None:
+    home.locations.database.write_bytes(b"garbage" * 1000)
+    home.start()
+    assert home.ask("POST", "/v1/record", encode(make_request("a")))[0] == 200
+    (aside,) = files_set_aside(home.locations.database)
+    assert aside.read_bytes() == b"garbage" * 1000
+    assert f"{aside}: was damaged and set aside" in _problems(home)
+
+
+def test_a_removed_database_is_begun_anew(home: Home, make_request: Callable[..., RecordRequest]) -> None:
+    home.start()
+    home.ask("POST", "/v1/record", encode(make_request("a")))
+    home.locations.database.unlink()
+    assert _hits(home, make_request("a")) == 0
+    assert home.ask("POST", "/v1/record", encode(make_request("b")))[0] == 200
+    assert _hits(home, make_request("a", "b")) == 1
+    assert "was removed or replaced while in use" in _problems(home)
+
+
+def test_a_newer_database_is_only_read(home: Home, make_request: Callable[..., RecordRequest]) -> None:
+    home.start()
+    home.ask("POST", "/v1/record", encode(make_request("a")))
+    home.pygraphd("stop")
+    connection = sqlite3.connect(home.locations.database)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    home.start()
+    assert _hits(home, make_request("a")) == 1
+    status, answer = home.ask("POST", "/v1/record", encode(make_request("b")))
+    assert status == 503
+    assert "written by a newer pygraphd (database version 99" in answer["error"]
+    assert "newer pygraphd" in _problems(home)
+
+
+def test_records_survive_a_kill(home: Home, make_request: Callable[..., RecordRequest]) -> None:
+    for number in range(3):
+        pid = home.start()
+        assert home.ask("POST", "/v1/record", encode(make_request(str(number))))[0] == 200
+        os.kill(pid, signal.SIGKILL)
+        home.processes[-1].wait()
+    home.start()
+    assert _hits(home, make_request("0", "1", "2")) == 3
+    assert home.status()["problems"] == []
+
+
+def test_the_spool_is_taken_in(home: Home, make_request: Callable[..., RecordRequest]) -> None:
+    home.variables["PYGRAPHD_HOUSEKEEPING"] = "0.2"
+    home.locations.spool.mkdir(mode=0o700)
+    (home.locations.spool / "before.json").write_bytes(encode(make_request("a")))
+    home.start()
+    home.wait_until(lambda: _hits(home, make_request("a")) == 1)
+    (home.locations.spool / "bad.json").write_bytes(b"{")
+    (home.locations.spool / "while.json").write_bytes(encode(make_request("b")))
+    home.wait_until(lambda: _hits(home, make_request("b")) == 1)
+    status = home.status()
+    assert (status["spool_waiting"], status["spool_bad"]) == (0, 1)
+    assert "1 unreadable files" in _problems(home)
+
+
+@contextlib.contextmanager
+def _mounted(folder: Path, *options: str) -> Iterator[None]:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    mount = subprocess.run(["mount", *options, str(folder)], capture_output=True, check=False)
+    if mount.returncode:
+        pytest.skip("only root can mount a file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(home: Home, tmp_path: Path) -> Iterator[Path]:
+    """The home's cache on a file system of 8 MiB, the socket elsewhere."""
+    cache = tmp_path / "small"
+    with _mounted(cache, "-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs"):
+        home.variables = {
+            "PYGRAPHD_HOME": "",
+            "XDG_CACHE_HOME": str(cache),
+            "XDG_RUNTIME_DIR": str(home.path),
+        }
+        try:
+            yield cache
+        finally:
+            home.close()
+
+
+@pytest.mark.usefixtures("small_disk")
+def test_a_full_disk(home: Home, make_request: Callable[..., RecordRequest]) -> None:
+    home.start()
+    stored = 0
+    while stored < 1000:
+        status, answer = home.ask(
+            "POST", "/v1/record", encode(make_request(*(f"{stored}.{n}" for n in range(100))))
+        )
+        if status != 200:
+            break
+        stored += 1
+    assert 0 < stored < 1000
+    assert status == 507
+    assert "the disk is full" in answer["error"]
+    assert _hits(home, make_request("0.0", "0.1")) == 2
+    assert "the disk is full" in _problems(home)
+    assert home.status()["entries"] == stored * 100
+    pruned = home.pygraphd("cache", "prune", "--gpu", "H200")
+    assert (pruned.returncode, pruned.stderr) == (0, "")
+    assert f"deleted {stored * 100} entries" in pruned.stdout
+    assert home.status()["problems"] == []
+    assert home.ask("POST", "/v1/record", encode(make_request("again")))[0] == 200
+
+
+def test_a_disk_filled_by_others(
+    home: Home, small_disk: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    home.start()
+    home.ask("POST", "/v1/record", encode(make_request(*map(str, range(300)))))
+    with (small_disk / "other").open("wb", buffering=0) as other, contextlib.suppress(OSError):
+        while True:
+            other.write(bytes(4096))
+    refused = [
+        home.ask("POST", "/v1/record", encode(make_request(*(f"{r}.{n}" for n in range(300)))))[0]
+        for r in range(40)
+    ]
+    assert refused[-1] == 507
+    assert _hits(home, make_request("0")) == 1
+    assert ballast_file(home.locations.database).exists()
+    assert home.pygraphd("cache", "prune", "--gpu", "H200").returncode == 0
+    assert home.status()["entries"] == 0
+
+
+def test_a_read_only_folder(home: Home, tmp_path: Path, make_request: Callable[..., RecordRequest]) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    home.variables = {"PYGRAPHD_HOME": "", "XDG_CACHE_HOME": str(cache), "XDG_RUNTIME_DIR": str(home.path)}
+    home.start()
+    home.ask("POST", "/v1/record", encode(make_request("a")))
+    home.pygraphd("stop")
+    with _mounted(cache, "--bind", str(cache)):
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(cache)], check=True)
+        home.start()
+        try:
+            assert _hits(home, make_request("a")) == 1
+            status, answer = home.ask("POST", "/v1/record", encode(make_request("b")))
+            assert status == 503
+            assert "cannot be written" in answer["error"]
+            assert "cannot be written" in _problems(home)
+            assert "LAUNCH" in home.pygraphd("cache", "inspect").stdout
+        finally:
+            assert home.pygraphd("stop").returncode == 0
+
+
+def test_a_read_only_folder_without_a_database(
+    home: Home, tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    cache = tmp_path / "cache"
+    home.variables = {"PYGRAPHD_HOME": "", "XDG_CACHE_HOME": str(cache), "XDG_RUNTIME_DIR": str(home.path)}
+    with _mounted(cache, "-t", "tmpfs", "-o", "ro,size=1m,mode=700", "tmpfs"):
+        home.start()
+        try:
+            assert _hits(home, make_request("a")) == 0
+            assert home.ask("POST", "/v1/record", encode(make_request("a")))[0] == 503
+            assert "nothing is stored" in _problems(home)
+        finally:
+            assert home.pygraphd("stop").returncode == 0

@@ -1,0 +1,228 @@
+"""Starting, stopping, racing, dying."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd import control
+from pygraphd.schema.messages import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pygraphd.schema.messages import RecordRequest
+    from tests.daemon.conftest import Home
+
+pytestmark = pytest.mark.daemon
+
+
+def test_start_status_stop(home: Home) -> None:
+    assert home.pygraphd("status").returncode == 3
+    started = home.pygraphd("start")
+    assert (started.returncode, started.stderr) == (0, "")
+    status = home.status()
+    assert status["running"] is True
+    assert f"started (pid {status['pid']})" in started.stdout
+    assert home.pygraphd("status").returncode == 0
+    assert home.pygraphd("start").stdout == f"already running (pid {status['pid']})\n"
+    stopped = home.pygraphd("stop")
+    assert (stopped.returncode, stopped.stdout) == (0, f"stopped (pid {status['pid']})\n")
+    assert home.pygraphd("stop").returncode == 3
+    assert not home.locations.socket.exists()
+    assert home.locations.lock.exists()
+    home.wait_until(lambda: _has_ended(status["pid"]))
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a process is gone; one that nobody waited for is as good as gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_restart_is_another_process_with_the_same_cache(
+    home: Home, make_request: Callable[..., RecordRequest]
+) -> None:
+    first = home.start()
+    assert home.ask("POST", "/v1/record", encode(make_request("a")))[0] == 200
+    assert home.pygraphd("restart").returncode == 0
+    status = home.status()
+    assert status["pid"] != first
+    assert status["entries"] == 1
+
+
+def test_files_are_ours_alone(home: Home) -> None:
+    home.start()
+    assert stat.S_IMODE(home.locations.socket.stat().st_mode) == 0o600
+    files = [path for path in home.path.rglob("*") if path.is_file()]
+    assert {"cache.db", "pygraphd.lock", "pygraphd.log", "pygraphd.pid"} <= {path.name for path in files}
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
+def test_the_daemon_holds_nothing_of_its_starter(home: Home) -> None:
+    read, write = os.pipe()
+    try:
+        # As a shell's pipe would: inheritable, and open in the command.
+        os.set_inheritable(write, True)
+        command = [sys.executable, "-m", "pygraphd", "start"]
+        subprocess.run(command, env=home.environ, pass_fds=[write], check=True, capture_output=True)
+        pid = home.status()["pid"]
+        assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+        pipe = Path(f"/proc/self/fd/{read}").readlink()
+        assert pipe not in [fd.readlink() for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        assert os.getsid(pid) == pid
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_no_torch_in_the_daemon(home: Home) -> None:
+    pid = home.start()
+    assert "torch" not in Path(f"/proc/{pid}/maps").read_text().replace(str(home.path), "")
+
+
+def test_of_twenty_exactly_one_lives_and_the_others_are_silent(home: Home) -> None:
+    processes = [home.spawn() for _ in range(20)]
+    home.wait_until(lambda: sum(process.poll() is None for process in processes) == 1, timeout_s=40)
+    (alive,) = [process for process in processes if process.poll() is None]
+    assert home.status()["pid"] == alive.pid
+    for process in processes:
+        if process is not alive:
+            assert process.communicate() == (b"", b"")
+            assert process.returncode == 0
+
+
+def test_killed_and_started_again(home: Home) -> None:
+    pid = home.start()
+    os.kill(pid, signal.SIGKILL)
+    home.processes[0].wait()
+    assert home.locations.socket.exists()
+    assert home.pygraphd("status").returncode == 3
+    assert home.pygraphd("start").returncode == 0
+    assert home.status()["pid"] != pid
+
+
+def test_a_stopped_process_is_named_and_left_alone(home: Home) -> None:
+    pid = home.start()
+    os.kill(pid, signal.SIGSTOP)
+    status = home.pygraphd("status")
+    assert status.returncode == 3
+    assert f"process {pid} holds the lock but does not answer; end it with: kill -9 {pid}" in status.stdout
+    assert home.status()["running"] is False
+    stop = home.pygraphd("stop")
+    assert stop.returncode == 1
+    assert f"kill -9 {pid}" in stop.stderr
+    os.kill(pid, signal.SIGCONT)
+    home.wait_until(lambda: control.ping(home.locations.socket) is not None)
+    assert home.status()["pid"] == pid
+
+
+def test_a_start_beside_a_hung_daemon_fails_and_says_why(home: Home) -> None:
+    pid = home.start()
+    os.kill(pid, signal.SIGSTOP)
+    code = "from pygraphd import daemon; daemon.PATIENCE_S = 1.0; from pygraphd.cli import main; main(['start', '--foreground'])"
+    second = subprocess.run(
+        [sys.executable, "-c", code], env=home.environ, capture_output=True, text=True, check=False
+    )
+    assert second.returncode == 1
+    assert f"process {pid} holds the lock but does not answer" in second.stderr
+
+
+def test_a_live_socket_is_never_taken(home: Home) -> None:
+    pid = home.start()
+    inode = home.locations.socket.stat().st_ino
+    home.locations.lock.unlink()
+    second = home.spawn()
+    assert second.wait(timeout=20) == 0
+    assert home.locations.socket.stat().st_ino == inode
+    running = control.ping(home.locations.socket)
+    assert running is not None
+    assert running.pid == pid
+
+
+def test_what_is_no_socket_is_not_removed(home: Home) -> None:
+    home.locations.socket.write_text("precious")
+    process = home.spawn()
+    assert process.wait(timeout=20) == 1
+    assert b"is in the way and no socket" in process.communicate()[1]
+    assert home.locations.socket.read_text() == "precious"
+    started = home.pygraphd("start")
+    assert started.returncode == 1
+    assert "is in the way and no socket" in started.stderr
+
+
+def test_a_socket_that_is_not_ours_is_not_removed_at_the_end(home: Home) -> None:
+    pid = home.start()
+    home.locations.socket.unlink()
+    home.locations.socket.write_text("somebody else's")
+    os.kill(pid, signal.SIGTERM)
+    home.processes[0].wait(timeout=15)
+    assert home.locations.socket.read_text() == "somebody else's"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(home: Home, number: signal.Signals) -> None:
+    pid = home.start()
+    os.kill(pid, number)
+    assert home.processes[0].wait(timeout=15) == 0
+    assert not home.locations.socket.exists()
+    assert not home.locations.database.with_name("cache.db-wal").exists()
+
+
+def test_an_idle_connection_does_not_delay_the_end(home: Home) -> None:
+    pid = home.start()
+    with control.connect(home.locations.socket, 5.0) as silent:
+        silent.sendall(b"GET /v1/ping HTTP/1.1\r\n")
+        begun = time.monotonic()
+        os.kill(pid, signal.SIGTERM)
+        home.processes[0].wait(timeout=15)
+        assert time.monotonic() - begun < 9
+
+
+def test_it_ends_when_nobody_uses_it(home: Home) -> None:
+    home.variables["PYGRAPHD_IDLE_EXIT"] = "1"
+    home.start()
+    begun = time.monotonic()
+    # Being asked how it does is no use.
+    while home.processes[0].poll() is None and time.monotonic() - begun < 10:
+        control.ping(home.locations.socket)
+        time.sleep(0.1)
+    assert home.processes[0].returncode == 0
+    assert not home.locations.socket.exists()
+
+
+def test_a_long_path(home: Home) -> None:
+    home.path = home.path / ("x" * 120)
+    assert home.pygraphd("start").returncode == 0
+    assert str(home.locations.socket).startswith("/tmp/pygraphd-")
+    assert home.status()["running"] is True
+    assert home.pygraphd("stop").returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare (util-linux)")
+def test_a_user_without_a_passwd_entry(home: Home) -> None:
+    unshare = ["unshare", "--user", "--map-user=54321"]
+    if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    home.variables = {"HOME": "/nonexistent"}
+    home.spawn(*unshare)
+    home.wait_until(lambda: home.locations.socket.exists())
+    inside = subprocess.run(
+        [*unshare, sys.executable, "-m", "pygraphd", "status"],
+        env=home.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "running, pid" in inside.stdout

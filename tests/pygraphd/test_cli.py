@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd import __version__
+from pygraphd.cli import main
+from pygraphd.schema.locations import Locations, locate
+from pygraphd.schema.version import VERSION
+from pygraphd.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pygraphd.schema.messages import RecordRequest
+
+
+@pytest.fixture
+def locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Locations:
+    monkeypatch.setenv("PYGRAPHD_HOME", str(tmp_path))
+    return locate()
+
+
+@pytest.fixture
+def filled(locations: Locations, make_request: Callable[..., RecordRequest]) -> Locations:
+    with Store(locations.database) as store:
+        store.record(make_request("a", "b"), uid=0)
+        store.record(make_request("c", gpu="NVIDIA A100"), uid=0)
+    return locations
+
+
+def _pygraphd(*words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert isinstance(caught.value.code, int)
+    return int(caught.value.code)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd("--version") == 0
+    assert capsys.readouterr().out == f"pygraphd {VERSION}\n"
+    assert __version__ == VERSION
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--nonsense",),
+        ("nonsense",),
+        ("cache", "nonsense"),
+        ("cache", "show"),
+        ("status", "--xml"),
+        ("start", "now"),
+    ],
+)
+def test_what_is_not_understood_is_a_usage_error(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _pygraphd(*words) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [(), ("cache",)])
+def test_no_command_prints_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd(*words) == 2
+    captured = capsys.readouterr()
+    assert "Usage: pygraphd" in captured.out + captured.err
+
+
+@pytest.mark.parametrize("words", [("start",), ("cache",), ("cache", "prune"), ("run",), ("status",)])
+def test_each_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd(*words, "--help") == 0
+    assert "Usage: pygraphd" in capsys.readouterr().out
+
+
+def test_not_running_is_code_3(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd("status", "--json") == 3
+    status = json.loads(capsys.readouterr().out)
+    expected: dict[str, object] = {
+        "schema": 1,
+        "running": False,
+        "version": None,
+        "pid": None,
+        "entries": 0,
+        "uptime_s": None,
+        "problems": [],
+    }
+    assert expected.items() <= status.items()
+    assert (status["socket"], status["database"]) == (str(locations.socket), str(locations.database))
+    assert _pygraphd("stop") == 3
+    assert capsys.readouterr().err == "pygraphd: pygraphd is not running\n"
+
+
+def test_inspect(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd("cache", "inspect") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert _pygraphd("cache", "inspect", "--json", "--gpu", "a100") == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert [entry["gpu"] for entry in listing["entries"]] == ["NVIDIA A100"]
+    assert listing["schema"] == 1
+
+
+def test_inspect_of_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd("cache", "inspect") == 0
+    assert "does not exist yet" in capsys.readouterr().out
+    assert _pygraphd("cache", "inspect", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "entries": []}
+    assert not locations.database.exists()
+
+
+def test_show(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    _pygraphd("cache", "inspect", "--json")
+    entry = json.loads(capsys.readouterr().out)["entries"][0]
+    assert _pygraphd("cache", "show", entry["id"][:10], "--json") == 0
+    assert json.loads(capsys.readouterr().out)["graph"] == entry["graph"]
+    assert _pygraphd("cache", "show", entry["graph"][:10]) == 0
+    assert entry["id"] in capsys.readouterr().out
+    assert _pygraphd("cache", "show", "zzz") == 2
+    assert "no entry has an id or graph" in capsys.readouterr().err
+
+
+def test_prune_without_a_filter_is_refused(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd("cache", "prune") == 2
+    assert "give --older-than 30d, --gpu NAME, or both" in capsys.readouterr().err
+    assert _pygraphd("cache", "prune", "--older-than", "soon") == 2
+    assert "--older-than: 'soon' is no length of time" in capsys.readouterr().err
+
+
+def test_prune_without_a_daemon(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd("cache", "prune", "--gpu", "H200", "--dry-run", "--json") == 0
+    dry = json.loads(capsys.readouterr().out)
+    assert dry == {"schema": 1, "entries": 2, "measurements": 4, "freed_bytes": 0, "dry_run": True}
+    assert _pygraphd("cache", "prune", "--gpu", "H200") == 0
+    assert "deleted 2 entries and 4 measurements" in capsys.readouterr().out
+    _pygraphd("cache", "inspect", "--json")
+    assert len(json.loads(capsys.readouterr().out)["entries"]) == 1
+
+
+def test_prune_of_nothing_makes_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd("cache", "prune", "--gpu", "H200") == 1
+    assert "there is no cache yet" in capsys.readouterr().err
+    assert not locations.database.exists()
+
+
+def test_a_bad_configuration_is_a_usage_error(
+    locations: Locations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (locations.runtime / "config.toml").write_text("idle_exit = 'x'")
+    assert _pygraphd("start") == 2
+    assert "config.toml: idle_exit: 'x' is no length of time" in capsys.readouterr().err
+    assert _pygraphd("start", "--idle-exit", "never") == 2
+    assert "--idle-exit: 'never'" in capsys.readouterr().err
+
+
+def test_a_folder_open_to_others_is_refused(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    locations.runtime.chmod(0o777)
+    assert _pygraphd("start") == 1
+    assert "others can write to it" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pygraphd.config import Setting, config_file, load_config
+from pygraphd.errors import Exit, UsageError
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"PYGRAPHD_HOME": str(tmp_path)}
+
+
+def test_defaults(environ: dict[str, str]) -> None:
+    assert load_config(environ, {}).idle_exit == Setting(1800.0, "default")
+
+
+def test_each_source_beats_the_next(environ: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('idle_exit = "5m"\nhousekeeping = 7\n')
+    assert load_config(environ, {}).idle_exit == Setting(300.0, f"{file}: idle_exit")
+    environ["PYGRAPHD_IDLE_EXIT"] = "10"
+    assert load_config(environ, {}).idle_exit == Setting(10.0, "PYGRAPHD_IDLE_EXIT")
+    config = load_config(environ, {"idle_exit": "0"})
+    assert config.idle_exit == Setting(0.0, "--idle-exit")
+    assert config.housekeeping == Setting(7.0, f"{file}: housekeeping")
+
+
+def test_a_flag_that_was_not_given_hides_nothing(environ: dict[str, str]) -> None:
+    environ["PYGRAPHD_IDLE_EXIT"] = "10"
+    assert load_config(environ, {"idle_exit": None}).idle_exit.value == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("idle_exit = ", "not TOML"),
+        ("idle_exti = 5", "unknown setting 'idle_exti', known are idle_exit, housekeeping"),
+        ("idle_exit = true", "idle_exit: expected a length of time, got bool"),
+        ("idle_exit = -1", "'-1' is no length of time"),
+        ('idle_exit = "soon"', "'soon' is no length of time"),
+        ("idle_exit = nan", "'nan' is no length of time"),
+        ("housekeeping = 0", "at least 0.1 seconds"),
+        ("idle_exit = '\udcff'", "not TOML"),
+    ],
+)
+def test_a_bad_file_is_named(environ: dict[str, str], tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UsageError, match=message) as caught:
+        load_config(environ, {})
+    assert str(tmp_path / "config.toml") in str(caught.value)
+    assert caught.value.exit_code == Exit.USAGE
+
+
+def test_a_bad_variable_is_named(environ: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="PYGRAPHD_IDLE_EXIT: 'x' is no length of time"):
+        load_config(environ | {"PYGRAPHD_IDLE_EXIT": "x"}, {})
+
+
+def test_where_the_file_is_looked_for() -> None:
+    assert config_file({"XDG_CONFIG_HOME": "/c", "HOME": "/h"}) == Path("/c/pygraphd/config.toml")
+    assert config_file({"XDG_CONFIG_HOME": "relative", "HOME": "/h"}) == Path(
+        "/h/.config/pygraphd/config.toml"
+    )
+    assert config_file({}) is None
+    assert load_config({}, {}).idle_exit.origin == "default"

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_TELL = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('PYGRAPH'), os.getpid()]))"
+
+
+def _run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pygraphd", "run", *words]
+    environ = {name: value for name, value in os.environ.items() if name != "PYGRAPH"}
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("separator", [[], ["--"]])
+def test_everything_reaches_the_script(tmp_path: Path, separator: list[str]) -> None:
+    (tmp_path / "tell.py").write_text(_TELL)
+    words = ["--help", "--json", "-m", "x", "--", "run", "", "a b"]
+    answer = _run(*separator, "tell.py", *words, cwd=tmp_path)
+    assert answer.stderr == ""
+    assert json.loads(answer.stdout)[:2] == [words, "1"]
+
+
+def test_pythons_own_options_are_pythons(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(_TELL)
+    assert json.loads(_run("-m", "module", "--x", cwd=tmp_path).stdout)[0] == ["--x"]
+    assert json.loads(_run("-c", _TELL, "y", cwd=tmp_path).stdout)[0] == ["y"]
+
+
+def test_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
+    assert _run("-c", "raise SystemExit(42)", cwd=tmp_path).returncode == 42
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [([], "which script"), (["--"], "which script"), (["none.py"], "none.py: no such file")],
+)
+def test_a_missing_script_is_a_usage_error(tmp_path: Path, words: list[str], message: str) -> None:
+    answer = _run(*words, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert message in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_nothing_heavy_is_imported_on_the_way(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom pygraphd.cli import main\ntry:\n    main(['run'])\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('typer', 'rich', 'sqlalchemy', 'aiohttp', 'torch') if name in sys.modules])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert answer.stdout == "[]\n"

@@ -1,0 +1,130 @@
+"""Messages survive the wire, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pygraphd.schema import messages
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import (
+    Decision,
+    Deployment,
+    Entry,
+    Graph,
+    Kind,
+    LookupAnswer,
+    LookupRequest,
+    Measurement,
+    Origin,
+    Ping,
+    Record,
+    RecordAnswer,
+    RecordRequest,
+)
+
+DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
+TEXTS = st.text(st.characters(categories=["L", "N", "P"]), max_size=40)
+COUNTS = st.integers(0, 1000)
+TIMES = st.floats(0, messages.MAX_MICROSECONDS)
+DECISIONS = st.builds(Decision, st.sampled_from(Deployment), TEXTS, COUNTS, st.booleans(), COUNTS)
+MEASUREMENTS = st.builds(
+    Measurement, st.sampled_from(Deployment), st.integers(1, 99), TIMES, TIMES, TIMES, TIMES, st.floats(0, 1)
+)
+GRAPHS = st.builds(Graph, DIGESTS, st.sampled_from(Kind), st.integers(0, 3), st.integers(4, 9), COUNTS)
+ENVIRONMENTS = st.builds(Environment, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS)
+RECORDS = st.builds(Record, GRAPHS, DECISIONS, st.lists(MEASUREMENTS, max_size=3).map(tuple))
+MESSAGES = st.one_of(
+    st.builds(Ping, TEXTS, TEXTS, st.integers(1, 9), COUNTS, st.lists(TEXTS, max_size=3).map(tuple)),
+    st.builds(LookupRequest, DIGESTS, st.lists(DIGESTS, max_size=3).map(tuple)),
+    st.builds(
+        LookupAnswer, DIGESTS, TEXTS, st.lists(st.builds(Entry, DIGESTS, DECISIONS), max_size=3).map(tuple)
+    ),
+    st.builds(
+        RecordRequest, ENVIRONMENTS, st.builds(Origin, TEXTS, TEXTS), st.lists(RECORDS, max_size=3).map(tuple)
+    ),
+    st.builds(RecordAnswer, DIGESTS, TEXTS, COUNTS),
+)
+
+
+@given(MESSAGES)
+def test_a_message_survives_the_wire(message: messages.Message) -> None:
+    assert messages.decode(type(message), messages.encode(message)) == message
+
+
+@given(
+    st.binary(max_size=200), st.sampled_from([Ping, LookupRequest, LookupAnswer, RecordRequest, RecordAnswer])
+)
+def test_random_bytes_are_refused_by_one_error(data: bytes, kind: type) -> None:
+    with pytest.raises(InvalidMessageError):
+        messages.decode(kind, data)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@given(MESSAGES, st.data())
+def test_a_message_with_one_field_replaced_is_valid_or_refused(
+    message: messages.Message, data: st.DataObject
+) -> None:
+    value = json.loads(messages.encode(message))
+    value[data.draw(st.sampled_from(sorted(value)))] = data.draw(JSON)
+
+    try:
+        decoded = messages.decode(type(message), json.dumps(value).encode())
+    except InvalidMessageError:
+        return
+    assert messages.decode(type(message), messages.encode(decoded)) == decoded
+
+
+def lookup(**changes: object) -> bytes:
+    return json.dumps({"environment": "a" * 64, "graphs": ["b" * 64], **changes}).encode()
+
+
+def test_an_unknown_field_is_ignored() -> None:
+    assert messages.decode(LookupRequest, lookup(novelty=1)) == messages.decode(LookupRequest, lookup())
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (lookup(graphs=["b" * 63]), "64 hex digits"),
+        (lookup(graphs=["B" * 64]), "64 hex digits"),
+        (lookup(graphs=None), "graphs: expected a list"),
+        (lookup(graphs=["b" * 64] * 1025), "1025 items"),
+        (b"{}", "environment is missing"),
+        (b"[]", "expected an object"),
+        (b"{" * 100_000, "not JSON"),
+        (b" " * (messages.MAX_BODY_BYTES + 1), "bytes, at most"),
+    ],
+    ids=range(8),
+)
+def test_a_bad_lookup_says_what_is_wrong(data: bytes, text: str) -> None:
+    with pytest.raises(InvalidMessageError, match=text):
+        messages.decode(LookupRequest, data)
+
+
+@pytest.mark.parametrize(
+    "bad", [float("nan"), float("inf"), -1.0, messages.MAX_MICROSECONDS * 2, "1", None, True]
+)
+def test_a_time_is_finite_and_in_range(bad: object) -> None:
+    with pytest.raises(InvalidMessageError, match="median_us"):
+        Measurement(Deployment.LAUNCH, 1, bad, 0.0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+
+
+def test_a_partition_lies_within_its_graph() -> None:
+    with pytest.raises(InvalidMessageError, match="partition"):
+        Graph("a" * 64, Kind.FORWARD, 2, 2, 0)
+
+
+def test_a_lookup_of_20_graphs_is_small() -> None:
+    request = LookupRequest("a" * 64, ("b" * 64,) * 20)
+
+    assert len(messages.encode(request)) < 1500

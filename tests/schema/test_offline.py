@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.cache import Reader
+from pygraphd.schema import offline
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import (
+    Decision,
+    Deployment,
+    Entry,
+    Graph,
+    Kind,
+    LookupRequest,
+    Origin,
+    Record,
+    RecordRequest,
+)
+from pygraphd.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
+_DIGESTS = [hashlib.sha256(bytes([n])).hexdigest() for n in range(4)]
+_DECISIONS = [
+    Decision(Deployment.LAUNCH, "no CUDA device", policy=1),
+    Decision(Deployment.TREES, "18 % faster [x]", policy=2, final=False, calls=7),
+    Decision(Deployment.RELOCATE, "größer", policy=3, calls=2**53),
+]
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    records = [
+        Record(Graph(digest, Kind.INFERENCE, 0, 1, 3), decision)
+        for digest, decision in zip(_DIGESTS, _DECISIONS, strict=False)
+    ]
+    with Store(tmp_path / "cache.db") as store:
+        store.record(RecordRequest(_HERE, Origin("here", "0.1.0"), tuple(records)), uid=1000)
+    return tmp_path / "cache.db"
+
+
+def test_reads_what_the_store_wrote(filled: Path) -> None:
+    entries = offline.read_entries(filled, LookupRequest(_HERE.digest(), tuple(_DIGESTS)))
+    assert set(entries) == {
+        Entry(digest, decision) for digest, decision in zip(_DIGESTS, _DECISIONS, strict=False)
+    }
+
+
+def test_agrees_with_the_daemons_lookup(filled: Path) -> None:
+    request = LookupRequest(_HERE.digest(), tuple(_DIGESTS[1:]))
+    reader = Reader(filled)
+    assert set(offline.read_entries(filled, request)) == set(reader.lookup(request))
+    reader.close()
+
+
+def test_another_environment_has_no_entries(filled: Path) -> None:
+    assert offline.read_entries(filled, LookupRequest("0" * 64, tuple(_DIGESTS))) == ()
+
+
+def test_another_version_is_refused(filled: Path) -> None:
+    connection = sqlite3.connect(filled)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(sqlite3.DatabaseError, match="database version 99, this program reads 1"):
+        offline.read_entries(filled, LookupRequest(_HERE.digest(), ()))
+
+
+def test_a_missing_file_is_an_error_and_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(sqlite3.OperationalError):
+        offline.read_entries(tmp_path / "none.db", LookupRequest(_HERE.digest(), ()))
+    assert not list(tmp_path.iterdir())
+
+
+def test_reads_while_the_writer_has_the_file_open(tmp_path: Path) -> None:
+    request = RecordRequest(
+        _HERE, Origin("h", "1"), (Record(Graph(_DIGESTS[0], Kind.FORWARD, 0, 1, 1), _DECISIONS[0]),)
+    )
+    with Store(tmp_path / "cache.db") as store:
+        store.record(request, uid=0)
+        found = offline.read_entries(tmp_path / "cache.db", LookupRequest(_HERE.digest(), (_DIGESTS[0],)))
+    assert found == (Entry(_DIGESTS[0], _DECISIONS[0]),)
