@@ -1,0 +1,277 @@
+"""The only file that names private torch. Supports 2.11 to 2.15; a contract test pins what is used of each.
+
+`missing()` is asked once before anything is installed: a torch that lacks a name leaves the hook off, with a reason.
+Importing this module imports Inductor, so it is imported only when Inductor is there already.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+COMPILE_FX = "torch._inductor.compile_fx"
+"""The module whose import means that something is about to be compiled."""
+
+REQUIRED = (
+    (COMPILE_FX, "cudagraphify"),
+    ("torch._inductor.output_code", "CompiledFxGraph.post_compile"),
+    ("torch._inductor.output_code", "maybe_realign_inputs"),
+    ("torch._inductor.utils", "BoxedBool"),
+    ("torch._inductor.cudagraph_trees", "get_manager"),
+    ("torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.set_to_running_backward"),
+    ("torch._inductor.config", "save_config_portable"),
+    ("torch._inductor.config", "triton.cudagraphs"),
+    ("torch._inductor.config", "graph_partition"),
+    ("torch", "_TorchCompileInductorWrapper"),
+)
+REQUIRED_FIELDS = (
+    "current_callable",
+    "compiled_fn_runner",
+    "inductor_post_grad_graph_str",
+    "device_types",
+    "device_idxs",
+    "mutated_input_idxs",
+    "disabled_cudagraphs_reason",
+    "cudagraph_info",
+    "partition_maps",
+    "fx_kwargs",
+    "inputs_to_check",
+)
+"""Fields of `CompiledFxGraph` that are read or set here."""
+
+Runnable = Callable[[list[Any]], Any]
+Cudagraphify = Callable[..., Runnable]
+
+
+@functools.cache
+def missing() -> str | None:
+    """Return what this torch lacks, or None if all that is needed is there."""
+    names = [f"{module}.{name}" for module, name in REQUIRED if not _has(module, name)]
+    output_code = importlib.import_module("torch._inductor.output_code")
+    fields = getattr(output_code.CompiledFxGraph, "__dataclass_fields__", {})
+    names += [f"CompiledFxGraph.{field}" for field in REQUIRED_FIELDS if field not in fields]
+    return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
+
+
+def _has(module: str, name: str) -> bool:
+    try:
+        functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+# --- installing -------------------------------------------------------------------------------------------------
+
+PostCompile = Callable[..., None]
+AroundPostCompile = Callable[[Callable[[], None], Any, Mapping[str, Any]], None]
+AroundCudagraphify = Callable[[Cudagraphify, Runnable, Mapping[str, Any]], Runnable]
+
+
+def install(
+    around_post_compile: AroundPostCompile, around_cudagraphify: AroundCudagraphify
+) -> Callable[[], None]:
+    """Put the two functions around Inductor's own; return a function that takes them out again.
+
+    `around_post_compile(original, compiled, graph_kwargs)` runs on cold compiles and on cache hits alike.
+    `around_cudagraphify(original, runnable, kwargs)` is called within it, once for each partition that can be captured.
+    """
+    output_code: Any = importlib.import_module("torch._inductor.output_code")
+    compile_fx: Any = importlib.import_module(COMPILE_FX)
+    post_compile = output_code.CompiledFxGraph.post_compile
+    cudagraphify = compile_fx.cudagraphify
+
+    @functools.wraps(post_compile)
+    def hooked_post_compile(self: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        original = functools.partial(post_compile, self, example_inputs, constants, graph_kwargs)
+        around_post_compile(original, self, graph_kwargs)
+
+    @functools.wraps(cudagraphify)
+    def hooked_cudagraphify(
+        model: Runnable, static_input_idxs: Sequence[int] = (), **kwargs: Any
+    ) -> Runnable:
+        return around_cudagraphify(cudagraphify, model, {"static_input_idxs": static_input_idxs, **kwargs})
+
+    def uninstall() -> None:
+        # Somebody may have put a patch of their own over ours since: then ours stays, and passes everything on.
+        if output_code.CompiledFxGraph.post_compile is hooked_post_compile:
+            output_code.CompiledFxGraph.post_compile = post_compile
+        if compile_fx.cudagraphify is hooked_cudagraphify:
+            compile_fx.cudagraphify = cudagraphify
+
+    output_code.CompiledFxGraph.post_compile = hooked_post_compile
+    compile_fx.cudagraphify = hooked_cudagraphify
+    return uninstall
+
+
+# --- what a compiled graph is -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFacts:
+    """What is read of a `CompiledFxGraph` and its `graph_kwargs` before Inductor's `post_compile` runs.
+
+    `refusal` says why Inductor will not capture it; None means that it will call `cudagraphify` `partitions` times.
+    """
+
+    text: str
+    is_backward: bool
+    is_inference: bool
+    cudagraphs_asked: bool
+    refusal: str | None
+    partitions: int
+    on_cuda: bool
+    device_index: int | None
+    static_inputs: tuple[int, ...]
+    mutated_inputs: tuple[int, ...]
+
+
+def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
+    """Read the facts of a compiled graph."""
+    refusal = _refusal(compiled, graph_kwargs)
+    on_cuda = "cuda" in compiled.device_types
+    return CompiledFacts(
+        text=compiled.inductor_post_grad_graph_str,
+        is_backward=bool(graph_kwargs["is_backward"]),
+        is_inference=bool(compiled.fx_kwargs.get("is_inference")),
+        cudagraphs_asked=cudagraphs_asked(),
+        refusal=refusal,
+        partitions=1 if refusal else _partitions(compiled),
+        on_cuda=on_cuda,
+        device_index=min(compiled.device_idxs) if on_cuda and compiled.device_idxs else None,
+        static_inputs=tuple(compiled.fx_kwargs.get("static_input_idxs") or ()),
+        mutated_inputs=tuple(compiled.mutated_input_idxs),
+    )
+
+
+def cudagraphs_asked() -> bool:
+    """Whether the mode that is being compiled has the semantics of PyTorch's CUDA Graphs."""
+    return bool(_inductor_config().triton.cudagraphs)
+
+
+def _refusal(compiled: Any, graph_kwargs: Mapping[str, Any]) -> str | None:
+    if compiled.disabled_cudagraphs_reason:
+        return str(compiled.disabled_cudagraphs_reason)
+    if not graph_kwargs["cudagraphs"]:
+        return "not asked for, or refused for its forward"
+    info = compiled.cudagraph_info
+    if info is None:
+        return "compiled without CUDA Graphs"
+    if info.cudagraph_fail_reasons:
+        return ", ".join(info.cudagraph_fail_reasons)
+    if _inductor_config().graph_partition and not compiled.partition_maps:
+        return "no part of it can be captured"
+    return None
+
+
+def _partitions(compiled: Any) -> int:
+    return len(compiled.partition_maps) if _inductor_config().graph_partition else 1
+
+
+def _inductor_config() -> Any:
+    return importlib.import_module("torch._inductor.config")
+
+
+# Options that name places, tools, timeouts or debugging aids: they differ between hosts and change no kernel that runs.
+_NO_KERNEL_OPTION = (
+    "aot_inductor", "autoheuristic_log_path", "compile_worker", "cpp.cxx", "cuda.cuda_cxx", "debug", "disable_progress",
+    "file_lock_timeout", "global_cache_dir", "halide", "is_nightly", "log_", "max_autotune_subproc", "precompilation_timeout",
+    "profile_bandwidth", "quiesce_async", "rocm.ck_dir", "rocm.rocm_home", "save_args", "search_autotune_cache", "test_configs",
+    "torchinductor_worker", "triton.proton", "triton.store_cubin", "verbose_progress", "worker_", "xpu.oneapi_root",
+)  # fmt: skip
+
+
+def kernel_options() -> tuple[tuple[str, str], ...]:
+    """Return the settings in force that change which kernels run, as sorted (name, value) pairs."""
+    portable = _inductor_config().save_config_portable()
+    options = {
+        name: _value(value) for name, value in portable.items() if not name.startswith(_NO_KERNEL_OPTION)
+    }
+    options.update(
+        {
+            "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "torch.deterministic": str(torch.are_deterministic_algorithms_enabled()),
+            "torch.cudnn.allow_tf32": str(torch.backends.cudnn.allow_tf32),
+            "torch.cudnn.benchmark": str(torch.backends.cudnn.benchmark),
+            "torch.cudnn.deterministic": str(torch.backends.cudnn.deterministic),
+        }
+    )
+    return tuple(sorted(options.items()))
+
+
+def _value(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=_name)
+
+
+def _name(value: object) -> str:
+    # Never a repr: it may hold an address, and the key would differ in every process.
+    kind = value if callable(value) else type(value)
+    return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', type(kind).__qualname__)}"
+
+
+# --- what has to be done around Inductor's own handling ---------------------------------------------------------
+
+
+def realign(compiled: Any) -> None:
+    """Have `compiled` copy misaligned inputs, as Inductor does for graphs that it does not capture."""
+    output_code = importlib.import_module("torch._inductor.output_code")
+    utils = importlib.import_module("torch._inductor.utils")
+    output_code.maybe_realign_inputs(
+        utils.BoxedBool(False), compiled, compiled.inputs_to_check, compiled.mutated_input_idxs
+    )
+
+
+def replace_callable(compiled: Any, old: object, new: Runnable) -> bool:
+    """Put `new` where `compiled` holds `old`: as one of its partitions, or as its callable. Return whether it was there."""
+    if compiled.current_callable is old:
+        compiled.current_callable = new
+        return True
+    partitions = getattr(compiled.compiled_fn_runner, "partitions", None) or []
+    for index, partition in enumerate(partitions):
+        if partition is old:
+            partitions[index] = new
+            return True
+    return False
+
+
+def note_backward(device_index: int) -> None:
+    """Tell the CUDA Graph trees that a backward runs, which they do not see (see Backward Generation Handling there)."""
+    manager = _get_manager()(device_index, create_if_none_exists=False)
+    if manager is not None:
+        manager.set_to_running_backward()
+
+
+@functools.cache
+def _get_manager() -> Callable[..., Any]:
+    get_manager: Callable[..., Any] = importlib.import_module("torch._inductor.cudagraph_trees").get_manager
+    return get_manager
+
+
+def ensure_tree_manager(graph_kwargs: Mapping[str, Any]) -> None:
+    """Make the trees' manager exist before Inductor asserts that it does.
+
+    For a backward that it will not capture, Inductor takes it for granted that the forward has run in a tree. With our hook
+    the forward may have been launched.
+    """
+    box = graph_kwargs.get("boxed_forward_device_index")
+    if (
+        graph_kwargs["cudagraphs"]
+        and graph_kwargs["is_backward"]
+        and box is not None
+        and box.value is not None
+    ):
+        _get_manager()(box.value)
+
+
+def compile_with_inductor(
+    graph: Any, example_inputs: Any, mode: str | None, options: Mapping[str, Any] | None
+) -> Any:
+    """Compile an FX graph as `torch.compile(backend="inductor")` would; raises RuntimeError for bad mode or options."""
+    wrapper = torch._TorchCompileInductorWrapper(mode, dict(options or {}), None)
+    return wrapper(graph, example_inputs)

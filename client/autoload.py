@@ -1,0 +1,23 @@
+"""What `import torch` calls in every process where PyGraph is installed (entry-point group `torch.backends`).
+
+With `PYGRAPH` unset it returns at once. It may never raise: PyTorch would turn that into a failed `import torch`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_OFF = frozenset({"", "0", "off", "false", "no"})
+
+
+def autoload() -> None:
+    """Install the hook if `PYGRAPH` asks for it; otherwise do nothing."""
+    if os.environ.get("PYGRAPH", "").lower() in _OFF:
+        return
+    try:
+        from pygraphd.client import hook
+
+        hook.enable()
+    except Exception as error:  # noqa: BLE001 - see the module's text
+        sys.stderr.write(f"pygraph: not enabled: {type(error).__name__}: {error}\n")

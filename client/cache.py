@@ -1,0 +1,103 @@
+"""The answers of earlier runs, from wherever they can be had: the daemon, else its file; and a way to add to them.
+
+Nothing here raises and nothing takes long. What went wrong is counted in the report. After two failures that cost
+time the daemon is not asked again by this process.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from pygraphd.client import spool
+from pygraphd.client.transport import Transport, TransportError
+from pygraphd.schema import messages, offline
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.messages import Entry, LookupAnswer, LookupRequest, Record, RecordAnswer, RecordRequest
+from pygraphd.schema.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.client.report import Report
+    from pygraphd.schema.keys import Environment
+    from pygraphd.schema.locations import Locations
+
+MAX_FAILURES = 2
+_Answer = TypeVar("_Answer", LookupAnswer, RecordAnswer)
+
+
+class Cache:
+    """One process's view of the shared cache."""
+
+    def __init__(self, locations: Locations, host: str, report: Report) -> None:
+        self._locations = locations
+        self._transport = Transport(locations.socket)
+        self._origin = messages.Origin(host, VERSION)
+        self._report = report
+        self._failures = 0
+
+    def lookup(self, environment: Environment, graphs: Sequence[str]) -> dict[str, Entry]:
+        """Return the entries that are known, by graph digest."""
+        began = time.perf_counter()
+        request = LookupRequest(environment.digest(), tuple(graphs))
+        entries = self._ask(request)
+        if entries is None:
+            entries = self._read_file(request)
+        self._report.lookup_ms += (time.perf_counter() - began) * 1e3
+        return {entry.graph: entry for entry in entries if entry.graph in request.graphs}
+
+    def record(self, environment: Environment, records: Sequence[Record]) -> None:
+        """Add records: to the daemon, else to the spool folder."""
+        request = RecordRequest(environment, self._origin, tuple(records))
+        body = messages.encode(request)
+        answer = self._exchange("/v1/record", body, RecordAnswer)
+        if answer is not None and answer.environment == environment.digest():
+            self._report.count(recorded=answer.stored)
+        else:
+            self._spool(body, len(records))
+
+    def _ask(self, request: LookupRequest) -> tuple[Entry, ...] | None:
+        answer = self._exchange("/v1/lookup", messages.encode(request), LookupAnswer)
+        if answer is None:
+            return None
+        if answer.environment != request.environment:
+            self._fail("daemon: answered for another environment")
+            return None
+        return answer.entries
+
+    def _exchange(self, target: str, body: bytes, kind: type[_Answer]) -> _Answer | None:
+        if self._failures >= MAX_FAILURES:
+            return None
+        try:
+            answer = messages.decode(kind, self._transport.request("POST", target, body))
+        except TransportError as error:
+            self._fail(f"daemon: {error}", free=error.absent)
+        except InvalidMessageError:
+            self._fail("daemon: answer not understood")
+        else:
+            self._report.daemon_version = answer.version
+            return answer
+        return None
+
+    def _fail(self, reason: str, *, free: bool = False) -> None:
+        self._failures += not free
+        self._report.fail(reason)
+
+    def _read_file(self, request: LookupRequest) -> tuple[Entry, ...]:
+        if not self._locations.database.exists():
+            return ()
+        try:
+            return offline.read_entries(self._locations.database, request)
+        except (OSError, sqlite3.Error, ValueError) as error:
+            self._report.fail(f"database: {type(error).__name__}: {error}")
+            return ()
+
+    def _spool(self, body: bytes, records: int) -> None:
+        try:
+            spool.leave(self._locations.spool, body)
+        except OSError as error:
+            self._report.fail(f"spool: {error.strerror or error}")
+        else:
+            self._report.count(spooled=records)

@@ -1,0 +1,200 @@
+"""The doors: `enable()` and `disable()`, and the backend "pygraph". Installs into Inductor and does little else.
+
+Whatever goes wrong in here is counted and left to PyTorch; nothing of ours may reach the user's stack. The state of a
+process is one `Session`, made when the hook is first enabled.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.client import report
+from pygraphd.client.on_import import when_imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from pygraphd.client._torch import Cudagraphify, Runnable
+    from pygraphd.client.session import Plan, Session
+
+_COMPILE_FX = "torch._inductor.compile_fx"
+
+
+class Hook:
+    """The hook of one process: off, on for all that is compiled, or on for what backend "pygraph" compiles."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.everything = False
+        self._uninstall: Callable[[], None] | None = None
+        self._forget_import: Callable[[], None] | None = None
+        self._local = threading.local()
+        self._boxes: dict[int, Any] = {}
+
+    # --- on and off ---
+
+    def enable(self, *, everything: bool = True) -> None:
+        """Install the hook, now if Inductor is imported, else as soon as it is."""
+        self.everything |= everything
+        if self._forget_import is None:
+            report.claim_summary()
+            self._forget_import = when_imported(_COMPILE_FX, self._install)
+
+    def disable(self) -> None:
+        """Take the hook out and end the session, recording what it knows."""
+        if self._forget_import is not None:
+            self._forget_import()
+        if self._uninstall is not None:
+            self._uninstall()
+        self.close()
+        self.session = None
+        self.everything = False
+        self._uninstall = None
+        self._forget_import = None
+        self._boxes.clear()
+
+    def close(self) -> None:
+        """End the session: record what is left, write the summary. Never raises."""
+        session = self.session
+        if self._forget_import is None or (session is not None and session.pid != os.getpid()):
+            return
+        try:
+            if session is not None:
+                session.close()
+            report.write_summary(session.report if session is not None else report.Report())
+        except Exception as error:  # noqa: BLE001
+            _complain(f"the summary is not complete: {error}")
+
+    def _install(self) -> None:
+        with self._guard("installing"):
+            from pygraphd.client import _torch, autostart
+            from pygraphd.client.session import Session
+            from pygraphd.client.transport import Transport
+
+            if reason := _torch.missing():
+                _complain(f"not enabled: {reason}")
+                return
+            self.session = Session()
+            self._uninstall = _torch.install(self._around_post_compile, self._around_cudagraphify)
+            if reason := autostart.ensure(Transport(self.session.locations.socket)):
+                self.session.report.fail(f"daemon: {reason}")
+
+    # --- within a compilation ---
+
+    def _around_post_compile(
+        self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]
+    ) -> None:
+        plan = self._plan(compiled, graph_kwargs)
+        outer, self._local.plan = getattr(self._local, "plan", None), plan
+        try:
+            original()
+        finally:
+            self._local.plan = outer
+        if plan is not None:
+            with self._guard("completing a plan"):
+                plan.complete(compiled)
+
+    def _around_cudagraphify(
+        self, original: Cudagraphify, runnable: Runnable, kwargs: Mapping[str, Any]
+    ) -> Runnable:
+        plan: Plan | None = getattr(self._local, "plan", None)
+        if plan is not None:
+            with self._guard("wrapping a partition"):
+                return plan.cudagraphify(original, runnable, kwargs)
+        return original(runnable, **kwargs)
+
+    def _plan(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> Plan | None:
+        session = self._session_here()
+        if session is None or not self._ours(graph_kwargs):
+            return None
+        with self._guard("planning"):
+            plan = session.plan(compiled, graph_kwargs)
+            if plan.refused:
+                from pygraphd.client import _torch
+
+                _torch.ensure_tree_manager(graph_kwargs)
+            return plan
+        return None
+
+    def _session_here(self) -> Session | None:
+        """Return the session, a new one in a forked child."""
+        if self.session is not None and self.session.pid != os.getpid():
+            from pygraphd.client.session import Session
+
+            self.session = Session()
+        return self.session
+
+    def _ours(self, graph_kwargs: Mapping[str, Any]) -> bool:
+        # A forward and its backward share a box, even if the backward is compiled much later.
+        box = graph_kwargs.get("boxed_forward_device_index")
+        if getattr(self._local, "in_backend", False) and box is not None:
+            self._boxes[id(box)] = box
+            return True
+        return self.everything or id(box) in self._boxes
+
+    @contextlib.contextmanager
+    def in_backend(self) -> Iterator[None]:
+        """Mark what is compiled within as compiled by backend "pygraph"."""
+        outer, self._local.in_backend = getattr(self._local, "in_backend", False), True
+        try:
+            yield
+        finally:
+            self._local.in_backend = outer
+
+    def _guard(self, what: str) -> _Guard:
+        return _Guard(what, self.session)
+
+
+class _Guard:
+    """Keeps an exception of ours from the user's program: counts it, or says it in one line if nobody counts."""
+
+    def __init__(self, what: str, session: Session | None) -> None:
+        self._what = what
+        self._session = session
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False
+        text = f"{self._what}: {type(error).__name__}: {error}"
+        if self._session is not None:
+            self._session.report.fail(text[:200])
+        else:
+            _complain(text)
+        return True
+
+
+_hook = Hook()
+atexit.register(lambda: _hook.close())
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"pygraph: {text.splitlines()[0]}\n")
+
+
+def enable() -> None:
+    """Have PyGraph decide how every graph runs that is compiled from now on, in this process; see `pygraphd.enable`."""
+    _hook.enable()
+
+
+def disable() -> None:
+    """Leave what is compiled from now on to PyTorch; see `pygraphd.disable`."""
+    _hook.disable()
+
+
+def backend(
+    graph: Any, example_inputs: Any, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Any:
+    """Compile as backend "inductor" does, with PyGraph deciding how each graph runs: `torch.compile(backend="pygraph")`."""
+    from pygraphd.client import _torch
+
+    _hook.enable(everything=False)
+    with _hook.in_backend():
+        return _torch.compile_with_inductor(graph, example_inputs, mode, options)

@@ -1,0 +1,56 @@
+"""Run something once when a module is first imported, so that nothing heavy is imported just to be patched."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+
+def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
+    """Call `action` after module `name` is imported, at once if it is; return a function that calls it off."""
+    if name in sys.modules:
+        action()
+        return lambda: None
+    finder = _Finder(name, action)
+    sys.meta_path.insert(0, finder)
+    return finder.remove
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module, by asking all other finders, and adds the action to the end of its execution."""
+
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name = name
+        self._action = action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        self.remove()
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            self._extend(spec.loader)
+        return spec
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def _extend(self, loader: importlib.abc.Loader) -> None:
+        execute = loader.exec_module
+
+        def execute_and_act(module: ModuleType) -> None:
+            execute(module)
+            self._action()
+
+        # On the instance, so that everything else about the loader (its source, its resources) stays as it is.
+        loader.exec_module = execute_and_act  # type: ignore[method-assign]

@@ -1,0 +1,246 @@
+"""One captured region of a compiled graph, from its first call to its deployment. Everything about a state is here.
+
+A `Region` stands where Inductor would put PyTorch's own CUDA Graph. Once it is deployed it takes itself out of the way, so
+that a call costs what it would cost without us.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from pygraphd.client import _torch, policy
+from pygraphd.client._torch import Runnable
+from pygraphd.client.profiler import Profiler
+from pygraphd.client.rota import Rota, Turns
+from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pygraphd.client.report import Report
+
+
+class State(enum.Enum):
+    """Where a region is in its life."""
+
+    WARM_UP = "launched without timing: kernels are still being compiled, or an earlier program was too short to tell"
+    MEASURE = "real calls alternate among the deployments"
+    DEPLOYED = "one deployment for the rest of the process"
+
+
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.WARM_UP: frozenset({State.MEASURE, State.DEPLOYED}),
+    State.MEASURE: frozenset({State.DEPLOYED}),
+    State.DEPLOYED: frozenset(),
+}
+
+WARM_UP_CALLS = 2
+MEMORY_MARGIN = 1.2
+"""Free memory must exceed by this factor what a step was seen to need, or nothing is tried."""
+MAX_SIZES = 64
+"""Dynamic sizes that are remembered until one comes back; measuring needs a size that does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a region found out: its graph, the decision, and the measurements behind it (none if it was not measured)."""
+
+    graph: Graph
+    decision: Decision
+    measurements: tuple[Measurement, ...] = ()
+
+
+class Host(Protocol):
+    """What a region needs of the process around it."""
+
+    rota: Rota
+    report: Report
+
+    def settle(self, region: Region, decision: Decision) -> Decision:
+        """Return the decision for a measured region in view of what was decided for others."""
+
+    def decided(self, region: Region, result: Decided) -> None:
+        """Take note of a result; called once for a region, never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The ways in which a region may run. A backward says so to the trees, which do not see it when it is launched."""
+
+    launch: Runnable
+    trees: Runnable
+    device_index: int
+    is_backward: bool
+
+    def runnable(self, deployment: Deployment) -> Runnable:
+        """Return the callable of a deployment."""
+        if deployment is Deployment.TREES:
+            return self.trees
+        return self._launch_backward if self.is_backward else self.launch
+
+    def _launch_backward(self, inputs: list[Any]) -> Any:
+        _torch.note_backward(self.device_index)
+        return self.launch(inputs)
+
+
+class Region:
+    """A captured region that is not decided yet; call it with the list of inputs that Inductor hands over."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        candidates: Candidates,
+        host: Host,
+        on_deployed: Callable[[Region, Runnable, Deployment], None],
+        warm_up_calls: int = WARM_UP_CALLS,
+    ) -> None:
+        self.graph = graph
+        self.state = State.WARM_UP
+        self.calls = 0
+        self._candidates: Candidates | None = candidates
+        self._launch = candidates.runnable(Deployment.LAUNCH)
+        self._host = host
+        self._on_deployed = on_deployed
+        self._warm_up_calls = max(warm_up_calls, WARM_UP_CALLS)
+        self._call: Runnable = self._warm_up
+        self._turns = Turns((Deployment.TREES, Deployment.LAUNCH))
+        self._device = candidates.device_index
+        self._profiler = Profiler(self._device)
+        self._sizes: tuple[int, ...] = ()
+        self._seen_sizes: set[tuple[int, ...]] = set()
+        self._thread = 0
+        self._timed_calls = 0
+        self._timed_ms = 0.0
+
+    def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
+        return self._call(inputs)
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether this is a part of a backward."""
+        return self.graph.kind is Kind.BACKWARD
+
+    def _deploy(self, result: Decided) -> None:
+        """Run as decided from now on, and say so to everybody concerned."""
+        self._enter(State.DEPLOYED)
+        candidates = self._candidates
+        assert candidates is not None
+        self._call = candidates.runnable(result.decision.deployment)
+        # The trees free a recording's memory when nobody can call it any more.
+        self._candidates = None
+        self._host.report.deploy(result.decision)
+        self._guarded(lambda: self._on_deployed(self, self._call, result.decision.deployment))
+        self._guarded(lambda: self._host.decided(self, result))
+
+    def _enter(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"a region cannot go from {self.state.name} to {state.name}")
+        self.state = state
+
+    # --- WARM_UP ---
+
+    def _warm_up(self, inputs: list[Any]) -> Any:
+        self.calls += 1
+        sizes = _sizes(inputs)
+        if self.calls > self._warm_up_calls and sizes in self._seen_sizes:
+            self._begin_measuring(sizes)
+        elif len(self._seen_sizes) < MAX_SIZES:
+            self._seen_sizes.add(sizes)
+        return self._launch(inputs)
+
+    def _begin_measuring(self, sizes: tuple[int, ...]) -> None:
+        if reason := self._guarded(self._why_not_measure):
+            self._deploy(Decided(self.graph, policy.not_measured(reason, self.calls)))
+            return
+        self._enter(State.MEASURE)
+        self._sizes = sizes
+        self._seen_sizes.clear()
+        self._thread = threading.get_ident()
+        self._call = self._measure
+
+    def _why_not_measure(self) -> str | None:
+        # While it is tried, a capture keeps its memory beside what launched calls use. What a step takes beyond what is
+        # allocated now has been seen in the calls so far.
+        device = self._device
+        needed = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+        free, _ = torch.cuda.mem_get_info(device)
+        return policy.NO_MEMORY if needed * MEMORY_MARGIN > free else None
+
+    # --- MEASURE ---
+
+    def _measure(self, inputs: list[Any]) -> Any:
+        self.calls += 1
+        if reason := self._why_aside(inputs):
+            self._host.report.step_aside(reason)
+            return self._launch(inputs)
+        if self._finished():
+            self._decide()
+            return self._call(inputs)
+        began = time.perf_counter()
+        try:
+            return self._timed_call(inputs)
+        finally:
+            self._timed_calls += 1
+            self._timed_ms += (time.perf_counter() - began) * 1e3
+
+    def _why_aside(self, inputs: list[Any]) -> str | None:
+        if threading.get_ident() != self._thread:
+            return "called from another thread while it was measured"
+        if _sizes(inputs) != self._sizes:
+            return "called with other sizes while it was measured"
+        with torch.cuda.device(self._device):
+            if torch.cuda.is_current_stream_capturing():
+                return "called within a capture of the user's"
+        return None
+
+    def _finished(self) -> bool:
+        return self._turns.enough and self._guarded(self._profiler.collect) is not False
+
+    def _timed_call(self, inputs: list[Any]) -> Any:
+        candidates = self._candidates
+        assert candidates is not None
+        deployment = self._host.rota.enter(self._turns)
+        fair = self._turns.take(deployment)
+        run = candidates.runnable(deployment)
+        call = self._guarded(lambda: self._profiler.start(deployment)) if fair else None
+        result = run(inputs)
+        if call is not None:
+            self._guarded(lambda: self._profiler.stop(call))
+        return result
+
+    def _guarded(self, action: Callable[[], Any]) -> Any:
+        # A CUDA error of the user's may surface in any driver call, and must surface in theirs.
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001
+            self._host.report.fail(f"measuring: {type(error).__name__}")
+            return None
+
+    def _decide(self) -> None:
+        result = self._guarded(self._judge)
+        if result is None:
+            result = Decided(self.graph, policy.not_measured(policy.FAILED, self.calls))
+        self._deploy(result)
+
+    def _judge(self) -> Decided:
+        measurements = self._profiler.measurements()
+        self._host.report.measuring_ms += self._extra_ms(measurements)
+        decision = policy.decide(measurements)
+        if not decision.final:
+            decision = policy.too_few_calls(self.calls)
+        return Decided(self.graph, self._host.settle(self, decision), measurements)
+
+    def _extra_ms(self, measurements: tuple[Measurement, ...]) -> float:
+        """Return the host time that measuring took beyond launching the same calls."""
+        launch = next((m.host_us for m in measurements if m.deployment is Deployment.LAUNCH), 0.0)
+        return max(0.0, self._timed_ms - self._timed_calls * launch / 1e3)
+
+
+def _sizes(inputs: list[Any]) -> tuple[int, ...]:
+    return tuple(value for value in inputs if type(value) is int)

@@ -1,0 +1,94 @@
+"""What ran how, and why: the counters of one process, and the summary that `PYGRAPH_SUMMARY=FILE` asks for at exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from pygraphd.schema.messages import Decision, Deployment
+
+SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
+_OWNER_VARIABLE = "_PYGRAPH_SUMMARY_OWNER"
+
+
+class Report:
+    """Counters of one process. Adding never fails and takes no lock that a user's code could hold."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        self.lookup_ms = 0.0
+        self.measuring_ms = 0.0
+        self.daemon_version: str | None = None
+        self._decisions: list[Decision] = []
+
+    def count(self, **counts: int) -> None:
+        """Add to the named counters: `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`."""
+        with self._lock:
+            self.counts.update(counts)
+
+    def fail(self, reason: str) -> None:
+        """Note that something of ours did not work; the user's program goes on."""
+        with self._lock:
+            self.failures[reason] += 1
+
+    def step_aside(self, reason: str) -> None:
+        """Note that one call was launched plainly although its graph was being measured."""
+        with self._lock:
+            self.fallbacks[reason] += 1
+
+    def deploy(self, decision: Decision) -> None:
+        """Note how one more region runs from now on."""
+        with self._lock:
+            self._decisions.append(decision)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the JSON object that a summary file holds."""
+        with self._lock:
+            decisions = list(self._decisions)
+            deployed = Counter(decision.deployment for decision in decisions)
+            names = ("graphs", "looked_up", "hits", "misses", "measured", "recorded", "spooled")
+            return {
+                "schema": 1,
+                **{name: self.counts[name] for name in names},
+                "deployed": {deployment.value: deployed[deployment] for deployment in Deployment},
+                "reasons": dict(Counter(decision.reason for decision in decisions)),
+                "fallbacks": dict(self.fallbacks),
+                "failures": dict(self.failures),
+                "lookup_ms": round(self.lookup_ms, 3),
+                "measuring_ms": round(self.measuring_ms, 3),
+                "daemon": {"version": self.daemon_version},
+            }
+
+
+def claim_summary() -> None:
+    """Make this process the one that writes the summary file itself; processes that it starts write beside it."""
+    target = os.environ.get(SUMMARY_VARIABLE)
+    if target and _OWNER_VARIABLE not in os.environ:
+        os.environ[_OWNER_VARIABLE] = str(os.getpid())
+        os.environ[SUMMARY_VARIABLE] = str(Path(target).absolute())  # the program may change its folder
+
+
+def write_summary(report: Report) -> None:
+    """Write the summary if it is asked for; raises OSError if it cannot be written.
+
+    A process started by the one that claimed the file adds `.RANK` (or its process id) to the name, and writes nothing if
+    it compiled nothing, so that workers do not overwrite the program's own summary.
+    """
+    target = os.environ.get(SUMMARY_VARIABLE)
+    if not target:
+        return
+    path = Path(target)
+    if os.environ.get(_OWNER_VARIABLE) != str(os.getpid()):
+        if not report.counts["graphs"]:
+            return
+        path = path.with_name(f"{path.name}.{os.environ.get('RANK') or os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(report.summary(), indent=2) + "\n")
+    temporary.replace(path)

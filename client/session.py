@@ -1,0 +1,223 @@
+"""What one process knows: its view of the cache, its report, the regions that are being measured. No torch is patched here.
+
+For each compiled graph it makes a `Plan`: which partitions there are, what the cache says of them, and from that how each
+is to run. A plan never fails: whatever goes wrong leaves the graph to PyTorch, with a reason in the report.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client import _torch, fingerprint, policy
+from pygraphd.client.cache import Cache
+from pygraphd.client.region import Candidates, Decided, Region
+from pygraphd.client.report import Report
+from pygraphd.client.rota import Rota
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.locations import Locations, locate
+from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pygraphd.client._torch import CompiledFacts, Cudagraphify, Runnable
+
+NO_DEVICE = "no CUDA device"
+ON_THE_CPU = "runs on the CPU"
+MODE_WITHOUT_TREES = (
+    "only LAUNCH in this mode: TREES needs reduce-overhead or max-autotune, RELOCATE is not built yet"
+)
+
+
+class Session:
+    """The state of the hook in one process; a forked child has to make its own."""
+
+    def __init__(self, locations: Locations | None = None) -> None:
+        self.locations = locations or locate()
+        self.report = Report()
+        self.rota = Rota()
+        self.cache = Cache(self.locations, socket.gethostname(), self.report)
+        self.pid = os.getpid()
+        self._watched: dict[int, _Watched] = {}
+        self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
+        self._launched: set[int] = set()
+
+    def plan(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> Plan:
+        """Look up the partitions of a compiled graph."""
+        facts = _torch.facts(compiled, graph_kwargs)
+        graphs = fingerprint.graphs(facts, _torch.kernel_options())
+        environment = fingerprint.environment(facts.device_index)
+        entries = self.cache.lookup(environment, [graph.digest for graph in graphs])
+        hits = sum(graph.digest in entries for graph in graphs)
+        self.report.count(graphs=len(graphs), looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
+        family = graph_kwargs.get("boxed_forward_device_index")
+        return Plan(self, facts, environment, graphs, entries, family)
+
+    def watch(
+        self, region: Region, environment: Environment, family: object, cached: Decision | None
+    ) -> None:
+        """Keep a region that is not decided, so that `close` can say at least how often it was called.
+
+        `family` is one object for a forward and its backward.
+        """
+        known_calls = cached.calls if cached is not None else -1
+        self._families[id(family)] = family
+        self._watched[id(region)] = _Watched(region, environment, id(family), known_calls)
+
+    def settle(self, region: Region, decision: Decision) -> Decision:
+        """Return the decision for a measured region in view of its forward's."""
+        watched = self._watched.get(id(region))
+        if watched is None or not region.is_backward:
+            return decision
+        return policy.settle_backward(decision, forward_launched=watched.family in self._launched)
+
+    def decided(self, region: Region, result: Decided) -> None:
+        """Take a region's result and hand it to the cache."""
+        watched = self._watched.pop(id(region), None)
+        if watched is None:
+            return  # the session has been closed meanwhile
+        if result.measurements:
+            self.report.count(measured=1)
+            if not region.is_backward and result.decision.deployment is Deployment.LAUNCH:
+                self._launched.add(watched.family)
+        self.record(watched.environment, [Record(result.graph, result.decision, result.measurements)])
+
+    def record(self, environment: Environment, records: Sequence[Record]) -> None:
+        """Hand records to the cache, if there are any."""
+        if records:
+            self.cache.record(environment, records)
+
+    def close(self) -> None:
+        """Record what was called too seldom to be measured; the last thing a process does here."""
+        unfinished: dict[Environment, list[Record]] = {}
+        for watched in self._watched.values():
+            decision = policy.too_few_calls(watched.region.calls)
+            self.report.deploy(decision)
+            if watched.known_calls < watched.region.calls:
+                unfinished.setdefault(watched.environment, []).append(Record(watched.region.graph, decision))
+        self._watched.clear()
+        for environment, records in unfinished.items():
+            self.record(environment, records)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A region that is not decided: where it runs, its family, and how many calls the cache knows of (-1: none)."""
+
+    region: Region
+    environment: Environment
+    family: int
+    known_calls: int
+
+
+class Plan:
+    """How the partitions of one compiled graph are to run. Made before Inductor's `post_compile`, completed after it."""
+
+    def __init__(
+        self,
+        session: Session,
+        facts: CompiledFacts,
+        environment: Environment,
+        graphs: tuple[Graph, ...],
+        entries: Mapping[str, Entry],
+        family: object,
+    ) -> None:
+        self._session = session
+        self._facts = facts
+        self._environment = environment
+        self._graphs = graphs
+        self._entries = entries
+        self._family = family
+        self._next = 0
+        self._open = 0
+        self._launches = False
+        self._compiled: Callable[[], Any] = lambda: None
+        self._without_realign: tuple[Any, Any] | None = None
+
+    @property
+    def refused(self) -> bool:
+        """Whether Inductor will not capture any of it."""
+        return self._facts.refusal is not None
+
+    def cudagraphify(self, original: Cudagraphify, runnable: Runnable, kwargs: Mapping[str, Any]) -> Runnable:
+        """Return what runs the next partition: what the cache says, or a region that finds out."""
+        graph = self._graphs[self._next]
+        self._next += 1
+        candidates = Candidates(
+            launch=runnable,
+            trees=original(runnable, **kwargs),
+            device_index=kwargs["device_index"],
+            is_backward=kwargs["is_backward"],
+        )
+        entry = self._entries.get(graph.digest)
+        if entry is not None and entry.decision.final:
+            return self._deploy(candidates, entry.decision)
+        return self._measure(graph, candidates, entry.decision if entry else None)
+
+    def _deploy(self, candidates: Candidates, decision: Decision) -> Runnable:
+        self._session.report.deploy(decision)
+        self._launches |= decision.deployment is Deployment.LAUNCH
+        return candidates.runnable(decision.deployment)
+
+    def _measure(self, graph: Graph, candidates: Candidates, cached: Decision | None) -> Region:
+        calls = cached.calls if cached is not None else 0
+        region = Region(graph, candidates, self._session, self._on_deployed, warm_up_calls=calls)
+        self._open += 1
+        self._session.watch(region, self._environment, self._family, cached)
+        return region
+
+    def complete(self, compiled: Any) -> None:
+        """Finish what Inductor's `post_compile` has left to be done, now that it has run."""
+        self._compiled = weakref.ref(compiled)
+        if self._next == 0:
+            self._only_launch()
+        elif self._open or self._launches:
+            self._realign(compiled)
+
+    def _only_launch(self) -> None:
+        """Record that nothing but LAUNCH was to be had, and why, for each partition that the cache does not know."""
+        decision = policy.only_launch(self._why_only_launch())
+        missed = []
+        for graph in self._graphs:
+            entry = self._entries.get(graph.digest)
+            self._session.report.deploy(entry.decision if entry else decision)
+            if entry is None:
+                missed.append(Record(graph, decision))
+        self._session.record(self._environment, missed)
+
+    def _why_only_launch(self) -> str:
+        if not torch.cuda.is_available():
+            return NO_DEVICE
+        if not self._facts.on_cuda:
+            return ON_THE_CPU
+        if not self._facts.cudagraphs_asked:
+            return MODE_WITHOUT_TREES
+        return one_line(f"PyTorch does not capture it: {self._facts.refusal}")
+
+    def _realign(self, compiled: Any) -> None:
+        # Inductor leaves the alignment of inputs to the captured graph where it believes that there is one.
+        before = compiled.current_callable
+        _torch.realign(compiled)
+        self._without_realign = (compiled.current_callable, before)
+
+    def _on_deployed(self, region: Region, runnable: Runnable, deployment: Deployment) -> None:
+        self._open -= 1
+        self._launches |= deployment is Deployment.LAUNCH
+        compiled = self._compiled()
+        if compiled is None:
+            return
+        if not self._open and not self._launches and self._without_realign is not None:
+            _torch.replace_callable(compiled, *self._without_realign)
+        _torch.replace_callable(compiled, region, runnable)
+
+
+def one_line(text: str) -> str:
+    """Return the first line of a reason, printable and short enough for the cache."""
+    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
+    return "".join(c if c.isprintable() else " " for c in line)[:MAX_REASON]

@@ -1,0 +1,46 @@
+"""When the hook starts a daemon by itself, and when it leaves that alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.client import autostart
+from pygraphd.client.transport import Transport
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        ({}, None),
+        ({"CI": "true"}, "CI is set"),
+        ({"SLURM_JOB_ID": "7"}, "SLURM_JOB_ID is set"),
+        ({"KUBERNETES_SERVICE_HOST": "h"}, "KUBERNETES_SERVICE_HOST is set"),
+        ({"CI": "true", "PYGRAPHD_AUTOSTART": "1"}, None),
+        ({"PYGRAPHD_AUTOSTART": "0"}, "PYGRAPHD_AUTOSTART=0"),
+        ({"PYGRAPHD_AUTOSTART": ""}, "PYGRAPHD_AUTOSTART="),
+    ],
+    ids=range(7),
+)
+def test_where_it_is_off(environ: dict[str, str], reason: str | None) -> None:
+    assert autostart.why_not(environ) == reason
+
+
+def test_nothing_is_started_where_it_is_off(tmp_path: Path) -> None:
+    reason = autostart.ensure(Transport(tmp_path / "s"), {"PYGRAPHD_AUTOSTART": "0"})
+
+    assert reason == "not started: PYGRAPHD_AUTOSTART=0"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_socket_that_may_not_be_used_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+
+    reason = autostart.ensure(Transport(tmp_path / "s" / ("x" * 120)), {})
+
+    assert reason is not None
+    assert reason.startswith("not started: connection failed")

@@ -1,0 +1,188 @@
+"""The client's view of the cache: it never raises, gives up on a bad daemon, and loses nothing it measured."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.client import spool
+from pygraphd.client.cache import Cache
+from pygraphd.client.report import Report
+from pygraphd.schema import messages
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.locations import Locations, locate
+from pygraphd.schema.messages import (
+    Decision,
+    Deployment,
+    Entry,
+    Graph,
+    Kind,
+    LookupAnswer,
+    Message,
+    Record,
+    RecordAnswer,
+    RecordRequest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ENVIRONMENT = Environment("none", "", 0, 0, "", "2.13.0", "", "", "", "")
+GRAPH = "a" * 64
+DECISION = Decision(Deployment.LAUNCH, "no CUDA device", 1)
+RECORD = Record(Graph(GRAPH, Kind.FORWARD, 0, 1, 3), DECISION)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Locations:
+    return locate({"PYGRAPHD_HOME": str(tmp_path)})
+
+
+class Peer:
+    """Answers every request on a real socket with one fixed answer, and keeps what it was sent."""
+
+    def __init__(self, path: Path, answer: bytes) -> None:
+        self.requests: list[bytes] = []
+        self._answer = answer
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                self.requests.append(connection.recv(1 << 20))
+                connection.sendall(self._answer)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def http(message: Message) -> bytes:
+    body = messages.encode(message)
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+@pytest.fixture
+def peers(places: Locations) -> Iterator[list[Peer]]:
+    made: list[Peer] = []
+    yield made
+    for peer in made:
+        peer.close()
+
+
+def test_a_daemon_is_believed(places: Locations, peers: list[Peer]) -> None:
+    entry = Entry(GRAPH, DECISION)
+    peers.append(Peer(places.socket, http(LookupAnswer(ENVIRONMENT.digest(), "9.9", (entry,)))))
+    report = Report()
+
+    found = Cache(places, "host", report).lookup(ENVIRONMENT, [GRAPH, "b" * 64])
+
+    assert found == {GRAPH: entry}
+    assert (report.daemon_version, dict(report.failures)) == ("9.9", {})
+    assert report.lookup_ms > 0
+
+
+def test_an_answer_for_another_environment_or_graph_is_dropped(places: Locations, peers: list[Peer]) -> None:
+    stray = Entry("c" * 64, DECISION)
+    peers.append(Peer(places.socket, http(LookupAnswer("d" * 64, "9.9", (stray,)))))
+    report = Report()
+
+    assert Cache(places, "host", report).lookup(ENVIRONMENT, [GRAPH]) == {}
+    assert dict(report.failures) == {"daemon: answered for another environment": 1}
+
+
+def test_records_reach_the_daemon(places: Locations, peers: list[Peer]) -> None:
+    peers.append(Peer(places.socket, http(RecordAnswer(ENVIRONMENT.digest(), "9.9", 1))))
+    report = Report()
+
+    Cache(places, "host", report).record(ENVIRONMENT, [RECORD])
+
+    sent = messages.decode(RecordRequest, peers[0].requests[0].partition(b"\r\n\r\n")[2])
+    assert (sent.environment, sent.records, sent.origin.host) == (ENVIRONMENT, (RECORD,), "host")
+    assert (report.counts["recorded"], report.counts["spooled"]) == (1, 0)
+
+
+def test_without_a_daemon_records_are_spooled_whole(places: Locations) -> None:
+    report = Report()
+
+    Cache(places, "host", report).record(ENVIRONMENT, [RECORD])
+
+    (file,) = places.spool.iterdir()
+    assert messages.decode(RecordRequest, file.read_bytes()).records == (RECORD,)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert (report.counts["spooled"], dict(report.failures)) == (1, {"daemon: no daemon": 1})
+
+
+def test_two_failures_that_cost_time_end_the_asking(places: Locations, peers: list[Peer]) -> None:
+    peers.append(Peer(places.socket, b"garbage"))
+    cache = Cache(places, "host", report := Report())
+
+    for _ in range(4):
+        assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
+    cache.record(ENVIRONMENT, [RECORD])
+
+    assert len(peers[0].requests) == 2
+    assert sum(report.failures.values()) == 2
+    assert report.counts["spooled"] == 1
+
+
+def test_a_daemon_that_comes_late_is_found(places: Locations, peers: list[Peer]) -> None:
+    cache = Cache(places, "host", Report())
+    for _ in range(5):
+        cache.lookup(ENVIRONMENT, [GRAPH])
+    peers.append(
+        Peer(places.socket, http(LookupAnswer(ENVIRONMENT.digest(), "1", (Entry(GRAPH, DECISION),))))
+    )
+
+    assert GRAPH in cache.lookup(ENVIRONMENT, [GRAPH])
+
+
+def test_an_unreadable_database_is_a_reason(places: Locations) -> None:
+    places.database.write_bytes(b"not a database" * 100)
+    report = Report()
+
+    assert Cache(places, "host", report).lookup(ENVIRONMENT, [GRAPH]) == {}
+    assert any(reason.startswith("database: DatabaseError") for reason in report.failures)
+
+
+def test_a_spool_that_cannot_be_written_is_a_reason(places: Locations) -> None:
+    places.spool.write_text("a file where the folder should be")
+    report = Report()
+
+    Cache(places, "host", report).record(ENVIRONMENT, [RECORD])
+
+    assert any(reason.startswith("spool: ") for reason in report.failures)
+
+
+def test_the_spool_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "MAX_FILES", 3)
+    for _ in range(3):
+        spool.leave(tmp_path / "spool", b"{}")
+
+    with pytest.raises(spool.SpoolFullError):
+        spool.leave(tmp_path / "spool", b"{}")
+    with pytest.raises(spool.SpoolFullError):
+        spool.leave(tmp_path / "other", b" " * (messages.MAX_BODY_BYTES + 1))
+
+
+def test_lookup_without_anything_is_quick(places: Locations) -> None:
+    cache = Cache(places, "host", Report())
+    began = time.monotonic()
+    for _ in range(100):
+        cache.lookup(ENVIRONMENT, [GRAPH])
+
+    assert time.monotonic() - began < 0.5
+    assert json.dumps(cache.lookup(ENVIRONMENT, [GRAPH])) == "{}"

@@ -1,0 +1,141 @@
+"""The hook acts on cold compiles and on hits of either of Inductor's caches alike, through every door."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.client.conftest import TRAINING, Run
+
+pytestmark = pytest.mark.torch
+
+COUNTERS = """
+from torch._dynamo.utils import counters
+print(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+def test_a_cold_compile_and_both_cache_hits_are_hooked_and_have_the_same_keys(run: Run) -> None:
+    program = TRAINING.format(arguments="") + COUNTERS
+
+    cold = run(program)
+    from_aot_cache = run(program)
+    from_fx_cache = run(program, TORCHINDUCTOR_AUTOGRAD_CACHE="0")
+
+    assert cold.output == "0 0\n"
+    assert from_aot_cache.output.split()[1] != "0"
+    assert from_fx_cache.output.split()[0] != "0"
+    assert from_fx_cache.output.split()[1] == "0"
+    assert set(cold.graphs) == {"forward", "backward", "inference"}
+    assert cold.graphs == from_aot_cache.graphs == from_fx_cache.graphs
+    for outcome in (cold, from_aot_cache, from_fx_cache):
+        assert outcome.summary["graphs"] == outcome.summary["looked_up"] == 3
+        assert outcome.summary["deployed"] == {"LAUNCH": 3, "TREES": 0, "RELOCATE": 0}
+        assert outcome.summary["reasons"] == {"no CUDA device": 3}
+        assert outcome.summary["measured"] == 0
+
+
+def test_the_mode_is_part_of_the_key_on_every_path(run: Run) -> None:
+    default = run(TRAINING.format(arguments=""))
+    cold = run(TRAINING.format(arguments=", mode='reduce-overhead'"))
+    warm = run(TRAINING.format(arguments=", mode='reduce-overhead'"))
+
+    assert cold.graphs == warm.graphs
+    assert not set(cold.graphs.values()) & set(default.graphs.values())
+
+
+def test_the_backend_is_hooked_with_mode_and_options_and_nothing_else_is(run: Run) -> None:
+    program = """
+    import torch
+    function = lambda x: x @ x
+    ours = torch.compile(function, backend="pygraph", mode="reduce-overhead")
+    options = torch.compile(lambda x: x @ x.t(), backend="pygraph", options={"max_autotune": True})
+    theirs = torch.compile(lambda x: x.t() @ x)
+    x = torch.randn(9, 9, requires_grad=True)
+    ours(x).sum().backward()
+    options(torch.randn(5, 3))
+    theirs(torch.randn(7, 2))
+    print(torch.equal(ours(x), function(x)))
+    """
+    outcome = run(program, PYGRAPH="0")
+
+    assert outcome.output == "True\n"
+    assert outcome.summary["graphs"] == 3
+    assert set(outcome.graphs) == {"forward", "backward", "inference"}
+
+
+def test_a_bad_mode_is_pytorchs_own_error(run: Run) -> None:
+    program = """
+    import torch
+    try:
+        torch.compile(torch.sin, backend="pygraph", mode="no-such-mode")(torch.ones(2))
+    except Exception as error:
+        print("no-such-mode" in str(error))
+    """
+    assert run(program).output == "True\n"
+
+
+def test_enable_and_disable_in_code(run: Run) -> None:
+    program = """
+    import torch, pygraphd
+    from torch._inductor.output_code import CompiledFxGraph
+    before = CompiledFxGraph.post_compile
+    pygraphd.enable()
+    pygraphd.enable()
+    torch.compile(lambda x: x @ x)(torch.ones(3, 3))
+    pygraphd.disable()
+    print(CompiledFxGraph.post_compile is before)
+    torch.compile(lambda x: x.t() @ x)(torch.ones(3, 3))
+    pygraphd.enable()
+    torch.compile(lambda x: x @ x.t())(torch.ones(3, 3))
+    """
+    outcome = run(program, PYGRAPH="")
+
+    assert outcome.output == "True\n"
+    assert outcome.summary["graphs"] == 1  # of the session that was open at the end
+
+
+def test_a_failure_of_ours_is_counted_and_not_seen(run: Run) -> None:
+    program = """
+    import torch
+    from pygraphd.client import session
+    def fail(*args):
+        raise KeyError("ours")
+    session.Session.plan = fail
+    print(torch.compile(lambda x: x @ x)(torch.ones(2, 2)).tolist())
+    """
+    outcome = run(program)
+
+    assert outcome.output == "[[2.0, 2.0], [2.0, 2.0]]\n"
+    assert outcome.summary["failures"] == {
+        "daemon: not started: PYGRAPHD_AUTOSTART=0": 1,
+        "planning: KeyError: 'ours'": 1,
+    }
+
+
+def test_a_torch_without_a_needed_name_is_left_alone(run: Run) -> None:
+    program = """
+    import torch, torch._inductor.output_code
+    del torch._inductor.output_code.maybe_realign_inputs
+    print(torch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(2)).tolist())
+    import torch._inductor.compile_fx
+    """
+    outcome = run(program)
+
+    assert outcome.output == "[2.0, 2.0]\n"
+    assert outcome.summary["graphs"] == 0
+
+
+def test_a_forked_child_compiles_with_a_session_of_its_own(run: Run) -> None:
+    program = """
+    import os, torch
+    torch.compile(lambda x: x @ x)(torch.ones(2, 2))
+    child = os.fork()
+    if child == 0:
+        torch.compile(lambda x: x.t() @ x)(torch.ones(2, 2))
+        os._exit(0)
+    print(os.waitpid(child, 0)[1])
+    """
+    outcome = run(program, TORCHINDUCTOR_COMPILE_THREADS="1")
+
+    assert outcome.output == "0\n"
+    assert outcome.summary["graphs"] == 1

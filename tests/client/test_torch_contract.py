@@ -1,0 +1,59 @@
+"""What is used of private torch, pinned: when a torch moves something, this fails and says what."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+from pygraphd.client import _torch
+
+pytestmark = pytest.mark.torch
+
+
+def test_this_torch_has_all_that_is_needed() -> None:
+    assert _torch.missing() is None
+
+
+@pytest.mark.parametrize(("module", "name"), _torch.REQUIRED, ids=range(len(_torch.REQUIRED)))
+def test_a_lost_name_is_named(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_torch, "REQUIRED", ((module, f"{name}_gone"),))
+
+    assert f"lacks {module}.{name}_gone" in str(_torch.missing.__wrapped__())
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "parameters"),
+    [
+        ("torch._inductor.output_code", "CompiledFxGraph.post_compile", ["self", "example_inputs", "constants", "graph_kwargs"]),
+        ("torch._inductor.output_code", "maybe_realign_inputs", ["ran_cudagraphs", "compiled_graph", "inputs_to_check", "mutated_inputs_idxs"]),
+        ("torch._inductor.cudagraph_trees", "get_manager", ["device_index", "create_if_none_exists"]),
+        ("torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.set_to_running_backward", ["self"]),
+    ],
+    ids=["post_compile", "realign", "get_manager", "set_to_running_backward"],
+)  # fmt: skip
+def test_signatures(module: str, name: str, parameters: list[str]) -> None:
+    owner: Any = importlib.import_module(module)
+    for part in name.split("."):
+        owner = getattr(owner, part)
+
+    assert list(inspect.signature(owner).parameters) == parameters
+
+
+def test_cudagraphify_takes_what_is_handed_on() -> None:
+    compile_fx = importlib.import_module("torch._inductor.compile_fx")
+    parameters = inspect.signature(compile_fx.cudagraphify).parameters
+
+    assert list(parameters)[:2] == ["model", "static_input_idxs"]
+    assert {"device_index", "is_backward", "is_inference"} <= set(parameters)
+
+
+def test_post_compile_imports_cudagraphify_when_it_is_called() -> None:
+    """If it were imported with the module, replacing the attribute would change nothing."""
+    output_code = importlib.import_module("torch._inductor.output_code")
+
+    assert not hasattr(output_code, "cudagraphify")
+    source = inspect.getsource(output_code.cudagraph_partition_post_compile)
+    assert "from .compile_fx import cudagraphify" in source

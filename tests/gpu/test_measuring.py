@@ -1,0 +1,323 @@
+"""LAUNCH and PyTorch's trees, measured on real calls of real graphs, and deployed; results held against no hook at all."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client import policy
+from pygraphd.client.session import MODE_WITHOUT_TREES
+from pygraphd.schema.messages import Decision, Deployment, Measurement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.gpu.conftest import Watched
+
+# PyTorch's own warnings depend on the machine; ours would be counted as failures.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+DEVICE = "cuda"
+ENOUGH = 40
+"""Calls that end measuring: warm-up, two dozen timed calls, and some for events that are read later."""
+
+
+def model(dropout: float = 0.0) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [
+        layer
+        for _ in range(6)
+        for layer in (
+            torch.nn.Linear(64, 64),
+            torch.nn.GELU(),
+            torch.nn.Dropout(dropout),
+            torch.nn.LayerNorm(64),
+        )
+    ]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(64, 8)).to(DEVICE)
+
+
+def train(compiled: Callable[..., Any], parameters: list[torch.nn.Parameter], steps: int) -> list[float]:
+    """Return the losses of some steps on data that is new in each."""
+    optimizer = torch.optim.SGD(parameters, lr=0.05)
+    data = torch.Generator(DEVICE).manual_seed(1)
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(32, 64, device=DEVICE, generator=data)
+        loss = (compiled(x) - x[:, :8]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    return losses
+
+
+def reference(steps: int) -> list[float]:
+    plain = model()
+    return train(plain, list(plain.parameters()), steps)
+
+
+def test_training_is_measured_decided_and_right(watched: Watched) -> None:
+    module = model()
+
+    losses = train(torch.compile(module, mode="reduce-overhead"), list(module.parameters()), ENOUGH)
+
+    watched.expect(graphs=2, looked_up=2, hits=0, misses=2, measured=2, spooled=2)
+    assert sum(watched.deployed().values()) == 2
+    assert set(watched.reasons()) <= {"TREES is faster", policy.NO_GAIN}
+    torch.testing.assert_close(losses, reference(ENOUGH), rtol=1e-3, atol=1e-4)
+    assert watched.report.measuring_ms > 0
+
+
+def test_small_kernels_in_a_row_are_captured(watched: Watched) -> None:
+    """If measuring means anything, 50 tiny kernels that cannot be fused are faster as one graph."""
+    weights = [torch.randn(64, 64, device=DEVICE) * 0.1 for _ in range(50)]
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = x @ weight
+        return x
+
+    compiled = torch.compile(chain, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(ENOUGH):
+            x = torch.randn(64, 64, device=DEVICE)
+            torch.testing.assert_close(compiled(x), chain(x), rtol=1e-3, atol=1e-3)
+
+    watched.expect(graphs=1, measured=1)
+    assert watched.deployed() == {"TREES": 1}
+
+
+def test_large_moving_inputs_are_launched(watched: Watched) -> None:
+    """The trees copy their inputs: for one kernel over 256 MB that moves at each call, this doubles the time."""
+    compiled = torch.compile(lambda x: x.sum(), mode="reduce-overhead")
+    inputs = [torch.ones(64 << 20, device=DEVICE) for _ in range(3)]
+    with torch.no_grad():
+        for step in range(ENOUGH):
+            assert compiled(inputs[step % 3]).item() == 64 << 20
+
+    watched.expect(graphs=1, measured=1)
+    assert watched.deployed() == {"LAUNCH": 1}
+    assert watched.reasons() == {policy.NO_GAIN: 1}
+
+
+def force(monkeypatch: pytest.MonkeyPatch, *deployments: Deployment) -> None:
+    """Decide in turn for the given deployments, whatever was measured."""
+    left = list(deployments)
+
+    def decide(measurements: tuple[Measurement, ...]) -> Decision:
+        assert {m.deployment for m in measurements} == {Deployment.LAUNCH, Deployment.TREES}
+        assert all(m.samples >= policy.MIN_SAMPLES for m in measurements)
+        return Decision(left.pop(0), "forced", 0)
+
+    monkeypatch.setattr(policy, "decide", decide)
+
+
+@pytest.mark.parametrize("forward", [Deployment.LAUNCH, Deployment.TREES])
+@pytest.mark.parametrize("backward", [Deployment.LAUNCH, Deployment.TREES])
+def test_every_mixture_of_forward_and_backward_is_right(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, forward: Deployment, backward: Deployment
+) -> None:
+    force(monkeypatch, forward, backward)
+    module = model()
+
+    losses = train(torch.compile(module, mode="reduce-overhead"), list(module.parameters()), 2 * ENOUGH)
+
+    watched.expect(measured=2)
+    torch.testing.assert_close(losses, reference(2 * ENOUGH), rtol=2e-3, atol=1e-4)
+
+
+def test_a_second_process_hits_what_the_first_decided(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within one process: the entries that were recorded are handed to a second session, which measures nothing."""
+    from pygraphd.client import cache
+    from pygraphd.schema import messages
+
+    module = model()
+    train(torch.compile(module, mode="reduce-overhead"), list(module.parameters()), ENOUGH)
+    requests = [
+        messages.decode(messages.RecordRequest, file.read_bytes())
+        for file in (tmp_path / "spool").glob("*.json")
+    ]
+    known = {
+        record.graph.digest: messages.Entry(record.graph.digest, record.decision)
+        for request in requests
+        for record in request.records
+    }
+    assert len(known) == 2
+    monkeypatch.setattr(cache.Cache, "lookup", lambda self, environment, graphs: known)
+    torch._dynamo.reset()
+    watched.report.counts.clear()
+    module = model()
+
+    losses = train(torch.compile(module, mode="reduce-overhead"), list(module.parameters()), ENOUGH)
+
+    watched.expect(graphs=2, hits=2, misses=0, measured=0, recorded=0, spooled=0)
+    torch.testing.assert_close(losses, reference(ENOUGH), rtol=1e-3, atol=1e-4)
+
+
+def test_without_the_semantics_of_trees_only_launch_is_offered(watched: Watched) -> None:
+    module = model()
+
+    train(torch.compile(module), list(module.parameters()), 5)
+
+    watched.expect(graphs=2, measured=0, misses=2)
+    assert watched.deployed() == {"LAUNCH": 2}
+    assert watched.reasons() == {MODE_WITHOUT_TREES: 2}
+
+
+def test_max_autotune_offers_trees(watched: Watched) -> None:
+    compiled = torch.compile(
+        lambda x: torch.softmax(x, -1).cumsum(-1),
+        options={"triton.cudagraphs": True, "max_autotune_pointwise": True},
+    )
+    with torch.no_grad():
+        for _ in range(ENOUGH):
+            compiled(torch.randn(8, 64, device=DEVICE))
+
+    watched.expect(graphs=1, measured=1)
+
+
+def test_too_few_calls_are_recorded_as_such(watched: Watched) -> None:
+    compiled = torch.compile(lambda x: x.sin() + 1, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(10):
+            compiled(torch.randn(100, device=DEVICE))
+
+    watched.close()
+
+    watched.expect(graphs=1, measured=0, spooled=1)
+    assert watched.reasons() == {policy.TOO_FEW_CALLS: 1}
+
+
+@pytest.mark.parametrize("deployment", [Deployment.LAUNCH, Deployment.TREES])
+def test_misaligned_inputs_are_copied_as_inductor_does(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, deployment: Deployment
+) -> None:
+    """Kernels are compiled for aligned inputs; a view that begins in between must not reach them."""
+    force(monkeypatch, deployment)
+    compiled = torch.compile(lambda x: (x * 2 + 1).relu(), mode="reduce-overhead")
+    with torch.no_grad():
+        compiled(torch.randn(1024, device=DEVICE))
+        for step in range(2 * ENOUGH):
+            base = torch.randn(1030, device=DEVICE)
+            x = base[step % 4 : 1024 + step % 4]
+            assert torch.equal(compiled(x), (x * 2 + 1).relu())
+
+    watched.expect(measured=1)
+
+
+class DetourByTheCpu(torch.autograd.Function):  # type: ignore[misc]
+    """A backward of which nothing can be captured."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return (gradient.cpu() * 2).to(DEVICE)
+
+
+@pytest.mark.parametrize("forward", [Deployment.LAUNCH, Deployment.TREES])
+def test_a_backward_that_cannot_be_captured_after_a_forward_that_is_not(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, forward: Deployment
+) -> None:
+    """Inductor asserts that a captured forward has made a manager; a launched one has not."""
+    force(monkeypatch, forward, Deployment.LAUNCH, Deployment.LAUNCH)
+    compiled = torch.compile(lambda x: DetourByTheCpu.apply(x).sin(), mode="reduce-overhead")
+    for _ in range(2 * ENOUGH):
+        x = torch.randn(50, device=DEVICE, requires_grad=True)
+        compiled(x).sum().backward()
+        torch.testing.assert_close(x.grad, 2 * torch.cos(2 * x))
+
+
+def test_a_capture_of_the_users_is_stepped_aside_for(watched: Watched) -> None:
+    compiled = torch.compile(lambda x: x.sin() + 1, mode="reduce-overhead")
+    x = torch.randn(100, device=DEVICE)
+    with torch.no_grad():
+        for _ in range(8):
+            compiled(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = compiled(x)
+        x.fill_(2.0)
+        graph.replay()
+
+        torch.testing.assert_close(y, torch.full_like(y, 2.0).sin() + 1)
+        for _ in range(ENOUGH):
+            compiled(x)
+
+    watched.expect(measured=1)
+    assert watched.report.fallbacks == {"called within a capture of the user's": 1}
+
+
+def test_another_thread_is_launched_while_one_measures(watched: Watched) -> None:
+    compiled = torch.compile(lambda x: x.sin() + 1, mode="reduce-overhead")
+    x = torch.randn(100, device=DEVICE)
+    with torch.no_grad():
+        for _ in range(8):
+            compiled(x)
+
+    results: list[torch.Tensor] = []
+
+    def call() -> None:
+        with torch.no_grad():
+            results.append(compiled(x).clone())
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+    assert torch.equal(results[0], x.sin() + 1)
+    assert watched.report.fallbacks == {"called from another thread while it was measured": 1}
+    watched.expect(graphs=1)
+
+
+def test_dynamic_sizes_are_measured_at_one_size_and_right_at_all(watched: Watched) -> None:
+    compiled = torch.compile(lambda x: (x.sin() + 1).sum(-1), mode="reduce-overhead", dynamic=True)
+    with torch.no_grad():
+        for step in range(2 * ENOUGH):
+            x = torch.randn(16, 8 if step % 2 else 8 + step, device=DEVICE)
+            torch.testing.assert_close(compiled(x), (x.sin() + 1).sum(-1))
+
+    watched.expect(graphs=1, measured=1)
+    assert set(watched.report.fallbacks) == {"called with other sizes while it was measured"}
+
+
+def test_dropout_is_random_and_reproducible(watched: Watched) -> None:
+    module = model(dropout=0.5)
+    compiled = torch.compile(module, mode="reduce-overhead")
+    x = torch.randn(32, 64, device=DEVICE)
+    for _ in range(ENOUGH):
+        compiled(x).sum().backward()
+        module.zero_grad(set_to_none=True)
+    watched.expect(measured=2)
+
+    torch.manual_seed(3)
+    first, second = compiled(x).detach().clone(), compiled(x).detach().clone()
+    torch.manual_seed(3)
+    again = compiled(x).detach().clone()
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_a_deployed_region_is_out_of_the_way(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the decision no call of ours is left: the partition's slot holds Inductor's own callable."""
+    from pygraphd.client import region
+
+    compiled = torch.compile(lambda x: x.sin() + 1, mode="reduce-overhead")
+    x = torch.randn(100, device=DEVICE)
+    with torch.no_grad():
+        for _ in range(ENOUGH):
+            compiled(x)
+        watched.expect(measured=1)
+        monkeypatch.setattr(region.Region, "__call__", None)
+        assert torch.equal(compiled(x), x.sin() + 1)
