@@ -1,0 +1,104 @@
+"""`python -m benchmarks.child TASK ANSWER_FILE`: one workload, compiled in one way, in this process alone.
+
+Knows nothing of PyGraph: if it takes part, it does so through environment variables.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.correctness import Verdict, check
+from benchmarks.errors import BenchmarkError
+from benchmarks.step import Step
+from benchmarks.task import Answer, Task
+from benchmarks.timing import Stopwatch
+from benchmarks.workloads import WORKLOADS
+
+_MIB = 2**20
+
+
+def perform(task: Task) -> Answer:
+    """Run a task; the order matters: memory is read before anything that users would not do."""
+    device = _device(task.device)
+    workload = WORKLOADS[task.workload]
+    torch.manual_seed(task.seed)
+    with device:  # weights are drawn there at once, which is much quicker than on the CPU
+        case = workload.build(device)
+    generator = torch.Generator(device).manual_seed(task.seed)
+    _wake(device)
+
+    started = time.perf_counter()
+    step = Step(case, device, task.compile)
+    preparing_s = time.perf_counter() - started
+    watch = Stopwatch(device, step, lambda: case.draw(generator))
+    compile_s = preparing_s + watch.first_step_s()
+    watch.run(task.warm_up - 1)
+    step_ms, host_ms = watch.steps_ms(task.steps)
+    reserved_mb = _reserved_mb(device)
+    pipelined_ms = watch.windows_ms(task.windows, task.window_steps)
+    verdict = check(case, step, device, watch.draw) if task.check else Verdict(True)
+    return Answer(
+        step_ms=step_ms,
+        host_ms=host_ms,
+        pipelined_ms=pipelined_ms,
+        reserved_mb=reserved_mb,
+        compile_s=compile_s,
+        correct=verdict.correct if task.check else None,
+        note=verdict.note,
+        environment=_environment(device),
+    )
+
+
+def _device(name: str | None) -> torch.device:
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise BenchmarkError("torch sees no CUDA device here; try --device cpu")
+    return torch.device(name or ("cuda" if available else "cpu"))
+
+
+def _wake(device: torch.device) -> None:
+    """Make the device's context and library handles now, so that they do not count as compile time."""
+    square = torch.ones(16, 16, device=device)
+    (square @ square).sum().item()
+
+
+def _reserved_mb(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_reserved(device) / _MIB if device.type == "cuda" else None
+
+
+def _environment(device: torch.device) -> dict[str, str | None]:
+    on_gpu = device.type == "cuda"
+    return {
+        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
+        "torch": torch.__version__,
+        "triton": _triton_version(),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _triton_version() -> str | None:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def main(arguments: list[str]) -> int:
+    """Run the task of the first argument and write its answer to the file of the second."""
+    task, answer_file = Task.from_json(arguments[0]), Path(arguments[1])
+    try:
+        answer = perform(task)
+    except BenchmarkError as error:
+        print(error, file=sys.stderr)
+        return 1
+    answer_file.write_text(answer.to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

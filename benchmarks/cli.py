@@ -1,0 +1,170 @@
+"""The command line of the benchmarks: progress to stderr, results to stdout and to the file that --out names."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.imports import VARIANTS, measure_imports
+from benchmarks.peers import PEERS, select_peers
+from benchmarks.records import read_records
+from benchmarks.run import Plan, Run
+from benchmarks.table import render
+from benchmarks.trial import CachePolicy, Settings
+from benchmarks.workloads import WORKLOADS, select_workloads
+
+_STANDARD_WORKLOADS = "resnet50-inference,resnet50-training,bert-inference,bert-training,three-ops"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return 0 if all went well, 1 if something that was measured failed, 2 if it could not be run as asked."""
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # so that processes and daemon are ended with us
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except BenchmarkError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("benchmarks: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="measure workloads with peers, each in a fresh process"))
+    _add_table(commands.add_parser("table", help="print a result file of `run`"))
+    _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon with 10,000 entries"))
+    _add_imports(commands.add_parser("imports", help="time processes that only import something"))
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_run)
+    parser.add_argument("--list", action="store_true", help="show the workloads and peers, and run nothing")
+    parser.add_argument("--workloads", type=_names, default=_STANDARD_WORKLOADS, metavar="A,B")
+    parser.add_argument("--peers", type=_names, default=",".join(PEERS), metavar="P,Q")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the result file (JSON), replaced whole")
+    parser.add_argument(
+        "--repetitions", type=_positive, default=3, help="processes for each pair (default 3)"
+    )
+    parser.add_argument("--steps", type=_positive, default=60, help="timed steps in a process (default 60)")
+    parser.add_argument("--warm-up", type=_positive, default=80, help="steps before them (default 80)")
+    parser.add_argument(
+        "--windows", type=_positive, default=3, help="windows of unsynchronised steps (default 3)"
+    )
+    parser.add_argument("--window-steps", type=_positive, default=20, help="steps in a window (default 20)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a device")
+    parser.add_argument(
+        "--caches",
+        type=CachePolicy,
+        choices=list(CachePolicy),
+        default=CachePolicy.FRESH,
+        help="who shares what was compiled: nobody (fresh), the repetitions of a peer, or all of one compile mode",
+    )
+    parser.add_argument(
+        "--budget-s", type=_positive, help="begin no repetition that would end later than this"
+    )
+    parser.add_argument("--timeout-s", type=_positive, default=300, help="limit of one process (default 300)")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep what the processes print")
+
+
+def _add_table(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_table)
+    parser.add_argument("file", type=Path, nargs="+")
+
+
+def _add_lookup(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_lookup)
+    parser.add_argument("--graphs", type=_graphs, default=20, help="graphs in a request (default 20)")
+    parser.add_argument("--requests", type=_positive, default=2000, help="default 2000")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+
+
+def _add_imports(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_imports)
+    parser.add_argument("--repetitions", type=_positive, default=20, help="default 20")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def _graphs(text: str) -> int:
+    number = _positive(text)
+    if number > _MAX_GRAPHS:
+        raise argparse.ArgumentTypeError(f"a request holds at most {_MAX_GRAPHS} graphs, not {number}")
+    return number
+
+
+_MAX_GRAPHS = 1024
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.list:
+        print(_listing())
+        return 0
+    if options.out is None:
+        raise BenchmarkError("name the result file with --out FILE")
+    run = Run(_plan(options))
+    print(render(run.execute()))
+    return 1 if run.failed else 0
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    return Plan(
+        workloads=select_workloads(options.workloads),
+        peers=select_peers(options.peers),
+        repetitions=options.repetitions,
+        settings=Settings(
+            steps=options.steps,
+            warm_up=options.warm_up,
+            windows=options.windows,
+            window_steps=options.window_steps,
+            device=options.device,
+            caches=options.caches,
+            timeout_s=options.timeout_s,
+            logs=options.logs and options.logs.absolute(),
+        ),
+        out=options.out.absolute(),
+        budget_s=options.budget_s,
+    )
+
+
+def _listing() -> str:
+    width = max(map(len, [*WORKLOADS, *PEERS]))
+    workloads = [f"  {w.name:{width}}  {w.mode}, batch {w.batch}: {w.summary}" for w in WORKLOADS.values()]
+    peers = [f"  {peer.name:{width}}  {peer.summary}" for peer in PEERS.values()]
+    return "\n".join(["workloads", *workloads, "peers", *peers])
+
+
+def _lookup(options: argparse.Namespace) -> int:
+    # Imported here: the other commands must work where the product does not.
+    from benchmarks.lookup import measure_lookup
+
+    print("\n".join(measure_lookup(options.graphs, options.requests, options.out.absolute())))
+    return 0
+
+
+def _imports(options: argparse.Namespace) -> int:
+    print("\n".join(measure_imports(VARIANTS, options.repetitions, options.out.absolute())))
+    return 0
+
+
+def _table(options: argparse.Namespace) -> int:
+    print(render([record for file in options.file for record in read_records(file)]))
+    return 0

@@ -1,0 +1,58 @@
+"""Where a result was measured: the part of it that the parent process can read without torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+from benchmarks.processes import ROOT
+
+TORCH_FIELDS = ("gpu", "torch", "triton", "cuda")
+"""What only a process with torch can tell; null in a result in which none came to an answer."""
+
+
+def describe_host() -> dict[str, str | None]:
+    """Return the rest of a result's `environment`."""
+    return {
+        "driver": _driver(),
+        "cpu": _cpu(),
+        "python": platform.python_version(),
+        "commit": commit(ROOT),
+    }
+
+
+def commit(folder: Path) -> str:
+    """Return the checked-out commit, with "-dirty" if files differ; without git, BENCHMARK_COMMIT or "unknown"."""
+    revision = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    if not revision:
+        return os.environ.get("BENCHMARK_COMMIT") or "unknown"
+    changed = _output(["git", "-C", str(folder), "status", "--porcelain"])
+    return f"{revision}-dirty" if changed else revision
+
+
+def _driver() -> str | None:
+    versions = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    return versions.splitlines()[0] if versions else None
+
+
+def _cpu() -> str:
+    return f"{_cpu_model()}, {os.cpu_count()} cores"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

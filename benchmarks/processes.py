@@ -1,0 +1,74 @@
+"""Fresh processes for measurements: one at a time, nothing of theirs left behind, their errors kept as one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The repository: `python -m benchmarks.child` is found from here."""
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*: ")
+_MAX_LINE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a process ended; `error` is None if it did well, otherwise the line that says why not."""
+
+    error: str | None
+    output: str
+
+
+def run_fresh(
+    arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float, folder: Path = ROOT
+) -> Outcome:
+    """Run `python ARGUMENTS` in `folder` to its end, or kill it and its children after `timeout_s`."""
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        code = _wait(_start([sys.executable, *arguments], environ, folder, log), timeout_s)
+        log.seek(0)
+        output = log.read()
+    if code is None:
+        return Outcome(f"killed: not done after {timeout_s:.0f} s", output)
+    return Outcome(None if code == 0 else last_error(output) or f"exit code {code}", output)
+
+
+def _start(
+    command: list[str], environ: Mapping[str, str], folder: Path, log: IO[str]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=dict(environ),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # so that compile workers can be ended with it
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.returncode is None:  # too late, or we were interrupted
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def last_error(output: str) -> str | None:
+    """Return the last line that names an exception, or else the last line; None if there is no line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [line for line in lines if _EXCEPTION.match(line)] or lines
+    return telling[-1][:_MAX_LINE] if telling else None

@@ -1,0 +1,173 @@
+"""From the trials of one workload and peer to its record in the result file, and that file itself (`schema` 1)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.figures import Figure, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.peers import Peer
+    from benchmarks.task import Answer
+    from benchmarks.trial import Trial
+    from benchmarks.workloads import Workload
+
+SCHEMA = 1
+NOTES = ("coverage (share of kernels that run inside CUDA graphs) is not measured yet and always null",)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One workload run by one peer, over all repetitions; docs/benchmarks.md says what each figure means."""
+
+    workload: str
+    mode: str
+    batch: int
+    peer: str
+    step_ms: Figure | None
+    host_ms: Figure | None
+    pipelined_ms: Figure | None
+    repetition_medians_ms: list[float]
+    reserved_mb: float | None
+    compile_s: float | None
+    measuring_s: float | None
+    coverage: float | None
+    correct: bool | None
+    deployed: dict[str, int] | None
+    note: str
+
+
+def record_of(workload: Workload, peer: Peer, trials: Sequence[Trial]) -> Record:
+    """Return the record for the trials of one workload and peer, in the order in which they ran."""
+    answers = [trial.answer for trial in trials if trial.answer]
+    summaries = [trial.summary for trial in trials if trial.summary]
+    return Record(
+        workload=workload.name,
+        mode=str(workload.mode),
+        batch=workload.batch,
+        peer=peer.name,
+        step_ms=summarize([ms for answer in answers for ms in answer.step_ms]),
+        host_ms=summarize([ms for answer in answers for ms in answer.host_ms]),
+        pipelined_ms=summarize([ms for answer in answers for ms in answer.pipelined_ms]),
+        repetition_medians_ms=[round(statistics.median(a.step_ms), 6) for a in answers if a.step_ms],
+        reserved_mb=max((a.reserved_mb for a in answers if a.reserved_mb is not None), default=None),
+        compile_s=_median(_compile_s(trials, cold=True)),
+        measuring_s=_median([summary["measuring_ms"] / 1e3 for summary in summaries]),
+        coverage=None,
+        correct=_all_correct(answers),
+        deployed=summaries[-1]["deployed"] if summaries else None,
+        note=_note(trials),
+    )
+
+
+def _compile_s(trials: Sequence[Trial], cold: bool) -> list[float]:
+    return [trial.answer.compile_s for trial in trials if trial.answer and trial.compiled_cold is cold]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return round(statistics.median(values), 4) if values else None
+
+
+def _all_correct(answers: Sequence[Answer]) -> bool | None:
+    verdicts = [answer.correct for answer in answers if answer.correct is not None]
+    return all(verdicts) if verdicts else None
+
+
+def _note(trials: Sequence[Trial]) -> str:
+    """Errors and remarks; what several repetitions have to say alike is said once."""
+    said: dict[str, list[str]] = {}
+    for trial in trials:
+        for remark in _remarks(trial):
+            said.setdefault(remark, []).append(str(trial.repetition + 1))
+    remarks = [
+        remark if len(where) == len(trials) else f"repetition {', '.join(where)}: {remark}"
+        for remark, where in said.items()
+    ]
+    if (warm_s := _median(_compile_s(trials, cold=False))) is not None:
+        remarks.append(f"first step with the compiler's caches filled: {warm_s:.1f} s")
+    return "; ".join(remarks)
+
+
+def _remarks(trial: Trial) -> list[str]:
+    remarks = [trial.error or "", trial.answer.note if trial.answer else ""]
+    if trial.summary:
+        remarks.append(", ".join(f"{name} {trial.summary.get(name)}" for name in _COUNTS))
+        remarks.append(f"deployed {_counts(trial.summary['deployed'])}")
+        remarks.extend(f"{count} x {reason}" for reason, count in trial.summary.get("reasons", {}).items())
+    return [remark for remark in remarks if remark]
+
+
+_COUNTS = ("graphs", "hits", "misses", "measured")
+
+
+def _counts(deployed: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in deployed.items() if count) or "nothing"
+
+
+def write_result(
+    file: Path, environment: dict[str, str | None], settings: dict[str, Any], records: Sequence[Record]
+) -> None:
+    """Write a result file, whole or not at all."""
+    write_json(
+        file,
+        {
+            "schema": SCHEMA,
+            "environment": environment,
+            "settings": settings,
+            "notes": list(NOTES),
+            "records": [dataclasses.asdict(record) for record in records],
+        },
+    )
+
+
+def check_writable(file: Path) -> None:
+    """Raise BenchmarkError if `file` could not be written; an existing one is left as it is."""
+    if file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
+        raise BenchmarkError(f"cannot write {file}; name a file in an existing folder with --out")
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Write JSON to a file beside `file` and put it in its place, so that no reader sees half of it."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        with os.fdopen(handle, "w") as stream:
+            json.dump(content, stream, indent=1)
+            stream.write("\n")
+        temporary = Path(name)
+        temporary.chmod(0o644)
+        temporary.replace(file)
+    except OSError as error:
+        raise BenchmarkError(
+            f"cannot write {file}: {error.strerror}; name another file with --out"
+        ) from error
+
+
+def read_records(file: Path) -> list[Record]:
+    """Return the records of a result file; raises BenchmarkError if it is none."""
+    try:
+        content = json.loads(file.read_text())
+        if content["schema"] != SCHEMA:
+            raise BenchmarkError(f"{file}: schema {content['schema']!r}, this program reads {SCHEMA}")
+        return [_read_record(values) for values in content["records"]]
+    except OSError as error:
+        raise BenchmarkError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise BenchmarkError(f"{file} is no result of `python -m benchmarks run`: {error!r}") from error
+
+
+def _read_record(values: dict[str, Any]) -> Record:
+    figures = {name: values[name] and Figure(**values[name]) for name in _FIGURES}
+    return Record(**{**values, **figures})
+
+
+_FIGURES = ("step_ms", "host_ms", "pipelined_ms")

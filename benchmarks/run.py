@@ -1,0 +1,132 @@
+"""`python -m benchmarks run`: every workload with every peer, over some repetitions, into one result file.
+
+The file is written anew after every process, so that whatever ends the run early costs nothing that was measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.environment import TORCH_FIELDS, describe_host
+from benchmarks.peers import Peer
+from benchmarks.records import Record, check_writable, record_of, write_result
+from benchmarks.schedule import Turn, turns
+from benchmarks.trial import Settings, Trial, Trials
+from benchmarks.workloads import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is asked to do; `budget_s` None: as long as it takes."""
+
+    workloads: tuple[Workload, ...]
+    peers: tuple[Peer, ...]
+    repetitions: int
+    settings: Settings
+    out: Path
+    budget_s: float | None
+
+
+@dataclass(slots=True)
+class Run:
+    """A run under way: its trials so far, and the file that holds what they amount to."""
+
+    plan: Plan
+    trials: dict[tuple[str, str], list[Trial]] = field(default_factory=dict)
+    stopped: str | None = None
+    host: dict[str, str | None] = field(default_factory=describe_host)
+
+    def execute(self) -> list[Record]:
+        """Run everything that the budget allows; returns the records, which are in the file too."""
+        started = time.monotonic()
+        check_writable(self.plan.out)  # now rather than after an hour
+        with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as folder:
+            trials = Trials(Path(folder), self.plan.settings)
+            for repetition in self._affordable_repetitions(started):
+                for turn in turns(repetition, self.plan.workloads, self.plan.peers):
+                    self._take(turn, trials)
+        self._save()
+        return self.records()
+
+    @property
+    def failed(self) -> bool:
+        """Whether any process failed."""
+        return any(trial.error for trials in self.trials.values() for trial in trials)
+
+    def _affordable_repetitions(self, started: float) -> Iterator[int]:
+        longest = 0.0
+        for repetition in range(self.plan.repetitions):
+            begun = time.monotonic()
+            if repetition and self._too_long(begun - started + longest):
+                self._stop(repetition)
+                return
+            yield repetition
+            longest = max(longest, time.monotonic() - begun)
+
+    def _too_long(self, seconds: float) -> bool:
+        return self.plan.budget_s is not None and seconds > self.plan.budget_s
+
+    def _stop(self, done: int) -> None:
+        self.stopped = (
+            f"stopped after {done} of {self.plan.repetitions} repetitions: "
+            f"another would not fit into --budget-s {self.plan.budget_s:g}"
+        )
+        _progress(self.stopped)
+
+    def _take(self, turn: Turn, trials: Trials) -> None:
+        """Run a turn, unless its workload has failed with this peer already: it would fail again and take as long."""
+        done = self.trials.setdefault((turn.workload.name, turn.peer.name), [])
+        if any(trial.error for trial in done):
+            return
+        trial = trials.run(turn)
+        done.append(trial)
+        self._save()
+        _progress(_line(turn, trial))
+
+    def records(self) -> list[Record]:
+        """Return the records so far, workload by workload in the order asked for."""
+        return [
+            record_of(workload, peer, self.trials[workload.name, peer.name])
+            for workload in self.plan.workloads
+            for peer in self.plan.peers
+            if (workload.name, peer.name) in self.trials
+        ]
+
+    def _save(self) -> None:
+        write_result(self.plan.out, self._environment(), self._settings(), self.records())
+
+    def _environment(self) -> dict[str, str | None]:
+        answers = (trial.answer for trials in self.trials.values() for trial in trials)
+        seen = next((answer.environment for answer in answers if answer), {})
+        return {**{name: seen.get(name) for name in TORCH_FIELDS}, **self.host}
+
+    def _settings(self) -> dict[str, Any]:
+        settings = self.plan.settings
+        return {
+            "repetitions": self.plan.repetitions,
+            "warm_up": settings.warm_up,
+            "steps": settings.steps,
+            "windows": settings.windows,
+            "window_steps": settings.window_steps,
+            "compiler_caches": str(settings.caches),
+            "stopped": self.stopped,
+        }
+
+
+def _line(turn: Turn, trial: Trial) -> str:
+    record = record_of(turn.workload, turn.peer, [trial])
+    figure = f"{record.step_ms.median:.3f} ms" if record.step_ms else f"failed: {trial.error}"
+    wrong = f" WRONG: {record.note}" if record.correct is False else ""
+    return f"repetition {turn.repetition + 1} {record.workload} {record.peer}: {figure} ({trial.seconds:.0f} s){wrong}"
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,29 @@
+"""In which order processes run: slow changes of the machine must not fall on one peer alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.peers import Peer
+from benchmarks.workloads import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One process to come: a workload run by a peer; repetitions count from 0."""
+
+    repetition: int
+    workload: Workload
+    peer: Peer
+
+
+def turns(repetition: int, workloads: Sequence[Workload], peers: Sequence[Peer]) -> Iterator[Turn]:
+    """Yield one repetition's turns: workload by workload, the peers reversed in every other repetition."""
+    ordered = list(reversed(peers)) if repetition % 2 else list(peers)
+    for workload in workloads:
+        for peer in ordered:
+            yield Turn(repetition, workload, peer)

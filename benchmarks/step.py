@@ -1,0 +1,59 @@
+"""One step of a workload as a user would write it, compiled or not. Knows nothing of timing."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.peers import Compile
+
+if TYPE_CHECKING:
+    from benchmarks.workloads.case import Case, Inputs, Model
+
+
+class Step:
+    """Inference: a forward pass without gradients. Training: forward, loss, backward, optimiser, gradients dropped."""
+
+    def __init__(self, case: Case, device: torch.device, compile_as: Compile) -> None:
+        self._case = case
+        self._device = device
+        self._model = _compiled(case.module, compile_as)
+        self._optimizer = case.optimizer(case.module.parameters()) if case.optimizer else None
+
+    def __call__(self, inputs: Inputs) -> torch.Tensor:
+        """Run one step; returns the output or the loss."""
+        result = self.evaluate(inputs)
+        if self._optimizer:
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        return result
+
+    def evaluate(self, inputs: Inputs) -> torch.Tensor:
+        """Run all of a step but its update: in training the gradients are left on the parameters."""
+        if self._optimizer is None:
+            with torch.no_grad():
+                return self._forward(inputs)
+        loss = self._forward(inputs)
+        loss.backward()
+        return loss
+
+    def _forward(self, inputs: Inputs) -> torch.Tensor:
+        with self._autocast():
+            return self._case.call(self._model, inputs)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self._case.autocast is None:
+            return contextlib.nullcontext()
+        context: contextlib.AbstractContextManager[object] = torch.autocast(
+            self._device.type, dtype=self._case.autocast
+        )
+        return context
+
+
+def _compiled(module: torch.nn.Module, compile_as: Compile) -> Model:
+    model: Model = module
+    if compile_as is not Compile.EAGER:
+        model = torch.compile(module, mode=str(compile_as))
+    return model

@@ -1,0 +1,76 @@
+"""A result file as a short table for people; plain text, so that it survives pipes and narrow terminals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.figures import Figure
+    from benchmarks.records import Record
+
+_HEAD = (
+    "workload",
+    "peer",
+    "step ms",
+    "host ms",
+    "pipelined ms",
+    "reserved MB",
+    "compile s",
+    "measuring s",
+    "correct",
+    "deployed",
+)
+_TEXT_COLUMNS = {0, 1, len(_HEAD) - 2, len(_HEAD) - 1}
+_NOTHING = "-"
+
+
+def render(records: Sequence[Record]) -> str:
+    """Return the table, and below it the notes of records that failed or were wrong."""
+    rows = [_HEAD, *(_row(record) for record in records)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join([*(_line(row, widths) for row in rows), *_notes(records)])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    aligned = (
+        cell.ljust(width) if column in _TEXT_COLUMNS else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join(aligned).rstrip()
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    return (
+        record.workload,
+        record.peer,
+        _spread(record.step_ms),
+        _spread(record.host_ms),
+        _spread(record.pipelined_ms),
+        _number(record.reserved_mb, 0),
+        _number(record.compile_s, 1),
+        _number(record.measuring_s, 3),
+        {True: "yes", False: "NO", None: _NOTHING}[record.correct],
+        _deployed(record.deployed),
+    )
+
+
+def _spread(figure: Figure | None) -> str:
+    return f"{figure.median:.3f} ± {figure.mad:.3f}" if figure else _NOTHING
+
+
+def _number(value: float | None, digits: int) -> str:
+    return _NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def _deployed(counts: dict[str, int] | None) -> str:
+    return " ".join(f"{name}:{count}" for name, count in (counts or {}).items() if count) or _NOTHING
+
+
+def _notes(records: Sequence[Record]) -> list[str]:
+    return [
+        f"{record.workload} {record.peer}: {record.note}"
+        for record in records
+        if record.note and (record.step_ms is None or record.correct is False)
+    ]

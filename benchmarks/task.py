@@ -1,0 +1,63 @@
+"""What a benchmark tells a child process to do, and what the child answers: JSON both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+from benchmarks.peers import Compile
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One process's work. `device` None: CUDA if there is a device, otherwise the CPU.
+
+    `windows` times `window_steps` steps are run back to back. `check` compares with eager in the end.
+    """
+
+    workload: str
+    compile: Compile
+    device: str | None
+    seed: int
+    warm_up: int
+    steps: int
+    windows: int
+    window_steps: int
+    check: bool
+
+    def to_json(self) -> str:
+        """Return the task as a command-line argument."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """Return the task that `to_json` wrote."""
+        values = json.loads(text)
+        return cls(**{**values, "compile": Compile(values["compile"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one process measured. Times of steps in milliseconds, one item a step or window; `reserved_mb` in MiB.
+
+    `correct` is None if nothing was compared, `note` says what a figure alone would not.
+    """
+
+    step_ms: list[float]
+    host_ms: list[float]
+    pipelined_ms: list[float]
+    reserved_mb: float | None
+    compile_s: float
+    correct: bool | None
+    note: str
+    environment: dict[str, str | None]
+
+    def to_json(self) -> str:
+        """Return the answer as the content of the file that the parent reads."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Answer:
+        """Return the answer that `to_json` wrote."""
+        return cls(**json.loads(text))

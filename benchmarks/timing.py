@@ -1,0 +1,67 @@
+"""Timing of steps by the host's clock, each on inputs that it has not seen; drawing them is outside the timed part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.step import Step
+from benchmarks.workloads.case import Inputs
+
+_MS = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Stopwatch:
+    """Times one step at a time, or windows of steps, on one device."""
+
+    device: torch.device
+    step: Step
+    draw: Callable[[], Inputs]
+
+    def first_step_s(self) -> float:
+        """Run a step and return its seconds, from the call until the device is done."""
+        whole_ms, _ = self._timed_step()
+        return whole_ms / _MS
+
+    def run(self, count: int) -> None:
+        """Run steps without timing them."""
+        for _ in range(count):
+            self.step(self.draw())
+
+    def steps_ms(self, count: int) -> tuple[list[float], list[float]]:
+        """Return for each of `count` steps its whole time and the host's share, until all of it was issued."""
+        times = [self._timed_step() for _ in range(count)]
+        return [whole for whole, _ in times], [host for _, host in times]
+
+    def _timed_step(self) -> tuple[float, float]:
+        inputs = self.draw()
+        self.synchronize()
+        start = time.perf_counter()
+        result = self.step(inputs)
+        issued = time.perf_counter()
+        self.synchronize()
+        done = time.perf_counter()
+        del result  # only now: freeing the output is not part of this step
+        return (done - start) * _MS, (issued - start) * _MS
+
+    def windows_ms(self, windows: int, steps: int) -> list[float]:
+        """Return for each window the time of a step, when `steps` of them are run without waiting in between."""
+        return [self._window_ms(steps) for _ in range(windows)]
+
+    def _window_ms(self, steps: int) -> float:
+        batches = [self.draw() for _ in range(steps)]
+        self.synchronize()
+        start = time.perf_counter()
+        for inputs in batches:
+            self.step(inputs)
+        self.synchronize()
+        return (time.perf_counter() - start) * _MS / steps
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything; nothing to wait for on the CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

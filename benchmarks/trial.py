@@ -1,0 +1,197 @@
+"""One turn of a run: a fresh process with the environment that its peer asks for, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.daemon import Daemon, without_product
+from benchmarks.errors import BenchmarkError
+from benchmarks.peers import Cache, Compile
+from benchmarks.processes import run_fresh
+from benchmarks.task import Answer, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchmarks.schedule import Turn
+
+_PRIMING_STEPS = 160
+"""More than measuring takes, so that the cache of the warm peer is filled with final decisions."""
+
+
+class CachePolicy(enum.StrEnum):
+    """Which processes share what torch.compile leaves on disk; never those of different workloads."""
+
+    FRESH = "fresh"
+    """None: every process compiles everything."""
+    PEER = "peer"
+    """The repetitions of one peer: the first compiles."""
+    SHARED = "shared"
+    """All repetitions of all peers that compile in the same mode: the first process compiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is alike for all turns of a run; see `benchmarks.task.Task` for the counts."""
+
+    steps: int
+    warm_up: int
+    windows: int
+    window_steps: int
+    device: str | None
+    caches: CachePolicy
+    timeout_s: float
+    logs: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of a turn: an answer, or an error. `compiled_cold`: the compiler's caches were empty before it."""
+
+    repetition: int
+    answer: Answer | None
+    summary: dict[str, Any] | None
+    error: str | None
+    compiled_cold: bool
+    seconds: float
+
+
+class Trials:
+    """Runs turns; everything they leave lies in `folder`, which should be short: sockets are in it."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self._folder = folder
+        self._settings = settings
+
+    def run(self, turn: Turn) -> Trial:
+        """Run one turn in a new process; whatever goes wrong there is in the trial's `error`."""
+        started = time.monotonic()
+        caches = self.caches(turn)
+        cold = turn.peer.compile is Compile.EAGER or not caches.exists()
+        try:
+            answer, summary = self._measure(turn, caches)
+            error = None
+        except BenchmarkError as problem:
+            answer, summary, error = None, None, str(problem)
+        return Trial(turn.repetition, answer, summary, error, cold, time.monotonic() - started)
+
+    def _measure(self, turn: Turn, caches: Path) -> tuple[Answer, dict[str, Any] | None]:
+        task = self._task(turn)
+        if turn.peer.cache is Cache.NONE:
+            return self._run_child(turn, task, plain_environment(os.environ, caches), "measure"), None
+        home = self._home(turn)
+        with Daemon(home):
+            if turn.peer.cache is Cache.WARM:
+                self._prime_once(turn, task, home)
+            return self._run_with_product(turn, task, home, caches, "measure")
+
+    def _run_with_product(
+        self, turn: Turn, task: Task, home: Path, caches: Path, purpose: str
+    ) -> tuple[Answer, dict[str, Any]]:
+        summary_file = self._file(turn, f"{purpose}-summary.json")
+        environ = product_environment(os.environ, caches, home, summary_file)
+        answer = self._run_child(turn, task, environ, purpose)
+        return answer, _read_summary(summary_file)
+
+    def _prime_once(self, turn: Turn, task: Task, home: Path) -> None:
+        marker = home / "primed"
+        if marker.exists():
+            return
+        priming = replace(task, warm_up=_PRIMING_STEPS, steps=0, windows=0, check=False)
+        self._run_with_product(turn, priming, home, self._priming_caches(turn), "prime")
+        marker.touch()
+
+    def _run_child(self, turn: Turn, task: Task, environ: Mapping[str, str], purpose: str) -> Answer:
+        answer_file = self._file(turn, f"{purpose}.json")
+        arguments = ["-m", "benchmarks.child", task.to_json(), str(answer_file)]
+        outcome = run_fresh(arguments, environ, self._settings.timeout_s)
+        self._keep_log(answer_file.with_suffix(".log").name, outcome.output)
+        if outcome.error:
+            raise BenchmarkError(outcome.error)
+        return Answer.from_json(answer_file.read_text())
+
+    def _task(self, turn: Turn) -> Task:
+        settings = self._settings
+        return Task(
+            workload=turn.workload.name,
+            compile=turn.peer.compile,
+            device=settings.device,
+            seed=turn.repetition + 1,
+            warm_up=settings.warm_up,
+            steps=settings.steps,
+            windows=settings.windows,
+            window_steps=settings.window_steps,
+            check=True,
+        )
+
+    def _keep_log(self, name: str, output: str) -> None:
+        if self._settings.logs:
+            self._settings.logs.mkdir(parents=True, exist_ok=True)
+            (self._settings.logs / name).write_text(output)
+
+    def _file(self, turn: Turn, kind: str) -> Path:
+        return self._folder / f"{turn.workload.name}.{turn.peer.name}.{turn.repetition + 1}.{kind}"
+
+    def _home(self, turn: Turn) -> Path:
+        once = turn.peer.cache is Cache.WARM
+        return (
+            self._folder / f"home.{turn.workload.name}.{turn.peer.name}.{0 if once else turn.repetition + 1}"
+        )
+
+    def caches(self, turn: Turn) -> Path:
+        """Return the folder for what torch.compile leaves on disk in this turn."""
+        owner = {
+            CachePolicy.FRESH: f"{turn.peer.name}.{turn.repetition + 1}",
+            CachePolicy.PEER: turn.peer.name,
+            CachePolicy.SHARED: f"mode.{turn.peer.compile}",
+        }[self._settings.caches]
+        return self._folder / f"caches.{turn.workload.name}.{owner}"
+
+    def _priming_caches(self, turn: Turn) -> Path:
+        # Priming is not timed: it may use what others have compiled, but must leave nothing to those that are timed.
+        used = sorted(self._folder.glob(f"caches.{turn.workload.name}.pygraph-cold*"))
+        if self._settings.caches is CachePolicy.SHARED:
+            used = [path for path in [self.caches(turn)] if path.exists()]
+        return used[0] if used else self._folder / f"caches.{turn.workload.name}.priming"
+
+
+def plain_environment(environ: Mapping[str, str], caches: Path) -> dict[str, str]:
+    """Return the variables of a process in which PyGraph takes no part: not even its entry point is loaded."""
+    return {
+        **without_product(environ),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+    }
+
+
+def product_environment(
+    environ: Mapping[str, str], caches: Path, home: Path, summary_file: Path
+) -> dict[str, str]:
+    """Return the variables of a process in which PyGraph decides how graphs run."""
+    return {
+        **plain_environment(environ, caches),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
+        "PYGRAPH": "1",
+        "PYGRAPH_SUMMARY": str(summary_file),
+        "PYGRAPHD_HOME": str(home),
+        "PYGRAPHD_AUTOSTART": "0",
+    }
+
+
+def _read_summary(file: Path) -> dict[str, Any]:
+    """Return what the product wrote at exit; without it there is no telling what was measured."""
+    with contextlib.suppress(OSError, ValueError):
+        summary = json.loads(file.read_text())
+        if isinstance(summary, dict):
+            return summary
+    raise BenchmarkError(
+        "PyGraph wrote no summary: is it installed where this Python finds its entry points?"
+    )

@@ -1,0 +1,96 @@
+"""The registry of workloads: what can be run, without importing torch; each family has a file beside this one."""
+
+from __future__ import annotations
+
+import enum
+import pkgutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from benchmarks.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from benchmarks.workloads.case import Case
+
+
+class Mode(enum.StrEnum):
+    """What one step does."""
+
+    INFERENCE = "inference"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model with its inputs; `source` names the function that builds it, as `module:function` in this package."""
+
+    name: str
+    mode: Mode
+    batch: int
+    source: str
+    summary: str
+
+    def build(self, device: torch.device) -> Case:
+        """Return the module and its inputs on `device`; imports torch and raises BenchmarkError if a library is missing."""
+        builder = cast(
+            "Callable[[torch.device, int], Case]", pkgutil.resolve_name(f"{__name__}.{self.source}")
+        )
+        return builder(device, self.batch)
+
+
+_WORKLOADS = (
+    Workload(
+        "resnet50-inference",
+        Mode.INFERENCE,
+        1,
+        "vision:resnet50_inference",
+        "torchvision's ResNet-50, bf16 weights, 224x224",
+    ),
+    Workload(
+        "resnet50-training",
+        Mode.TRAINING,
+        8,
+        "vision:resnet50_training",
+        "torchvision's ResNet-50, bf16 autocast, SGD with momentum",
+    ),
+    Workload(
+        "bert-inference",
+        Mode.INFERENCE,
+        1,
+        "language:bert_inference",
+        "transformers' BertForMaskedLM, base size, bf16 weights, 128 tokens",
+    ),
+    Workload(
+        "bert-training",
+        Mode.TRAINING,
+        1,
+        "language:bert_training",
+        "transformers' BertForMaskedLM, base size, bf16 autocast, dropout, AdamW, 128 tokens",
+    ),
+    Workload(
+        "three-ops",
+        Mode.INFERENCE,
+        1024,
+        "synthetic:three_ops",
+        "sin, multiply and add on 1,024 float32 numbers",
+    ),
+    Workload(
+        "mlp-training",
+        Mode.TRAINING,
+        16,
+        "synthetic:mlp_training",
+        "three small linear layers in float32, SGD; runs anywhere",
+    ),
+)
+WORKLOADS = {workload.name: workload for workload in _WORKLOADS}
+
+
+def select_workloads(names: list[str]) -> tuple[Workload, ...]:
+    """Return the workloads of these names, in this order; raises UnknownNameError."""
+    if unknown := [name for name in names if name not in WORKLOADS]:
+        raise UnknownNameError("workload", unknown, list(WORKLOADS))
+    return tuple(WORKLOADS[name] for name in dict.fromkeys(names))

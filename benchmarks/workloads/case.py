@@ -1,0 +1,44 @@
+"""What a built workload consists of: a module, how it is called, what it is fed, and how it is trained."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.errors import BenchmarkError
+
+Inputs = Mapping[str, torch.Tensor]
+Model = Callable[..., Any]
+"""The module, or what torch.compile made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A workload on a device.
+
+    `draw` makes new inputs on the device. `call` runs the model as its users do and returns one tensor: the loss in
+    training, otherwise the output. `precision` is the least precise type computed in. A `stochastic` case (dropout)
+    gives another result with every state of the random number generator.
+    """
+
+    module: torch.nn.Module
+    draw: Callable[[torch.Generator], Inputs]
+    call: Callable[[Model, Inputs], torch.Tensor]
+    precision: torch.dtype
+    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None = None
+    autocast: torch.dtype | None = None
+    stochastic: bool = False
+
+
+def require(library: str) -> Any:
+    """Import a library that only some workloads need."""
+    try:
+        return importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        raise BenchmarkError(
+            f"this workload needs {library}, which is not installed here ({error})"
+        ) from error

@@ -1,0 +1,59 @@
+"""BERT-base from transformers, made from its configuration alone: random weights, nothing is downloaded."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.workloads.case import Case, Inputs, Model, require
+
+_TOKENS = 128
+
+
+def bert_inference(device: torch.device, batch: int) -> Case:
+    """Return BERT with its masked-language head in bf16."""
+    module = _bert().eval().to(device, torch.bfloat16)
+
+    def draw(generator: torch.Generator) -> Inputs:
+        return {"input_ids": _token_ids(module, device, batch, generator)}
+
+    return Case(module, draw, _logits, precision=torch.bfloat16)
+
+
+def bert_training(device: torch.device, batch: int) -> Case:
+    """Return BERT with its masked-language head in float32 under bf16 autocast, dropout on, trained by AdamW."""
+    module = _bert().train().to(device)
+
+    def draw(generator: torch.Generator) -> Inputs:
+        return {
+            "input_ids": _token_ids(module, device, batch, generator),
+            "labels": _token_ids(module, device, batch, generator),
+        }
+
+    return Case(
+        module,
+        draw,
+        _loss,
+        precision=torch.bfloat16,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-5),
+        autocast=torch.bfloat16,
+        stochastic=True,
+    )
+
+
+def _bert() -> torch.nn.Module:
+    transformers = require("transformers")
+    return transformers.BertForMaskedLM(transformers.BertConfig())
+
+
+def _token_ids(
+    module: torch.nn.Module, device: torch.device, batch: int, generator: torch.Generator
+) -> torch.Tensor:
+    return torch.randint(module.config.vocab_size, (batch, _TOKENS), device=device, generator=generator)
+
+
+def _logits(model: Model, inputs: Inputs) -> torch.Tensor:
+    return model(**inputs).logits
+
+
+def _loss(model: Model, inputs: Inputs) -> torch.Tensor:
+    return model(**inputs).loss

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers import PEERS
+from benchmarks.workloads import WORKLOADS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_list_shows_every_name() -> None:
+    done = benchmarks("run", "--list")
+    assert done.returncode == 0
+    assert all(f"  {name} " in done.stdout for name in [*WORKLOADS, *PEERS])
+
+
+@pytest.mark.parametrize(
+    ("option", "kind", "known"), [("--workloads", "workload", "three-ops"), ("--peers", "peer", "eager")]
+)
+def test_unknown_names_are_refused_with_the_known_ones(
+    tmp_path: Path, option: str, kind: str, known: str
+) -> None:
+    done = benchmarks("run", option, f"nonsense,{known}", "--out", str(tmp_path / "result.json"))
+    assert done.returncode == 2
+    assert f"unknown {kind} nonsense; choose among: " in done.stderr
+    assert known in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--workloads", "three-ops"),
+        ("run", "--out", "/nonexistent/result.json"),
+        ("run", "--steps", "0", "--out", "result.json"),
+        ("table", "/nonexistent.json"),
+        ("lookup", "--graphs", "5000", "--out", "result.json"),
+        (),
+    ],
+)
+def test_bad_requests_end_with_2_and_no_traceback(arguments: tuple[str, ...]) -> None:
+    done = benchmarks(*arguments)
+    assert done.returncode == 2
+    assert done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks.processes import last_error, run_fresh
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_success_has_no_error(tmp_path: Path) -> None:
+    outcome = run_fresh(["-c", "print('hello')"], os.environ, 30, folder=tmp_path)
+    assert (outcome.error, outcome.output) == (None, "hello\n")
+
+
+def test_failure_is_the_exception_line(tmp_path: Path) -> None:
+    outcome = run_fresh(["-c", "raise ValueError('broken')"], os.environ, 30, folder=tmp_path)
+    assert outcome.error == "ValueError: broken"
+
+
+def test_silent_failure_is_its_exit_code(tmp_path: Path) -> None:
+    assert run_fresh(["-c", "raise SystemExit(3)"], os.environ, 30, folder=tmp_path).error == "exit code 3"
+
+
+def test_late_process_is_killed_with_its_children(tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    child = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    started = time.monotonic()
+    outcome = run_fresh(["-c", parent], os.environ, 2, folder=tmp_path)
+    assert time.monotonic() - started < 20
+    assert outcome.error == "killed: not done after 2 s"
+    assert _is_gone(int(marker.read_text()))
+
+
+def _is_gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_advice_after_an_exception_does_not_hide_it() -> None:
+    output = "Traceback ...\ntorch._dynamo.exc.BackendCompilerFailed: x\nRuntimeError: bad\n\nSet TORCH_LOGS=1 for more\n"
+    assert last_error(output) == "RuntimeError: bad"
+    assert last_error("something\nelse\n\n") == "else"
+    assert last_error("\n") is None

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.figures import Figure
+from benchmarks.peers import PEERS
+from benchmarks.records import Record, check_writable, read_records, record_of, write_result
+from benchmarks.task import Answer
+from benchmarks.trial import Trial
+from benchmarks.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FIELDS = {
+    "workload", "mode", "batch", "peer", "step_ms", "host_ms", "pipelined_ms", "repetition_medians_ms", "reserved_mb",
+    "compile_s", "measuring_s", "coverage", "correct", "deployed", "note",
+}  # fmt: skip
+
+
+def answered(
+    repetition: int,
+    step_ms: list[float],
+    *,
+    compile_s: float = 9.0,
+    cold: bool = True,
+    correct: bool | None = True,
+    summary: dict[str, Any] | None = None,
+) -> Trial:
+    answer = Answer(step_ms, [0.5], [1.5], 100.0 + repetition, compile_s, correct, "", {"gpu": "H200"})
+    return Trial(repetition, answer, summary, None, compiled_cold=cold, seconds=1.0)
+
+
+def failed(repetition: int, error: str) -> Trial:
+    return Trial(repetition, None, None, error, compiled_cold=True, seconds=1.0)
+
+
+def summary(measuring_ms: float, trees: int) -> dict[str, Any]:
+    return {
+        "graphs": 2,
+        "hits": 0,
+        "misses": 2,
+        "measured": 2,
+        "measuring_ms": measuring_ms,
+        "deployed": {"LAUNCH": 2 - trees, "TREES": trees, "RELOCATE": 0},
+        "reasons": {},
+    }
+
+
+def record(*trials: Trial, peer: str = "default") -> Record:
+    return record_of(WORKLOADS["mlp-training"], PEERS[peer], trials)
+
+
+def test_figures_are_over_all_steps_of_all_repetitions() -> None:
+    made = record(
+        answered(0, [1.0, 2.0, 3.0], compile_s=10.0), answered(1, [11.0, 12.0, 13.0], compile_s=20.0)
+    )
+    assert made.step_ms == Figure(median=7.0, mad=5.0, n=6)
+    assert made.repetition_medians_ms == [2.0, 12.0]
+    assert made.host_ms == Figure(0.5, 0.0, 2)
+    assert made.pipelined_ms == Figure(1.5, 0.0, 2)
+    assert made.compile_s == 15.0
+    assert made.reserved_mb == 101.0
+    assert made.note == ""
+
+
+def test_compile_time_is_only_of_empty_caches() -> None:
+    made = record(answered(0, [1.0], compile_s=20.0), answered(1, [1.0], compile_s=4.0, cold=False))
+    assert made.compile_s == 20.0
+    assert made.note == "first step with the compiler's caches filled: 4.0 s"
+
+
+def test_failure_leaves_nulls_and_a_note() -> None:
+    made = record(failed(0, "RuntimeError: no"))
+    assert (made.step_ms, made.host_ms, made.pipelined_ms, made.correct) == (None, None, None, None)
+    assert (made.reserved_mb, made.compile_s, made.measuring_s, made.deployed) == (None, None, None, None)
+    assert made.note == "RuntimeError: no"
+
+
+def test_late_failure_keeps_what_was_measured() -> None:
+    made = record(answered(0, [1.0]), failed(1, "RuntimeError: no"))
+    assert made.step_ms == Figure(1.0, 0.0, 1)
+    assert made.note == "repetition 2: RuntimeError: no"
+
+
+def test_one_wrong_repetition_makes_the_record_wrong() -> None:
+    assert record(answered(0, [1.0]), answered(1, [1.0], correct=False)).correct is False
+
+
+def test_what_the_product_summed_up_is_taken_over() -> None:
+    made = record(
+        answered(0, [1.0], summary=summary(100.0, trees=1)),
+        answered(1, [1.0], summary=summary(300.0, trees=2)),
+        peer="pygraph-cold",
+    )
+    assert made.measuring_s == 0.2
+    assert made.deployed == {"LAUNCH": 0, "TREES": 2, "RELOCATE": 0}
+    assert "graphs 2, hits 0, misses 2, measured 2" in made.note
+    assert "repetition 1: deployed 1 LAUNCH, 1 TREES" in made.note
+    assert "repetition 2: deployed 2 TREES" in made.note
+
+
+def test_file_has_the_documented_shape_and_reads_back(tmp_path: Path) -> None:
+    records = [record(answered(0, [1.0])), record(failed(0, "no"), peer="eager")]
+    file = tmp_path / "result.json"
+    write_result(file, {"gpu": None}, {"steps": 1}, records)
+    content = json.loads(file.read_text())
+    assert content["schema"] == 1
+    assert all(set(entry) == FIELDS for entry in content["records"])
+    assert set(content["records"][0]["step_ms"]) == {"median", "mad", "n"}
+    assert content["records"][0]["mode"] == "training"
+    assert read_records(file) == records
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 1, "records": [{}]}'])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    with pytest.raises(BenchmarkError, match=r"other\.json"):
+        read_records(file)
+
+
+def test_an_impossible_place_for_the_result_is_refused_and_nothing_touched(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match="--out"):
+        check_writable(tmp_path / "missing" / "result.json")
+    old = tmp_path / "old.json"
+    old.write_text("old")
+    check_writable(old)
+    assert old.read_text() == "old"

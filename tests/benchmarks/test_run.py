@@ -1,0 +1,90 @@
+"""Real runs on the CPU, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--device", "cpu", "--warm-up", "3", "--steps", "7", "--windows", "2", "--window-steps", "3")
+
+
+def run(out: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    command = [sys.executable, "-m", "benchmarks", "run", *SMALL, "--out", str(out), *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280, check=False
+    )
+    return done, json.loads(out.read_text())
+
+
+def test_two_peers_twice(tmp_path: Path) -> None:
+    done, result = run(
+        tmp_path / "result.json", "--workloads", "mlp-training", "--peers", "eager,default",
+        "--repetitions", "2", "--caches", "peer",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ran = [line.split()[3].rstrip(":") for line in done.stderr.splitlines()]
+    assert ran == ["eager", "default", "default", "eager"]
+    assert result["environment"]["torch"]
+    eager, default = result["records"]
+    for record in (eager, default):
+        assert record["step_ms"]["n"] == 14
+        assert 0 < record["host_ms"]["median"] <= record["step_ms"]["median"]
+        assert record["pipelined_ms"]["n"] == 4
+        assert len(record["repetition_medians_ms"]) == 2
+        assert record["correct"] is True
+        assert (record["reserved_mb"], record["coverage"], record["measuring_s"], record["deployed"]) == (
+            None,
+        ) * 4
+    assert default["compile_s"] > eager["compile_s"]
+    assert "caches filled" in default["note"]
+    assert done.stdout.splitlines()[0].startswith("workload")
+
+
+def test_a_failing_process_costs_only_its_own_record(tmp_path: Path) -> None:
+    done, result = run(
+        tmp_path / "result.json", "--workloads", "bert-inference,three-ops", "--peers", "eager", "--repetitions", "2"
+    )  # fmt: skip
+    if not done.returncode:
+        pytest.skip("transformers is installed here")
+    assert done.returncode == 1
+    failed, good = result["records"]
+    assert failed["step_ms"] is None
+    assert "needs transformers" in failed["note"]
+    assert good["correct"] is True
+    assert done.stderr.count("bert-inference") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_budget_ends_the_run_after_a_whole_repetition(tmp_path: Path) -> None:
+    done, result = run(
+        tmp_path / "result.json", "--workloads", "three-ops", "--peers", "eager",
+        "--repetitions", "50", "--budget-s", "1",
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert result["settings"]["stopped"].startswith("stopped after 1 of 50 repetitions")
+    assert result["records"][0]["step_ms"]["n"] == 7
+
+
+@pytest.mark.daemon
+def test_the_product_with_a_cold_and_a_warm_cache(tmp_path: Path) -> None:
+    done, result = run(
+        tmp_path / "result.json", "--workloads", "mlp-training", "--peers", "pygraph-cold,pygraph-warm",
+        "--repetitions", "1", "--caches", "shared",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    cold, warm = result["records"]
+    assert "graphs 2, hits 0, misses 2" in cold["note"]
+    assert "graphs 2, hits 2, misses 0, measured 0" in warm["note"]
+    for record in (cold, warm):
+        assert record["correct"] is True
+        assert record["deployed"]["LAUNCH"] == 2
+        assert record["measuring_s"] >= 0

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from benchmarks.peers import select_peers
+from benchmarks.schedule import turns
+from benchmarks.workloads import select_workloads
+
+WORKLOADS = select_workloads(["three-ops", "mlp-training"])
+PEERS = select_peers(["eager", "default", "pygraph-warm"])
+
+
+def order(repetition: int) -> list[tuple[str, str]]:
+    return [(turn.workload.name, turn.peer.name) for turn in turns(repetition, WORKLOADS, PEERS)]
+
+
+def test_first_repetition_is_in_the_order_asked_for() -> None:
+    assert order(0) == [
+        ("three-ops", "eager"),
+        ("three-ops", "default"),
+        ("three-ops", "pygraph-warm"),
+        ("mlp-training", "eager"),
+        ("mlp-training", "default"),
+        ("mlp-training", "pygraph-warm"),
+    ]
+
+
+def test_every_other_repetition_reverses_the_peers_alone() -> None:
+    assert [name for name, _ in order(1)] == [name for name, _ in order(0)]
+    assert [peer for _, peer in order(1)] == ["pygraph-warm", "default", "eager"] * 2
+    assert order(2) == order(0)
+
+
+def test_turns_know_their_repetition() -> None:
+    assert {turn.repetition for turn in turns(4, WORKLOADS, PEERS)} == {4}

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.peers import PEERS, Compile
+from benchmarks.schedule import Turn
+from benchmarks.task import Answer, Task
+from benchmarks.trial import CachePolicy, Settings, Trials, plain_environment, product_environment
+from benchmarks.workloads import WORKLOADS
+
+INHERITED = {"PATH": "/bin", "PYGRAPH": "1", "PYGRAPHD_HOME": "/mine", "PYGRAPH_SUMMARY": "/mine/summary"}
+
+
+def test_plain_processes_see_nothing_of_the_product() -> None:
+    environ = plain_environment(INHERITED, Path("/caches"))
+    assert not [name for name in environ if name.startswith("PYGRAPH")]
+    assert environ["PATH"] == "/bin"
+    assert environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+    assert environ["TORCHINDUCTOR_CACHE_DIR"] == "/caches/inductor"
+
+
+def test_product_processes_see_only_the_benchmarks_daemon() -> None:
+    environ = product_environment(INHERITED, Path("/caches"), Path("/home"), Path("/summary"))
+    assert {name: value for name, value in environ.items() if name.startswith("PYGRAPH")} == {
+        "PYGRAPH": "1",
+        "PYGRAPH_SUMMARY": "/summary",
+        "PYGRAPHD_HOME": "/home",
+        "PYGRAPHD_AUTOSTART": "0",
+    }
+    assert environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "1"
+
+
+def caches(policy: CachePolicy, repetition: int, peer: str, workload: str = "three-ops") -> Path:
+    settings = Settings(1, 1, 1, 1, "cpu", policy, 10, None)
+    turn = Turn(repetition, WORKLOADS[workload], PEERS[peer])
+    return Trials(Path("/folder"), settings).caches(turn)
+
+
+def test_fresh_caches_are_never_shared() -> None:
+    assert caches(CachePolicy.FRESH, 0, "default") != caches(CachePolicy.FRESH, 1, "default")
+    assert caches(CachePolicy.FRESH, 0, "default") != caches(CachePolicy.FRESH, 0, "pygraph-default")
+
+
+def test_caches_of_a_peer_are_its_own() -> None:
+    assert caches(CachePolicy.PEER, 0, "default") == caches(CachePolicy.PEER, 1, "default")
+    assert caches(CachePolicy.PEER, 0, "default") != caches(CachePolicy.PEER, 0, "pygraph-default")
+
+
+def test_shared_caches_are_of_one_workload_and_one_mode() -> None:
+    shared = caches(CachePolicy.SHARED, 0, "reduce-overhead")
+    assert shared == caches(CachePolicy.SHARED, 2, "pygraph-warm")
+    assert shared != caches(CachePolicy.SHARED, 0, "pygraph-default")
+    assert shared != caches(CachePolicy.SHARED, 0, "reduce-overhead", "mlp-training")
+
+
+def test_tasks_and_answers_survive_the_way_between_processes() -> None:
+    task = Task("three-ops", Compile.REDUCE_OVERHEAD, None, 1, 2, 3, 4, 5, check=True)
+    assert Task.from_json(task.to_json()) == task
+    answer = Answer([1.0], [0.5], [], None, 2.0, None, "note", {"gpu": None})
+    assert Answer.from_json(answer.to_json()) == answer

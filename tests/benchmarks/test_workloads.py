@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.peers import Compile
+from benchmarks.step import Step
+from benchmarks.workloads import WORKLOADS, Mode
+
+pytestmark = pytest.mark.torch
+CPU = torch.device("cpu")
+LIBRARIES = {"resnet": "torchvision", "bert": "transformers"}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_builds_or_names_what_it_lacks(name: str) -> None:
+    library = LIBRARIES.get(name.partition("50")[0].partition("-")[0])
+    if library and not importlib.util.find_spec(library):
+        with pytest.raises(BenchmarkError, match=f"needs {library}"):
+            WORKLOADS[name].build(CPU)
+        return
+    case = WORKLOADS[name].build(CPU)
+    assert (case.optimizer is not None) == (WORKLOADS[name].mode is Mode.TRAINING)
+
+
+def test_inputs_are_new_each_step_and_the_same_for_every_peer() -> None:
+    case = WORKLOADS["mlp-training"].build(CPU)
+    one, other = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    first, second = case.draw(one)["values"], case.draw(one)["values"]
+    assert not torch.equal(first, second)
+    assert torch.equal(first, case.draw(other)["values"])
+
+
+def test_a_training_step_changes_the_weights_and_drops_the_gradients() -> None:
+    case = WORKLOADS["mlp-training"].build(CPU)
+    before = [parameter.detach().clone() for parameter in case.module.parameters()]
+    Step(case, CPU, Compile.EAGER)(case.draw(torch.Generator()))
+    assert all(not torch.equal(old, new) for old, new in zip(before, case.module.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in case.module.parameters())
