@@ -54,6 +54,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repetitions", type=_positive, default=3, help="processes for each pair (default 3)"
     )
+    parser.add_argument(
+        "--once", type=_names, default=[], metavar="P,Q", help="peers that run in the first repetition only"
+    )
     parser.add_argument("--steps", type=_positive, default=60, help="timed steps in a process (default 60)")
     parser.add_argument("--warm-up", type=_positive, default=80, help="steps before them (default 80)")
     parser.add_argument(
@@ -142,6 +145,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         ),
         out=options.out.absolute(),
         budget_s=options.budget_s,
+        once=select_peers(options.once),
     )
 
 

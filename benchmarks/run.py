@@ -33,6 +33,7 @@ class Plan:
     settings: Settings
     out: Path
     budget_s: float | None
+    once: tuple[Peer, ...] = ()
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class Run:
         with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as folder:
             trials = Trials(Path(folder), self.plan.settings)
             for repetition in self._affordable_repetitions(started):
-                for turn in turns(repetition, self.plan.workloads, self.plan.peers):
+                for turn in turns(repetition, self.plan.workloads, self.plan.peers, self.plan.once):
                     self._take(turn, trials)
         self._save()
         return self.records()
@@ -112,6 +113,7 @@ class Run:
         settings = self.plan.settings
         return {
             "repetitions": self.plan.repetitions,
+            "once": [peer.name for peer in self.plan.once],
             "warm_up": settings.warm_up,
             "steps": settings.steps,
             "windows": settings.windows,

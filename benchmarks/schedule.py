@@ -21,9 +21,15 @@ class Turn:
     peer: Peer
 
 
-def turns(repetition: int, workloads: Sequence[Workload], peers: Sequence[Peer]) -> Iterator[Turn]:
-    """Yield one repetition's turns: workload by workload, the peers reversed in every other repetition."""
-    ordered = list(reversed(peers)) if repetition % 2 else list(peers)
+def turns(
+    repetition: int, workloads: Sequence[Workload], peers: Sequence[Peer], once: Sequence[Peer] = ()
+) -> Iterator[Turn]:
+    """Yield one repetition's turns: workload by workload, the peers reversed in every other repetition.
+
+    Peers in `once` run in the first repetition only.
+    """
+    taking_part = [peer for peer in peers if repetition == 0 or peer not in once]
+    ordered = taking_part[::-1] if repetition % 2 else taking_part
     for workload in workloads:
         for peer in ordered:
             yield Turn(repetition, workload, peer)

@@ -65,13 +65,16 @@ class Profiler:
         call.end.record(torch.cuda.current_stream(self._device))
         self._pending.append(call)
 
-    def collect(self) -> bool:
-        """Read the samples that are complete; return whether none is left to wait for."""
+    def collect(self) -> None:
+        """Read the samples that are complete; the others stay for the next time."""
         while self._pending and self._pending[0].end.query():
             call = self._pending.pop(0)
             sample = Sample(call.host_ns / 1e3, call.begin.elapsed_time(call.end) * 1e3, call.busy)
             self._samples.setdefault(call.deployment, []).append(sample)
-        return not self._pending
+
+    def fewest(self, deployments: Iterable[Deployment]) -> int:
+        """Return the number of samples of the deployment that has the fewest."""
+        return min(len(self._samples.get(deployment, ())) for deployment in deployments)
 
     def measurements(self) -> tuple[Measurement, ...]:
         """Return one measurement for each deployment that has samples."""

@@ -17,7 +17,7 @@ import torch
 from pygraphd.client import _torch, policy
 from pygraphd.client._torch import Runnable
 from pygraphd.client.profiler import Profiler
-from pygraphd.client.rota import Rota, Turns
+from pygraphd.client.rota import SAMPLES, Rota, Turns
 from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurement
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.DEPLOYED: frozenset(),
 }
 
+CANDIDATES = (Deployment.TREES, Deployment.LAUNCH)
 WARM_UP_CALLS = 2
 MEMORY_MARGIN = 1.2
 """Free memory must exceed by this factor what a step was seen to need, or nothing is tried."""
@@ -109,7 +110,7 @@ class Region:
         self._on_deployed = on_deployed
         self._warm_up_calls = max(warm_up_calls, WARM_UP_CALLS)
         self._call: Runnable = self._warm_up
-        self._turns = Turns((Deployment.TREES, Deployment.LAUNCH))
+        self.turns = Turns(CANDIDATES)
         self._device = candidates.device_index
         self._profiler = Profiler(self._device)
         self._sizes: tuple[int, ...] = ()
@@ -122,9 +123,14 @@ class Region:
         return self._call(inputs)
 
     @property
-    def is_backward(self) -> bool:
-        """Whether this is a part of a backward."""
-        return self.graph.kind is Kind.BACKWARD
+    def kind(self) -> Kind:
+        """Which part of a step this is."""
+        return self.graph.kind
+
+    def ready(self) -> bool:
+        """Return whether every candidate has its samples, or will never have them."""
+        self._guarded(self._profiler.collect)
+        return self.turns.exhausted or self._profiler.fewest(CANDIDATES) >= SAMPLES
 
     def _deploy(self, result: Decided) -> None:
         """Run as decided from now on, and say so to everybody concerned."""
@@ -179,15 +185,11 @@ class Region:
         if reason := self._why_aside(inputs):
             self._host.report.step_aside(reason)
             return self._launch(inputs)
-        if self._finished():
+        deployment = self._host.rota.enter(self)
+        if deployment is None:
             self._decide()
             return self._call(inputs)
-        began = time.perf_counter()
-        try:
-            return self._timed_call(inputs)
-        finally:
-            self._timed_calls += 1
-            self._timed_ms += (time.perf_counter() - began) * 1e3
+        return self._timed_call(deployment, inputs)
 
     def _why_aside(self, inputs: list[Any]) -> str | None:
         if threading.get_ident() != self._thread:
@@ -199,19 +201,19 @@ class Region:
                 return "called within a capture of the user's"
         return None
 
-    def _finished(self) -> bool:
-        return self._turns.enough and self._guarded(self._profiler.collect) is not False
-
-    def _timed_call(self, inputs: list[Any]) -> Any:
+    def _timed_call(self, deployment: Deployment, inputs: list[Any]) -> Any:
         candidates = self._candidates
         assert candidates is not None
-        deployment = self._host.rota.enter(self._turns)
-        fair = self._turns.take(deployment)
         run = candidates.runnable(deployment)
-        call = self._guarded(lambda: self._profiler.start(deployment)) if fair else None
+        began = time.perf_counter()
+        call = (
+            self._guarded(lambda: self._profiler.start(deployment)) if self.turns.take(deployment) else None
+        )
         result = run(inputs)
         if call is not None:
             self._guarded(lambda: self._profiler.stop(call))
+        self._timed_calls += 1
+        self._timed_ms += (time.perf_counter() - began) * 1e3
         return result
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
@@ -230,16 +232,17 @@ class Region:
 
     def _judge(self) -> Decided:
         measurements = self._profiler.measurements()
-        self._host.report.measuring_ms += self._extra_ms(measurements)
         decision = policy.decide(measurements)
         if not decision.final:
             decision = policy.too_few_calls(self.calls)
-        return Decided(self.graph, self._host.settle(self, decision), measurements)
+        decision = self._host.settle(self, decision)
+        self._host.report.measuring_ms += self._price_ms(measurements, decision.deployment)
+        return Decided(self.graph, decision, measurements)
 
-    def _extra_ms(self, measurements: tuple[Measurement, ...]) -> float:
-        """Return the host time that measuring took beyond launching the same calls."""
-        launch = next((m.host_us for m in measurements if m.deployment is Deployment.LAUNCH), 0.0)
-        return max(0.0, self._timed_ms - self._timed_calls * launch / 1e3)
+    def _price_ms(self, measurements: tuple[Measurement, ...], deployment: Deployment) -> float:
+        """Return the host time of the timed calls beyond what they would have taken with the decision known."""
+        known = next((m.host_us for m in measurements if m.deployment is deployment), 0.0)
+        return max(0.0, self._timed_ms - self._timed_calls * known / 1e3)
 
 
 def _sizes(inputs: list[Any]) -> tuple[int, ...]:

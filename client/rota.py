@@ -1,21 +1,24 @@
 """Whose turn it is: the balanced order in which measuring regions try the deployments on real calls.
 
 Two levels. `Turns` is one region's own order, A A A B B B B B B A A A. `Rota` makes all regions of one step follow one of
-them: PyTorch's CUDA Graph trees depend on what ran before, so a step that is half captured would be recorded anew for
-every mixture. Knows nothing of torch.
+them, decide in the same step, and change deployments only between a backward and the next forward: PyTorch's CUDA Graph
+trees depend on what ran before, and record anew for every mixture of captured and launched graphs. Knows nothing of torch.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import Protocol
 
-from pygraphd.schema.messages import Deployment
+from pygraphd.schema.messages import Deployment, Kind
 
 BLOCK = 5
 """Calls in a row before the order moves on; the first after a change is never counted."""
 SAMPLES = 8
-"""Counted calls of each deployment that end measuring."""
+"""Samples of each deployment that end measuring."""
+MAX_CALLS = 200
+"""Calls after which measuring ends with what there is; two dozen are usual."""
 UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3}
 """A deployment's first calls in a process, which pay for setting it up. Trees warm up, record, then replay."""
 
@@ -26,13 +29,12 @@ class Turns:
     def __init__(self, candidates: tuple[Deployment, ...]) -> None:
         self._order = (*candidates, *reversed(candidates))
         self._calls: Counter[Deployment] = Counter()
-        self._counted: Counter[Deployment] = Counter(dict.fromkeys(candidates, 0))
         self._previous: Deployment | None = None
 
     @property
-    def enough(self) -> bool:
-        """Whether every candidate has its samples."""
-        return min(self._counted.values()) >= SAMPLES
+    def exhausted(self) -> bool:
+        """Whether so many calls have not been enough."""
+        return self._calls.total() >= MAX_CALLS
 
     def next(self) -> Deployment:
         """Return the deployment that this region would run in if it could choose."""
@@ -42,27 +44,76 @@ class Turns:
         """Note that the region now runs in `deployment`; return whether this call is a fair sample of it."""
         fair = deployment is self._previous and self._calls[deployment] >= UNCOUNTED[deployment]
         self._calls[deployment] += 1
-        self._counted[deployment] += fair
         self._previous = deployment
         return fair
 
 
-class Rota:
-    """Which deployment the measuring regions of a process run in now.
+class Member(Protocol):
+    """A region that is being measured."""
 
-    A round begins when a region comes round again; that region chooses for all that follow until the next round.
+    turns: Turns
+
+    @property
+    def kind(self) -> Kind:
+        """Which part of a step it is."""
+
+    def ready(self) -> bool:
+        """Return whether it has the samples it needs."""
+
+
+class Rota:
+    """Which deployment the measuring regions of a process run in now, and when they decide.
+
+    A round begins when a region comes round again; that region chooses for all that follow until the next round. When all
+    members of a round are ready, they decide in the next one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: set[int] = set()
+        self._members: dict[int, Member] = {}
         self._current = Deployment.LAUNCH
+        self._deciding = False
+        self._backward_seen = False
+        self._open_forwards = 0
+        self._overdue = 0
 
-    def enter(self, turns: Turns) -> Deployment:
-        """Return the deployment for a region that is called now."""
+    def enter(self, member: Member) -> Deployment | None:
+        """Return the deployment for a region that is called now; None: it should decide."""
         with self._lock:
-            if not self._seen or id(turns) in self._seen:
-                self._seen.clear()
-                self._current = turns.next()
-            self._seen.add(id(turns))
+            if self._begins_round(member):
+                self._begin_round(member)
+            self._follow_step(member.kind)
+            if self._deciding and member.ready():
+                return None
+            self._members[id(member)] = member
             return self._current
+
+    def _begins_round(self, member: Member) -> bool:
+        if not self._members:
+            return True
+        if id(member) not in self._members:
+            return False
+        # A backward belongs to the step of its forward, unless none of the forwards is measured.
+        kinds = {other.kind for other in self._members.values()}
+        return member.kind is not Kind.BACKWARD or kinds == {Kind.BACKWARD}
+
+    def _begin_round(self, leader: Member) -> None:
+        if self._members:
+            self._deciding = all(member.ready() for member in self._members.values())
+        self._members.clear()
+        wanted = leader.turns.next()
+        if wanted is self._current:
+            self._overdue = 0
+        elif self._open_forwards == 0 or self._overdue >= BLOCK:
+            # A forward whose backward never comes must not hold everything up for ever.
+            self._current, self._overdue, self._open_forwards = wanted, 0, 0
+        else:
+            self._overdue += 1
+
+    def _follow_step(self, kind: Kind) -> None:
+        """Count the forwards whose backward is still to come: what they have saved belongs to their deployment."""
+        if kind is Kind.BACKWARD:
+            self._backward_seen = True
+            self._open_forwards = max(0, self._open_forwards - 1)
+        elif kind is Kind.FORWARD and self._backward_seen:
+            self._open_forwards += 1

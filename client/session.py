@@ -21,7 +21,7 @@ from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
-from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Record
+from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Kind, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +73,7 @@ class Session:
     def settle(self, region: Region, decision: Decision) -> Decision:
         """Return the decision for a measured region in view of its forward's."""
         watched = self._watched.get(id(region))
-        if watched is None or not region.is_backward:
+        if watched is None or region.kind is not Kind.BACKWARD:
             return decision
         return policy.settle_backward(decision, forward_launched=watched.family in self._launched)
 
@@ -84,7 +84,7 @@ class Session:
             return  # the session has been closed meanwhile
         if result.measurements:
             self.report.count(measured=1)
-            if not region.is_backward and result.decision.deployment is Deployment.LAUNCH:
+            if region.kind is not Kind.BACKWARD and result.decision.deployment is Deployment.LAUNCH:
                 self._launched.add(watched.family)
         self.record(watched.environment, [Record(result.graph, result.decision, result.measurements)])
 

@@ -31,3 +31,10 @@ def test_every_other_repetition_reverses_the_peers_alone() -> None:
 
 def test_turns_know_their_repetition() -> None:
     assert {turn.repetition for turn in turns(4, WORKLOADS, PEERS)} == {4}
+
+
+def test_peers_that_run_once_are_left_out_later() -> None:
+    first, *others = PEERS
+
+    assert {turn.peer for turn in turns(0, WORKLOADS, PEERS, [first])} == set(PEERS)
+    assert {turn.peer for turn in turns(1, WORKLOADS, PEERS, [first])} == set(others)

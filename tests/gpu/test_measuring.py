@@ -131,6 +131,28 @@ def test_every_mixture_of_forward_and_backward_is_right(
     torch.testing.assert_close(losses, reference(2 * ENOUGH), rtol=2e-3, atol=1e-4)
 
 
+def test_measuring_leaves_one_recording_of_each_graph(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the host far ahead of the GPU, too: a mixture of captured and launched would be recorded anew."""
+    from torch._inductor.cudagraph_trees import get_manager
+
+    force(monkeypatch, Deployment.TREES, Deployment.TREES)
+    module = model()
+    compiled = torch.compile(module, mode="reduce-overhead")
+    work = torch.randn(4096, 4096, device=DEVICE)
+    for _ in range(2 * ENOUGH):
+        compiled(torch.randn(32, 64, device=DEVICE)).sum().backward()
+        module.zero_grad(set_to_none=True)
+        torch.mm(work, work)  # keeps the queue busy
+
+    watched.expect(measured=2)
+    manager = get_manager(0, create_if_none_exists=False)
+    (root,) = [node for nodes in manager.roots.values() for node in nodes]
+    (child,) = [node for nodes in root.children.values() for node in nodes]
+    assert not child.children
+
+
 def test_a_second_process_hits_what_the_first_decided(
     watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
