@@ -150,7 +150,7 @@ def test_measuring_leaves_one_recording_of_each_graph(
     manager = get_manager(0, create_if_none_exists=False)
     (root,) = [node for nodes in manager.roots.values() for node in nodes]
     (child,) = [node for nodes in root.children.values() for node in nodes]
-    assert not child.children
+    assert not [node for nodes in child.children.values() for node in nodes]
 
 
 def test_a_second_process_hits_what_the_first_decided(
