@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pygraphd.client.transport import Transport, TransportError
+from pygraphd.schema.locations import environ_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,17 +41,17 @@ def ensure(transport: Transport, environ: Mapping[str, str] | None = None) -> st
         return None
     if reason := why_not(environ):
         return f"not started: {reason}"
-    _spawn({name: value for name, value in environ.items() if name != "PYGRAPH"})
+    _spawn({name: value for name, value in environ_elsewhere(environ).items() if name != "PYGRAPH"})
     return None
 
 
-def _spawn(environ: Mapping[str, str]) -> None:
+def _spawn(environ: dict[str, str]) -> None:
     # Through a shell that ends at once: the daemon is then nobody's child, and a user's os.wait() never meets it.
     command = '"$0" -m pygraphd start --foreground </dev/null >/dev/null 2>&1 &'
     subprocess.run(
         ["/bin/sh", "-c", command, sys.executable],
         cwd="/",
-        env=dict(environ),
+        env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -96,6 +96,8 @@ class Cache:
     async def lookup(self, body: bytes) -> LookupAnswer:
         """Answer one lookup; raises InvalidMessageError. A database that cannot be read answers with misses."""
         request, entries = await self._run(self._reading, self._find, body)
+        if len(entries) < len(request.graphs) and await self._spool_had_something():
+            request, entries = await self._run(self._reading, self._find, body)
         self.counters.lookups += 1
         self.counters.graphs += len(request.graphs)
         self.counters.hits += len(entries)
@@ -125,11 +127,20 @@ class Cache:
         await self._run(self._writing, self._store.retry)
         try:
             await self.write_hits()
-            self.counters.spooled += await self._run(
-                self._writing, spool.ingest, self._spool, self._store.record
-            )
+            await self._take_in_spool()
         except StoreError as error:
             _log.warning("housekeeping: %s", error)
+
+    async def _spool_had_something(self) -> bool:
+        with contextlib.suppress(StoreError):
+            return await self._take_in_spool() > 0
+        return False
+
+    async def _take_in_spool(self) -> int:
+        """Store what clients have left since; a miss may be answered there. Raises StoreError."""
+        taken = await self._run(self._writing, spool.ingest, self._spool, self._store.record)
+        self.counters.spooled += taken
+        return taken
 
     async def _write_hits_soon(self) -> None:
         # Soon enough for who looks at the cache next, late enough for a burst of lookups to be one write.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import time
 from typing import TYPE_CHECKING
 
 from pygraphd import control, folders
-from pygraphd.claim import claim, hung_text, is_claimed
+from pygraphd.claim import hung_text, is_claimed
 from pygraphd.errors import CommandError, NotRunningError
+from pygraphd.schema.locations import environ_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +38,7 @@ def start(locations: Locations, flags: Sequence[str] = ()) -> tuple[Ping, bool]:
 
 
 def stop(locations: Locations) -> int:
-    """End the daemon, wait until its lock is free, and return its pid; raises NotRunningError, CommandError."""
+    """End the daemon, wait until its process is gone, and return its pid; raises NotRunningError, CommandError."""
     running = control.ping(locations.socket)
     if running is None:
         raise (
@@ -45,15 +47,25 @@ def stop(locations: Locations) -> int:
             else NotRunningError("pygraphd is not running")
         )
     pid = _verified_pid(locations, running)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    held = claim(locations, STOP_S)
-    if held is None:
+    if not _ended(pid):
         raise CommandError(
             f"pygraphd (pid {pid}) did not end within {STOP_S:g} s; end it with: kill -9 {pid}"
         )
-    held.close()
     return pid
+
+
+def _ended(pid: int) -> bool:
+    """Ask a process to end, and return whether it has within the time it is given."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        ended, _, _ = select.select([process], [], [], STOP_S)
+        return bool(ended)
+    finally:
+        os.close(process)
 
 
 def _verified_pid(locations: Locations, running: Ping) -> int:
@@ -77,6 +89,7 @@ def _spawn(locations: Locations, flags: Sequence[str]) -> subprocess.Popen[bytes
             start_new_session=True,
             close_fds=True,
             cwd="/",
+            env=environ_elsewhere(),
         )
 
 

@@ -59,6 +59,13 @@ def locate(environ: Mapping[str, str] | None = None) -> Locations:
     return Locations(runtime, _cache_folder(environ, runtime), _socket(runtime))
 
 
+def environ_elsewhere(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables with which a process in another folder finds the same places."""
+    environ = os.environ if environ is None else environ
+    home = environ.get("PYGRAPHD_HOME")
+    return {**environ, "PYGRAPHD_HOME": str(Path(home).absolute())} if home else dict(environ)
+
+
 def _runtime_folder(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_RUNTIME_DIR")
     if base and Path(base).is_absolute():

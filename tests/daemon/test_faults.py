@@ -84,6 +84,16 @@ def test_records_survive_a_kill(home: Home, make_request: Callable[..., RecordRe
     assert home.status()["problems"] == []
 
 
+def test_what_is_not_known_is_looked_for_in_the_spool_first(
+    home: Home, make_request: Callable[..., RecordRequest]
+) -> None:
+    home.start()
+    home.locations.spool.mkdir(mode=0o700, exist_ok=True)
+    (home.locations.spool / "late.json").write_bytes(encode(make_request("c")))
+
+    assert _hits(home, make_request("c")) == 1
+
+
 def test_the_spool_is_taken_in(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.variables["PYGRAPHD_HOUSEKEEPING"] = "0.2"
     home.locations.spool.mkdir(mode=0o700)

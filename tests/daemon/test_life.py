@@ -40,7 +40,22 @@ def test_start_status_stop(home: Home) -> None:
     assert home.pygraphd("stop").returncode == 3
     assert not home.locations.socket.exists()
     assert home.locations.lock.exists()
-    home.wait_until(lambda: _has_ended(status["pid"]))
+    assert _has_ended(status["pid"])  # at once: that is what stop waits for
+
+
+def test_a_relative_home_is_the_same_folder_for_the_daemon(home: Home, tmp_path: Path) -> None:
+    environ = {**home.environ, "PYGRAPHD_HOME": home.path.name}
+    started = subprocess.run(
+        [sys.executable, "-m", "pygraphd", "start"],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (started.returncode, started.stderr) == (0, "")
+    assert home.status()["running"] is True
 
 
 def _has_ended(pid: int) -> bool:
