@@ -1,0 +1,169 @@
+"""What the end-to-end tests share: a user's program run in a process of its own, beside a daemon and a home of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.schema.locations import Locations, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROGRAM = Path(__file__).with_name("programs") / "program.py"
+RUN_TIMEOUT_S = 240
+COMMAND_TIMEOUT_S = 60
+_OURS = ("PYGRAPH", "_PYGRAPH", "TORCHINDUCTOR", "TORCH_LOGS", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one run of a program ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+    summary: dict[str, Any] | None
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """The summary, which must be there."""
+        assert self.summary is not None, f"no summary was written\n{self.stderr}"
+        return self.summary
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """A home for one daemon and its cache; `inductor` is where compiled code is kept between runs."""
+
+    home: Path
+    inductor: Path
+    _pids: list[int] = field(default_factory=list)
+    _runs: int = 0
+
+    @property
+    def locations(self) -> Locations:
+        """Where socket and database of this home lie."""
+        return locate({"PYGRAPHD_HOME": str(self.home)})
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Return this process's environment without any setting of ours, plus this sandbox's."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        return {
+            **kept,
+            "PYGRAPHD_HOME": str(self.home),
+            "PYGRAPHD_AUTOSTART": "0",
+            "TORCHINDUCTOR_CACHE_DIR": str(self.inductor),
+            **variables,
+        }
+
+    def run(
+        self, *arguments: str, command: tuple[str, ...] = (), hook: bool = True, **variables: str
+    ) -> Outcome:
+        """Run the program, under `PYGRAPH=1` if `hook`; `command` stands before its path instead of Python."""
+        self._runs += 1
+        path = self.home / f"summary-{self._runs}.json"
+        if hook:
+            variables = {"PYGRAPH": "1", **variables}
+        began = time.monotonic()
+        finished = subprocess.run(
+            [*(command or (sys.executable,)), str(PROGRAM), *arguments],
+            env=self.environment(**{"PYGRAPH_SUMMARY": str(path), **variables}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+            check=False,
+        )
+        seconds = time.monotonic() - began
+        summary = json.loads(path.read_text()) if path.exists() else None
+        return Outcome(finished.returncode, finished.stdout, finished.stderr, seconds, summary)
+
+    def pygraphd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run one `pygraphd` command."""
+        return subprocess.run(
+            [sys.executable, "-m", "pygraphd", *arguments],
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+
+    def start_daemon(self) -> int:
+        """Start the daemon and return its process id."""
+        started = self.pygraphd("start")
+        assert started.returncode == 0, started.stderr
+        pid = self.daemon_pid()
+        assert pid is not None
+        return pid
+
+    def daemon_pid(self) -> int | None:
+        """Return the process id that `status` gives, and remember to end that process."""
+        status = json.loads(self.pygraphd("status", "--json").stdout)
+        if not status["running"]:
+            return None
+        self._pids.append(status["pid"])
+        pid: int = status["pid"]
+        return pid
+
+    def stop_daemon(self) -> None:
+        """Stop the daemon, which must be running."""
+        stopped = self.pygraphd("stop")
+        assert stopped.returncode == 0, stopped.stderr
+
+    def close(self) -> None:
+        """End every daemon that was started here, also a stopped one, and remove the home."""
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.pygraphd("stop")
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inductor's cache, kept from test to test: most tests are not about compiling."""
+    return tmp_path_factory.mktemp("inductor")
+
+
+@pytest.fixture
+def sandbox(compiled: Path) -> Iterator[Sandbox]:
+    """An empty home. It lies directly under the temporary folder: a socket's path has to be short."""
+    made = Sandbox(Path(tempfile.mkdtemp(prefix="pygraphd-")), compiled)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def plain(compiled: Path) -> Iterator[Outcome]:
+    """The program without PyGraph, its code compiled already: what every other run is compared with."""
+    made = Sandbox(Path(tempfile.mkdtemp(prefix="pygraphd-")), compiled)
+    try:
+        made.run()  # compiles what the others then find compiled, with the hook and without
+        made.run(hook=False)
+        outcome = made.run(hook=False)
+        assert outcome.code == 0, outcome.stderr
+        assert outcome.summary is None
+        yield outcome
+    finally:
+        made.close()

@@ -1,0 +1,78 @@
+"""A user's program for these tests: two compiled modules, changing batch sizes, a graph break, training, inference.
+
+It prints the same lines however its graphs are run. Its arguments choose how it asks for compilation and how it ends.
+"""
+
+import argparse
+import sys
+
+import torch
+from torch import nn
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class Scorer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 8)
+        self.second = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        torch._dynamo.graph_break()
+        return torch.tanh(self.second(x)).squeeze(-1)
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", default=None)
+    parser.add_argument("--backend", default="inductor")
+    parser.add_argument("--enable", action="store_true")
+    parser.add_argument("--fail", action="store_true")
+    parser.add_argument("--exit", type=int, default=0)
+    return parser.parse_args()
+
+
+def train(encoder: nn.Module, scorer: nn.Module) -> None:
+    optimizer = torch.optim.SGD([*encoder.parameters(), *scorer.parameters()], lr=0.1)
+    for batch in (4, 6, 5, 4, 9, 6, 4, 5):
+        x = torch.randn(batch, 16)
+        loss = (scorer(encoder(x)) - x.mean(dim=-1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        print(f"batch {batch}: loss {loss.item():.5f}")
+
+
+@torch.no_grad()
+def infer(encoder: nn.Module, scorer: nn.Module) -> None:
+    for batch in (3, 7, 3, 5):
+        print(f"batch {batch}: score {scorer(encoder(torch.randn(batch, 16))).sum().item():.5f}")
+
+
+def main() -> None:
+    chosen = options()
+    if chosen.enable:
+        import pygraphd
+
+        pygraphd.enable()
+    torch.manual_seed(7)
+    settings = {"backend": chosen.backend, "mode": chosen.mode}
+    encoder, scorer = (torch.compile(module, **settings) for module in (Encoder(), Scorer()))
+    train(encoder, scorer)
+    infer(encoder, scorer)
+    if chosen.fail:
+        raise LookupError("the user's own mistake")
+    sys.exit(chosen.exit)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The promise: what one process found out, the next one knows, by whatever way the answer reaches it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.e2e.conftest import Outcome, Sandbox
+
+pytestmark = [pytest.mark.torch, pytest.mark.daemon]
+
+
+def assert_nothing_known(outcome: Outcome) -> None:
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.counts["graphs"] > 0
+    assert outcome.counts["hits"] == 0
+    assert outcome.counts["misses"] == outcome.counts["looked_up"] > 0
+
+
+def assert_all_known(outcome: Outcome) -> None:
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.counts["hits"] == outcome.counts["graphs"] > 0
+    assert outcome.counts["misses"] == 0
+    assert outcome.counts["measured"] == 0
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_second_run_hits_every_graph(sandbox: Sandbox, mode: str) -> None:
+    sandbox.start_daemon()
+
+    first = sandbox.run("--mode", mode)
+    second = sandbox.run("--mode", mode)
+
+    assert_nothing_known(first)
+    assert_all_known(second)
+    assert second.counts["graphs"] == first.counts["graphs"]
+    assert sum(second.counts["deployed"].values()) == second.counts["graphs"]
+    assert second.counts["daemon"]["version"] is not None
+    assert second.stdout == first.stdout
+
+
+def test_second_run_hits_after_compiling_everything_anew(sandbox: Sandbox, tmp_path: Path) -> None:
+    sandbox.start_daemon()
+
+    cold = sandbox.run(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "first"))
+    cold_again = sandbox.run(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "second"))
+
+    assert_nothing_known(cold)
+    assert_all_known(cold_again)
+    assert cold_again.counts["graphs"] == cold.counts["graphs"]
+
+
+def test_hook_starts_the_daemon_when_asked(sandbox: Sandbox) -> None:
+    assert sandbox.daemon_pid() is None
+
+    first = sandbox.run(PYGRAPHD_AUTOSTART="1")
+    assert sandbox.daemon_pid() is not None
+    second = sandbox.run(PYGRAPHD_AUTOSTART="1")
+
+    assert first.code == 0
+    assert_all_known(second)
+    assert second.counts["daemon"]["version"] is not None
+
+
+def test_what_was_found_without_a_daemon_reaches_the_next_one(sandbox: Sandbox) -> None:
+    alone = sandbox.run()
+    sandbox.start_daemon()
+    beside = sandbox.run()
+
+    assert_nothing_known(alone)
+    assert alone.counts["daemon"]["version"] is None
+    assert alone.counts["spooled"] == alone.counts["graphs"]
+    assert_all_known(beside)
+
+
+def test_cache_of_a_stopped_daemon_is_still_read(sandbox: Sandbox) -> None:
+    sandbox.start_daemon()
+    sandbox.run()
+    sandbox.stop_daemon()
+
+    alone = sandbox.run()
+
+    assert_all_known(alone)
+    assert alone.counts["daemon"]["version"] is None

@@ -1,0 +1,199 @@
+"""No daemon, a hung one, one that answers garbage, a home that cannot be used: the user's program must not notice.
+
+Each run is compared with one without PyGraph: same output, same exit code, at most `SLOWER_S` slower; and the summary must
+say what happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.e2e.conftest import Outcome, Sandbox
+
+pytestmark = [pytest.mark.torch, pytest.mark.daemon]
+
+SLOWER_S = 2.0
+ATTEMPTS = 3
+Answer = Callable[[socketserver.StreamRequestHandler], None]
+
+
+def assert_unharmed(outcome: Outcome, plain: Outcome) -> None:
+    assert (outcome.code, outcome.stdout) == (plain.code, plain.stdout), outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert outcome.counts["graphs"] > 0
+    assert outcome.counts["hits"] == 0
+
+
+def run_in_time(sandbox: Sandbox, plain: Outcome) -> Outcome:
+    """Run the program; one run as quick as it should be is enough, since the machine may be busy with other things."""
+    for _ in range(ATTEMPTS):
+        outcome = sandbox.run()
+        if outcome.seconds < plain.seconds + SLOWER_S:
+            return outcome
+    pytest.fail(
+        f"{outcome.seconds:.1f} s in the last of {ATTEMPTS} runs, {plain.seconds:.1f} s without PyGraph"
+    )
+
+
+def read_request(handler: socketserver.StreamRequestHandler) -> None:
+    length = 0
+    while (line := handler.rfile.readline().strip()) != b"":
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.partition(b":")[2])
+    handler.rfile.read(length)
+
+
+def random_bytes(handler: socketserver.StreamRequestHandler) -> None:
+    handler.wfile.write(os.urandom(4096))
+
+
+def server_error(handler: socketserver.StreamRequestHandler) -> None:
+    read_request(handler)
+    handler.wfile.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\noops")
+
+
+def wrong_answer(handler: socketserver.StreamRequestHandler) -> None:
+    read_request(handler)
+    body = b'{"environment": "none", "entries": [{"graph": 5}]}'
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+
+def slow_bytes(handler: socketserver.StreamRequestHandler) -> None:
+    read_request(handler)
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    for _ in range(600):
+        handler.wfile.write(b" ")
+        time.sleep(0.1)
+
+
+def huge_body(handler: socketserver.StreamRequestHandler) -> None:
+    read_request(handler)
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
+    for _ in range(1000):
+        handler.wfile.write(bytes(1_000_000))
+
+
+def nothing(handler: socketserver.StreamRequestHandler) -> None:
+    read_request(handler)
+
+
+@contextlib.contextmanager
+def impostor(path: Path, answer: Answer) -> Iterator[list[int]]:
+    """Listen on the daemon's socket and give `answer` to everyone; yields a list that grows by one with each caller."""
+    callers: list[int] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            callers.append(1)
+            with contextlib.suppress(OSError):
+                answer(self)
+
+        def finish(self) -> None:
+            with contextlib.suppress(OSError):
+                super().finish()
+
+    class Server(socketserver.ThreadingUnixStreamServer):
+        daemon_threads = True
+        block_on_close = False
+
+    with Server(str(path), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield callers
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_no_daemon(sandbox: Sandbox, plain: Outcome) -> None:
+    outcome = run_in_time(sandbox, plain)
+
+    assert_unharmed(outcome, plain)
+    assert outcome.counts["daemon"]["version"] is None
+    assert outcome.counts["failures"]["daemon: no daemon"] > 0
+
+
+def test_hung_daemon(sandbox: Sandbox, plain: Outcome) -> None:
+    os.kill(sandbox.start_daemon(), signal.SIGSTOP)
+
+    outcome = run_in_time(sandbox, plain)
+
+    assert_unharmed(outcome, plain)
+    assert outcome.counts["daemon"]["version"] is None
+    assert outcome.counts["failures"] == {
+        "daemon: not started: no answer in time": 1,
+        "daemon: no answer in time": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (random_bytes, "daemon: "),
+        (server_error, "daemon: status 500"),
+        (wrong_answer, "daemon: answer not understood"),
+        (slow_bytes, "daemon: no answer in time"),
+        (huge_body, "daemon: "),
+        (nothing, "daemon: not HTTP"),
+    ],
+)
+def test_garbage_on_the_socket(sandbox: Sandbox, plain: Outcome, answer: Answer, said: str) -> None:
+    with impostor(sandbox.locations.socket, answer) as callers:
+        outcome = run_in_time(sandbox, plain)
+
+    assert callers
+    assert_unharmed(outcome, plain)
+    assert outcome.counts["daemon"]["version"] is None
+    assert any(failure.startswith(said) for failure in outcome.counts["failures"]), outcome.counts["failures"]
+
+
+def test_daemon_dies_between_two_runs_of_a_program(sandbox: Sandbox, plain: Outcome) -> None:
+    pid = sandbox.start_daemon()
+    sandbox.run()
+    os.kill(pid, signal.SIGKILL)
+
+    outcome = sandbox.run()
+
+    assert (outcome.code, outcome.stdout) == (0, plain.stdout)
+    assert outcome.counts["hits"] == outcome.counts["graphs"] > 0
+    assert outcome.counts["daemon"]["version"] is None
+
+
+def test_database_that_is_none(sandbox: Sandbox, plain: Outcome) -> None:
+    sandbox.locations.database.write_bytes(os.urandom(8192))
+
+    outcome = sandbox.run()
+
+    assert_unharmed(outcome, plain)
+    assert any(failure.startswith("database: ") for failure in outcome.counts["failures"])
+
+
+def test_home_that_is_a_file(sandbox: Sandbox, plain: Outcome, tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("not a folder")
+
+    outcome = sandbox.run(PYGRAPHD_HOME=str(occupied))
+
+    assert_unharmed(outcome, plain)
+    assert any(failure.startswith("spool: ") for failure in outcome.counts["failures"])
+
+
+def test_summary_that_cannot_be_written(sandbox: Sandbox, plain: Outcome, tmp_path: Path) -> None:
+    outcome = sandbox.run(PYGRAPH_SUMMARY=str(tmp_path / "missing" / "summary.json"))
+
+    assert (outcome.code, outcome.stdout) == (0, plain.stdout)
+    assert "Traceback" not in outcome.stderr
