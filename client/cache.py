@@ -1,4 +1,6 @@
-"""The answers of earlier runs, from wherever they can be had: the daemon, else its file; and a way to add to them.
+"""The answers of earlier runs, from wherever they can be had; and a way to add to them.
+
+The daemon is asked first. Without one, its database is read, and then what other clients have left for it.
 
 Nothing here raises and nothing takes long. What went wrong is counted in the report. After two failures that cost
 time the daemon is not asked again by this process.
@@ -37,6 +39,7 @@ class Cache:
         self._origin = messages.Origin(host, VERSION)
         self._report = report
         self._failures = 0
+        self._spooled: dict[str, dict[str, Entry]] = {}
 
     def lookup(self, environment: Environment, graphs: Sequence[str]) -> dict[str, Entry]:
         """Return the entries that are known, by graph digest."""
@@ -44,7 +47,7 @@ class Cache:
         request = LookupRequest(environment.digest(), tuple(graphs))
         entries = self._ask(request)
         if entries is None:
-            entries = self._read_file(request)
+            entries = self._read_files(request)
         self._report.lookup_ms += (time.perf_counter() - began) * 1e3
         return {entry.graph: entry for entry in entries if entry.graph in request.graphs}
 
@@ -85,7 +88,15 @@ class Cache:
         self._failures += not free
         self._report.fail(reason)
 
-    def _read_file(self, request: LookupRequest) -> tuple[Entry, ...]:
+    def _read_files(self, request: LookupRequest) -> tuple[Entry, ...]:
+        entries = self._read_database(request)
+        found = {entry.graph for entry in entries}
+        spooled = self._read_spool(request.environment)
+        return entries + tuple(
+            spooled[graph] for graph in request.graphs if graph in spooled and graph not in found
+        )
+
+    def _read_database(self, request: LookupRequest) -> tuple[Entry, ...]:
         if not self._locations.database.exists():
             return ()
         try:
@@ -93,6 +104,16 @@ class Cache:
         except (OSError, sqlite3.Error, ValueError) as error:
             self._report.fail(f"database: {type(error).__name__}: {error}")
             return ()
+
+    def _read_spool(self, environment: str) -> dict[str, Entry]:
+        # Once for a process: what it leaves there itself, it knows.
+        if environment not in self._spooled:
+            try:
+                self._spooled[environment] = spool.read_entries(self._locations.spool, environment)
+            except OSError as error:
+                self._report.fail(f"spool: {error.strerror or error}")
+                self._spooled[environment] = {}
+        return self._spooled[environment]
 
     def _spool(self, body: bytes, records: int) -> None:
         try:

@@ -1,17 +1,27 @@
-"""What a client leaves for the next daemon when it finds none: files of one `RecordRequest` each, in the spool folder."""
+"""What a client leaves for the next daemon when it finds none: files of one `RecordRequest` each, in the spool folder.
+
+Until a daemon has taken them in, other clients that find none read them too: where no daemon ever runs (CI, a batch
+job), the second run of a program still knows what the first has found.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
 
-from pygraphd.schema.messages import MAX_BODY_BYTES
+from pygraphd.schema import messages
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.messages import MAX_BODY_BYTES, Entry, RecordRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 MAX_FILES = 1000
+MAX_READ = 256
+"""Files that are read for an answer, newest first: a few hundred milliseconds at the very most."""
 
 
 class SpoolFullError(OSError):
@@ -26,12 +36,42 @@ def leave(folder: Path, body: bytes) -> Path:
         mode=0o700, parents=True, exist_ok=True
     )  # the daemon refuses one that others may write to
     folder.mkdir(mode=0o700, exist_ok=True)
-    with os.scandir(folder) as files:
-        if sum(1 for _ in files) >= MAX_FILES:
-            raise SpoolFullError(f"{MAX_FILES} files are waiting already")
+    if len(os.listdir(folder)) >= MAX_FILES:  # noqa: PTH208 - names are all that is needed
+        raise SpoolFullError(f"{MAX_FILES} files are waiting already")
     path = folder / f"{time.time_ns()}-{os.getpid()}.json"
     temporary = path.with_name(f".{path.name}")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(body)
     temporary.replace(path)
     return path
+
+
+def read_entries(folder: Path, environment: str) -> dict[str, Entry]:
+    """Return what the spooled files say of an environment (its digest), by graph. The newest file wins.
+
+    A decision that is not final never hides one that is. Files that are not ours or not valid are passed over.
+    """
+    entries: dict[str, Entry] = {}
+    for request in _requests(folder):
+        if request.environment.digest() != environment:
+            continue
+        for record in request.records:
+            known = entries.get(record.graph.digest)
+            if known is None or (record.decision.final and not known.decision.final):
+                entries[record.graph.digest] = Entry(record.graph.digest, record.decision)
+    return entries
+
+
+def _requests(folder: Path) -> Iterator[RecordRequest]:
+    names = sorted(os.listdir(folder), reverse=True) if folder.is_dir() else []  # noqa: PTH208
+    for name in [name for name in names if name.endswith(".json") and not name.startswith(".")][:MAX_READ]:
+        with contextlib.suppress(OSError, InvalidMessageError):
+            yield messages.decode(RecordRequest, _read_own(folder / name))
+
+
+def _read_own(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if os.fstat(descriptor).st_uid not in (0, os.getuid()):
+            raise PermissionError(f"{path} is somebody else's")
+        return file.read(MAX_BODY_BYTES + 1)

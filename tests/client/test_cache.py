@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import socket
 import threading
 import time
@@ -176,6 +178,41 @@ def test_the_spool_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         spool.leave(tmp_path / "spool", b"{}")
     with pytest.raises(spool.SpoolFullError):
         spool.leave(tmp_path / "other", b" " * (messages.MAX_BODY_BYTES + 1))
+
+
+def test_what_was_spooled_is_found_by_the_next_process(places: Locations) -> None:
+    Cache(places, "host", Report()).record(ENVIRONMENT, [RECORD])
+
+    found = Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH, "b" * 64])
+
+    assert found == {GRAPH: Entry(GRAPH, DECISION)}
+
+
+def test_what_was_spooled_elsewhere_is_not(places: Locations) -> None:
+    Cache(places, "host", Report()).record(dataclasses.replace(ENVIRONMENT, torch="2.14.0"), [RECORD])
+
+    assert Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH]) == {}
+
+
+def test_the_newest_final_decision_in_the_spool_wins(places: Locations) -> None:
+    cache = Cache(places, "host", Report())
+    older = Decision(Deployment.LAUNCH, "older", 1)
+    newer = Decision(Deployment.TREES, "newer", 1)
+    provisional = Decision(Deployment.LAUNCH, "provisional", 1, final=False, calls=3)
+    for decision in (older, newer, provisional):
+        cache.record(ENVIRONMENT, [dataclasses.replace(RECORD, decision=decision)])
+
+    assert Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH])[GRAPH].decision == newer
+
+
+def test_bad_files_in_the_spool_are_passed_over(places: Locations, tmp_path: Path) -> None:
+    Cache(places, "host", Report()).record(ENVIRONMENT, [RECORD])
+    (places.spool / "9-garbage.json").write_bytes(b"\x00garbage")
+    (places.spool / "9-folder.json").mkdir()
+    (places.spool / "9-link.json").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(places.spool / "9-pipe.json")
+
+    assert GRAPH in Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH])
 
 
 def test_lookup_without_anything_is_quick(places: Locations) -> None:

@@ -77,6 +77,15 @@ def test_what_was_found_without_a_daemon_reaches_the_next_one(sandbox: Sandbox) 
     assert_all_known(beside)
 
 
+def test_second_run_hits_where_no_daemon_ever_runs(sandbox: Sandbox) -> None:
+    first = sandbox.run()
+    second = sandbox.run()
+
+    assert_nothing_known(first)
+    assert_all_known(second)
+    assert second.counts["daemon"]["version"] is None
+
+
 def test_cache_of_a_stopped_daemon_is_still_read(sandbox: Sandbox) -> None:
     sandbox.start_daemon()
     sandbox.run()
