@@ -132,10 +132,10 @@ class Hook:
     def _ours(self, graph_kwargs: Mapping[str, Any]) -> bool:
         # A forward and its backward share a box, even if the backward is compiled much later.
         box = graph_kwargs.get("boxed_forward_device_index")
-        if getattr(self._local, "in_backend", False) and box is not None:
-            self._boxes[id(box)] = box
+        if getattr(self._local, "in_backend", False):
+            self._boxes[id(box)] = box  # kept alive, so that its id stays its own
             return True
-        return self.everything or id(box) in self._boxes
+        return self.everything or (box is not None and id(box) in self._boxes)
 
     @contextlib.contextmanager
     def in_backend(self) -> Iterator[None]:

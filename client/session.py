@@ -56,7 +56,8 @@ class Session:
         entries = self.cache.lookup(environment, [graph.digest for graph in graphs])
         hits = sum(graph.digest in entries for graph in graphs)
         self.report.count(graphs=len(graphs), looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
-        family = graph_kwargs.get("boxed_forward_device_index")
+        box = graph_kwargs.get("boxed_forward_device_index")  # a forward and its backward share one
+        family = box if box is not None else object()
         return Plan(self, facts, environment, graphs, entries, family)
 
     def watch(
