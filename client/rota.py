@@ -11,11 +11,12 @@ import threading
 from collections import Counter
 from typing import Protocol
 
+from pygraphd.client import policy
 from pygraphd.schema.messages import Deployment, Kind
 
 BLOCK = 5
 """Calls in a row before the order moves on; the first after a change is never counted."""
-SAMPLES = 8
+SAMPLES = policy.MIN_SAMPLES
 """Samples of each deployment that end measuring."""
 MAX_CALLS = 200
 """Calls after which measuring ends with what there is; two dozen are usual."""

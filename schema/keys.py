@@ -7,6 +7,7 @@ can be confused by the way they were joined. Nothing here knows torch: `client.f
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import re
 from dataclasses import dataclass
@@ -127,6 +128,7 @@ _DEFINED = re.compile(r"""^\s+(\w+)(?:: "[^"]*")? = |[(,] ?(\w+): "|\b([su]\d+)\
 _WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 
 
+@functools.lru_cache(maxsize=1)  # the partitions of one graph come one after another
 def canonical_text(text: str) -> str:
     """Return a printed FX graph without what does not change its kernels.
 
