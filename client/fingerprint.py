@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,15 +86,11 @@ def _probe(read: Callable[[], str]) -> str:
         return f"unknown: {type(error).__name__}"
 
 
-@functools.cache
 def _triton() -> str:
-    return _probe(_triton_version)
-
-
-def _triton_version() -> str:
-    from importlib.metadata import version
-
-    return version("triton")
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def _driver() -> str:

@@ -169,6 +169,7 @@ def _microseconds(value: float | None) -> str:
 def _entry_facts(facts: dict[str, object], now: float) -> list[tuple[str, str]]:
     created, last = facts["created_at"], facts["last_hit"]
     assert isinstance(created, float)
+    not_final = "" if facts["final"] else f" (not final: seen for {facts['calls']} calls only)"
     last_hit = f", last {human_duration(now - last)} ago" if isinstance(last, float) else ""
     return [
         ("entry", str(facts["id"])),
@@ -177,11 +178,11 @@ def _entry_facts(facts: dict[str, object], now: float) -> list[tuple[str, str]]:
             "kind",
             f"{facts['kind']}, partition {int(str(facts['partition'])) + 1} of {facts['partitions']}, {facts['operators']} operators",
         ),
-        ("deployment", f"{facts['deployment']}{'' if facts['final'] else ' (not final)'}"),
+        ("deployment", f"{facts['deployment']}{not_final}"),
         ("reason", str(facts["reason"])),
         (
             "decided",
-            f"{human_duration(now - created)} ago by uid {facts['uid']}, policy {facts['policy']}, after {facts['calls']} calls",
+            f"{human_duration(now - created)} ago by uid {facts['uid']}, policy {facts['policy']}",
         ),
         ("hits", f"{facts['hits']}{last_hit}"),
     ]
