@@ -34,6 +34,7 @@ REQUIRED_FIELDS = (
     "current_callable",
     "compiled_fn_runner",
     "inductor_post_grad_graph_str",
+    "source_code",
     "device_types",
     "device_idxs",
     "mutated_input_idxs",
@@ -118,13 +119,17 @@ class CompiledFacts:
     """What is read of a `CompiledFxGraph` and its `graph_kwargs` before Inductor's `post_compile` runs.
 
     `refusal` says why Inductor will not capture it; None means that it will call `cudagraphify` `partitions` times.
+    `refused_for_good`: the reason lies in the compiled graph, and will be the same next time. `user_kernels` is the
+    generated code if kernels of the user's are in it, of which `text` says nothing; else empty.
     """
 
     text: str
+    user_kernels: str
     is_backward: bool
     is_inference: bool
     cudagraphs_asked: bool
     refusal: str | None
+    refused_for_good: bool
     partitions: int
     on_cuda: bool
     device_index: int | None
@@ -134,14 +139,18 @@ class CompiledFacts:
 
 def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
     """Read the facts of a compiled graph."""
-    refusal = _refusal(compiled, graph_kwargs)
+    own_refusal = _own_refusal(compiled)
+    refusal = own_refusal or _refusal_from_outside(compiled, graph_kwargs)
+    text = compiled.inductor_post_grad_graph_str
     on_cuda = "cuda" in compiled.device_types
     return CompiledFacts(
-        text=compiled.inductor_post_grad_graph_str,
+        text=text,
+        user_kernels=compiled.source_code if "triton_kernel_wrapper" in text else "",
         is_backward=bool(graph_kwargs["is_backward"]),
         is_inference=bool(compiled.fx_kwargs.get("is_inference")),
         cudagraphs_asked=cudagraphs_asked(),
         refusal=refusal,
+        refused_for_good=own_refusal is not None,
         partitions=1 if refusal else _partitions(compiled),
         on_cuda=on_cuda,
         device_index=min(compiled.device_idxs) if on_cuda and compiled.device_idxs else None,
@@ -155,19 +164,23 @@ def cudagraphs_asked() -> bool:
     return bool(_inductor_config().triton.cudagraphs)
 
 
-def _refusal(compiled: Any, graph_kwargs: Mapping[str, Any]) -> str | None:
+def _own_refusal(compiled: Any) -> str | None:
     if compiled.disabled_cudagraphs_reason:
         return str(compiled.disabled_cudagraphs_reason)
-    if not graph_kwargs["cudagraphs"]:
-        return "not asked for, or refused for its forward"
     info = compiled.cudagraph_info
     if info is None:
-        return "compiled without CUDA Graphs"
+        return None
     if info.cudagraph_fail_reasons:
         return ", ".join(info.cudagraph_fail_reasons)
     if _inductor_config().graph_partition and not compiled.partition_maps:
         return "no part of it can be captured"
     return None
+
+
+def _refusal_from_outside(compiled: Any, graph_kwargs: Mapping[str, Any]) -> str | None:
+    if not graph_kwargs["cudagraphs"]:
+        return "not asked for, or refused for its forward"
+    return "compiled without CUDA Graphs" if compiled.cudagraph_info is None else None
 
 
 def _partitions(compiled: Any) -> int:
@@ -195,14 +208,24 @@ def kernel_options() -> tuple[tuple[str, str], ...]:
     }
     options.update(
         {
-            "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
-            "torch.deterministic": str(torch.are_deterministic_algorithms_enabled()),
-            "torch.cudnn.allow_tf32": str(torch.backends.cudnn.allow_tf32),
-            "torch.cudnn.benchmark": str(torch.backends.cudnn.benchmark),
-            "torch.cudnn.deterministic": str(torch.backends.cudnn.deterministic),
+            "torch.float32_matmul_precision": _read(torch.get_float32_matmul_precision),
+            "torch.cuda.matmul.fp32_precision": _read(lambda: torch.backends.cuda.matmul.fp32_precision),
+            "torch.deterministic": _read(torch.are_deterministic_algorithms_enabled),
+            "torch.cudnn.allow_tf32": _read(lambda: torch.backends.cudnn.allow_tf32),
+            "torch.cudnn.conv.fp32_precision": _read(lambda: torch.backends.cudnn.conv.fp32_precision),
+            "torch.cudnn.benchmark": _read(lambda: torch.backends.cudnn.benchmark),
+            "torch.cudnn.deterministic": _read(lambda: torch.backends.cudnn.deterministic),
         }
     )
     return tuple(sorted(options.items()))
+
+
+def _read(setting: Callable[[], object]) -> str:
+    # Either of the two ways to set fp32 precision may refuse to be read once the other was used.
+    try:
+        return str(setting())
+    except (AttributeError, RuntimeError):
+        return "unreadable"
 
 
 def _value(value: object) -> str:
@@ -253,20 +276,26 @@ def _get_manager() -> Callable[..., Any]:
     return get_manager
 
 
-def ensure_tree_manager(graph_kwargs: Mapping[str, Any]) -> None:
+def ensure_tree_manager(compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
     """Make the trees' manager exist before Inductor asserts that it does.
 
     For a backward that it will not capture, Inductor takes it for granted that the forward has run in a tree. With our hook
     the forward may have been launched.
     """
+    device_index = tree_device(graph_kwargs)
+    if device_index is not None and graph_kwargs["is_backward"] and _own_refusal(compiled):
+        make_tree_manager(device_index)
+
+
+def tree_device(graph_kwargs: Mapping[str, Any]) -> int | None:
+    """Return the device on which Inductor believes that a forward runs in a tree."""
     box = graph_kwargs.get("boxed_forward_device_index")
-    if (
-        graph_kwargs["cudagraphs"]
-        and graph_kwargs["is_backward"]
-        and box is not None
-        and box.value is not None
-    ):
-        _get_manager()(box.value)
+    return box.value if graph_kwargs["cudagraphs"] and box is not None else None
+
+
+def make_tree_manager(device_index: int) -> None:
+    """Make the trees' manager of a device exist."""
+    _get_manager()(device_index)
 
 
 def compile_with_inductor(

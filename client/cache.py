@@ -59,7 +59,7 @@ class Cache:
         if answer is not None and answer.environment == environment.digest():
             self._report.count(recorded=answer.stored)
         else:
-            self._spool(body, len(records))
+            self._spool(body, request)
 
     def _ask(self, request: LookupRequest) -> tuple[Entry, ...] | None:
         answer = self._exchange("/v1/lookup", messages.encode(request), LookupAnswer)
@@ -106,7 +106,7 @@ class Cache:
             return ()
 
     def _read_spool(self, environment: str) -> dict[str, Entry]:
-        # Once for a process: what it leaves there itself, it knows.
+        # Once for a process: what it leaves there itself is added as it goes.
         if environment not in self._spooled:
             try:
                 self._spooled[environment] = spool.read_entries(self._locations.spool, environment)
@@ -115,10 +115,11 @@ class Cache:
                 self._spooled[environment] = {}
         return self._spooled[environment]
 
-    def _spool(self, body: bytes, records: int) -> None:
+    def _spool(self, body: bytes, request: RecordRequest) -> None:
         try:
             spool.leave(self._locations.spool, body)
         except OSError as error:
             self._report.fail(f"spool: {error.strerror or error}")
         else:
-            self._report.count(spooled=records)
+            self._report.count(spooled=len(request.records))
+            spool.merge(self._spooled.get(request.environment.digest(), {}), request.records, newer=True)

@@ -46,7 +46,14 @@ def _kind(facts: CompiledFacts) -> Kind:
 
 def _digest(facts: CompiledFacts, options: tuple[tuple[str, str], ...], kind: Kind, partition: int) -> str:
     return GraphFactors(
-        facts.text, kind, partition, facts.partitions, facts.static_inputs, facts.mutated_inputs, options
+        facts.text,
+        kind,
+        partition,
+        facts.partitions,
+        facts.static_inputs,
+        facts.mutated_inputs,
+        options,
+        facts.user_kernels,
     ).digest()
 
 

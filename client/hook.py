@@ -51,6 +51,8 @@ class Hook:
             self._forget_import()
         if self._uninstall is not None:
             self._uninstall()
+        with self._guard("making tree managers"):
+            self._make_tree_managers()
         self.close()
         self.session = None
         self.everything = False
@@ -89,6 +91,10 @@ class Hook:
     def _around_post_compile(
         self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]
     ) -> None:
+        with self._guard("making a tree manager"):
+            from pygraphd.client import _torch
+
+            _torch.ensure_tree_manager(compiled, graph_kwargs)
         plan = self._plan(compiled, graph_kwargs)
         outer, self._local.plan = getattr(self._local, "plan", None), plan
         try:
@@ -98,6 +104,8 @@ class Hook:
         if plan is not None:
             with self._guard("completing a plan"):
                 plan.complete(compiled)
+        with self._guard("noting a device"):
+            self._note_tree_device(graph_kwargs)
 
     def _around_cudagraphify(
         self, original: Cudagraphify, runnable: Runnable, kwargs: Mapping[str, Any]
@@ -113,13 +121,22 @@ class Hook:
         if session is None or not self._ours(graph_kwargs):
             return None
         with self._guard("planning"):
-            plan = session.plan(compiled, graph_kwargs)
-            if plan.refused:
-                from pygraphd.client import _torch
-
-                _torch.ensure_tree_manager(graph_kwargs)
-            return plan
+            return session.plan(compiled, graph_kwargs)
         return None
+
+    def _note_tree_device(self, graph_kwargs: Mapping[str, Any]) -> None:
+        from pygraphd.client import _torch
+
+        device_index = _torch.tree_device(graph_kwargs)
+        if device_index is not None and self.session is not None:
+            self.session.tree_devices.add(device_index)
+
+    def _make_tree_managers(self) -> None:
+        """Leave the managers that Inductor will take for granted for the backwards of forwards that we have launched."""
+        from pygraphd.client import _torch
+
+        for device_index in self.session.tree_devices if self.session is not None else ():
+            _torch.make_tree_manager(device_index)
 
     def _session_here(self) -> Session | None:
         """Return the session, a new one in a forked child."""

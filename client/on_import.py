@@ -29,14 +29,18 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, action: Callable[[], None]) -> None:
         self._name = name
         self._action = action
+        self._asking_others = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self._asking_others:
             return None
-        self.remove()
-        spec = importlib.util.find_spec(fullname)
+        self._asking_others = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking_others = False
         if spec is not None and spec.loader is not None:
             self._extend(spec.loader)
         return spec
@@ -50,6 +54,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def execute_and_act(module: ModuleType) -> None:
             execute(module)
+            self.remove()
             self._action()
 
         # On the instance, so that everything else about the loader (its source, its resources) stays as it is.

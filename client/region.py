@@ -6,6 +6,7 @@ that a call costs what it would cost without us.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import threading
 import time
@@ -46,6 +47,13 @@ MEMORY_MARGIN = 1.2
 """Free memory must exceed by this factor what a step was seen to need, or nothing is tried."""
 MAX_SIZES = 64
 """Dynamic sizes that are remembered until one comes back; measuring needs a size that does."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often a region was called; outlives the region, so that this can be said at exit."""
+
+    calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,8 @@ class Region:
     ) -> None:
         self.graph = graph
         self.state = State.WARM_UP
-        self.calls = 0
+        self.tally = Tally()
+        self._changing = threading.Lock()
         self._candidates: Candidates | None = candidates
         self._launch = candidates.runnable(Deployment.LAUNCH)
         self._host = host
@@ -152,17 +161,25 @@ class Region:
     # --- WARM_UP ---
 
     def _warm_up(self, inputs: list[Any]) -> Any:
-        self.calls += 1
+        self.tally.calls += 1
         sizes = _sizes(inputs)
-        if self.calls > self._warm_up_calls and sizes in self._seen_sizes:
+        if self.tally.calls > self._warm_up_calls and sizes in self._seen_sizes:
             self._begin_measuring(sizes)
         elif len(self._seen_sizes) < MAX_SIZES:
             self._seen_sizes.add(sizes)
         return self._launch(inputs)
 
     def _begin_measuring(self, sizes: tuple[int, ...]) -> None:
+        if not self._changing.acquire(blocking=False):
+            return  # another thread is at it; this call is launched
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._changing.release)
+            if self.state is State.WARM_UP:
+                self._leave_warm_up(sizes)
+
+    def _leave_warm_up(self, sizes: tuple[int, ...]) -> None:
         if reason := self._guarded(self._why_not_measure):
-            self._deploy(Decided(self.graph, policy.not_measured(reason, self.calls)))
+            self._deploy(Decided(self.graph, policy.not_measured(reason, self.tally.calls)))
             return
         self._enter(State.MEASURE)
         self._sizes = sizes
@@ -181,7 +198,7 @@ class Region:
     # --- MEASURE ---
 
     def _measure(self, inputs: list[Any]) -> Any:
-        self.calls += 1
+        self.tally.calls += 1
         if reason := self._why_aside(inputs):
             self._host.report.step_aside(reason)
             return self._launch(inputs)
@@ -227,14 +244,14 @@ class Region:
     def _decide(self) -> None:
         result = self._guarded(self._judge)
         if result is None:
-            result = Decided(self.graph, policy.not_measured(policy.FAILED, self.calls))
+            result = Decided(self.graph, policy.not_measured(policy.FAILED, self.tally.calls))
         self._deploy(result)
 
     def _judge(self) -> Decided:
         measurements = self._profiler.measurements()
         decision = policy.decide(measurements)
         if not decision.final:
-            decision = policy.too_few_calls(self.calls)
+            decision = policy.too_few_calls(self.tally.calls)
         decision = self._host.settle(self, decision)
         self._host.report.measuring_ms += self._price_ms(measurements, decision.deployment)
         return Decided(self.graph, decision, measurements)

@@ -8,6 +8,7 @@ trees depend on what ran before, and record anew for every mixture of captured a
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from typing import Protocol
 
@@ -20,6 +21,8 @@ SAMPLES = policy.MIN_SAMPLES
 """Samples of each deployment that end measuring."""
 MAX_CALLS = 200
 """Calls after which measuring ends with what there is; two dozen are usual."""
+MAX_OVERDUE = 100
+"""Rounds that a change may wait for open forwards: more than a step has, if its layers share one graph."""
 UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3}
 """A deployment's first calls in a process, which pay for setting it up. Trees warm up, record, then replay."""
 
@@ -71,7 +74,7 @@ class Rota:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._members: dict[int, Member] = {}
+        self._members: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
         self._current = Deployment.LAUNCH
         self._deciding = False
         self._backward_seen = False
@@ -105,7 +108,7 @@ class Rota:
         wanted = leader.turns.next()
         if wanted is self._current:
             self._overdue = 0
-        elif self._open_forwards == 0 or self._overdue >= BLOCK:
+        elif self._open_forwards == 0 or self._overdue >= MAX_OVERDUE:
             # A forward whose backward never comes must not hold everything up for ever.
             self._current, self._overdue, self._open_forwards = wanted, 0, 0
         else:

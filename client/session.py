@@ -16,7 +16,7 @@ import torch
 
 from pygraphd.client import _torch, fingerprint, policy
 from pygraphd.client.cache import Cache
-from pygraphd.client.region import Candidates, Decided, Region
+from pygraphd.client.region import Candidates, Decided, Region, Tally
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
 from pygraphd.schema.keys import Environment
@@ -35,6 +35,9 @@ MODE_WITHOUT_TREES = (
 )
 
 
+OFFERED = (Deployment.LAUNCH, Deployment.TREES)
+
+
 class Session:
     """The state of the hook in one process; a forked child has to make its own."""
 
@@ -47,18 +50,38 @@ class Session:
         self._watched: dict[int, _Watched] = {}
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
         self._launched: set[int] = set()
+        self._latest_options: tuple[tuple[str, str], ...] = ()
+        self._options: dict[int, tuple[tuple[str, str], ...]] = {}
+        self.tree_devices: set[int] = set()
+        """Devices on which Inductor believes that a forward has run in a tree."""
 
     def plan(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> Plan:
         """Look up the partitions of a compiled graph."""
         facts = _torch.facts(compiled, graph_kwargs)
-        graphs = fingerprint.graphs(facts, _torch.kernel_options())
-        environment = fingerprint.environment(facts.device_index)
-        entries = self.cache.lookup(environment, [graph.digest for graph in graphs])
-        hits = sum(graph.digest in entries for graph in graphs)
-        self.report.count(graphs=len(graphs), looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
         box = graph_kwargs.get("boxed_forward_device_index")  # a forward and its backward share one
         family = box if box is not None else object()
+        graphs = fingerprint.graphs(facts, self._options_of(family, is_backward=facts.is_backward))
+        environment = fingerprint.environment(facts.device_index)
+        found = self.cache.lookup(environment, [graph.digest for graph in graphs])
+        entries = {graph: entry for graph, entry in found.items() if usable(entry.decision)}
+        hits = sum(graph.digest in entries for graph in graphs)
+        self.report.count(graphs=len(graphs), looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
         return Plan(self, facts, environment, graphs, entries, family)
+
+    def _options_of(self, family: object, *, is_backward: bool) -> tuple[tuple[str, str], ...]:
+        """Return the options in force; for a backward, those of its forward.
+
+        A backward is compiled with its forward if the code comes from a cache, and at its first call if not; the options
+        in force may differ, and its key must not.
+        """
+        if is_backward and id(family) in self._options:
+            return self._options[id(family)]
+        options = _torch.kernel_options()
+        self._families[id(family)] = family
+        self._options[id(family)] = self._latest_options = (
+            self._latest_options if options == self._latest_options else options
+        )
+        return options
 
     def watch(
         self, region: Region, environment: Environment, family: object, cached: Decision | None
@@ -69,18 +92,20 @@ class Session:
         """
         known_calls = cached.calls if cached is not None else -1
         self._families[id(family)] = family
-        self._watched[id(region)] = _Watched(region, environment, id(family), known_calls)
+        self._watched[id(region.tally)] = _Watched(
+            region.graph, region.tally, environment, id(family), known_calls
+        )
 
     def settle(self, region: Region, decision: Decision) -> Decision:
         """Return the decision for a measured region in view of its forward's."""
-        watched = self._watched.get(id(region))
+        watched = self._watched.get(id(region.tally))
         if watched is None or region.kind is not Kind.BACKWARD:
             return decision
         return policy.settle_backward(decision, forward_launched=watched.family in self._launched)
 
     def decided(self, region: Region, result: Decided) -> None:
         """Take a region's result and hand it to the cache."""
-        watched = self._watched.pop(id(region), None)
+        watched = self._watched.pop(id(region.tally), None)
         if watched is None:
             return  # the session has been closed meanwhile
         if result.measurements:
@@ -98,10 +123,10 @@ class Session:
         """Record what was called too seldom to be measured; the last thing a process does here."""
         unfinished: dict[Environment, list[Record]] = {}
         for watched in self._watched.values():
-            decision = policy.too_few_calls(watched.region.calls)
+            decision = policy.too_few_calls(watched.tally.calls)
             self.report.deploy(decision)
-            if watched.known_calls < watched.region.calls:
-                unfinished.setdefault(watched.environment, []).append(Record(watched.region.graph, decision))
+            if watched.known_calls < watched.tally.calls:
+                unfinished.setdefault(watched.environment, []).append(Record(watched.graph, decision))
         self._watched.clear()
         for environment, records in unfinished.items():
             self.record(environment, records)
@@ -109,9 +134,13 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A region that is not decided: where it runs, its family, and how many calls the cache knows of (-1: none)."""
+    """A region that is not decided: where it runs, its family, and how many calls the cache knows of (-1: none).
 
-    region: Region
+    Not the region itself: it holds a capture, whose memory is to go with the model.
+    """
+
+    graph: Graph
+    tally: Tally
     environment: Environment
     family: int
     known_calls: int
@@ -140,11 +169,6 @@ class Plan:
         self._launches = False
         self._compiled: Callable[[], Any] = lambda: None
         self._without_realign: tuple[Any, Any] | None = None
-
-    @property
-    def refused(self) -> bool:
-        """Whether Inductor will not capture any of it."""
-        return self._facts.refusal is not None
 
     def cudagraphify(self, original: Cudagraphify, runnable: Runnable, kwargs: Mapping[str, Any]) -> Runnable:
         """Return what runs the next partition: what the cache says, or a region that finds out."""
@@ -183,23 +207,22 @@ class Plan:
 
     def _only_launch(self) -> None:
         """Record that nothing but LAUNCH was to be had, and why, for each partition that the cache does not know."""
-        decision = policy.only_launch(self._why_only_launch())
-        missed = []
-        for graph in self._graphs:
-            entry = self._entries.get(graph.digest)
-            self._session.report.deploy(entry.decision if entry else decision)
-            if entry is None:
-                missed.append(Record(graph, decision))
-        self._session.record(self._environment, missed)
+        decision = self._only_launch_decision()
+        for _ in self._graphs:
+            self._session.report.deploy(decision)
+        unknown = [graph for graph in self._graphs if graph.digest not in self._entries]
+        self._session.record(self._environment, [Record(graph, decision) for graph in unknown])
 
-    def _why_only_launch(self) -> str:
+    def _only_launch_decision(self) -> Decision:
         if not torch.cuda.is_available():
-            return NO_DEVICE
+            return policy.only_launch(NO_DEVICE)
         if not self._facts.on_cuda:
-            return ON_THE_CPU
+            return policy.only_launch(ON_THE_CPU)
         if not self._facts.cudagraphs_asked:
-            return MODE_WITHOUT_TREES
-        return one_line(f"PyTorch does not capture it: {self._facts.refusal}")
+            return policy.only_launch(MODE_WITHOUT_TREES)
+        reason = one_line(f"PyTorch does not capture it: {self._facts.refusal or 'it did not try'}")
+        # What another graph or a setting of the process has led to may be otherwise next time.
+        return policy.only_launch(reason) if self._facts.refused_for_good else policy.not_measured(reason, 0)
 
     def _realign(self, compiled: Any) -> None:
         # Inductor leaves the alignment of inputs to the captured graph where it believes that there is one.
@@ -216,6 +239,11 @@ class Plan:
         if not self._open and not self._launches and self._without_realign is not None:
             _torch.replace_callable(compiled, *self._without_realign)
         _torch.replace_callable(compiled, region, runnable)
+
+
+def usable(decision: Decision) -> bool:
+    """Whether a cached decision is one that this version could have taken; anything else is looked at anew."""
+    return decision.policy == policy.POLICY_VERSION and decision.deployment in OFFERED
 
 
 def one_line(text: str) -> str:

@@ -16,8 +16,10 @@ from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import MAX_BODY_BYTES, Entry, RecordRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    from pygraphd.schema.messages import Decision, Record
 
 MAX_FILES = 1000
 MAX_READ = 256
@@ -55,11 +57,20 @@ def read_entries(folder: Path, environment: str) -> dict[str, Entry]:
     for request in _requests(folder):
         if request.environment.digest() != environment:
             continue
-        for record in request.records:
-            known = entries.get(record.graph.digest)
-            if known is None or (record.decision.final and not known.decision.final):
-                entries[record.graph.digest] = Entry(record.graph.digest, record.decision)
+        merge(entries, request.records, newer=False)
     return entries
+
+
+def merge(entries: dict[str, Entry], records: Iterable[Record], *, newer: bool) -> None:
+    """Add records to entries that are newer or older than they; one that is not final never hides one that is."""
+    for record in records:
+        known = entries.get(record.graph.digest)
+        if known is None or _replaces(record.decision, known.decision, newer=newer):
+            entries[record.graph.digest] = Entry(record.graph.digest, record.decision)
+
+
+def _replaces(decision: Decision, known: Decision, *, newer: bool) -> bool:
+    return newer if decision.final == known.final else decision.final
 
 
 def _requests(folder: Path) -> Iterator[RecordRequest]:

@@ -82,7 +82,8 @@ _NUMBERS = frozenset({"sm_count", "memory_mb"})
 class GraphFactors:
     """What was compiled: everything that makes one captured region behave and cost as it does.
 
-    `text` is the post-grad FX graph as Inductor prints it. `options` are the Inductor settings that change kernels, as
+    `text` is the post-grad FX graph as Inductor prints it; `user_kernels` the generated code, if kernels of the user's are
+    in it. `options` are the Inductor settings that change kernels, as
     sorted (name, value) pairs. `static_inputs` and `mutated_inputs` are input positions.
     """
 
@@ -93,6 +94,7 @@ class GraphFactors:
     static_inputs: tuple[int, ...]
     mutated_inputs: tuple[int, ...]
     options: tuple[tuple[str, str], ...]
+    user_kernels: str = ""
 
     def digest(self) -> str:
         """Return the graph's half of a key: 64 hex digits, equal wherever the same thing is compiled."""
@@ -100,6 +102,7 @@ class GraphFactors:
             "graph",
             (
                 ("text", canonical_text(self.text)),
+                ("user kernels", _ADDRESS.sub("0x", _COMMENT.sub("", self.user_kernels))),
                 ("kind", self.kind),
                 ("partition", f"{self.partition}/{self.partitions}"),
                 ("static", _positions(self.static_inputs)),
@@ -123,6 +126,7 @@ def entry_id(environment: str, graph: str) -> str:
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 _CLASS = re.compile(r"^(\s*)class [^\n(]+\(", re.MULTILINE)
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+_KERNEL_INDEX = re.compile(r"\b(kernel_idx|constant_args_idx) = \d+")
 _DEVICE = re.compile(r"\b(cuda|xpu):(\d+)|(device\(type='\w+', index=)(\d+)")
 _DEFINED = re.compile(r"""^\s+(\w+)(?:: "[^"]*")? = |[(,] ?(\w+): "|\b([su]\d+)\b""", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
@@ -132,12 +136,13 @@ _WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 def canonical_text(text: str) -> str:
     """Return a printed FX graph without what does not change its kernels.
 
-    Comments (file names, line numbers), class names and memory addresses go; device indices, value names and size
+    Comments (file names, line numbers), class names, memory addresses and a process's numbers for user kernels go; device indices, value names and size
     symbols are renumbered in order of appearance.
     """
     text = _COMMENT.sub("", text)
     text = _CLASS.sub(r"\1class (", text)
     text = _ADDRESS.sub("0x", text)
+    text = _KERNEL_INDEX.sub(r"\1", text)
     text = _renumber_devices(text)
     text = _renumber_names(text)
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())

@@ -188,6 +188,14 @@ def test_what_was_spooled_is_found_by_the_next_process(places: Locations) -> Non
     assert found == {GRAPH: Entry(GRAPH, DECISION)}
 
 
+def test_a_process_without_a_daemon_knows_what_it_found_itself(places: Locations) -> None:
+    cache = Cache(places, "host", Report())
+    assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
+    cache.record(ENVIRONMENT, [RECORD])
+
+    assert cache.lookup(ENVIRONMENT, [GRAPH]) == {GRAPH: Entry(GRAPH, DECISION)}
+
+
 def test_what_was_spooled_elsewhere_is_not(places: Locations) -> None:
     Cache(places, "host", Report()).record(dataclasses.replace(ENVIRONMENT, torch="2.14.0"), [RECORD])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
@@ -103,6 +104,21 @@ def test_another_graph_has_other_keys(keys: Keys, change: dict[str, Any]) -> Non
     assert not set(base.values()) & set(other.values())
 
 
+def test_settings_that_cannot_be_read_any_more_leave_the_others() -> None:
+    """Torch refuses to answer for one way to set fp32 precision after the other has been used."""
+    code = """
+import torch
+from pygraphd.client import _torch
+before = _torch.kernel_options()
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+torch.backends.cudnn.conv.fp32_precision = "ieee"
+print(len(before) == len(_torch.kernel_options()), before != _torch.kernel_options())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "True True\n"
+
+
 @pytest.mark.parametrize("setting", ["precision", "determinism", "cudnn"])
 def test_torchs_own_settings_are_factors(setting: str) -> None:
     before = _torch.kernel_options()
@@ -123,6 +139,8 @@ def test_torchs_own_settings_are_factors(setting: str) -> None:
 def facts(**changes: object) -> _torch.CompiledFacts:
     values: dict[str, object] = {
         "text": "    a = torch.ops.aten.sin.default(b)\n    return (a,)",
+        "user_kernels": "",
+        "refused_for_good": False,
         "is_backward": False,
         "is_inference": False,
         "cudagraphs_asked": True,
@@ -152,6 +170,12 @@ def test_each_partition_is_a_graph_of_its_own() -> None:
 )
 def test_the_kind_of_a_graph(change: dict[str, object], kind: Kind) -> None:
     assert fingerprint.graphs(facts(**change), ())[0].kind is kind
+
+
+def test_kernels_of_the_users_are_a_factor() -> None:
+    one, two = facts(user_kernels="k1 = '''a'''"), facts(user_kernels="k1 = '''b'''")
+
+    assert fingerprint.graphs(one, ())[0].digest != fingerprint.graphs(two, ())[0].digest
 
 
 def test_the_device_index_is_no_factor() -> None:
@@ -200,9 +224,18 @@ def test_a_mig_instance_is_told_apart() -> None:
     assert fingerprint._mig_profile("NVIDIA H200") == ""
 
 
-def test_the_options_are_the_same_in_another_process() -> None:
+def test_the_options_are_the_same_in_every_process() -> None:
     code = "from pygraphd.client import _torch; print(_torch.kernel_options())"
 
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    one, two = (
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    )
 
-    assert out == f"{_torch.kernel_options()}\n"
+    assert one == two != ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,29 @@ def test_it_can_be_called_off(module: str) -> None:
     importlib.import_module(module)
 
     assert (seen, sys.meta_path) == ([], finders)
+
+
+def test_a_mere_look_for_the_module_does_not_use_it_up(module: str) -> None:
+    seen: list[int] = []
+    when_imported(module, lambda: seen.append(1))
+
+    assert importlib.util.find_spec(module) is not None
+    importlib.import_module(module)
+
+    assert seen == [1]
+
+
+def test_an_import_that_failed_may_be_tried_again(module: str, tmp_path: Path) -> None:
+    seen: list[int] = []
+    (tmp_path / "late_module.py").write_text("raise ImportError('not yet')\n")
+    when_imported(module, lambda: seen.append(1))
+    with pytest.raises(ImportError):
+        importlib.import_module(module)
+    (tmp_path / "late_module.py").write_text("value = 2  # now it works, and is longer\n")
+    importlib.invalidate_caches()
+    importlib.import_module(module)
+
+    assert seen == [1]
 
 
 def test_other_modules_are_left_alone(module: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -77,7 +79,7 @@ def test_the_first_calls_are_launched(host: Host) -> None:
     one = region(host)
 
     assert [one([]) for _ in range(WARM_UP_CALLS)] == ["launched"] * WARM_UP_CALLS
-    assert (one.state, one.calls) == (State.WARM_UP, WARM_UP_CALLS)
+    assert (one.state, one.tally.calls) == (State.WARM_UP, WARM_UP_CALLS)
 
 
 def test_a_region_that_was_too_short_before_waits_for_more_calls(host: Host) -> None:
@@ -107,6 +109,30 @@ def test_without_memory_to_spare_nothing_is_tried(host: Host, monkeypatch: pytes
     assert result.measurements == ()
     assert result.decision == policy.not_measured(policy.NO_MEMORY, WARM_UP_CALLS + 1)
     assert host.report.summary()["reasons"] == {policy.NO_MEMORY: 1}
+
+
+def test_of_several_threads_one_begins_and_the_others_are_launched(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = region(host)
+    for _ in range(WARM_UP_CALLS):
+        one([])
+
+    def why_not_measure() -> str:
+        time.sleep(0.05)
+        return policy.NO_MEMORY
+
+    monkeypatch.setattr(one, "_why_not_measure", why_not_measure)
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda: results.append(one([]))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert results == ["launched"] * 8
+    assert len(host.results) == 1
+    assert host.report.failures == {}
 
 
 def test_an_error_of_ours_is_counted_and_the_call_goes_on(

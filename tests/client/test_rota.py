@@ -137,11 +137,24 @@ def test_forwards_without_backwards_are_measured_too() -> None:
     assert steps_until_decided([Region(FORWARD)]) == 23
 
 
-def test_a_backward_that_was_left_out_holds_nothing_up_for_long() -> None:
+@pytest.mark.parametrize("layers", [2, 12, 90])
+def test_layers_that_share_one_graph_run_alike_within_a_step(layers: int) -> None:
+    rota, forward, backward = Rota(), Region(FORWARD), Region(BACKWARD)
+    for step in range(40):
+        forwards = [forward.call(rota) for _ in range(layers)]
+        backwards = [backward.call(rota) for _ in range(layers)]
+        if step and not (forward.decided or backward.decided):
+            assert len({*forwards, *backwards}) == 1
+
+    assert forward.decided
+    assert backward.decided
+
+
+def test_a_backward_that_was_left_out_holds_nothing_up_for_ever() -> None:
     rota, forward, backward = Rota(), Region(FORWARD), Region(BACKWARD)
     forward.call(rota)
     backward.call(rota)
-    for step in range(3 * MOST_CALLS):
+    for step in range(2 * MAX_CALLS):
         forward.call(rota)
         if step % 3:
             backward.call(rota)

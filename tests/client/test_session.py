@@ -1,0 +1,80 @@
+"""What of the cache is believed, and what a session keeps of what it was told. No torch is hooked here."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.client import policy
+from pygraphd.client.region import Candidates, Region
+from pygraphd.client.session import Session, usable
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.locations import locate
+from pygraphd.schema.messages import Decision, Deployment, Graph, Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+ENVIRONMENT = Environment("none", "", 0, 0, "", "2.13.0", "", "", "", "")
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(locate({"PYGRAPHD_HOME": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("decision", "believed"),
+    [
+        (Decision(Deployment.LAUNCH, "", policy.POLICY_VERSION), True),
+        (Decision(Deployment.TREES, "", policy.POLICY_VERSION), True),
+        (Decision(Deployment.RELOCATE, "", policy.POLICY_VERSION), False),
+        (Decision(Deployment.LAUNCH, "", policy.POLICY_VERSION + 1), False),
+    ],
+    ids=["launch", "trees", "not offered here", "another policy"],
+)
+def test_only_what_this_version_could_have_decided_is_believed(decision: Decision, believed: bool) -> None:
+    assert usable(decision) is believed
+
+
+def test_an_undecided_region_goes_with_its_model_and_is_remembered(session: Session) -> None:
+    class Capture:
+        def __call__(self, inputs: list[Any]) -> None: ...
+
+    capture = Capture()
+    gone = weakref.ref(capture)
+    region = Region(
+        Graph("a" * 64, Kind.INFERENCE, 0, 1, 1),
+        Candidates(capture, capture, 0, False),
+        session,
+        lambda *_: None,
+    )
+    session.watch(region, ENVIRONMENT, object(), None)
+    region([])
+
+    del region, capture
+    gc.collect()
+    assert gone() is None
+    session.close()
+
+    assert session.report.summary()["reasons"] == {policy.TOO_FEW_CALLS: 1}
+    assert session.report.counts["spooled"] == 1
+
+
+def test_a_backward_has_its_forwards_options(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pygraphd.client import _torch
+
+    now = {"options": (("a", "1"),)}
+    monkeypatch.setattr(_torch, "kernel_options", lambda: now["options"])
+    family, other = object(), object()
+
+    forward = session._options_of(family, is_backward=False)
+    now["options"] = (("a", "2"),)
+
+    assert session._options_of(family, is_backward=True) == forward == (("a", "1"),)
+    assert session._options_of(other, is_backward=True) == (("a", "2"),)
