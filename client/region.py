@@ -19,7 +19,7 @@ from pygraphd.client import _torch, policy
 from pygraphd.client._torch import Runnable
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.rota import SAMPLES, Rota, Turns
-from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurement
+from pygraphd.schema.messages import Decision, Deployment, Graph, Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -107,9 +107,11 @@ class Region:
         candidates: Candidates,
         host: Host,
         on_deployed: Callable[[Region, Runnable, Deployment], None],
+        family: int,
         warm_up_calls: int = WARM_UP_CALLS,
     ) -> None:
         self.graph = graph
+        self.family = family
         self.state = State.WARM_UP
         self.tally = Tally()
         self._changing = threading.Lock()
@@ -130,11 +132,6 @@ class Region:
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         return self._call(inputs)
-
-    @property
-    def kind(self) -> Kind:
-        """Which part of a step this is."""
-        return self.graph.kind
 
     def ready(self) -> bool:
         """Return whether every candidate has its samples, or will never have them."""

@@ -10,16 +10,19 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pygraphd.client import policy
 from pygraphd.schema.messages import Deployment, Kind
+
+if TYPE_CHECKING:
+    from pygraphd.schema.messages import Graph
 
 BLOCK = 5
 """Calls in a row before the order moves on; the first after a change is never counted."""
 SAMPLES = policy.MIN_SAMPLES
 """Samples of each deployment that end measuring."""
-MAX_CALLS = 200
+MAX_CALLS = 400
 """Calls after which measuring ends with what there is; two dozen are usual."""
 MAX_OVERDUE = 100
 """Rounds that a change may wait for open forwards: more than a step has, if its layers share one graph."""
@@ -58,8 +61,12 @@ class Member(Protocol):
     turns: Turns
 
     @property
-    def kind(self) -> Kind:
-        """Which part of a step it is."""
+    def graph(self) -> Graph:
+        """What it runs: its kind says which part of a step it is."""
+
+    @property
+    def family(self) -> int:
+        """A number that a forward shares with its backward, and with nothing else."""
 
     def ready(self) -> bool:
         """Return whether it has the samples it needs."""
@@ -77,8 +84,8 @@ class Rota:
         self._members: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
         self._current = Deployment.LAUNCH
         self._deciding = False
-        self._backward_seen = False
-        self._open_forwards = 0
+        # Forwards whose backward is still to come, of families whose backward is measured, too.
+        self._open_forwards: dict[int, int] = {}
         self._overdue = 0
 
     def enter(self, member: Member) -> Deployment | None:
@@ -86,8 +93,9 @@ class Rota:
         with self._lock:
             if self._begins_round(member):
                 self._begin_round(member)
-            self._follow_step(member.kind)
+            self._follow_step(member)
             if self._deciding and member.ready():
+                self._open_forwards.pop(member.family, None)
                 return None
             self._members[id(member)] = member
             return self._current
@@ -98,26 +106,31 @@ class Rota:
         if id(member) not in self._members:
             return False
         # A backward belongs to the step of its forward, unless none of the forwards is measured.
-        kinds = {other.kind for other in self._members.values()}
-        return member.kind is not Kind.BACKWARD or kinds == {Kind.BACKWARD}
+        kinds = {other.graph.kind for other in self._members.values()}
+        return member.graph.kind is not Kind.BACKWARD or kinds == {Kind.BACKWARD}
 
     def _begin_round(self, leader: Member) -> None:
+        between_steps = not any(self._open_forwards.values())
         if self._members:
-            self._deciding = all(member.ready() for member in self._members.values())
+            ready = all(member.ready() for member in self._members.values())
+            self._deciding = ready and (between_steps or leader.turns.exhausted)
         self._members.clear()
         wanted = leader.turns.next()
         if wanted is self._current:
             self._overdue = 0
-        elif self._open_forwards == 0 or self._overdue >= MAX_OVERDUE:
+        elif between_steps or self._overdue >= MAX_OVERDUE:
             # A forward whose backward never comes must not hold everything up for ever.
-            self._current, self._overdue, self._open_forwards = wanted, 0, 0
+            self._current, self._overdue = wanted, 0
+            self._open_forwards = dict.fromkeys(self._open_forwards, 0)
         else:
             self._overdue += 1
 
-    def _follow_step(self, kind: Kind) -> None:
+    def _follow_step(self, member: Member) -> None:
         """Count the forwards whose backward is still to come: what they have saved belongs to their deployment."""
-        if kind is Kind.BACKWARD:
-            self._backward_seen = True
-            self._open_forwards = max(0, self._open_forwards - 1)
-        elif kind is Kind.FORWARD and self._backward_seen:
-            self._open_forwards += 1
+        if member.graph.partition != 0:
+            return  # a forward may have more parts than its backward
+        still_open = self._open_forwards.get(member.family)
+        if member.graph.kind is Kind.BACKWARD:
+            self._open_forwards[member.family] = max(0, (still_open or 0) - 1)
+        elif member.graph.kind is Kind.FORWARD and still_open is not None:
+            self._open_forwards[member.family] = still_open + 1

@@ -99,7 +99,7 @@ class Session:
     def settle(self, region: Region, decision: Decision) -> Decision:
         """Return the decision for a measured region in view of its forward's."""
         watched = self._watched.get(id(region.tally))
-        if watched is None or region.kind is not Kind.BACKWARD:
+        if watched is None or region.graph.kind is not Kind.BACKWARD:
             return decision
         return policy.settle_backward(decision, forward_launched=watched.family in self._launched)
 
@@ -110,7 +110,7 @@ class Session:
             return  # the session has been closed meanwhile
         if result.measurements:
             self.report.count(measured=1)
-            if region.kind is not Kind.BACKWARD and result.decision.deployment is Deployment.LAUNCH:
+            if region.graph.kind is not Kind.BACKWARD and result.decision.deployment is Deployment.LAUNCH:
                 self._launched.add(watched.family)
         self.record(watched.environment, [Record(result.graph, result.decision, result.measurements)])
 
@@ -192,7 +192,9 @@ class Plan:
 
     def _measure(self, graph: Graph, candidates: Candidates, cached: Decision | None) -> Region:
         calls = cached.calls if cached is not None else 0
-        region = Region(graph, candidates, self._session, self._on_deployed, warm_up_calls=calls)
+        region = Region(
+            graph, candidates, self._session, self._on_deployed, id(self._family), warm_up_calls=calls
+        )
         self._open += 1
         self._session.watch(region, self._environment, self._family, cached)
         return region

@@ -56,6 +56,7 @@ def region(host: Host, warm_up_calls: int = 0) -> Region:
         Candidates(launch, trees, device_index=0, is_backward=False),
         host,
         lambda region, runnable, deployment: deployed.append(runnable),
+        1,
         warm_up_calls,
     )
 
@@ -163,6 +164,7 @@ def test_an_error_of_the_users_is_the_users(host: Host) -> None:
         Candidates(fail, fail, 0, is_backward=False),
         host,
         lambda *_: None,
+        1,
     )
     with pytest.raises(ZeroDivisionError):
         one([])

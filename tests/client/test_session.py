@@ -53,6 +53,7 @@ def test_an_undecided_region_goes_with_its_model_and_is_remembered(session: Sess
         Candidates(capture, capture, 0, False),
         session,
         lambda *_: None,
+        1,
     )
     session.watch(region, ENVIRONMENT, object(), None)
     region([])
