@@ -1,0 +1,164 @@
+"""How the parts of a compiled graph are looked up, measured together, decided and put in place.
+
+The clock stands in for the GPU's here (timing itself is tested in tests/gpu): everything else, from the plan to the slots of
+Inductor's runner, is what runs in a program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+import torch
+
+from pygraphd.client import _torch, fingerprint, profiler, region
+from pygraphd.client.session import Session
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.locations import locate
+from pygraphd.schema.messages import Deployment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+ENOUGH = 40
+
+
+class Clock(profiler.Profiler):
+    """A profiler that finds what `times_us` says."""
+
+    times_us: ClassVar = {Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0}
+
+    def start(self, deployment: Deployment) -> Any:
+        return deployment
+
+    def stop(self, call: Any) -> None:
+        time = self.times_us[call]
+        self._samples.setdefault(call, []).append(profiler.Sample(time, time, busy=False))
+
+
+class Compiled:
+    """What is read and set of a `CompiledFxGraph` with some partitions; `call` is Inductor's own callable."""
+
+    def __init__(self, partitions: int) -> None:
+        self.compiled_fn_runner = SimpleNamespace(partitions=[lambda inputs: "launched"] * partitions)
+        self.inductor_post_grad_graph_str = "  a = torch.ops.aten.sin.default(b)"
+        self.source_code = ""
+        self.device_types = {"cuda"}
+        self.device_idxs = {0}
+        self.mutated_input_idxs: list[int] = []
+        self.disabled_cudagraphs_reason = None
+        self.cudagraph_info = SimpleNamespace(cudagraph_fail_reasons=[])
+        self.partition_maps = [None] * partitions
+        self.fx_kwargs: dict[str, Any] = {}
+        self.inputs_to_check = [0]
+        self._defers_input_alignment = False
+        self.current_callable: Any = self.call
+
+    def call(self, inputs: list[Any]) -> list[Any]:
+        return [partition(inputs) for partition in self.compiled_fn_runner.partitions]
+
+
+def trees(runnable: Any, **kwargs: Any) -> Any:
+    return lambda inputs: "captured"
+
+
+def compile_once(session: Session, partitions: int, *, backward: bool, box: object) -> Compiled:
+    compiled = Compiled(partitions)
+    kwargs = {"is_backward": backward, "cudagraphs": True, "boxed_forward_device_index": box}
+    plan = session.plan(compiled, kwargs)
+    slots = compiled.compiled_fn_runner.partitions
+    slots[:] = [
+        plan.cudagraphify(trees, slot, {"device_index": 0, "is_backward": backward}) for slot in slots
+    ]
+    plan.complete(compiled)
+    return compiled
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    import torch._inductor.config as inductor_config
+
+    monkeypatch.setattr(region, "Profiler", Clock)
+    monkeypatch.setattr(region.Region, "_why_not_measure", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(_torch, "note_backward", lambda index: None)
+    environment = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
+    monkeypatch.setattr(fingerprint, "environment", lambda index: environment)
+    with inductor_config.patch({"triton.cudagraphs": True}):
+        yield Session(locate({"PYGRAPHD_HOME": str(tmp_path)}))
+
+
+def run(forward: Compiled, backward: Compiled, steps: int = ENOUGH) -> list[tuple[Any, Any]]:
+    x = torch.ones(1)
+    return [(forward.current_callable([x]), backward.current_callable([x])) for _ in range(steps)]
+
+
+def test_all_parts_are_decided_and_ours_are_gone(session: Session) -> None:
+    box = SimpleNamespace(value=0)
+    forward = compile_once(session, 3, backward=False, box=box)
+    backward = compile_once(session, 2, backward=True, box=box)
+    assert (
+        forward.current_callable != forward.call
+    )  # misaligned inputs are copied while a part may be launched
+
+    results = run(forward, backward)
+
+    for ahead, behind in results:
+        assert len({*ahead, *behind}) == 1
+    assert results[-1] == (["captured"] * 3, ["captured"] * 2)
+    assert forward.current_callable == forward.call
+    slots = forward.compiled_fn_runner.partitions + backward.compiled_fn_runner.partitions
+    assert not any(isinstance(slot, region.Region) for slot in slots)
+    assert session.report.counts["measured"] == 5
+    assert session.report.failures.keys() <= {"daemon: no daemon"}
+
+
+def test_the_next_session_is_told_and_measures_nothing(session: Session) -> None:
+    box = SimpleNamespace(value=0)
+    run(compile_once(session, 2, backward=False, box=box), compile_once(session, 1, backward=True, box=box))
+    second = Session(session.locations)
+
+    forward = compile_once(second, 2, backward=False, box=box)
+    backward = compile_once(second, 1, backward=True, box=box)
+
+    assert run(forward, backward, 3) == [(["captured"] * 2, ["captured"])] * 3
+    assert (second.report.counts["hits"], second.report.counts["measured"]) == (3, 0)
+    assert forward.current_callable == forward.call
+
+
+def test_what_is_launched_keeps_the_copying_of_misaligned_inputs(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0})
+    box = SimpleNamespace(value=0)
+    forward = compile_once(session, 1, backward=False, box=box)
+    backward = compile_once(session, 1, backward=True, box=box)
+
+    results = run(forward, backward)
+
+    assert results[-1] == (["launched"], ["launched"])
+    assert forward.current_callable != forward.call
+    assert session.report.summary()["deployed"] == {"LAUNCH": 2, "TREES": 0, "RELOCATE": 0}
+
+
+def test_a_program_that_ends_early_says_how_often_it_called(session: Session) -> None:
+    box = SimpleNamespace(value=0)
+    run(
+        compile_once(session, 1, backward=False, box=box),
+        compile_once(session, 1, backward=True, box=box),
+        10,
+    )
+    session.close()
+    second = Session(session.locations)
+    run(compile_once(second, 1, backward=False, box=box), compile_once(second, 1, backward=True, box=box), 10)
+    second.close()
+
+    assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
+    assert second.report.counts["spooled"] == 0
+    assert second.report.summary()["deployed"]["LAUNCH"] == 2
