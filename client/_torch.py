@@ -304,3 +304,39 @@ def compile_with_inductor(
     """Compile an FX graph as `torch.compile(backend="inductor")` would; raises RuntimeError for bad mode or options."""
     wrapper = torch._TorchCompileInductorWrapper(mode, dict(options or {}), None)
     return wrapper(graph, example_inputs)
+
+
+# --- what relocatable graphs need -------------------------------------------------------------------------------
+
+
+def allocator(
+    device: torch.device,
+) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]:
+    """Return what makes an uninitialised tensor on `device` of a size, strides and a dtype, as Inductor's code does."""
+    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def reinterpret(
+    tensor: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """Return a tensor over `tensor`'s storage that autograd takes for no view of it; `offset` in elements of `dtype`."""
+    same = tensor if tensor.dtype == dtype else tensor.view(dtype)
+    reinterpreted: torch.Tensor = torch._C._dynamo.guards._reinterpret_tensor(same, size, stride, offset)
+    return reinterpreted
+
+
+def pointers_unchanged() -> Callable[[list[Any], list[int | None], list[int]], bool]:
+    """Return what says whether the tensors of a list lie where a second list says, at the indices of a third."""
+    compare: Callable[..., bool] | None = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+    return compare or _pointers_unchanged  # a torch without CUDA does not have it
+
+
+def _pointers_unchanged(tensors: list[Any], pointers: list[int | None], indices: list[int]) -> bool:
+    return all(tensors[index].data_ptr() == pointers[index] for index in indices)
+
+
+def current_stream(device: torch.device) -> Callable[[], int]:
+    """Return what gives the handle of a CUDA device's current stream; 0 for the CPU."""
+    if device.type != "cuda":
+        return int
+    return functools.partial(torch._C._cuda_getCurrentRawStream, device.index)

@@ -1,0 +1,310 @@
+"""The CUDA driver calls that relocation needs, through ctypes, each checked; no torch in here.
+
+The structures are those of cuda.h (CUDA 12.4 and newer). A call that fails raises `DriverError`; nothing is retried. ctypes and
+not cuda-python: the hot path hands the driver addresses that were worked out once, and no user has to install anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any
+
+LIBRARY = "libcuda.so.1"
+USE_NODE_PRIORITY = 8
+"""CU_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY: a kernel keeps the priority of the stream it was recorded on."""
+_POINTER_ATTRIBUTE_MEMORY_TYPE = 2
+
+# The markers in a packed parameter list: CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE.
+_PACKED_BUFFER = 1
+_PACKED_SIZE = 2
+
+
+class DriverError(RuntimeError):
+    """A driver call has failed; `call` names it and `code` is its CUresult."""
+
+    def __init__(self, call: str, code: int) -> None:
+        super().__init__(f"{call} failed with CUresult {code}")
+        self.call = call
+        self.code = code
+
+
+class NodeType(enum.IntEnum):
+    """CUgraphNodeType."""
+
+    KERNEL = 0
+    MEMCPY = 1
+    MEMSET = 2
+    HOST = 3
+    GRAPH = 4
+    EMPTY = 5
+    WAIT_EVENT = 6
+    EVENT_RECORD = 7
+    EXT_SEMAS_SIGNAL = 8
+    EXT_SEMAS_WAIT = 9
+    MEM_ALLOC = 10
+    MEM_FREE = 11
+    BATCH_MEM_OP = 12
+    CONDITIONAL = 13
+
+
+class MemoryType(enum.IntEnum):
+    """CUmemorytype."""
+
+    HOST = 1
+    DEVICE = 2
+    ARRAY = 3
+    UNIFIED = 4
+
+
+class KernelNodeParams(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2; sizes in threads and bytes."""
+
+    _fields_ = (
+        ("func", c_void_p),
+        *((f"{what}Dim{axis}", c_uint) for what in ("grid", "block") for axis in "XYZ"),
+        ("sharedMemBytes", c_uint),
+        ("kernelParams", c_void_p),
+        ("extra", c_void_p),
+        ("kern", c_void_p),
+        ("ctx", c_void_p),
+    )
+
+
+class MemsetNodeParams(ctypes.Structure):
+    """CUDA_MEMSET_NODE_PARAMS; sizes in bytes."""
+
+    _fields_ = (
+        ("dst", c_uint64),
+        ("pitch", c_size_t),
+        ("value", c_uint),
+        ("elementSize", c_uint),
+        ("width", c_size_t),
+        ("height", c_size_t),
+    )
+
+
+class Memcpy3D(ctypes.Structure):
+    """CUDA_MEMCPY3D_v2; sizes in bytes."""
+
+    _fields_ = (
+        *((f"src{what}", c_size_t) for what in ("XInBytes", "Y", "Z", "LOD")),
+        ("srcMemoryType", c_int),
+        ("srcHost", c_void_p),
+        ("srcDevice", c_uint64),
+        ("srcArray", c_void_p),
+        ("reserved0", c_void_p),
+        ("srcPitch", c_size_t),
+        ("srcHeight", c_size_t),
+        *((f"dst{what}", c_size_t) for what in ("XInBytes", "Y", "Z", "LOD")),
+        ("dstMemoryType", c_int),
+        ("dstHost", c_void_p),
+        ("dstDevice", c_uint64),
+        ("dstArray", c_void_p),
+        ("reserved1", c_void_p),
+        ("dstPitch", c_size_t),
+        ("dstHeight", c_size_t),
+        ("WidthInBytes", c_size_t),
+        ("Height", c_size_t),
+        ("Depth", c_size_t),
+    )
+
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuGraphClone": (POINTER(c_void_p), c_void_p),
+    "cuGraphDestroy": (c_void_p,),
+    "cuGraphDestroyNode": (c_void_p,),
+    "cuGraphGetNodes": (c_void_p, POINTER(c_void_p), POINTER(c_size_t)),
+    "cuGraphInstantiateWithFlags": (POINTER(c_void_p), c_void_p, c_uint64),
+    "cuGraphExecDestroy": (c_void_p,),
+    "cuGraphLaunch": (c_void_p, c_void_p),
+    "cuGraphNodeGetType": (c_void_p, POINTER(c_int)),
+    "cuGraphKernelNodeGetParams_v2": (c_void_p, POINTER(KernelNodeParams)),
+    "cuGraphMemcpyNodeGetParams": (c_void_p, POINTER(Memcpy3D)),
+    "cuGraphMemsetNodeGetParams": (c_void_p, POINTER(MemsetNodeParams)),
+    "cuGraphExecKernelNodeSetParams_v2": (c_void_p, c_void_p, c_void_p),
+    "cuGraphExecMemcpyNodeSetParams": (c_void_p, c_void_p, c_void_p, c_void_p),
+    "cuGraphExecMemsetNodeSetParams": (c_void_p, c_void_p, c_void_p, c_void_p),
+    "cuFuncGetName": (POINTER(c_char_p), c_void_p),
+    "cuKernelGetName": (POINTER(c_char_p), c_void_p),
+    "cuFuncGetParamInfo": (c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)),
+    "cuKernelGetParamInfo": (c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)),
+    "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
+    "cuCtxGetCurrent": (POINTER(c_void_p),),
+}
+
+
+class Driver:
+    """The driver of a process. Handles are plain integers; whoever gets a graph or an executable has to destroy it.
+
+    Every call releases the GIL: a driver call may wait for a launch that waits for a callback in Python.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Bind the calls; raises DriverError (code 0) for a driver that lacks one."""
+        self._calls = {name: _bind(library, name, signature) for name, signature in _SIGNATURES.items()}
+        self._launch = self._calls["cuGraphLaunch"]
+        self._sizes: dict[int, tuple[int, ...]] = {}
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = self._calls[name](*arguments)
+        if code:
+            raise DriverError(name, code)
+
+    def _handle(self, name: str, *arguments: object) -> int:
+        handle = c_void_p()
+        self._call(name, byref(handle), *arguments)
+        return handle.value or 0
+
+    # --- graphs ---
+
+    def clone(self, graph: int) -> int:
+        """Return a copy of a graph."""
+        return self._handle("cuGraphClone", graph)
+
+    def destroy_graph(self, graph: int) -> None:
+        """Destroy a graph; its executables live on, but none of their nodes can be written any more."""
+        self._call("cuGraphDestroy", graph)
+
+    def destroy_node(self, node: int) -> None:
+        """Take a node out of its graph."""
+        self._call("cuGraphDestroyNode", node)
+
+    def nodes(self, graph: int) -> list[int]:
+        """Return the nodes of a graph."""
+        count = c_size_t()
+        self._call("cuGraphGetNodes", graph, None, byref(count))
+        handles = (c_void_p * count.value)()
+        self._call("cuGraphGetNodes", graph, handles, byref(count))
+        return [handle for handle in handles if handle is not None]
+
+    def instantiate(self, graph: int) -> int:
+        """Return an executable of a graph."""
+        return self._handle("cuGraphInstantiateWithFlags", graph, USE_NODE_PRIORITY)
+
+    def destroy_executable(self, executable: int) -> None:
+        """Destroy an executable; a launch of it that still runs goes on."""
+        self._call("cuGraphExecDestroy", executable)
+
+    def launch(self, executable: int, stream: int) -> None:
+        """Launch an executable on a stream of the current device."""
+        code = self._launch(executable, stream)
+        if code:
+            raise DriverError("cuGraphLaunch", code)
+
+    def context(self) -> int:
+        """Return the current context."""
+        return self._handle("cuCtxGetCurrent")
+
+    # --- nodes ---
+
+    def node_type(self, node: int) -> NodeType:
+        """Return the type of a node; raises DriverError (code 0) for one that this version does not know."""
+        value = c_int()
+        self._call("cuGraphNodeGetType", node, byref(value))
+        try:
+            return NodeType(value.value)
+        except ValueError:
+            raise DriverError(f"cuGraphNodeGetType (type {value.value})", 0) from None
+
+    def kernel(self, node: int) -> KernelNodeParams:
+        """Return a kernel node's parameters; the pointers in it belong to the node's graph."""
+        params = KernelNodeParams()
+        self._call("cuGraphKernelNodeGetParams_v2", node, byref(params))
+        return params
+
+    def memcpy(self, node: int) -> Memcpy3D:
+        """Return a copy node's parameters."""
+        params = Memcpy3D()
+        self._call("cuGraphMemcpyNodeGetParams", node, byref(params))
+        return params
+
+    def memset(self, node: int) -> MemsetNodeParams:
+        """Return a memset node's parameters."""
+        params = MemsetNodeParams()
+        self._call("cuGraphMemsetNodeGetParams", node, byref(params))
+        return params
+
+    def arguments(self, params: KernelNodeParams) -> tuple[bytes, ...]:
+        """Return the values of a kernel's arguments: one for each parameter, or the one buffer of a packed list."""
+        if not params.kernelParams:
+            return (_packed(params.extra),) if params.extra else ()
+        sizes = self._parameter_sizes(params)
+        pointers = ctypes.cast(params.kernelParams, POINTER(c_void_p))
+        return tuple(ctypes.string_at(pointers[i] or 0, size) for i, size in enumerate(sizes))
+
+    def _parameter_sizes(self, params: KernelNodeParams) -> tuple[int, ...]:
+        call = "cuFuncGetParamInfo" if params.func else "cuKernelGetParamInfo"
+        handle = params.func or params.kern
+        if handle not in self._sizes:
+            self._sizes[handle] = tuple(self._each_parameter_size(call, handle))
+        return self._sizes[handle]
+
+    def _each_parameter_size(self, call: str, handle: int) -> list[int]:
+        offset, size, sizes = c_size_t(), c_size_t(), list[int]()
+        # The end is told by an error, as there is no call that counts parameters.
+        while self._calls[call](handle, len(sizes), byref(offset), byref(size)) == 0:
+            sizes.append(size.value)
+        return sizes
+
+    def kernel_name(self, params: KernelNodeParams) -> str:
+        """Return a kernel's mangled name."""
+        name = c_char_p()
+        call = "cuFuncGetName" if params.func else "cuKernelGetName"
+        self._call(call, byref(name), params.func or params.kern)
+        return (name.value or b"").decode(errors="replace")
+
+    def memory_type(self, address: int) -> MemoryType | None:
+        """Return where an address lies; None if the driver does not know it, as with memory from `malloc`."""
+        value = c_uint()
+        failed = self._calls["cuPointerGetAttribute"](byref(value), _POINTER_ATTRIBUTE_MEMORY_TYPE, address)
+        return None if failed else MemoryType(value.value)
+
+    def writer(self, node_type: NodeType) -> Any:
+        """Return the call that writes a node's parameters into an executable: (executable, node, address[, context])."""
+        return self._calls[_WRITERS[node_type]]
+
+
+_WRITERS = {
+    NodeType.KERNEL: "cuGraphExecKernelNodeSetParams_v2",
+    NodeType.MEMCPY: "cuGraphExecMemcpyNodeSetParams",
+    NodeType.MEMSET: "cuGraphExecMemsetNodeSetParams",
+}
+
+
+def _bind(library: ctypes.CDLL, name: str, signature: tuple[Any, ...]) -> Any:
+    try:
+        call = getattr(library, name)
+    except AttributeError:
+        raise DriverError(f"{name}: the driver has no such call", 0) from None
+    call.argtypes = signature
+    call.restype = c_int
+    return call
+
+
+def _packed(extra: int) -> bytes:
+    entries = ctypes.cast(extra, POINTER(c_void_p))
+    found: dict[int, int] = {}
+    index = 0
+    while entries[index]:
+        found[entries[index] or 0] = entries[index + 1] or 0
+        index += 2
+    size = ctypes.cast(found[_PACKED_SIZE], POINTER(c_size_t))[0]
+    return ctypes.string_at(found[_PACKED_BUFFER], size)
+
+
+def packed_list(buffer: int, size: Any) -> Any:
+    """Return the list that hands a kernel its arguments in one buffer: the buffer's address, and its size as a c_size_t."""
+    return (c_void_p * 5)(_PACKED_BUFFER, buffer, _PACKED_SIZE, ctypes.addressof(size), 0)
+
+
+@functools.cache
+def load() -> Driver:
+    """Return the driver of this machine; raises DriverError (code 0) if there is none or it is too old."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise DriverError(f"loading {LIBRARY} ({error})", 0) from None
+    return Driver(library)

@@ -1,0 +1,164 @@
+"""All parameters of a graph's nodes as one array of 8-byte words, and the driver calls that write them into an executable.
+
+The driver is handed addresses within that array, so that a move is: change words, then one call for each node they belong to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.client.driver import (
+    DriverError,
+    KernelNodeParams,
+    Memcpy3D,
+    MemoryType,
+    MemsetNodeParams,
+    NodeType,
+    packed_list,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pygraphd.client.driver import Driver
+
+WORD = 8
+_ALIGNMENT = 64
+"""A parameter may be a tensor map, which wants this much."""
+_DOES_NOTHING = NodeType.EMPTY
+
+
+class OpaqueError(Exception):
+    """A graph holds something whose addresses cannot be moved; the text is the reason."""
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node as it was read: where its bytes go in the array, and which of them may be addresses."""
+
+    handle: int
+    node_type: NodeType
+    struct: KernelNodeParams | MemsetNodeParams | Memcpy3D
+    blocks: tuple[bytes, ...]
+    scanned: tuple[range, ...]
+    """For each block, the words of it that may be addresses."""
+    packed: bool = False
+
+
+class Parameters:
+    """The parameters of a graph's nodes, as `words`, and which of these may be addresses, as (word, node) in `candidates`."""
+
+    def __init__(self, driver: Driver, graph: int) -> None:
+        """Read a graph's nodes; raises `OpaqueError` or `DriverError`."""
+        self._driver = driver
+        nodes = [node for handle in driver.nodes(graph) if (node := _read(driver, handle)) is not None]
+        sizes = [[_padded(len(block)) for block in node.blocks] for node in nodes]
+        count = sum(map(sum, sizes)) // WORD
+        self._memory = (ctypes.c_uint64 * max(count, 1))()
+        self.words = memoryview(self._memory).cast("B").cast("Q")
+        self.candidates: list[tuple[int, int]] = []
+        self._kept: list[Any] = []
+        context = driver.context()
+        self._writes: list[tuple[Callable[..., int], tuple[int, ...], str]] = []
+        position = 0
+        for index, node in enumerate(nodes):
+            position = self._place(index, node, position, context)
+
+    def __len__(self) -> int:
+        """Return how many nodes can be written."""
+        return len(self._writes)
+
+    def write(self, executable: int, nodes: Iterable[int]) -> None:
+        """Write the words of some nodes into an executable; raises DriverError, with some of them written."""
+        for index in nodes:
+            call, arguments, name = self._writes[index]
+            code = call(executable, *arguments)
+            if code:
+                raise DriverError(name, code)
+
+    def _place(self, index: int, node: _Node, position: int, context: int) -> int:
+        """Copy a node's blocks into the array; return where the next node begins, in words."""
+        addresses = []
+        for block, scanned in zip(node.blocks, node.scanned, strict=True):
+            address = ctypes.addressof(self._memory) + position * WORD
+            ctypes.memmove(address, block, len(block))
+            self.candidates += [(position + word, index) for word in scanned]
+            addresses.append(address)
+            position += _padded(len(block)) // WORD
+        arguments: tuple[int, ...] = (node.handle, self._struct_address(node, addresses))
+        if node.node_type is not NodeType.KERNEL:
+            arguments = (*arguments, context)
+        self._writes.append(
+            (self._driver.writer(node.node_type), arguments, f"writing a {node.node_type.name} node")
+        )
+        return position
+
+    def _struct_address(self, node: _Node, addresses: Sequence[int]) -> int:
+        if node.node_type is not NodeType.KERNEL:
+            return addresses[0]  # the one block is the structure itself
+        struct = node.struct
+        assert isinstance(struct, KernelNodeParams)
+        if node.packed:
+            size = ctypes.c_size_t(len(node.blocks[0]))
+            arguments = packed_list(addresses[0], size)
+            self._kept.append(size)
+            struct.extra = ctypes.addressof(arguments)
+        else:
+            arguments = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+            struct.kernelParams = ctypes.addressof(arguments)
+        self._kept += [struct, arguments]
+        return ctypes.addressof(struct)
+
+
+def _padded(size: int) -> int:
+    return (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+
+
+def _read(driver: Driver, handle: int) -> _Node | None:
+    """Return what there is to move in a node, None if it does nothing; raises `OpaqueError`."""
+    node_type = driver.node_type(handle)
+    if node_type is NodeType.KERNEL:
+        return _read_kernel(driver, handle)
+    if node_type is NodeType.MEMCPY:
+        return _read_memcpy(driver, handle)
+    if node_type is NodeType.MEMSET:
+        struct = driver.memset(handle)
+        return _Node(handle, node_type, struct, (bytes(struct),), (range(1),))
+    if node_type is _DOES_NOTHING:
+        return None
+    raise OpaqueError(f"it holds a {node_type.name} node")
+
+
+def _read_kernel(driver: Driver, handle: int) -> _Node:
+    struct = driver.kernel(handle)
+    name = driver.kernel_name(struct)
+    if name.startswith("nccl"):
+        raise OpaqueError(f"it holds a collective ({name})")
+    blocks = driver.arguments(struct)
+    words = tuple(range(len(block) // WORD) for block in blocks)
+    return _Node(
+        handle, NodeType.KERNEL, struct, blocks, words, packed=not struct.kernelParams and bool(blocks)
+    )
+
+
+def _read_memcpy(driver: Driver, handle: int) -> _Node:
+    struct = driver.memcpy(handle)
+    for side in ("src", "dst"):
+        if not _on_device(driver, getattr(struct, f"{side}MemoryType"), getattr(struct, f"{side}Device")):
+            raise OpaqueError("it copies from or to memory of the host")
+    words = (Memcpy3D.srcDevice.offset // WORD, Memcpy3D.dstDevice.offset // WORD)
+    return _Node(
+        handle,
+        NodeType.MEMCPY,
+        struct,
+        (bytes(struct),),
+        (range(words[0], words[1] + 1, words[1] - words[0]),),
+    )
+
+
+def _on_device(driver: Driver, memory_type: int, address: int) -> bool:
+    if memory_type == MemoryType.UNIFIED:
+        return driver.memory_type(address) is MemoryType.DEVICE
+    return memory_type == MemoryType.DEVICE

@@ -1,0 +1,329 @@
+"""From what a capture saw to a graph that can be bound anywhere: slots, clusters, how each output is made.
+
+During a capture the allocator gives dead temporaries' memory to later ones, so an output may lie where a larger temporary was.
+All allocations that overlap form a cluster, and a cluster moves as one: then no write of any kernel leaves its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client import _torch
+from pygraphd.client.parameters import OpaqueError, Parameters
+from pygraphd.client.relocation import Segment, Span, alignment, blocks, find, merge, pack, scan
+from pygraphd.client.replay import Device, InputGroup, Layout, Memory, Replay, Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from pygraphd.client.driver import Driver
+    from pygraphd.client.relocation import Table
+    from pygraphd.client.replay import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What a capture saw. The holder owns `graph`, a CUgraph; the outputs lie where the graph writes them.
+
+    `allocations` are all that were made during the capture, dead or alive; `held` are those that are alive and are nobody's
+    output, and that the graph may read again.
+    """
+
+    graph: int
+    outputs: Sequence[Any]
+    allocations: tuple[Span, ...]
+    held: tuple[Span, ...] = ()
+    ticket: Ticket | None = None
+
+
+# --- outputs -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """The same object at every call: None, a number, a constant of the module."""
+
+    value: Any
+
+    def make(self, _inputs: Sequence[Any], _memory: Sequence[torch.Tensor]) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Empty:
+    """A tensor without elements."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self, _inputs: Sequence[Any], _memory: Sequence[torch.Tensor]) -> Any:
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """One of the inputs itself."""
+
+    index: int
+
+    def make(self, inputs: Sequence[Any], _memory: Sequence[torch.Tensor]) -> Any:
+        return inputs[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A view of an input; `offset` in elements of `dtype`, from where the input begins."""
+
+    index: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def make(self, inputs: Sequence[Any], _memory: Sequence[torch.Tensor]) -> Any:
+        return _torch.reinterpret(inputs[self.index], self.dtype, self.size, self.stride, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """All of a slot's memory."""
+
+    memory: int
+
+    def make(self, _inputs: Sequence[Any], memory: Sequence[torch.Tensor]) -> Any:
+        return memory[self.memory]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Part of a slot's memory; `offset` in elements of `dtype`."""
+
+    memory: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def make(self, _inputs: Sequence[Any], memory: Sequence[torch.Tensor]) -> Any:
+        return _torch.reinterpret(memory[self.memory], self.dtype, self.size, self.stride, self.offset)
+
+
+# --- building ----------------------------------------------------------------------------------------------------
+
+
+def build(
+    driver: Driver, capture: Capture, inputs: Sequence[Any], staged: Mapping[int, torch.Tensor]
+) -> Built:
+    """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers; takes over the capture's graph.
+
+    Raises `OpaqueError` or `DriverError`; then the graph has been destroyed.
+    """
+    try:
+        return _build(driver, capture, inputs, staged)
+    except BaseException:
+        driver.destroy_graph(capture.graph)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A replay, and the inputs that show up in none of its nodes."""
+
+    replay: Replay
+    unseen: frozenset[int]
+
+
+def _build(
+    driver: Driver, capture: Capture, inputs: Sequence[Any], staged: Mapping[int, torch.Tensor]
+) -> Built:
+    device = _device(inputs, capture.outputs)
+    groups = input_groups(inputs, staged)
+    clusters = _Clusters(capture)
+    outputs = tuple(clusters.output(output, inputs, groups) for output in capture.outputs)
+    memories, memory_segments, bound = clusters.memories(len(groups))
+    layout = Layout(
+        tuple(group for group, _ in groups),
+        memories,
+        outputs,
+        tuple(staged.items()),
+        as_tuple=isinstance(capture.outputs, tuple),
+    )
+    parameters = Parameters(driver, capture.graph)
+    segments = [Segment(span, slot) for slot, (_, span) in enumerate(groups)]
+    table = scan(
+        parameters.words, parameters.candidates, [*segments, *memory_segments], len(groups) + len(memories)
+    )
+    bases = [span.start for _, span in groups] + bound
+    replay = Replay(
+        driver, capture.graph, parameters, table, layout, replay_device(device), bases, capture.ticket
+    )
+    return Built(replay, _unseen(table, layout))
+
+
+def _unseen(table: Table, layout: Layout) -> frozenset[int]:
+    slots = table.unseen()
+    groups = [group for slot, group in enumerate(layout.groups) if slot in slots]
+    return frozenset(index for group in groups for index, _ in group.members)
+
+
+def _device(inputs: Sequence[Any], outputs: Sequence[Any]) -> torch.device:
+    devices = {value.device for value in (*inputs, *outputs) if isinstance(value, torch.Tensor)}
+    if len(devices) != 1:
+        raise OpaqueError(f"it works on {len(devices)} devices")
+    return devices.pop()
+
+
+def replay_device(device: torch.device) -> Device:
+    """Return what replaying on a device needs of torch."""
+    return Device(_torch.allocator(device), _torch.pointers_unchanged(), _torch.current_stream(device))
+
+
+def input_groups(inputs: Sequence[Any], staged: Collection[int]) -> list[tuple[InputGroup, Span]]:
+    """Return the inputs that can move, those that overlap as one group, each with the addresses that belong to it."""
+    moving = {
+        index: _extent(value)
+        for index, value in enumerate(inputs)
+        if isinstance(value, torch.Tensor) and index not in staged and value.numel()
+    }
+    spans = merge(moving.values())
+    members: list[list[int]] = [[] for _ in spans]
+    for index, extent in moving.items():
+        position = find(spans, extent.start)
+        assert position is not None
+        members[position].append(index)
+    widened = _widen(spans, [inputs[each[0]] for each in members])
+    return [
+        (_group(indices, moving, span.start), span) for indices, span in zip(members, widened, strict=True)
+    ]
+
+
+def _group(indices: list[int], extents: Mapping[int, Span], base: int) -> InputGroup:
+    starts = [extents[index].start for index in indices]
+    members = tuple((index, start - base) for index, start in zip(indices, starts, strict=True))
+    return InputGroup(members, alignment(starts[0]))
+
+
+def _widen(spans: list[Span], first_members: list[torch.Tensor]) -> list[Span]:
+    """Give each group the whole of its storage if no other group lies in there.
+
+    A kernel may be handed the beginning of a storage and find its input from there.
+    """
+    widened: list[Span] = []
+    for index, (span, tensor) in enumerate(zip(spans, first_members, strict=True)):
+        storage = tensor.untyped_storage()
+        start, end = min(storage.data_ptr(), span.start), max(storage.data_ptr() + storage.nbytes(), span.end)
+        free_before = index == 0 or max(widened[-1].end, spans[index - 1].end) <= start
+        free_after = index + 1 == len(spans) or end <= spans[index + 1].start
+        widened.append(Span(start, end) if free_before and free_after else span)
+    return widened
+
+
+def _extent(tensor: torch.Tensor) -> Span:
+    """Return the addresses from a tensor's first element to its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return Span(start, start + (last + 1) * tensor.element_size())
+
+
+class _Clusters:
+    """The allocations of a capture, joined where they overlap, and which outputs lie in which."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._spans = merge((*capture.allocations, *capture.held))
+        self._held = {find(self._spans, span.start) for span in capture.held}
+        if any(span not in self._spans for span in capture.held):
+            raise OpaqueError("memory that must stay in place was used for something else before")
+        self._members: dict[int, list[torch.Tensor]] = {}
+        for value in capture.outputs:
+            if (cluster := self._cluster(value)) is not None:
+                self._members.setdefault(cluster, []).append(value)
+        if not self._held.isdisjoint(self._members):
+            raise OpaqueError("an output lies in memory that must stay in place")
+        self._order = {cluster: order for order, cluster in enumerate(self._members)}
+
+    def _cluster(self, value: Any) -> int | None:
+        return (
+            find(self._spans, value.data_ptr()) if isinstance(value, torch.Tensor) and value.numel() else None
+        )
+
+    def output(self, value: Any, inputs: Sequence[Any], groups: Sequence[tuple[InputGroup, Span]]) -> Output:
+        """Return how an output is made."""
+        if not isinstance(value, torch.Tensor):
+            return _Fixed(value)
+        if not value.numel():
+            return _Empty(tuple(value.size()), tuple(value.stride()), value.dtype, value.device)
+        for index, each in enumerate(inputs):
+            if each is value:
+                return _Input(index)
+        cluster = self._cluster(value)
+        if cluster is not None:
+            return self._in_cluster(cluster, value)
+        return _view_of_input(value, inputs, groups) or _Fixed(value)
+
+    def _in_cluster(self, cluster: int, value: torch.Tensor) -> Output:
+        memory = self._order[cluster]
+        if self._whole(cluster) is not None:
+            return _Whole(memory)
+        offset = _elements(value.data_ptr() - self._spans[cluster].start, value.dtype)
+        return _Part(memory, tuple(value.size()), tuple(value.stride()), offset, value.dtype)
+
+    def _whole(self, cluster: int) -> torch.Tensor | None:
+        """Return the output that takes all of a cluster, up to what the allocator rounds it up to."""
+        value, *others = self._members[cluster]
+        span, extent = self._spans[cluster], _extent(value)
+        fills = span.start == extent.start and blocks(extent.size) == blocks(span.size)
+        return value if fills and not others else None
+
+    def memories(self, first_slot: int) -> tuple[tuple[Memory, ...], list[Segment], list[int]]:
+        """Return what a call allocates (one for each cluster with outputs, one for all scratch), and where it was."""
+        memories, segments, bound = [], [], []
+        for cluster, order in self._order.items():
+            span = self._spans[cluster]
+            memories.append(_memory(self._whole(cluster), span))
+            segments.append(Segment(span, first_slot + order))
+            bound.append(span.start)
+        scratch = [
+            span
+            for cluster, span in enumerate(self._spans)
+            if cluster not in self._order and cluster not in self._held
+        ]
+        if scratch:
+            offsets, size = pack(scratch)
+            slot = first_slot + len(memories)
+            segments += [Segment(span, slot, offset) for span, offset in zip(scratch, offsets, strict=True)]
+            memories.append(Memory((size,), (1,), torch.uint8))
+            bound.append(0)  # they lay apart: no address is right for all of them
+        return tuple(memories), segments, bound
+
+
+def _view_of_input(
+    value: torch.Tensor, inputs: Sequence[Any], groups: Sequence[tuple[InputGroup, Span]]
+) -> Output | None:
+    storage = value.untyped_storage().data_ptr()
+    for index, each in enumerate(inputs):
+        if isinstance(each, torch.Tensor) and each.numel() and each.untyped_storage().data_ptr() == storage:
+            offset = _elements(value.data_ptr() - each.data_ptr(), value.dtype)
+            return _View(index, tuple(value.size()), tuple(value.stride()), offset, value.dtype)
+    if any(span.start <= value.data_ptr() < span.end for _, span in groups):
+        raise OpaqueError("an output shares memory with an input in a way that cannot be told")
+    return None
+
+
+def _memory(whole: torch.Tensor | None, span: Span) -> Memory:
+    if whole is None:
+        return Memory((span.size,), (1,), torch.uint8)
+    return Memory(tuple(whole.size()), tuple(whole.stride()), whole.dtype)
+
+
+def _elements(size: int, dtype: torch.dtype) -> int:
+    itemsize: int = dtype.itemsize
+    elements, rest = divmod(size, itemsize)
+    if rest:
+        raise OpaqueError("an output begins within an element")
+    return elements

@@ -1,0 +1,116 @@
+"""Which words of a recording are addresses, and of what: pure arithmetic on address ranges; knows neither torch nor CUDA.
+
+Everything that can move by itself has a *slot*: a group of inputs that overlap, an output's cluster, the scratch memory. A
+`Table` says for each slot which words follow it, and which nodes have to be written then.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+BLOCK = 512
+"""The allocator's granularity, in bytes: every allocation begins at a multiple of it."""
+MAX_ALIGNMENT = 256
+"""Libraries choose kernels by alignment up to this many bytes, and by no more."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """Addresses from `start` up to and without `end`."""
+
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A range of addresses that moves with a slot; `offset` is where it begins in the slot's memory."""
+
+    span: Span
+    slot: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """For each slot: its words as (index, offset from the slot's base), and the nodes that these belong to."""
+
+    places: tuple[tuple[tuple[int, int], ...], ...]
+    nodes: tuple[tuple[int, ...], ...]
+
+    def unseen(self) -> frozenset[int]:
+        """Return the slots that show up in no node: unused, or reached in a way that relocation cannot see."""
+        return frozenset(slot for slot, places in enumerate(self.places) if not places)
+
+
+def scan(
+    words: Sequence[int], candidates: Iterable[tuple[int, int]], segments: Iterable[Segment], slots: int
+) -> Table:
+    """Find the words that hold addresses within `segments`, which must not overlap.
+
+    `candidates` are the words to look at, as (index, node).
+    """
+    ordered = sorted(segments, key=lambda segment: segment.span)
+    starts = [segment.span.start for segment in ordered]
+    places: list[list[tuple[int, int]]] = [[] for _ in range(slots)]
+    nodes: list[dict[int, None]] = [{} for _ in range(slots)]
+    for index, node in candidates:
+        value = words[index]
+        position = bisect.bisect_right(starts, value) - 1
+        if position >= 0 and value < ordered[position].span.end:
+            segment = ordered[position]
+            places[segment.slot].append((index, value - segment.span.start + segment.offset))
+            nodes[segment.slot][node] = None
+    return Table(tuple(map(tuple, places)), tuple(map(tuple, nodes)))
+
+
+def merge(spans: Iterable[Span]) -> list[Span]:
+    """Join spans that overlap, transitively; spans that only touch stay apart. Empty ones are left out."""
+    merged: list[Span] = []
+    for span in sorted(spans):
+        if not span.size:
+            continue
+        if merged and span.start < merged[-1].end:
+            merged[-1] = Span(merged[-1].start, max(merged[-1].end, span.end))
+        else:
+            merged.append(span)
+    return merged
+
+
+def find(spans: Sequence[Span], address: int) -> int | None:
+    """Return the index of the span that holds an address; `spans` are sorted and disjoint."""
+    index = bisect.bisect_right(spans, address, key=lambda span: span.start) - 1
+    return index if index >= 0 and address < spans[index].end else None
+
+
+def pack(spans: Sequence[Span]) -> tuple[tuple[int, ...], int]:
+    """Lay spans one after the other in one allocation; return where each begins, and the whole size in bytes.
+
+    What lay at a multiple of `BLOCK` does so again, and nothing is aligned worse than it was.
+    """
+    offsets, end = [], 0
+    for span in spans:
+        start = end + span.start % BLOCK
+        offsets.append(start)
+        end = blocks(start + span.size) * BLOCK
+    return tuple(offsets), end
+
+
+def blocks(size: int) -> int:
+    """Return how many of the allocator's blocks `size` bytes take."""
+    return -(-size // BLOCK)
+
+
+def alignment(address: int) -> int:
+    """Return the power of two, `MAX_ALIGNMENT` at most, that an address is a multiple of."""
+    return min(address & -address, MAX_ALIGNMENT) or MAX_ALIGNMENT

@@ -1,0 +1,398 @@
+// The driver's graph calls over host memory: kernels are functions of this process, device memory is malloc's.
+//
+// It lets the bookkeeping of relocation be tested where there is no GPU, with real addresses and real results. It says nothing
+// about CUDA: that is for tests/gpu. Structures are those of cuda.h, written down once more so that a mistake in
+// client/driver.py shows.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <vector>
+
+namespace {
+
+constexpr int kInvalidValue = 1;
+constexpr int kInjected = 999;
+
+struct Function {
+    const char* name;
+    void (*run)(void** arguments);
+    std::vector<size_t> sizes;
+};
+
+struct KernelParams {
+    void* func;
+    unsigned grid[3], block[3], shared;
+    void** kernelParams;
+    void** extra;
+    void* kern;
+    void* ctx;
+};
+
+struct MemsetParams {
+    uint64_t dst;
+    size_t pitch;
+    unsigned value, elementSize;
+    size_t width, height;
+};
+
+struct Side {
+    size_t x, y, z, lod;
+    int memoryType;
+    const void* host;
+    uint64_t device;
+    void* array;
+    void* reserved;
+    size_t pitch, height;
+};
+
+struct MemcpyParams {
+    Side src, dst;
+    size_t width, height, depth;
+};
+
+// Arguments as one buffer with the natural alignment of a C call, and pointers into it.
+struct Arguments {
+    std::vector<char> buffer;
+    std::vector<void*> pointers;
+    size_t size = 0;
+    void* extra[5] = {};
+
+    void layout(const Function& function) {
+        std::vector<size_t> offsets;
+        size = 0;
+        for (size_t each : function.sizes) {
+            const size_t alignment = each < 8 ? each : 8;
+            size = (size + alignment - 1) / alignment * alignment;
+            offsets.push_back(size);
+            size += each;
+        }
+        buffer.assign(size, 0);
+        for (size_t offset : offsets) pointers.push_back(buffer.data() + offset);
+        void* list[5] = {reinterpret_cast<void*>(1), buffer.data(), reinterpret_cast<void*>(2), &size, nullptr};
+        std::memcpy(extra, list, sizeof list);
+    }
+
+    void take(const Function& function, const KernelParams& params) {
+        if (params.kernelParams) {
+            for (size_t i = 0; i < function.sizes.size(); ++i) std::memcpy(pointers[i], params.kernelParams[i], function.sizes[i]);
+        } else {
+            std::memcpy(buffer.data(), params.extra[1], *static_cast<size_t*>(params.extra[3]));
+        }
+    }
+};
+
+struct Node {
+    int type = 0;
+    Function* function = nullptr;
+    bool packed = false;
+    Arguments arguments;
+    MemcpyParams copy{};
+    MemsetParams set{};
+};
+
+void copy_node(const Node& from, Node& to) {
+    to.type = from.type;
+    to.function = from.function;
+    to.packed = from.packed;
+    to.copy = from.copy;
+    to.set = from.set;
+    if (from.function) {
+        to.arguments.layout(*from.function);
+        to.arguments.buffer.assign(from.arguments.buffer.begin(), from.arguments.buffer.end());
+    }
+}
+
+struct Graph {
+    std::vector<Node*> nodes;
+};
+
+struct Executable {
+    std::vector<Node*> order;
+    std::map<void*, Node*> by_handle;
+};
+
+struct State {
+    long calls = 0, fail_at = 0;
+    long graphs = 0, executables = 0;
+    std::vector<std::pair<uint64_t, uint64_t>> host;
+};
+
+State state;
+
+template <typename T>
+T& argument(void** arguments, int index) {
+    return *static_cast<T*>(arguments[index]);
+}
+
+void add(void** a) {
+    for (int64_t i = 0; i < argument<int64_t>(a, 3); ++i)
+        argument<float*>(a, 2)[i] = argument<float*>(a, 0)[i] + argument<float*>(a, 1)[i];
+}
+
+void scale(void** a) {
+    for (int64_t i = 0; i < argument<int64_t>(a, 3); ++i)
+        argument<float*>(a, 1)[i] = argument<float>(a, 2) * argument<float*>(a, 0)[i];
+}
+
+void accumulate(void** a) {
+    for (int64_t i = 0; i < argument<int64_t>(a, 2); ++i) argument<float*>(a, 0)[i] += argument<float*>(a, 1)[i];
+}
+
+// Addresses within a structure that is passed by value, behind a number that is as large as one.
+struct Parts {
+    uint64_t magic;
+    float* parts[3];
+    int32_t count, length;
+};
+
+void gather(void** a) {
+    const Parts& parts = argument<Parts>(a, 0);
+    for (int32_t p = 0; p < parts.count; ++p)
+        for (int32_t i = 0; i < parts.length; ++i) argument<float*>(a, 1)[p * parts.length + i] = parts.parts[p][i];
+}
+
+// The input's address lies in memory, where relocation cannot see it.
+void through_table(void** a) {
+    for (int64_t i = 0; i < argument<int64_t>(a, 2); ++i) argument<float*>(a, 1)[i] = argument<float**>(a, 0)[0][i];
+}
+
+Function functions[] = {
+    {"add", add, {8, 8, 8, 8}},
+    {"scale", scale, {8, 8, 4, 8}},
+    {"accumulate", accumulate, {8, 8, 8}},
+    {"gather", gather, {sizeof(Parts), 8}},
+    {"through_table", through_table, {8, 8, 8}},
+    {"ncclDevKernel_AllReduce", add, {8, 8, 8, 8}},
+};
+
+void run(Node& node) {
+    if (node.type == 0) node.function->run(node.arguments.pointers.data());
+    if (node.type == 1)
+        std::memcpy(reinterpret_cast<void*>(node.copy.dst.device), reinterpret_cast<void*>(node.copy.src.device), node.copy.width);
+    if (node.type == 2) std::memset(reinterpret_cast<void*>(node.set.dst), static_cast<int>(node.set.value), node.set.width);
+}
+
+int failure() {
+    return ++state.calls == state.fail_at ? kInjected : 0;
+}
+
+int parameter(const Function& function, size_t index, size_t* offset, size_t* size) {
+    if (index >= function.sizes.size()) return kInvalidValue;
+    *offset = 0;
+    *size = function.sizes[index];
+    return 0;
+}
+
+Node* at(void* executable, void* node) {
+    auto& nodes = static_cast<Executable*>(executable)->by_handle;
+    const auto found = nodes.find(node);
+    return found == nodes.end() ? nullptr : found->second;
+}
+
+}  // namespace
+
+#define CALL(name, ...) extern "C" int name(__VA_ARGS__)
+#define FAIL_IF_ASKED \
+    if (int code = failure()) return code
+
+CALL(cuGraphClone, void** clone, void* graph) {
+    FAIL_IF_ASKED;
+    auto* copy = new Graph;
+    for (const Node* node : static_cast<Graph*>(graph)->nodes) {
+        copy->nodes.push_back(new Node);
+        copy_node(*node, *copy->nodes.back());
+    }
+    ++state.graphs;
+    *clone = copy;
+    return 0;
+}
+
+CALL(cuGraphDestroy, void* graph) {
+    --state.graphs;
+    for (Node* node : static_cast<Graph*>(graph)->nodes) delete node;
+    delete static_cast<Graph*>(graph);
+    return failure();
+}
+
+CALL(cuGraphDestroyNode, void*) { return kInvalidValue; }
+
+CALL(cuGraphGetNodes, void* graph, void** nodes, size_t* count) {
+    FAIL_IF_ASKED;
+    const auto& all = static_cast<Graph*>(graph)->nodes;
+    if (nodes) std::memcpy(nodes, all.data(), all.size() * sizeof(void*));
+    *count = all.size();
+    return 0;
+}
+
+CALL(cuGraphInstantiateWithFlags, void** executable, void* graph, uint64_t) {
+    FAIL_IF_ASKED;
+    auto* made = new Executable;
+    for (Node* node : static_cast<Graph*>(graph)->nodes) {
+        made->order.push_back(new Node);
+        copy_node(*node, *made->order.back());
+        made->by_handle[node] = made->order.back();
+    }
+    ++state.executables;
+    *executable = made;
+    return 0;
+}
+
+CALL(cuGraphExecDestroy, void* executable) {
+    --state.executables;
+    for (Node* node : static_cast<Executable*>(executable)->order) delete node;
+    delete static_cast<Executable*>(executable);
+    return failure();
+}
+
+CALL(cuGraphLaunch, void* executable, void*) {
+    FAIL_IF_ASKED;
+    for (Node* node : static_cast<Executable*>(executable)->order) run(*node);
+    return 0;
+}
+
+CALL(cuGraphNodeGetType, void* node, int* type) {
+    FAIL_IF_ASKED;
+    *type = static_cast<Node*>(node)->type;
+    return 0;
+}
+
+CALL(cuGraphKernelNodeGetParams_v2, void* handle, KernelParams* params) {
+    FAIL_IF_ASKED;
+    auto* node = static_cast<Node*>(handle);
+    *params = {};
+    params->func = node->function;
+    if (node->packed) params->extra = node->arguments.extra;
+    else params->kernelParams = node->arguments.pointers.data();
+    return 0;
+}
+
+CALL(cuGraphMemcpyNodeGetParams, void* node, MemcpyParams* params) {
+    FAIL_IF_ASKED;
+    *params = static_cast<Node*>(node)->copy;
+    return 0;
+}
+
+CALL(cuGraphMemsetNodeGetParams, void* node, MemsetParams* params) {
+    FAIL_IF_ASKED;
+    *params = static_cast<Node*>(node)->set;
+    return 0;
+}
+
+CALL(cuGraphExecKernelNodeSetParams_v2, void* executable, void* handle, const KernelParams* params) {
+    FAIL_IF_ASKED;
+    Node* node = at(executable, handle);
+    if (!node || node->type != 0 || params->func != node->function) return kInvalidValue;
+    node->arguments.take(*node->function, *params);
+    return 0;
+}
+
+CALL(cuGraphExecMemcpyNodeSetParams, void* executable, void* handle, const MemcpyParams* params, void* context) {
+    FAIL_IF_ASKED;
+    Node* node = at(executable, handle);
+    if (!node || node->type != 1 || !context) return kInvalidValue;
+    node->copy = *params;
+    return 0;
+}
+
+CALL(cuGraphExecMemsetNodeSetParams, void* executable, void* handle, const MemsetParams* params, void* context) {
+    FAIL_IF_ASKED;
+    Node* node = at(executable, handle);
+    if (!node || node->type != 2 || !context) return kInvalidValue;
+    node->set = *params;
+    return 0;
+}
+
+CALL(cuFuncGetName, const char** name, void* function) {
+    FAIL_IF_ASKED;
+    *name = static_cast<Function*>(function)->name;
+    return 0;
+}
+
+CALL(cuKernelGetName, const char** name, void* function) { return cuFuncGetName(name, function); }
+
+// Not counted: the end of the list is told by an error, so a failure here is no fault.
+CALL(cuFuncGetParamInfo, void* function, size_t index, size_t* offset, size_t* size) {
+    return parameter(*static_cast<Function*>(function), index, offset, size);
+}
+
+CALL(cuKernelGetParamInfo, void* function, size_t index, size_t* offset, size_t* size) {
+    return parameter(*static_cast<Function*>(function), index, offset, size);
+}
+
+CALL(cuPointerGetAttribute, void* value, int, uint64_t address) {
+    for (const auto& [start, end] : state.host)
+        if (start <= address && address < end) {
+            *static_cast<unsigned*>(value) = 1;
+            return 0;
+        }
+    *static_cast<unsigned*>(value) = 2;
+    return 0;
+}
+
+CALL(cuCtxGetCurrent, void** context) {
+    FAIL_IF_ASKED;
+    *context = &state;
+    return 0;
+}
+
+// --- for the tests -------------------------------------------------------------------------------------------------
+
+extern "C" void* emulator_graph() {
+    ++state.graphs;
+    return new Graph;
+}
+
+extern "C" int emulator_add_kernel(void* graph, const char* name, void** arguments, int packed) {
+    for (Function& function : functions) {
+        if (std::strcmp(function.name, name) != 0) continue;
+        auto* node = new Node;
+        node->function = &function;
+        node->packed = packed;
+        node->arguments.layout(function);
+        KernelParams params{};
+        params.kernelParams = arguments;
+        node->arguments.take(function, params);
+        static_cast<Graph*>(graph)->nodes.push_back(node);
+        return 0;
+    }
+    return kInvalidValue;
+}
+
+extern "C" void emulator_add_copy(void* graph, uint64_t to, uint64_t from, size_t size, int memory_type) {
+    auto* node = new Node;
+    node->type = 1;
+    node->copy.src.memoryType = node->copy.dst.memoryType = memory_type;
+    node->copy.src.device = from;
+    node->copy.dst.device = to;
+    node->copy.width = size;
+    node->copy.height = node->copy.depth = 1;
+    static_cast<Graph*>(graph)->nodes.push_back(node);
+}
+
+extern "C" void emulator_add_set(void* graph, uint64_t to, unsigned value, size_t size) {
+    auto* node = new Node;
+    node->type = 2;
+    node->set = {to, size, value, 1, size, 1};
+    static_cast<Graph*>(graph)->nodes.push_back(node);
+}
+
+extern "C" void emulator_add_other(void* graph, int type) {
+    auto* node = new Node;
+    node->type = type;
+    static_cast<Graph*>(graph)->nodes.push_back(node);
+}
+
+extern "C" void emulator_host_memory(uint64_t start, size_t size) { state.host.emplace_back(start, start + size); }
+
+extern "C" void emulator_forget_host_memory() { state.host.clear(); }
+
+extern "C" void emulator_fail_at(long call) {
+    state.fail_at = call;
+    state.calls = 0;
+}
+
+extern "C" long emulator_calls() { return state.calls; }
+extern "C" long emulator_live_graphs() { return state.graphs; }
+extern "C" long emulator_live_executables() { return state.executables; }

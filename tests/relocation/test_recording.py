@@ -1,0 +1,513 @@
+"""Recordings that are bound to new addresses at every call: right results, nothing written elsewhere, nothing left behind."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pygraphd.client.driver import DriverError
+from pygraphd.client.parameters import OpaqueError
+from pygraphd.client.recording import Built, Capture, build, input_groups
+from pygraphd.client.relocation import BLOCK, Span
+from pygraphd.client.replay import UnfitError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.relocation.conftest import Allocator, Emulator, Graph
+
+
+pytestmark = pytest.mark.torch
+
+NAN = float("nan")
+
+
+class Arena:
+    """Memory of a capture: blocks are handed out as the caching allocator does, from the lowest free address."""
+
+    def __init__(self, blocks: int = 64) -> None:
+        self._memory = torch.full((blocks * BLOCK // 4 + BLOCK // 4,), NAN)
+        self._base = -(-self._memory.data_ptr() // BLOCK) * BLOCK
+        self._used: dict[int, int] = {}
+        self.allocations: list[Span] = []
+
+    def allocate(self, n: int) -> torch.Tensor:
+        """Return a tensor of `n` floats."""
+        size = -(-n * 4 // BLOCK) * BLOCK
+        start = self._base
+        for used in sorted(self._used):
+            if used - start >= size:
+                break
+            start = self._used[used]
+        self._used[start] = start + size
+        self.allocations.append(Span(start, start + n * 4))  # as asked for: CUDA's trace says no more
+        return self._memory.as_strided((n,), (1,), (start - self._memory.data_ptr()) // 4)
+
+    def free(self, tensor: torch.Tensor) -> None:
+        del self._used[tensor.data_ptr()]
+
+    def let_go(self) -> None:
+        """Make everything that was recorded here worthless, as memory is that has been given back."""
+        self._memory.fill_(NAN)
+
+    def untouched(self) -> bool:
+        """Whether nothing was written since `let_go`."""
+        return bool(self._memory.isnan().all())
+
+
+class Recorder:
+    """Makes graphs as a capture would."""
+
+    def __init__(self, emulator: Emulator, allocator: Allocator, arena: Arena | None = None) -> None:
+        self.emulator = emulator
+        self.allocator = allocator
+        self.arena = arena or Arena()
+        self.graph: Graph = emulator.graph()
+
+    def floats(self, *values: float) -> torch.Tensor:
+        """Return a tensor on the device."""
+        return self.allocator.tensor(torch.tensor(values, dtype=torch.float32))
+
+    def built(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], staged: dict[int, torch.Tensor] | None = None
+    ) -> Built:
+        capture = Capture(self.graph.handle, tuple(outputs), tuple(self.arena.allocations))
+        built = build(self.emulator.driver, capture, inputs, staged or {})
+        self.arena.let_go()
+        return built
+
+
+@pytest.fixture
+def recorder(emulator: Emulator, allocator: Allocator) -> Recorder:
+    return Recorder(emulator, allocator)
+
+
+def test_inputs_and_outputs_lie_anywhere_and_outputs_are_kept(recorder: Recorder) -> None:
+    a, b, out = recorder.floats(1, 2), recorder.floats(10, 20), recorder.arena.allocate(2)
+    recorder.graph.add(a, b, out)
+    replay = recorder.built([a, b], [out]).replay
+
+    kept = [replay([recorder.floats(i, i), recorder.floats(5, 6)])[0] for i in range(20)]
+
+    assert [each.tolist() for each in kept] == [[i + 5.0, i + 6.0] for i in range(20)]
+    assert len({each.data_ptr() for each in kept}) == 20
+    assert replay.counts.replays == 20
+    assert recorder.arena.untouched()
+    replay.close()
+
+
+def test_what_lies_where_it_lay_is_not_written_again(recorder: Recorder) -> None:
+    a, b, out = recorder.floats(1, 2), recorder.floats(10, 20), recorder.arena.allocate(2)
+    recorder.graph.add(a, b, out)
+    recorder.graph.scale(out, out, 2.0)
+    replay = recorder.built([a, b], [out]).replay
+    memory = replay.memory()
+
+    for _ in range(3):
+        replay.run([a, b], memory)
+    assert (replay.counts.replays, replay.counts.relocated, replay.counts.written) == (3, 1, 2)
+
+    other = recorder.floats(100, 200)
+    assert replay.run([a, other], memory)[0].tolist() == [202, 404]
+    assert (replay.counts.relocated, replay.counts.written) == (2, 3)
+    replay.close()
+
+
+def test_the_list_of_inputs_is_emptied_and_a_list_stays_a_list(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 3.0)
+    capture = Capture(recorder.graph.handle, [out, None, 7], tuple(recorder.arena.allocations))
+    replay = build(recorder.emulator.driver, capture, [a, 2], {}).replay
+    inputs = [recorder.floats(1, 1), 2]
+
+    outputs = replay(inputs)
+
+    assert inputs == []
+    assert isinstance(outputs, list)
+    assert outputs[0].tolist() == [3, 3]
+    assert outputs[1:] == [None, 7]
+    replay.close()
+
+
+def test_an_output_where_a_larger_temporary_was_does_not_write_past_its_end(recorder: Recorder) -> None:
+    """The published way, address by address, would write the temporary's 300 floats to where 2 were allocated."""
+    arena, graph = recorder.arena, recorder.graph
+    a = recorder.allocator.tensor(torch.arange(300.0))
+    temporary = arena.allocate(300)
+    graph.scale(a, temporary, 2.0)
+    middle = arena.allocate(300)
+    graph.scale(temporary, middle, 2.0)
+    arena.free(temporary)
+    out = arena.allocate(2)
+    assert out.data_ptr() == temporary.data_ptr()
+    graph.add(middle[:2], middle[1:3], out)
+    replay = recorder.built([a], [out]).replay
+
+    [result] = replay([recorder.allocator.tensor(torch.arange(300.0) + 1)])
+
+    assert result.tolist() == [4 * (1 + 2), 4 * (2 + 3)]
+    assert result.untyped_storage().nbytes() >= 300 * 4
+    assert arena.untouched()
+    replay.close()
+
+
+def test_outputs_that_share_memory_share_it_in_every_call(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2, 3, 4), recorder.arena.allocate(4)
+    recorder.graph.scale(a, out, 2.0)
+    replay = recorder.built([a], [out, out.view(2, 2).t()]).replay
+
+    flat, turned = replay([recorder.floats(5, 6, 7, 8)])
+
+    assert turned.tolist() == [[10, 14], [12, 16]]
+    flat[0] = -1
+    assert turned[0, 0] == -1
+    replay.close()
+
+
+def test_inputs_that_are_changed_in_place_are_changed_where_they_lie(recorder: Recorder) -> None:
+    a, b = recorder.floats(1, 2), recorder.floats(10, 20)
+    recorder.graph.accumulate(a, b)
+    replay = recorder.built([a, b], [a]).replay
+    cache = recorder.floats(0, 0)
+
+    for _ in range(3):
+        [returned] = replay([cache, recorder.floats(1, 2)])
+        assert returned is cache
+
+    assert cache.tolist() == [3, 6]
+    assert a.tolist() == [1, 2]
+    replay.close()
+
+
+def test_a_view_of_an_input_is_a_view_of_the_callers(recorder: Recorder) -> None:
+    a = recorder.allocator.tensor(torch.arange(6.0))
+    out = recorder.arena.allocate(6)
+    recorder.graph.scale(a, out, 1.0)
+    view = a.view(2, 3)[:, 1:]
+    whole = a.view(torch.int32)
+    replay = recorder.built([a], [out, view, whole]).replay
+    mine = recorder.allocator.tensor(torch.arange(6.0) * 2)
+
+    _, seen, numbers = replay([mine])
+
+    assert seen.tolist() == [[2, 4], [8, 10]]
+    assert seen.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
+    assert not seen._is_view()
+    assert torch.equal(numbers, mine.view(torch.int32))
+    replay.close()
+
+
+def test_a_constant_of_the_module_and_an_empty_tensor_come_out_as_they_are(recorder: Recorder) -> None:
+    a, out, constant = recorder.floats(1, 2), recorder.arena.allocate(2), recorder.floats(7)
+    recorder.graph.add(a, a, out)
+    replay = recorder.built([a], [out, constant, torch.empty(0, 3)]).replay
+
+    first, second = replay([recorder.floats(1, 1)]), replay([recorder.floats(1, 1)])
+
+    assert first[1] is second[1] is constant
+    assert first[2].shape == (0, 3)
+    assert first[2] is not second[2]
+    replay.close()
+
+
+def test_inputs_that_overlap_move_as_one_and_others_of_the_same_storage_do_not(recorder: Recorder) -> None:
+    base = recorder.allocator.tensor(torch.arange(10.0))
+    a, b, apart = base[0:3], base[1:4], base[6:9]
+    assert [len(group.members) for group, _ in input_groups([a, b, apart], {})] == [2, 1]
+    out, far = recorder.arena.allocate(3), recorder.arena.allocate(3)
+    recorder.graph.add(a, b, out)
+    recorder.graph.scale(apart, far, 2.0)
+    replay = recorder.built([a, b, apart], [out, far]).replay
+
+    moved = recorder.allocator.tensor(torch.arange(100.0, 300.0))
+    outputs = replay([moved[64:67], moved[65:68], torch.arange(3.0)])
+
+    assert [each.tolist() for each in outputs] == [[329, 331, 333], [0, 2, 4]]
+    with pytest.raises(UnfitError, match="lie otherwise"):
+        replay([moved[64:67], moved[66:69], apart])
+    assert [each.tolist() for each in replay([a, b, apart])] == [[1, 3, 5], [12, 14, 16]]
+    replay.close()
+
+
+def test_inputs_that_start_to_share_memory_are_bound_as_they_lie(recorder: Recorder) -> None:
+    a, b, out = recorder.floats(1, 2), recorder.floats(10, 20), recorder.arena.allocate(2)
+    recorder.graph.add(a, b, out)
+    replay = recorder.built([a, b], [out]).replay
+
+    same = recorder.floats(3, 4)
+
+    assert replay([same, same])[0].tolist() == [6, 8]
+    replay.close()
+
+
+def test_a_kernel_may_find_its_input_from_the_beginning_of_the_storage(recorder: Recorder) -> None:
+    base = recorder.allocator.tensor(torch.arange(6.0))
+    view = base[4:]
+    out = recorder.arena.allocate(2)
+    recorder.graph.scale(base[2:4], out, 1.0)  # the kernel was handed an address before its input
+    replay = recorder.built([view], [out]).replay
+
+    moved = recorder.allocator.tensor(torch.arange(10.0, 16.0))
+
+    assert replay([moved[4:]])[0].tolist() == [12, 13]
+    replay.close()
+
+
+def test_an_input_that_is_aligned_worse_does_not_fit_and_changes_nothing(recorder: Recorder) -> None:
+    storage = recorder.allocator.tensor(torch.zeros(256))
+    a = storage[64:66]
+    out = recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 1.0)
+    replay = recorder.built([a], [out]).replay
+    worse = storage[67:69]
+
+    inputs = [worse]
+    with pytest.raises(UnfitError, match="aligned worse"):
+        replay(inputs)
+
+    assert inputs == [worse]
+    assert replay([a])[0].tolist() == [0, 0]
+    replay.close()
+
+
+def test_an_input_that_no_node_shows_is_named_and_can_be_staged(recorder: Recorder) -> None:
+    a, hidden = recorder.floats(1, 2), recorder.floats(3, 4)
+    table = (ctypes.c_void_p * 1)(hidden.data_ptr())
+    out, seen = recorder.arena.allocate(2), recorder.arena.allocate(2)
+    recorder.graph.through_table(table, out)
+    recorder.graph.scale(a, seen, 1.0)
+    built = recorder.built([a, hidden], [out, seen])
+    assert built.unseen == {1}
+    built.replay.close()
+
+    again = Recorder(recorder.emulator, recorder.allocator)
+    buffer = recorder.floats(0, 0)
+    table[0] = buffer.data_ptr()
+    out, seen = again.arena.allocate(2), again.arena.allocate(2)
+    again.graph.through_table(table, out)
+    again.graph.scale(a, seen, 1.0)
+    built = again.built([a, hidden], [out, seen], {1: buffer})
+
+    assert built.unseen == frozenset()
+    outputs = built.replay([recorder.floats(5, 6), recorder.floats(7, 8)])
+    assert [each.tolist() for each in outputs] == [[7, 8], [5, 6]]
+    built.replay.close()
+
+
+def test_memory_that_must_stay_in_place_stays(recorder: Recorder) -> None:
+    """A generator's state, allocated in the capture and read at every replay."""
+    a, out, state = (
+        recorder.floats(1, 2),
+        recorder.arena.allocate(2),
+        recorder.allocator.tensor(torch.zeros(BLOCK // 4)),
+    )
+    held = Span(state.data_ptr(), state.data_ptr() + BLOCK)
+    recorder.graph.add(a, state[:2], out)
+    capture = Capture(recorder.graph.handle, (out,), tuple(recorder.arena.allocations), held=(held,))
+    replay = build(recorder.emulator.driver, capture, [a], {}).replay
+    state[:2] = recorder.floats(100, 200)
+
+    assert replay([recorder.floats(1, 1)])[0].tolist() == [101, 201]
+    replay.close()
+
+
+def test_an_output_in_memory_that_must_stay_is_refused(recorder: Recorder) -> None:
+    out = recorder.arena.allocate(2)
+    held = tuple(recorder.arena.allocations)
+
+    with pytest.raises(OpaqueError, match="must stay in place"):
+        build(
+            recorder.emulator.driver,
+            Capture(recorder.graph.handle, (out,), held, held),
+            [recorder.floats(1)],
+            {},
+        )
+
+
+def test_memory_that_must_stay_but_was_something_else_before_is_refused(recorder: Recorder) -> None:
+    big = recorder.arena.allocate(200)
+    recorder.arena.free(big)
+    recorder.arena.allocate(2)
+    held = (recorder.arena.allocations[-1],)
+
+    with pytest.raises(OpaqueError, match="used for something else"):
+        build(
+            recorder.emulator.driver,
+            Capture(recorder.graph.handle, (recorder.floats(1),), tuple(recorder.arena.allocations), held),
+            [recorder.floats(1)],
+            {},
+        )
+
+
+def test_two_devices_are_refused(recorder: Recorder) -> None:
+    with pytest.raises(OpaqueError, match="works on 2 devices"):
+        recorder.built([recorder.floats(1)], [torch.empty(1, device="meta")])
+
+
+def test_every_driver_call_may_fail_and_nothing_is_left_behind(recorder: Recorder) -> None:
+    """Also while it is recorded; and inputs that a call could not take are there for a plain launch."""
+    emulator = recorder.emulator
+
+    def attempt(fail_at: int) -> int:
+        emulator.fail_at(0)
+        each = Recorder(emulator, recorder.allocator)
+        a, b, out = recorder.floats(1, 2), recorder.floats(3, 4), each.arena.allocate(2)
+        each.graph.add(a, b, out)
+        each.graph.set(out[:1], 0)
+        each.graph.copy(out[:1], b[:1])
+        inputs = [recorder.floats(5, 6), recorder.floats(7, 8)]
+        replay = None
+        emulator.fail_at(fail_at)
+        try:
+            replay = each.built([a, b], [out]).replay
+            assert replay(inputs)[0].tolist() == [7, 14]
+        except DriverError:
+            assert [each.tolist() for each in inputs] == [[5, 6], [7, 8]]
+        calls = emulator.calls()
+        emulator.fail_at(0)
+        if replay is not None:
+            replay.close()
+            replay.close()
+        return calls
+
+    before = emulator.live()
+    needed = attempt(0)
+    assert needed == 15
+    for call in range(1, needed + 1):
+        attempt(call)
+        assert emulator.live() == before, f"call {call}"
+    emulator.driver.destroy_graph(recorder.graph.handle)
+
+
+# --- any program ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel: which values it reads (by number, modulo how many there are), how long its result is, what dies after it."""
+
+    kind: str
+    reads: tuple[int, int, int]
+    length: int
+    dies: int | None
+
+
+STEPS = st.lists(
+    st.builds(
+        Step,
+        st.sampled_from(["add", "scale", "gather", "copy", "in place"]),
+        st.tuples(*[st.integers(0, 30)] * 3),
+        st.sampled_from([4, 8, 100, 130, 300]),
+        st.one_of(st.none(), st.integers(0, 30)),
+    ),
+    min_size=1,
+    max_size=12,
+)
+SIZE = 400
+
+
+def plain(steps: Sequence[Step], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the value of every step, each in memory of its own."""
+    values = list(inputs)
+    for step in steps:
+        x, y, z = (values[read % len(values)] for read in step.reads)
+        if step.kind == "in place":
+            n = min(len(x), len(y), step.length)
+            if x.data_ptr() != y.data_ptr():
+                x[:n] += y[:n]
+            continue
+        values.append(result(step, x, y, z))
+    return values
+
+
+def result(step: Step, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    if step.kind == "gather":
+        return torch.cat([each[:4] for each in (x, y, z)])
+    n = min(len(x), len(y), step.length)
+    return {"add": x[:n] + y[:n], "scale": x[:n] * 0.5, "copy": x[:n].clone()}[step.kind]
+
+
+def record(
+    recorder: Recorder, steps: Sequence[Step], inputs: Sequence[torch.Tensor]
+) -> tuple[Built, list[int]]:
+    """Record a program whose temporaries die early; return it and the numbers of the values that it returns."""
+    arena, graph, values = recorder.arena, recorder.graph, list(inputs)
+    alive = set[int]()
+    for step in steps:
+        readable = [number for number in range(len(values)) if number < len(inputs) or number in alive]
+        x, y, z = (values[read % len(values)] for read in step.reads)
+        assert all(read % len(values) in readable for read in step.reads)
+        if step.kind == "in place":
+            if x.data_ptr() != y.data_ptr():
+                graph.accumulate(x[: min(len(x), len(y), step.length)], y)
+            continue
+        n = 12 if step.kind == "gather" else min(len(x), len(y), step.length)
+        out = arena.allocate(n)
+        if step.kind == "add":
+            graph.add(x, y, out)
+        elif step.kind == "scale":
+            graph.scale(x, out, 0.5)
+        elif step.kind == "copy":
+            graph.copy(out, x)
+        else:
+            graph.gather([each[:4] for each in (x, y, z)], out, magic=x.data_ptr() ^ 0xFFFF)
+        values.append(out)
+        alive.add(len(values) - 1)
+        if step.dies is not None and alive and (dying := sorted(alive)[step.dies % len(alive)]) in alive:
+            arena.free(values[dying])
+            alive.remove(dying)
+    returned = sorted(alive)
+    return recorder.built(inputs, [values[number] for number in returned]), returned
+
+
+def readable(steps: list[Step], inputs: int) -> list[Step]:
+    """Return the steps with each read turned to a value that is still alive then."""
+    kept, alive, count = [], list(range(inputs)), inputs
+    for step in steps:
+        reads = tuple(alive[read % len(alive)] for read in step.reads)
+        kept.append(Step(step.kind, (reads[0], reads[1], reads[2]), step.length, step.dies))
+        if step.kind == "in place":
+            continue
+        alive.append(count)
+        count += 1
+        temporaries = [number for number in alive if number >= inputs]
+        if step.dies is not None and temporaries:
+            alive.remove(temporaries[step.dies % len(temporaries)])
+    return kept
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    STEPS,
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=5),
+)
+def test_any_program_gives_what_it_gives_when_launched(
+    emulator: Emulator, allocator: Allocator, steps: list[Step], moves: list[tuple[int, int, int]]
+) -> None:
+    """Temporaries share memory with outputs, inputs stay or move, all old memory is poisoned."""
+    steps = readable(steps, 3)
+    inputs = [allocator.tensor(torch.rand(SIZE)) for _ in range(3)]
+    recorder = Recorder(emulator, allocator, Arena(256))
+    built, returned = record(recorder, steps, inputs)
+    for move in moves:
+        inputs = [
+            allocator.tensor(torch.rand(SIZE)) if moved else each
+            for each, moved in zip(inputs, move, strict=True)
+        ]
+        mine = [each.clone() for each in inputs]
+        expected = plain(steps, mine)
+
+        outputs = built.replay(list(inputs))
+
+        for output, number in zip(outputs, returned, strict=True):
+            assert torch.equal(output, expected[number])
+        assert all(map(torch.equal, inputs, mine))
+        assert recorder.arena.untouched()
+    built.replay.close()
+    allocator.check()

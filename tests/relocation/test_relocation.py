@@ -1,0 +1,92 @@
+"""Address arithmetic: spans that join, words that are found, memory that is laid out anew."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pygraphd.client.relocation import BLOCK, Segment, Span, alignment, find, merge, pack, scan
+
+SPANS = st.lists(
+    st.builds(lambda start, size: Span(start, start + size), st.integers(1, 200), st.integers(0, 40))
+)
+
+
+def addresses(spans: list[Span]) -> set[int]:
+    return {address for span in spans for address in range(span.start, span.end)}
+
+
+@given(SPANS)
+def test_merging_keeps_every_address_and_leaves_nothing_that_overlaps(spans: list[Span]) -> None:
+    merged = merge(spans)
+
+    assert addresses(merged) == addresses(spans)
+    assert merged == sorted(merged)
+    assert sum(span.size for span in merged) == len(addresses(merged))
+
+
+@given(SPANS)
+def test_spans_are_in_one_cluster_exactly_if_a_chain_of_overlaps_joins_them(spans: list[Span]) -> None:
+    merged = merge(spans)
+
+    for span in filter(lambda span: span.size, spans):
+        cluster = merged[find(merged, span.start) or 0]
+        assert cluster.start <= span.start
+        assert span.end <= cluster.end
+    # Two of them that only touch are not joined: each inner border of a cluster is crossed by a span.
+    for cluster in merged:
+        for border in range(cluster.start + 1, cluster.end):
+            assert any(span.start < border < span.end for span in spans)
+
+
+@given(SPANS, st.integers(0, 260))
+def test_find_agrees_with_looking_at_each(spans: list[Span], address: int) -> None:
+    merged = merge(spans)
+
+    holding = [index for index, span in enumerate(merged) if span.start <= address < span.end]
+
+    assert find(merged, address) == (holding[0] if holding else None)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 3), st.integers(1, 5000)), max_size=8))
+def test_packed_spans_do_not_overlap_and_keep_their_alignment(parts: list[tuple[int, int, int]]) -> None:
+    spans, address = [], 0
+    for blocks, shift, size in parts:
+        address += blocks * BLOCK * 16
+        spans.append(Span(address + shift, address + shift + size))
+
+    offsets, total = pack(spans)
+
+    placed = [Span(offset, offset + span.size) for offset, span in zip(offsets, spans, strict=True)]
+    assert len(merge(placed)) == len(placed)
+    assert all(place.end <= total for place in placed)
+    assert all(place.start % BLOCK == span.start % BLOCK for place, span in zip(placed, spans, strict=True))
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 5)), max_size=30))
+def test_scan_finds_exactly_the_words_within_segments(found: list[tuple[int, int]]) -> None:
+    segments = [Segment(Span(100, 150), 0), Segment(Span(150, 160), 1, 7), Segment(Span(300, 310), 0, 64)]
+    words = [value for value, _ in found]
+    candidates = [(index, node) for index, (_, node) in enumerate(found)]
+
+    table = scan(words, candidates, segments, slots=3)
+
+    expected: list[set[tuple[int, int]]] = [set(), set(), set()]
+    for index, value in enumerate(words):
+        for segment in segments:
+            if segment.span.start <= value < segment.span.end:
+                expected[segment.slot].add((index, value - segment.span.start + segment.offset))
+    assert [set(places) for places in table.places] == expected
+    for slot, places in enumerate(table.places):
+        assert set(table.nodes[slot]) == {found[index][1] for index, _ in places}
+    assert table.unseen() == {slot for slot in range(3) if not expected[slot]}
+
+
+def test_a_word_that_is_no_candidate_is_left_alone() -> None:
+    table = scan([100, 100], [(1, 0)], [Segment(Span(100, 101), 0)], slots=1)
+
+    assert table.places == (((1, 0),),)
+
+
+def test_alignment_is_a_power_of_two_up_to_what_libraries_ask_for() -> None:
+    assert [alignment(address) for address in (1, 6, 48, 256, 4096, 0)] == [1, 2, 16, 256, 256, 256]
