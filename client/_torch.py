@@ -6,10 +6,11 @@ Importing this module imports Inductor, so it is imported only when Inductor is 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -340,3 +341,54 @@ def current_stream(device: torch.device) -> Callable[[], int]:
     if device.type != "cuda":
         return int
     return functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
+
+
+RELOCATION_REQUIRED = (
+    ("torch", "_C._cuda_memorySnapshot"),
+    ("torch", "_C._cuda_isHistoryEnabled"),
+    ("torch", "_C._cuda_clearCublasWorkspaces"),
+    ("torch", "_C._cuda_getCurrentRawStream"),
+    ("torch", "_C._tensors_data_ptrs_at_indices_equal"),
+    ("torch", "_C._dynamo.guards._reinterpret_tensor"),
+    ("torch.cuda", "MemPool"),
+    ("torch.cuda", "use_mem_pool"),
+    ("torch.cuda", "CUDAGraph.raw_cuda_graph"),
+    ("torch.cuda.memory", "_record_memory_history"),
+)
+"""What relocatable graphs need beside `REQUIRED`; a torch without CUDA has little of it."""
+
+
+@functools.cache
+def missing_for_relocation() -> str | None:
+    """Return what this torch lacks for relocatable graphs, or None."""
+    names = [f"{module}.{name}" for module, name in RELOCATION_REQUIRED if not _has(module, name)]
+    return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
+
+
+def history_is_recorded() -> bool:
+    """Whether the user has the allocator record what it does."""
+    return bool(torch._C._cuda_isHistoryEnabled())
+
+
+AllocatorEvents = Callable[[], list[tuple[str, int, int]]]
+
+
+@contextlib.contextmanager
+def allocation_history(device_index: int) -> Iterator[AllocatorEvents]:
+    """Have the allocator record what it does; yields what returns its events so far, as (action, address, bytes)."""
+
+    def events() -> list[tuple[str, int, int]]:
+        trace = torch._C._cuda_memorySnapshot(None)["device_traces"][device_index]
+        return [(event["action"], event["addr"], event["size"]) for event in trace if "addr" in event]
+
+    record: Any = torch.cuda.memory._record_memory_history
+    record(enabled="all", context=None, stacks="python", clear_history=True)
+    try:
+        yield events
+    finally:
+        record(enabled=None, clear_history=True)
+
+
+def clear_workspaces() -> None:
+    """Have the BLAS libraries give back their workspaces."""
+    torch._C._cuda_clearCublasWorkspaces()

@@ -6,7 +6,6 @@ All allocations that overlap form a cluster, and a cluster moves as one: then no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,26 +17,33 @@ from pygraphd.client.relocation import Segment, Span, alignment, blocks, find, m
 from pygraphd.client.replay import Device, InputGroup, Layout, Memory, Replay, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from pygraphd.client.driver import Driver
     from pygraphd.client.relocation import Table
     from pygraphd.client.replay import Output
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Capture:
-    """What a capture saw. The holder owns `graph`, a CUgraph; the outputs lie where the graph writes them.
+    """What a capture saw. The outputs lie where the graph, a CUgraph, writes them.
 
     `allocations` are all that were made during the capture, dead or alive; `held` are those that are alive and are nobody's
-    output, and that the graph may read again.
+    output, and that the graph may read again. `pool` keeps the memory of all of them.
     """
 
     graph: int
-    outputs: Sequence[Any]
+    outputs: list[Any]
     allocations: tuple[Span, ...]
     held: tuple[Span, ...] = ()
+    as_tuple: bool = True
     ticket: Ticket | None = None
+    pool: object = None
+
+    def let_go(self) -> None:
+        """Give back the memory that was allocated during the capture, but for what is held."""
+        self.outputs.clear()  # before the pool: what still lies in it would keep its memory
+        self.pool = None
 
 
 # --- outputs -----------------------------------------------------------------------------------------------------
@@ -120,15 +126,20 @@ class _Part:
 def build(
     driver: Driver, capture: Capture, inputs: Sequence[Any], staged: Mapping[int, torch.Tensor]
 ) -> Built:
-    """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers; takes over the capture's graph.
+    """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers.
 
-    Raises `OpaqueError` or `DriverError`; then the graph has been destroyed.
+    Takes over the capture's graph and ticket, and lets go of its memory. Raises `OpaqueError` or `DriverError`; then nothing is
+    left of it.
     """
     try:
         return _build(driver, capture, inputs, staged)
     except BaseException:
         driver.destroy_graph(capture.graph)
+        if capture.ticket is not None:
+            capture.ticket.close()
         raise
+    finally:
+        capture.let_go()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +163,7 @@ def _build(
         memories,
         outputs,
         tuple(staged.items()),
-        as_tuple=isinstance(capture.outputs, tuple),
+        as_tuple=capture.as_tuple,
     )
     parameters = Parameters(driver, capture.graph)
     segments = [Segment(span, slot) for slot, (_, span) in enumerate(groups)]
@@ -187,14 +198,14 @@ def replay_device(device: torch.device) -> Device:
 def input_groups(inputs: Sequence[Any], staged: Collection[int]) -> list[tuple[InputGroup, Span]]:
     """Return the inputs that can move, those that overlap as one group, each with the addresses that belong to it."""
     moving = {
-        index: _extent(value)
+        index: extent(value)
         for index, value in enumerate(inputs)
         if isinstance(value, torch.Tensor) and index not in staged and value.numel()
     }
     spans = merge(moving.values())
     members: list[list[int]] = [[] for _ in spans]
-    for index, extent in moving.items():
-        position = find(spans, extent.start)
+    for index, each in moving.items():
+        position = find(spans, each.start)
         assert position is not None
         members[position].append(index)
     widened = _widen(spans, [inputs[each[0]] for each in members])
@@ -224,7 +235,7 @@ def _widen(spans: list[Span], first_members: list[torch.Tensor]) -> list[Span]:
     return widened
 
 
-def _extent(tensor: torch.Tensor) -> Span:
+def extent(tensor: torch.Tensor) -> Span:
     """Return the addresses from a tensor's first element to its last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     start = tensor.data_ptr()
@@ -276,8 +287,8 @@ class _Clusters:
     def _whole(self, cluster: int) -> torch.Tensor | None:
         """Return the output that takes all of a cluster, up to what the allocator rounds it up to."""
         value, *others = self._members[cluster]
-        span, extent = self._spans[cluster], _extent(value)
-        fills = span.start == extent.start and blocks(extent.size) == blocks(span.size)
+        span, taken = self._spans[cluster], extent(value)
+        fills = span.start == taken.start and blocks(taken.size) == blocks(span.size)
         return value if fills and not others else None
 
     def memories(self, first_slot: int) -> tuple[tuple[Memory, ...], list[Segment], list[int]]:

@@ -56,7 +56,7 @@ class Table:
 def scan(
     words: Sequence[int], candidates: Iterable[tuple[int, int]], segments: Iterable[Segment], slots: int
 ) -> Table:
-    """Find the words that hold addresses within `segments`, which must not overlap.
+    """Find the words that hold addresses within `segments`, which must not overlap, or the address where one ends.
 
     `candidates` are the words to look at, as (index, node).
     """
@@ -67,7 +67,8 @@ def scan(
     for index, node in candidates:
         value = words[index]
         position = bisect.bisect_right(starts, value) - 1
-        if position >= 0 and value < ordered[position].span.end:
+        # An end may be given as an address, too; where another segment begins there, it is that one's.
+        if position >= 0 and value <= ordered[position].span.end:
             segment = ordered[position]
             places[segment.slot].append((index, value - segment.span.start + segment.offset))
             nodes[segment.slot][node] = None

@@ -6,6 +6,7 @@ call, and a call whose addresses are those of the call before writes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from pygraphd.client.driver import DriverError
 from pygraphd.client.relocation import alignment
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from pygraphd.client.driver import Driver
     from pygraphd.client.parameters import Parameters
     from pygraphd.client.relocation import Table
+
+
+CLOSED = "its recording has gone for others"
 
 
 class UnfitError(Exception):
@@ -145,6 +150,8 @@ class Replay:
         """Run the graph on a call's inputs and on memory from `memory()`; see `__call__`."""
         pointers = [each.data_ptr() for each in memory]
         with self._lock:
+            if not self._executable:
+                raise UnfitError(CLOSED)
             if not self._device.unchanged(inputs, self._pointers, self._indices):
                 self._move_inputs(inputs)
             if pointers != self._memory_pointers:
@@ -190,19 +197,24 @@ class Replay:
         self._dirty.clear()
 
     def close(self) -> None:
-        """Destroy the executable and the graph; launches under way go on."""
-        if self._executable:
-            self._driver.destroy_executable(self._executable)
-            self._driver.destroy_graph(self._graph)
-            self._executable = 0
-        if self._ticket is not None:
-            self._ticket.close()
+        """Destroy the executable and the graph; launches under way go on, and calls from now on do not fit."""
+        with self._lock:
+            executable, self._executable = self._executable, 0
+        if executable:
+            for destroy, handle in (
+                (self._driver.destroy_executable, executable),
+                (self._driver.destroy_graph, self._graph),
+            ):
+                with contextlib.suppress(DriverError):
+                    destroy(handle)
+        self.forget_random_numbers()
 
     def forget_random_numbers(self) -> None:
         """Stop advancing the generator: the graph draws no random numbers."""
-        if self._ticket is not None:
-            self._ticket.close()
-            self._ticket = None
+        with self._lock:
+            ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.close()
 
 
 def _base(group: InputGroup, inputs: Sequence[Any]) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.client.driver import Driver, MemoryType
-from pygraphd.client.relocation import BLOCK, blocks
+from pygraphd.client.relocation import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +97,41 @@ def _pointer(tensor: torch.Tensor) -> c_void_p:
     return c_void_p(tensor.data_ptr())
 
 
+class Arena:
+    """Memory of a capture: blocks are handed out as the caching allocator does, from the lowest free address."""
+
+    def __init__(self, blocks: int) -> None:
+        import torch
+
+        self._memory = torch.full(((blocks + 1) * BLOCK // 4,), float("nan"))
+        self._base = -(-self._memory.data_ptr() // BLOCK) * BLOCK
+        self._used: dict[int, int] = {}
+        self.allocations: list[Span] = []
+
+    def allocate(self, n: int) -> torch.Tensor:
+        """Return a tensor of `n` floats."""
+        size = -(-n * 4 // BLOCK) * BLOCK
+        start = self._base
+        for used in sorted(self._used):
+            if used - start >= size:
+                break
+            start = self._used[used]
+        self._used[start] = start + size
+        self.allocations.append(Span(start, start + n * 4))  # as asked for: CUDA's trace says no more
+        return self._memory.as_strided((n,), (1,), (start - self._memory.data_ptr()) // 4)
+
+    def free(self, tensor: torch.Tensor) -> None:
+        del self._used[tensor.data_ptr()]
+
+    def let_go(self) -> None:
+        """Make everything that was recorded here worthless, as memory is that has been given back."""
+        self._memory.fill_(float("nan"))
+
+    def untouched(self) -> bool:
+        """Whether nothing was written since `let_go`."""
+        return bool(self._memory.isnan().all())
+
+
 class Emulator:
     """The driver under test, and the means to make graphs for it and to make it fail."""
 
@@ -107,6 +142,10 @@ class Emulator:
     def graph(self) -> Graph:
         """Return an empty graph."""
         return Graph(self._library)
+
+    def arena(self, blocks: int = 64) -> Arena:
+        """Return memory for a capture to allocate from."""
+        return Arena(blocks)
 
     def fail_at(self, call: int) -> None:
         """Have the driver's n-th call from now on fail; 0: none."""

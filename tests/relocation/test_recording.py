@@ -20,45 +20,10 @@ from pygraphd.client.replay import UnfitError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.relocation.conftest import Allocator, Emulator, Graph
+    from tests.relocation.conftest import Allocator, Arena, Emulator, Graph
 
 
 pytestmark = pytest.mark.torch
-
-NAN = float("nan")
-
-
-class Arena:
-    """Memory of a capture: blocks are handed out as the caching allocator does, from the lowest free address."""
-
-    def __init__(self, blocks: int = 64) -> None:
-        self._memory = torch.full((blocks * BLOCK // 4 + BLOCK // 4,), NAN)
-        self._base = -(-self._memory.data_ptr() // BLOCK) * BLOCK
-        self._used: dict[int, int] = {}
-        self.allocations: list[Span] = []
-
-    def allocate(self, n: int) -> torch.Tensor:
-        """Return a tensor of `n` floats."""
-        size = -(-n * 4 // BLOCK) * BLOCK
-        start = self._base
-        for used in sorted(self._used):
-            if used - start >= size:
-                break
-            start = self._used[used]
-        self._used[start] = start + size
-        self.allocations.append(Span(start, start + n * 4))  # as asked for: CUDA's trace says no more
-        return self._memory.as_strided((n,), (1,), (start - self._memory.data_ptr()) // 4)
-
-    def free(self, tensor: torch.Tensor) -> None:
-        del self._used[tensor.data_ptr()]
-
-    def let_go(self) -> None:
-        """Make everything that was recorded here worthless, as memory is that has been given back."""
-        self._memory.fill_(NAN)
-
-    def untouched(self) -> bool:
-        """Whether nothing was written since `let_go`."""
-        return bool(self._memory.isnan().all())
 
 
 class Recorder:
@@ -67,7 +32,7 @@ class Recorder:
     def __init__(self, emulator: Emulator, allocator: Allocator, arena: Arena | None = None) -> None:
         self.emulator = emulator
         self.allocator = allocator
-        self.arena = arena or Arena()
+        self.arena = arena or emulator.arena()
         self.graph: Graph = emulator.graph()
 
     def floats(self, *values: float) -> torch.Tensor:
@@ -77,7 +42,7 @@ class Recorder:
     def built(
         self, inputs: Sequence[Any], outputs: Sequence[Any], staged: dict[int, torch.Tensor] | None = None
     ) -> Built:
-        capture = Capture(self.graph.handle, tuple(outputs), tuple(self.arena.allocations))
+        capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations))
         built = build(self.emulator.driver, capture, inputs, staged or {})
         self.arena.let_go()
         return built
@@ -119,10 +84,24 @@ def test_what_lies_where_it_lay_is_not_written_again(recorder: Recorder) -> None
     replay.close()
 
 
+def test_a_replay_that_was_closed_fits_no_call(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 3.0)
+    replay = recorder.built([a], [out]).replay
+    replay.close()
+
+    inputs = [a]
+    with pytest.raises(UnfitError, match="gone for others"):
+        replay(inputs)
+    assert inputs == [a]
+
+
 def test_the_list_of_inputs_is_emptied_and_a_list_stays_a_list(recorder: Recorder) -> None:
     a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
     recorder.graph.scale(a, out, 3.0)
-    capture = Capture(recorder.graph.handle, [out, None, 7], tuple(recorder.arena.allocations))
+    capture = Capture(
+        recorder.graph.handle, [out, None, 7], tuple(recorder.arena.allocations), as_tuple=False
+    )
     replay = build(recorder.emulator.driver, capture, [a, 2], {}).replay
     inputs = [recorder.floats(1, 1), 2]
 
@@ -309,7 +288,7 @@ def test_memory_that_must_stay_in_place_stays(recorder: Recorder) -> None:
     )
     held = Span(state.data_ptr(), state.data_ptr() + BLOCK)
     recorder.graph.add(a, state[:2], out)
-    capture = Capture(recorder.graph.handle, (out,), tuple(recorder.arena.allocations), held=(held,))
+    capture = Capture(recorder.graph.handle, [out], tuple(recorder.arena.allocations), held=(held,))
     replay = build(recorder.emulator.driver, capture, [a], {}).replay
     state[:2] = recorder.floats(100, 200)
 
@@ -324,7 +303,7 @@ def test_an_output_in_memory_that_must_stay_is_refused(recorder: Recorder) -> No
     with pytest.raises(OpaqueError, match="must stay in place"):
         build(
             recorder.emulator.driver,
-            Capture(recorder.graph.handle, (out,), held, held),
+            Capture(recorder.graph.handle, [out], held, held),
             [recorder.floats(1)],
             {},
         )
@@ -339,7 +318,7 @@ def test_memory_that_must_stay_but_was_something_else_before_is_refused(recorder
     with pytest.raises(OpaqueError, match="used for something else"):
         build(
             recorder.emulator.driver,
-            Capture(recorder.graph.handle, (recorder.floats(1),), tuple(recorder.arena.allocations), held),
+            Capture(recorder.graph.handle, [recorder.floats(1)], tuple(recorder.arena.allocations), held),
             [recorder.floats(1)],
             {},
         )
@@ -493,7 +472,7 @@ def test_any_program_gives_what_it_gives_when_launched(
     """Temporaries share memory with outputs, inputs stay or move, all old memory is poisoned."""
     steps = readable(steps, 3)
     inputs = [allocator.tensor(torch.rand(SIZE)) for _ in range(3)]
-    recorder = Recorder(emulator, allocator, Arena(256))
+    recorder = Recorder(emulator, allocator, emulator.arena(256))
     built, returned = record(recorder, steps, inputs)
     for move in moves:
         inputs = [

@@ -74,7 +74,8 @@ def test_scan_finds_exactly_the_words_within_segments(found: list[tuple[int, int
     expected: list[set[tuple[int, int]]] = [set(), set(), set()]
     for index, value in enumerate(words):
         for segment in segments:
-            if segment.span.start <= value < segment.span.end:
+            within = segment.span.start <= value < segment.span.end
+            if within or (value == segment.span.end and not any(value == s.span.start for s in segments)):
                 expected[segment.slot].add((index, value - segment.span.start + segment.offset))
     assert [set(places) for places in table.places] == expected
     for slot, places in enumerate(table.places):

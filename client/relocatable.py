@@ -1,0 +1,253 @@
+"""A compiled callable that runs as relocatable graphs: what is recorded, verified, kept, bounded, and when it is launched.
+
+There is one recording for each set of integer inputs (dynamic sizes) that comes back. Whatever cannot be recorded or does not
+fit a call is launched, and counted with its reason.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from pygraphd.client import recording, verification
+from pygraphd.client.driver import DriverError
+from pygraphd.client.parameters import OpaqueError
+from pygraphd.client.replay import UnfitError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pygraphd.client._torch import Runnable
+    from pygraphd.client.driver import Driver
+    from pygraphd.client.recording import Built, Capture
+    from pygraphd.client.replay import Replay
+    from pygraphd.client.report import Report
+    from pygraphd.client.verification import Generator
+
+MAX_RECORDINGS = 8
+"""Recordings of one callable; the one that was not used for longest goes first."""
+MAX_CAPTURES = 32
+"""Captures of one callable in all: sizes that take turns must not be recorded for ever."""
+MAX_SIZES = 64
+"""Sets of integer inputs that are remembered, whether or not they were recorded; others are launched."""
+
+NOT_YET = "sizes that had not come back yet"
+TOO_MANY_SIZES = "more sizes than are remembered"
+TOO_MANY_CAPTURES = "recorded too often"
+IN_A_CAPTURE = "called within a capture of the user's"
+BEING_RECORDED = "called from another thread while it was recorded"
+NO_ROOM = "not enough free memory to verify a recording"
+NO_MEMORY = "out of memory in a replay"
+
+
+class Recorder(Protocol):
+    """Captures on one device, and says of it what recording needs to know."""
+
+    @property
+    def driver(self) -> Driver:
+        """The driver that its graphs belong to."""
+
+    @property
+    def generator(self) -> Generator | None:
+        """What kernels draw random numbers from."""
+
+    def capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
+        """Record one call; raises `OpaqueError`, `DriverError` or RuntimeError with nothing run and nothing left."""
+
+    def room(self) -> int:
+        """Return how many bytes could be allocated now."""
+
+    def in_capture(self) -> bool:
+        """Whether the current stream is being captured."""
+
+
+class Relocatable:
+    """Runs a compiled callable as relocatable graphs where it can; call it with Inductor's list of inputs."""
+
+    def __init__(self, launch: Runnable, recorder: Recorder, report: Report) -> None:
+        self._launch = launch
+        self._recorder = recorder
+        self._report = report
+        self._replays: dict[tuple[int, ...], Replay] = {}
+        self._refused: dict[tuple[int, ...], str] = {}
+        self._seen: set[tuple[int, ...]] = set()
+        self._latest: tuple[int, ...] | None = None
+        self._captures = 0
+        self._recording = threading.Lock()
+
+    def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
+        sizes = tuple(value for value in inputs if type(value) is int)
+        replay = self._replays.get(sizes)
+        if replay is None:
+            return self._without_replay(sizes, inputs)
+        if self._recorder.in_capture():
+            return self._step_aside(IN_A_CAPTURE, inputs)
+        try:
+            outputs = replay(inputs)
+        except UnfitError as reason:
+            return self._step_aside(str(reason), inputs)
+        except torch.OutOfMemoryError:
+            return self._step_aside(NO_MEMORY, inputs)
+        except DriverError as error:
+            self._drop(sizes, str(error))
+            return self._step_aside(str(error), inputs)
+        if sizes != self._latest:
+            self._note_use(sizes)
+        return outputs
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no call so far could be recorded; None if one could, or none was tried."""
+        return next(iter(self._refused.values()), None) if not self._replays else None
+
+    @property
+    def recordings(self) -> int:
+        """How many recordings there are."""
+        return len(self._replays)
+
+    def close(self) -> None:
+        """Let go of all recordings."""
+        while self._replays:
+            _, replay = self._replays.popitem()
+            replay.close()
+
+    # --- launching instead ---
+
+    def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
+        self._report.step_aside(reason)
+        return self._launch(inputs)
+
+    def _without_replay(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
+        reason = self._why_not_record(sizes)
+        if reason is not None:
+            return self._step_aside(reason, inputs)
+        if not self._recording.acquire(blocking=False):
+            return self._step_aside(BEING_RECORDED, inputs)
+        try:
+            return self._record(sizes, inputs)
+        finally:
+            self._recording.release()
+
+    def _why_not_record(self, sizes: tuple[int, ...]) -> str | None:
+        if sizes in self._refused:
+            return self._refused[sizes]
+        if sizes not in self._seen:
+            if len(self._seen) >= MAX_SIZES:
+                return TOO_MANY_SIZES
+            self._seen.add(sizes)
+            return NOT_YET
+        if self._captures >= MAX_CAPTURES:
+            return TOO_MANY_CAPTURES
+        return IN_A_CAPTURE if self._recorder.in_capture() else None
+
+    # --- recording ---
+
+    def _record(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
+        try:
+            trial, replay = self._try(inputs)
+        except _OURS as error:
+            return self._refuse(sizes, _first_line(error), inputs)
+        try:
+            outputs = self._launch(inputs)
+        except BaseException:
+            replay.close()
+            raise  # the user's own, as without us
+        reason = _disagreement(trial, outputs)
+        if reason is not None:
+            replay.close()
+            self._refused[sizes] = reason
+            self._report.step_aside(reason)
+        else:
+            self._keep(sizes, replay, random=trial.random)
+        return outputs
+
+    def _refuse(self, sizes: tuple[int, ...], reason: str, inputs: list[Any]) -> Any:
+        self._refused[sizes] = reason
+        return self._step_aside(reason, inputs)
+
+    def _try(self, inputs: list[Any]) -> tuple[verification.Trial, Replay]:
+        """Record a call and replay it on copies of its inputs; raises one of `_OURS`."""
+        if reason := _why_not_bind(inputs):
+            raise OpaqueError(reason)
+        if verification.bytes_to_copy(inputs) > self._recorder.room():
+            raise OpaqueError(NO_ROOM)
+        replay = self._build(inputs)
+        try:
+            return verification.Trial(replay, inputs, self._recorder.generator), replay
+        except BaseException:
+            replay.close()
+            raise
+
+    def _build(self, inputs: list[Any]) -> Replay:
+        """Record a call, and once more with buffers for what shows up in no node."""
+        built = self._capture(inputs, {})
+        if not built.unseen:
+            return built.replay
+        built.replay.close()
+        staged = {
+            index: torch.empty_like(inputs[index]).copy_(inputs[index].detach()) for index in built.unseen
+        }
+        built = self._capture(inputs, staged)
+        if built.unseen:
+            built.replay.close()
+            raise OpaqueError(f"inputs {sorted(built.unseen)} show up in no node")
+        self._report.count(staged=len(staged))
+        return built.replay
+
+    def _capture(self, inputs: Sequence[Any], staged: Mapping[int, torch.Tensor]) -> Built:
+        self._captures += 1
+        bound = [staged.get(index, value) for index, value in enumerate(inputs)]
+        try:
+            capture = self._recorder.capture(self._launch, list(bound))
+        except _OURS:
+            raise
+        except Exception as error:
+            # Whatever the callable may raise, it raises because it is being captured: it has run on these inputs' kind before.
+            raise OpaqueError(f"it cannot be captured: {_first_line(error)}") from error
+        return recording.build(self._recorder.driver, capture, bound, staged)
+
+    def _keep(self, sizes: tuple[int, ...], replay: Replay, *, random: bool) -> None:
+        if not random:
+            replay.forget_random_numbers()
+        self._replays[sizes] = replay
+        self._latest = sizes
+        self._report.count(captured=1)
+        if len(self._replays) > MAX_RECORDINGS:
+            self._drop(next(iter(self._replays)), None)
+
+    def _drop(self, sizes: tuple[int, ...], reason: str | None) -> None:
+        replay = self._replays.pop(sizes, None)
+        if reason is not None:
+            self._refused[sizes] = reason
+        if replay is not None:
+            replay.close()
+
+    def _note_use(self, sizes: tuple[int, ...]) -> None:
+        replay = self._replays.pop(sizes, None)
+        if replay is not None:
+            self._replays[sizes] = replay
+        self._latest = sizes
+
+
+_OURS = (OpaqueError, UnfitError, DriverError, torch.OutOfMemoryError)
+"""What may go wrong before the callable has run."""
+
+
+def _why_not_bind(inputs: Sequence[Any]) -> str | None:
+    for index, value in enumerate(inputs):
+        if value is not None and not isinstance(value, torch.Tensor | int):
+            return f"input {index} is a {type(value).__name__}"
+    return None
+
+
+def _disagreement(trial: verification.Trial, outputs: Sequence[Any]) -> str | None:
+    try:
+        return trial.disagreement(outputs)
+    except Exception as error:  # noqa: BLE001 - the call has its result; a recording that cannot be verified is not used
+        return f"verification failed: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

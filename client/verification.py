@@ -1,0 +1,173 @@
+"""Whether a recording does what the compiled callable does, found out on the inputs of a real call before it serves one.
+
+The recording runs first, on copies of all inputs and on poisoned memory; then the callable runs on the inputs themselves,
+with the generator's state restored. Outputs and inputs must agree afterwards. The caller gets what the callable returned.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from pygraphd.client import _torch
+from pygraphd.client.parameters import OpaqueError
+from pygraphd.client.recording import extent, input_groups
+from pygraphd.client.relocation import BLOCK, Span, blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.client.replay import Replay
+
+POISON = 0xFF
+"""A byte whose repetition is a NaN in every floating-point type, and -1 in every integer type."""
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal."""
+
+
+class Generator(Protocol):
+    """The state of a random number generator, as far as kernels advance it."""
+
+    def get_offset(self) -> int:
+        """Return how far it has come."""
+
+    def set_offset(self, offset: int) -> None:
+        """Put it there."""
+
+
+class Trial:
+    """A replay on copies of a call's inputs, to be held against what the callable does with the inputs themselves."""
+
+    def __init__(self, replay: Replay, inputs: Sequence[Any], generator: Generator | None) -> None:
+        """Run the replay, and put the generator back where it was.
+
+        Raises what `copies_of` and `Replay.run` raise; the inputs are as they were in any case.
+        """
+        self._inputs = list(inputs)
+        self._copies = copies_of(inputs)
+        self._memory = replay.memory()
+        for each in self._memory:
+            _bytes(each, extent(each)).fill_(POISON)
+        self._generator = generator
+        began = generator.get_offset() if generator is not None else 0
+        self._outputs = replay.run(list(self._copies), self._memory)
+        self._ended = generator.get_offset() if generator is not None else 0
+        self.random = self._ended != began
+        """Whether the recording draws random numbers."""
+        if generator is not None and self.random:
+            generator.set_offset(began)
+
+    def disagreement(self, outputs: Sequence[Any]) -> str | None:
+        """Return how the replay differs from the callable, which has run on the inputs and returned `outputs`."""
+        if self._generator is not None and self._generator.get_offset() != self._ended:
+            return "verification: it draws another number of random numbers"
+        return (
+            _compare("output", self._outputs, outputs)
+            or _compare("input", self._copies, self._inputs)
+            or self._misplaced(outputs)
+        )
+
+    def _misplaced(self, outputs: Sequence[Any]) -> str | None:
+        # An output in memory of neither the call nor its inputs must be a constant, or each call would overwrite the last.
+        own = {
+            each.untyped_storage().data_ptr() for each in (*self._copies, *self._memory) if _is_tensor(each)
+        }
+        for index, (mine, right) in enumerate(zip(self._outputs, outputs, strict=True)):
+            if not _is_tensor(mine) or not mine.numel() or mine.untyped_storage().data_ptr() in own:
+                continue
+            if mine.data_ptr() != right.data_ptr():
+                return f"verification: output {index} lies in memory that relocation does not know"
+        return None
+
+
+# --- copies ------------------------------------------------------------------------------------------------------
+
+
+def bytes_to_copy(inputs: Sequence[Any]) -> int:
+    """Return how much memory `copies_of` takes."""
+    return sum(_room(span) for _, span in input_groups(inputs, ()))
+
+
+def copies_of(inputs: Sequence[Any]) -> list[Any]:
+    """Return the inputs with all tensors copied; what overlaps does so again, and alignment is the same."""
+    copies = list(inputs)
+    for group, span in input_groups(inputs, ()):
+        members = [(index, inputs[index]) for index, _ in group.members]
+        copy, base = _copy(members[0][1], span)
+        for index, tensor in members:
+            start = base + tensor.data_ptr() - span.start
+            copies[index] = _torch.reinterpret(
+                copy,
+                tensor.dtype,
+                tuple(tensor.size()),
+                tuple(tensor.stride()),
+                start // tensor.element_size(),
+            )
+    return copies
+
+
+def _copy(member: torch.Tensor, span: Span) -> tuple[torch.Tensor, int]:
+    """Return a copy of the bytes of a span, and where in it the span begins."""
+    base = span.start % BLOCK
+    copy = torch.empty(_room(span), dtype=torch.uint8, device=member.device)
+    shift = (base - copy.data_ptr()) % BLOCK
+    copy[shift : shift + span.size] = _bytes(member, span)
+    return copy, shift
+
+
+def _room(span: Span) -> int:
+    return (blocks(span.size) + 1) * BLOCK
+
+
+def _bytes(tensor: torch.Tensor, span: Span) -> torch.Tensor:
+    """Return the bytes of a span of a tensor's storage."""
+    storage = tensor.untyped_storage()
+    offset = span.start - storage.data_ptr()
+    if offset < 0 or offset + span.size > storage.nbytes():
+        raise OpaqueError("inputs overlap that are of different storages")
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, offset, (span.size,), (1,))
+
+
+# --- comparing ---------------------------------------------------------------------------------------------------
+
+
+def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any]) -> str | None:
+    if len(replayed) != len(launched):
+        return f"verification: {len(replayed)} {what}s and not {len(launched)}"
+    for index, (mine, right) in enumerate(zip(replayed, launched, strict=True)):
+        if not _agree(mine, right):
+            return f"verification: {what} {index} differs"
+    return None
+
+
+def _agree(mine: Any, right: Any) -> bool:
+    if not _is_tensor(right):
+        return type(mine) is type(right) and (mine is right or bool(mine == right))
+    if not _is_tensor(mine) or _form(mine) != _form(right):
+        return False
+    return bool(torch.equal(mine, right)) or _close(mine, right)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.device, tuple(tensor.size()), tuple(tensor.stride())
+
+
+def _close(mine: torch.Tensor, right: torch.Tensor) -> bool:
+    tolerance = TOLERANCE.get(right.dtype)
+    if tolerance is None:
+        return same_bytes(mine, right)
+    finite = torch.nan_to_num(right.detach(), nan=0.0, posinf=0.0, neginf=0.0)
+    scale = float(finite.abs().max())
+    return bool(torch.allclose(mine, right, rtol=0.0, atol=tolerance * scale, equal_nan=True))
+
+
+def same_bytes(mine: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one form hold the same bits, also for types that cannot be compared."""
+    first, second = (each.detach().reshape(-1).view(torch.uint8) for each in (mine, right))
+    return bool(torch.equal(first, second))

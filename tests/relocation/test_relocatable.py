@@ -1,0 +1,596 @@
+"""A compiled callable as relocatable graphs: recorded when it comes back, verified before it serves, launched otherwise."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+import torch
+
+from pygraphd.client import relocatable
+from pygraphd.client.parameters import OpaqueError
+from pygraphd.client.recording import Capture
+from pygraphd.client.relocatable import Relocatable
+from pygraphd.client.relocation import BLOCK, Span
+from pygraphd.client.report import Report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.relocation.conftest import Allocator, Emulator
+
+pytestmark = pytest.mark.torch
+
+
+class Operations(Protocol):
+    """What a callable is made of: run at once, or recorded."""
+
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: ...
+    def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None: ...
+    def look_up(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    def random(self) -> torch.Tensor: ...
+    def foreign(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+
+class Generator:
+    """Counts the random numbers that were drawn."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+
+class Launching:
+    """Runs at once, with results in fresh memory."""
+
+    def __init__(self, allocator: Allocator, generator: Generator) -> None:
+        self._allocator = allocator
+        self._generator = generator
+
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self._allocator.tensor(a + b)
+
+    def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        a += b
+
+    def look_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._allocator.tensor(tensor)
+
+    def random(self) -> torch.Tensor:
+        self._generator.offset += 4
+        return self._allocator.tensor(torch.full((2,), float(self._generator.offset)))
+
+    def foreign(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+
+class Recording:
+    """Records, as a capture does: results lie in the arena, and are not computed."""
+
+    def __init__(self, emulator: Emulator, state: torch.Tensor) -> None:
+        self.graph = emulator.graph()
+        self.arena = emulator.arena()
+        self._state = state
+        self.drawn = 0
+        self.tables: list[Any] = []
+
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = self.arena.allocate(a.numel())
+        self.graph.add(a, b, out)
+        return out
+
+    def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.graph.accumulate(a, b)
+
+    def look_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        out = self.arena.allocate(tensor.numel())
+        self.tables.append((ctypes.c_void_p * 1)(tensor.data_ptr()))
+        self.graph.through_table(self.tables[-1], out)
+        return out
+
+    def random(self) -> torch.Tensor:
+        self.drawn += 4
+        out, zero = self.arena.allocate(2), self.arena.allocate(2)
+        self.graph.set(zero, 0)
+        self.graph.add(self._state, zero, out)
+        return out
+
+    def foreign(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.graph.copy(tensor, tensor)
+        return tensor
+
+
+class Ticket:
+    """Writes the generator's state to where recorded kernels read it."""
+
+    def __init__(self, generator: Generator, state: torch.Tensor, drawn: int) -> None:
+        self._generator = generator
+        self._state = state
+        self._drawn = drawn
+        self.closed = False
+
+    def advance(self) -> None:
+        self._state.fill_(self._generator.offset + 4)
+        self._generator.offset += self._drawn
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class HostRecorder:
+    """Records callables that are made of `Operations`."""
+
+    def __init__(self, emulator: Emulator, allocator: Allocator) -> None:
+        self.driver = emulator.driver
+        self.generator = Generator()
+        self.launching = Launching(allocator, self.generator)
+        self.operations: Operations = self.launching
+        self.tickets: list[Ticket] = []
+        self.recordings: list[Recording] = []
+        self.captures = 0
+        self.free = 1 << 40
+        self.capturing = False
+        self.between: Callable[[], None] = lambda: None
+        self._emulator = emulator
+        self._allocator = allocator
+
+    def compiled(self, body: Callable[[Operations, list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """Return a callable as Inductor makes them: it clears its list of inputs."""
+
+        def launch(inputs: list[Any]) -> Any:
+            mine = list(inputs)
+            inputs.clear()
+            return body(self.operations, mine)
+
+        return launch
+
+    def capture(self, launch: Callable[[list[Any]], Any], inputs: list[Any]) -> Capture:
+        self.captures += 1
+        self.between()
+        state = self._allocator.tensor(torch.zeros(BLOCK // 4))
+        recording = Recording(self._emulator, state)
+        self.operations = recording
+        try:
+            outputs = launch(inputs)
+        except BaseException:
+            self.driver.destroy_graph(recording.graph.handle)
+            raise
+        finally:
+            self.operations = self.launching
+        ticket = Ticket(self.generator, state, recording.drawn)
+        self.tickets.append(ticket)
+        self.recordings.append(recording)
+        held = (Span(state.data_ptr(), state.data_ptr() + BLOCK),)
+        spans = tuple(recording.arena.allocations)
+        return Capture(recording.graph.handle, list(outputs), spans, held, ticket=ticket, pool=recording)
+
+    def room(self) -> int:
+        return self.free
+
+    def in_capture(self) -> bool:
+        return self.capturing
+
+
+class Case:
+    """A callable under test, its report, and what is needed to call it."""
+
+    def __init__(self, emulator: Emulator, allocator: Allocator) -> None:
+        self.emulator = emulator
+        self.allocator = allocator
+        self.recorder = HostRecorder(emulator, allocator)
+        self.report = Report()
+        self._made: list[Relocatable] = []
+
+    def make(self, body: Callable[[Operations, list[Any]], Any]) -> Relocatable:
+        made = Relocatable(self.recorder.compiled(body), self.recorder, self.report)
+        self._made.append(made)
+        return made
+
+    def floats(self, *values: float) -> torch.Tensor:
+        return self.allocator.tensor(torch.tensor(values, dtype=torch.float32))
+
+    def expect(self, **counts: int) -> None:
+        assert {name: self.report.counts[name] for name in counts} == counts
+
+    def close(self) -> None:
+        for made in self._made:
+            made.close()
+        assert all(ticket.closed for ticket in self.recorder.tickets)
+
+
+@pytest.fixture
+def case(emulator: Emulator, allocator: Allocator) -> Any:
+    case = Case(emulator, allocator)
+    yield case
+    case.close()
+
+
+def add(operations: Operations, inputs: list[Any]) -> Any:
+    return (operations.add(inputs[0], inputs[1]),)
+
+
+def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None:
+    run = case.make(add)
+
+    results = [run([case.floats(i, i), case.floats(1, 2)])[0] for i in range(10)]
+
+    assert [each.tolist() for each in results] == [[i + 1.0, i + 2.0] for i in range(10)]
+    case.expect(captured=1, staged=0)
+    assert case.report.fallbacks == {relocatable.NOT_YET: 1}
+    assert case.recorder.captures == run.recordings == 1
+    assert run.refusal is None
+
+
+def test_a_call_that_is_recorded_changes_its_inputs_once(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        operations.accumulate(inputs[0], inputs[1])
+        return (inputs[0],)
+
+    run = case.make(body)
+    total = case.floats(0, 0)
+
+    for count in range(1, 6):
+        assert run([total, case.floats(1, 2)])[0] is total
+        assert total.tolist() == [count, 2 * count]
+
+    case.expect(captured=1)
+
+
+def test_random_numbers_go_on_as_if_launched(case: Case) -> None:
+    """No node shows the input, so there are two captures, of which the first is let go."""
+
+    def body(operations: Operations, _: list[Any]) -> Any:
+        return (operations.random(),)
+
+    run = case.make(body)
+
+    drawn = [run([case.floats(0)])[0].tolist()[0] for _ in range(6)]
+
+    assert drawn == [4, 8, 12, 16, 20, 24]
+    case.expect(captured=1)
+    assert [ticket.closed for ticket in case.recorder.tickets] == [True, False]
+
+
+def test_who_draws_no_random_numbers_pays_for_none(case: Case) -> None:
+    run = case.make(add)
+
+    for _ in range(2):
+        run([case.floats(1), case.floats(2)])
+
+    assert [ticket.closed for ticket in case.recorder.tickets] == [True]
+
+
+def test_an_input_that_no_node_shows_is_staged(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return operations.look_up(inputs[1]), operations.add(inputs[0], inputs[0])
+
+    run = case.make(body)
+    results = []
+    for i in range(5):
+        first, second = run([case.floats(i, i), case.floats(10 * i, 1)])
+        results.append((first.tolist(), second.tolist()))
+
+    assert results == [([10.0 * i, 1.0], [2.0 * i] * 2) for i in range(5)]
+    case.expect(captured=1, staged=1)
+    assert case.recorder.captures == 2
+
+
+def test_sizes_are_recorded_when_they_come_back_and_never_without_end(case: Case) -> None:
+    run = case.make(add)
+
+    def call(n: int) -> None:
+        a, b = (case.allocator.tensor(torch.rand(n)) for _ in range(2))
+        expected = a + b
+        assert torch.equal(run([a, b, n])[0], expected)
+
+    for n in range(1, 101):
+        call(n)
+    case.expect(captured=0)
+    assert case.report.fallbacks == {
+        relocatable.NOT_YET: relocatable.MAX_SIZES,
+        relocatable.TOO_MANY_SIZES: 100 - relocatable.MAX_SIZES,
+    }
+
+    for _ in range(10):
+        for n in range(1, 21):
+            call(n)
+
+    case.expect(captured=relocatable.MAX_CAPTURES)
+    assert run.recordings == relocatable.MAX_RECORDINGS
+    assert case.report.fallbacks[relocatable.TOO_MANY_CAPTURES] > 0
+    _, executables = case.emulator.live()
+    assert executables <= relocatable.MAX_RECORDINGS
+
+
+def test_the_recording_that_was_not_used_for_longest_goes(case: Case) -> None:
+    run = case.make(add)
+
+    def call(n: int) -> None:
+        run([case.allocator.tensor(torch.ones(n)), case.allocator.tensor(torch.ones(n)), n])
+
+    for n in range(relocatable.MAX_RECORDINGS):
+        call(n + 1)
+        call(n + 1)
+    call(1)
+    call(100)
+    call(100)
+    captured = case.recorder.captures
+
+    call(1)
+    assert case.recorder.captures == captured
+    call(2)
+    assert case.recorder.captures == captured + 1
+
+
+def test_an_output_that_differs_is_told_and_the_call_returns_the_right_one(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        extra = case.floats(1, 1) if operations is case.recorder.launching else case.floats(1, 2)
+        return operations.add(inputs[0], inputs[0]), operations.add(inputs[0], extra)
+
+    run = case.make(body)
+
+    results = [run([case.floats(i, i)])[1].tolist() for i in range(4)]
+
+    assert results == [[i + 1.0] * 2 for i in range(4)]
+    case.expect(captured=0)
+    assert run.refusal == "verification: output 1 differs"
+    assert case.report.fallbacks[run.refusal] == 3
+    assert case.recorder.captures == 1
+
+
+def test_an_output_that_is_written_where_nobody_looks_is_told(case: Case) -> None:
+    """Memory that is zero already does not make up for it."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        used = operations.add(inputs[0], inputs[0])
+        if isinstance(operations, Recording):
+            return used, operations.arena.allocate(2)
+        return used, case.floats(0, 0)
+
+    run = case.make(body)
+    for _ in range(3):
+        run([case.floats(1, 1)])
+
+    assert run.refusal == "verification: output 1 differs"
+
+
+def test_an_input_that_is_changed_otherwise_is_told(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        operations.accumulate(inputs[0], inputs[1])
+        if operations is case.recorder.launching:
+            operations.accumulate(inputs[0], inputs[1])
+        return (operations.add(inputs[1], inputs[1]),)
+
+    run = case.make(body)
+    total = case.floats(0, 0)
+
+    for _ in range(4):
+        run([total, case.floats(1, 1)])
+
+    assert total.tolist() == [8, 8]
+    assert run.refusal == "verification: input 0 differs"
+
+
+def test_other_random_numbers_are_told(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if operations is case.recorder.launching:
+            case.recorder.generator.offset += 4
+        return (operations.add(inputs[0], inputs[0]),)
+
+    run = case.make(body)
+    for _ in range(3):
+        run([case.floats(1, 1)])
+
+    assert run.refusal == "verification: it draws another number of random numbers"
+    assert case.recorder.generator.offset == 12
+
+
+def test_an_output_in_memory_that_each_call_would_overwrite_is_told(case: Case) -> None:
+    memory = case.floats(5, 5)
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return operations.foreign(memory), operations.add(inputs[0], inputs[0])
+
+    run = case.make(body)
+    for _ in range(3):
+        assert run([case.floats(1, 1)])[0].tolist() == [5, 5]
+
+    assert run.refusal == "verification: output 0 lies in memory that relocation does not know"
+
+
+def test_a_not_a_number_is_as_good_as_another(case: Case) -> None:
+    run = case.make(add)
+
+    for _ in range(3):
+        run([case.floats(float("nan"), float("inf")), case.floats(1, 2)])
+
+    case.expect(captured=1)
+
+
+def test_what_cannot_be_captured_is_launched_with_its_reason(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if operations is not case.recorder.launching:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        return (operations.add(inputs[0], inputs[0]),)
+
+    run = case.make(body)
+    for _ in range(4):
+        assert run([case.floats(1, 1)])[0].tolist() == [2, 2]
+
+    reason = "it cannot be captured: operation not permitted when stream is capturing"
+    assert case.report.fallbacks == {relocatable.NOT_YET: 1, reason: 3}
+    assert case.recorder.captures == 1
+
+
+def test_an_error_of_the_users_while_it_is_recorded_is_the_users(case: Case) -> None:
+    fail = False
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if fail and operations is case.recorder.launching:
+            raise ValueError("mine")
+        return (operations.add(inputs[0], inputs[0]),)
+
+    run = case.make(body)
+    run([case.floats(1)])
+    fail = True
+    with pytest.raises(ValueError, match="mine"):
+        run([case.floats(1)])
+    fail = False
+
+    assert run([case.floats(1)])[0].tolist() == [2]
+    case.expect(captured=1)
+
+
+@pytest.mark.parametrize("value", [1.5, torch.Generator()])
+def test_an_input_of_another_kind_is_named(case: Case, value: object) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return (operations.add(inputs[0], inputs[0]),)
+
+    run = case.make(body)
+    for _ in range(3):
+        run([case.floats(1), value])
+
+    assert run.refusal == f"input 1 is a {type(value).__name__}"
+    assert case.recorder.captures == 0
+
+
+def test_no_room_for_copies_is_a_reason(case: Case) -> None:
+    run = case.make(add)
+    case.recorder.free = 3 * BLOCK
+
+    for _ in range(3):
+        run([case.floats(1), case.floats(2)])
+
+    assert run.refusal == relocatable.NO_ROOM
+    assert case.recorder.captures == 0
+
+
+def test_within_a_capture_of_the_users_it_is_launched(case: Case) -> None:
+    run = case.make(add)
+    for _ in range(2):
+        run([case.floats(1), case.floats(2)])
+    case.recorder.capturing = True
+
+    assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+
+    assert case.report.fallbacks[relocatable.IN_A_CAPTURE] == 1
+    case.recorder.capturing = False
+    assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+    case.expect(captured=1)
+
+
+def test_a_driver_call_that_fails_costs_the_recording_and_not_the_call(case: Case) -> None:
+    run = case.make(add)
+    for _ in range(2):
+        run([case.floats(1), case.floats(2)])
+    inputs = [case.floats(3), case.floats(4)]
+    case.emulator.fail_at(1)
+
+    assert run(inputs)[0].tolist() == [7]
+
+    case.emulator.fail_at(0)
+    assert run.recordings == 0
+    assert run.refusal is not None
+    assert "CUresult 999" in run.refusal
+    assert run([case.floats(5), case.floats(6)])[0].tolist() == [11]
+
+
+def test_every_driver_call_of_a_recording_may_fail(case: Case) -> None:
+    def calls_until(fail_at: int) -> int:
+        run = case.make(add)
+        run([case.floats(1), case.floats(2)])
+        case.emulator.fail_at(fail_at)
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+        assert run([case.floats(2), case.floats(2)])[0].tolist() == [4]
+        calls = case.emulator.calls()
+        case.emulator.fail_at(0)
+        assert (run.refusal is None) is (not 0 < fail_at <= calls)
+        run.close()
+        return calls
+
+    before = case.emulator.live()
+    for call in range(1, calls_until(0) + 1):
+        calls_until(call)
+        assert case.emulator.live() == before, f"call {call}"
+
+
+def test_out_of_memory_is_a_reason(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = case.make(add)
+    for _ in range(2):
+        run([case.floats(1), case.floats(2)])
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(type(case.allocator), "__call__", full)
+    monkeypatch.setattr(type(case.recorder.launching), "add", lambda _self, a, b: a + b)
+
+    inputs = [torch.tensor([3.0]), torch.tensor([4.0])]
+    assert run(inputs)[0].tolist() == [7]
+
+    assert case.report.fallbacks[relocatable.NO_MEMORY] == 1
+    monkeypatch.undo()
+    assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+    case.expect(captured=1)
+
+
+def test_another_thread_launches_while_one_records(case: Case) -> None:
+    run = case.make(add)
+    run([case.floats(1), case.floats(2)])
+    seen: list[Any] = []
+
+    def other() -> None:
+        # The recorder's own operations are what this thread would record with: it must launch.
+        case.recorder.operations = case.recorder.launching
+        seen.append(run([case.floats(5), case.floats(6)])[0].tolist())
+
+    def between() -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    case.recorder.between = between
+    assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+
+    assert seen == [[11]]
+    assert case.report.fallbacks[relocatable.BEING_RECORDED] == 1
+    case.expect(captured=1)
+
+
+def test_a_recorder_that_refuses_gives_the_reason(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OpaqueError("not today")
+
+    monkeypatch.setattr(case.recorder, "capture", refuse)
+    run = case.make(add)
+    for _ in range(3):
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+
+    assert run.refusal == "not today"
+
+
+def test_many_threads_take_turns(case: Case) -> None:
+    run = case.make(add)
+    for _ in range(2):
+        run([case.floats(0), case.floats(0)])
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        got = [run([case.floats(number), case.floats(i)])[0].item() for i in range(200)]
+        wrong.extend(set(got) ^ {float(number + i) for i in range(200)})
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+    case.expect(captured=1)
