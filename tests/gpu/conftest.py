@@ -1,4 +1,8 @@
-"""A hook of its own for each GPU test, with no daemon and an empty home, and the counters to hold against."""
+"""A hook of its own for each GPU test, with no daemon and an empty home, and the counters to hold against.
+
+For relocatable graphs there are two more fixtures, which put them in place of PyTorch's trees for everything that is compiled:
+`relocated` runs a program with them, `moved` runs them beside it, on inputs that lie elsewhere at every call.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,14 @@ import pytest
 from pygraphd.client.hook import Hook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from pygraphd.client.relocatable import Relocatable
     from pygraphd.client.report import Report
+
+GUARD = 0xA5
+GUARD_BYTES = 4096
 
 
 class Watched:
@@ -61,3 +69,143 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
     yield Watched(hook)
     hook.disable()
     torch._dynamo.reset()
+
+
+class Relocated:
+    """Relocatable graphs in the place of PyTorch's trees, and their counters."""
+
+    def __init__(self) -> None:
+        from pygraphd.client.report import Report
+
+        self.report = Report()
+        self.made: list[Relocatable] = []
+        self.calls = 0
+
+    def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
+        """Return what runs in place of `runnable`."""
+        from pygraphd.client import driver
+        from pygraphd.client.capture import CudaRecorder
+        from pygraphd.client.relocatable import Relocatable
+
+        self.made.append(Relocatable(runnable, CudaRecorder(driver.load(), device_index), self.report))
+        return self.made[-1]
+
+    def expect(self, **counts: int) -> None:
+        """Assert the named counters, and that nothing was launched but calls whose sizes were new."""
+        from pygraphd.client.relocatable import NOT_YET
+
+        assert set(self.report.fallbacks) <= {NOT_YET}
+        assert [each.refusal for each in self.made if each.refusal] == []
+        assert {name: self.report.counts[name] for name in counts} == counts
+
+    def expect_all_captured(self) -> None:
+        """Assert that every region has a recording, and none was refused."""
+        self.expect(captured=len(self.made))
+        assert self.made
+
+
+class Moved(Relocated):
+    """Runs each call twice: launched for the program, and relocated on copies of its inputs, which lie elsewhere each time.
+
+    All copies and all outputs lie between guard zones or in memory that was poisoned before, and are poisoned after.
+    """
+
+    def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
+        relocatable = super().make(runnable, device_index)
+        import torch
+
+        generator = torch.cuda.default_generators[device_index]
+
+        def run(inputs: list[Any]) -> Any:
+            self.calls += 1
+            mine = list(inputs)
+            copies, zones = _guarded_copies(mine, self.calls)
+            began = generator.get_offset()
+            outputs = relocatable(list(copies))
+            ended = generator.get_offset()
+            generator.set_offset(began)
+            launched = runnable(inputs)
+            assert generator.get_offset() == ended
+            _assert_agree("output", outputs, launched)
+            _assert_agree("input", copies, mine)
+            for zone in zones:
+                assert (zone == GUARD).all()
+            _poison([*copies, *outputs], keep=[*mine, *launched])
+            return launched
+
+        return run
+
+
+def _guarded_copies(inputs: list[Any], shift: int) -> tuple[list[Any], list[Any]]:
+    """Return copies of the inputs at other addresses than ever before, and the guard zones around them."""
+    import torch
+
+    from pygraphd.client import _torch
+    from pygraphd.client.recording import input_groups
+
+    copies, zones = list(inputs), []
+    for group, span in input_groups(inputs, ()):
+        before = GUARD_BYTES * (1 + shift % 3) + span.start % 512
+        memory = torch.full((before + span.size + 2 * GUARD_BYTES,), GUARD, dtype=torch.uint8, device="cuda")
+        memory = memory[: memory.numel() // 512 * 512]
+        storage = inputs[group.members[0][0]].untyped_storage()
+        bytes_ = torch.empty(0, dtype=torch.uint8, device="cuda")
+        bytes_.set_(storage, span.start - storage.data_ptr(), (span.size,), (1,))
+        memory[before : before + span.size] = bytes_
+        for index, offset in group.members:
+            tensor = inputs[index]
+            start = (before + offset) // tensor.element_size()
+            size, stride = tuple(tensor.size()), tuple(tensor.stride())
+            copies[index] = _torch.reinterpret(memory, tensor.dtype, size, stride, start)
+        zones += [memory[:before], memory[before + span.size :]]
+    return copies, zones
+
+
+def _assert_agree(what: str, mine: Any, right: Any) -> None:
+    from pygraphd.client import verification
+
+    assert verification._compare(what, mine, right) is None
+
+
+def _poison(values: list[Any], keep: list[Any]) -> None:
+    import torch
+
+    kept = {value.untyped_storage().data_ptr() for value in keep if isinstance(value, torch.Tensor)}
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in kept:
+            value.untyped_storage().fill_(0xFF)
+
+
+def _installed(relocated: Relocated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relocated]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    import torch
+    import torch._inductor.compile_fx
+
+    from pygraphd.client import _torch
+
+    def around_post_compile(original: Callable[[], None], compiled: Any, _kwargs: Mapping[str, Any]) -> None:
+        original()
+        _torch.realign(compiled)
+
+    def around_cudagraphify(_original: Any, runnable: Any, kwargs: Mapping[str, Any]) -> Any:
+        return relocated.make(runnable, kwargs["device_index"])
+
+    torch._dynamo.reset()
+    uninstall = _torch.install(around_post_compile, around_cudagraphify)
+    yield relocated
+    uninstall()
+    torch._dynamo.reset()
+    for each in relocated.made:
+        each.close()
+
+
+@pytest.fixture
+def relocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relocated]:
+    """Run everything that is compiled as relocatable graphs."""
+    yield from _installed(Relocated(), tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relocated]:
+    """Run relocatable graphs beside everything that is compiled, on inputs that lie elsewhere at every call."""
+    yield from _installed(Moved(), tmp_path, monkeypatch)

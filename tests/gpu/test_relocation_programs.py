@@ -1,0 +1,428 @@
+"""Programs on relocatable graphs: what breaks PyTorch's own graphs, streams, threads, captures, training, faults, memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client import relocatable
+from pygraphd.client.driver import DriverError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.gpu.conftest import Relocated
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(
+        function, mode="reduce-overhead", **{"dynamic": False, **options}
+    )
+    return made
+
+
+def affine(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2 + 1).sin()
+
+
+def x(n: int = 1000) -> torch.Tensor:
+    return torch.randn(n, device="cuda")
+
+
+def warm(run: Callable[..., Any], *inputs: Any, calls: int = 3) -> None:
+    for _ in range(calls):
+        run(*inputs)
+
+
+# --- what breaks PyTorch's own graphs ----------------------------------------------------------------------------
+
+
+def test_two_results_in_a_row_are_both_right(relocated: Relocated) -> None:
+    run = compiled(affine)
+    warm(run, x())
+    a = x()
+
+    y1, y2 = run(a), run(a)
+
+    assert torch.equal(y1, y2)
+    assert torch.equal(y1, affine(a))
+    assert y1.data_ptr() != y2.data_ptr()
+    relocated.expect_all_captured()
+
+
+def test_a_result_is_an_input(relocated: Relocated) -> None:
+    f, g = compiled(affine), compiled(lambda x: x.exp() + 1)
+    warm(f, x())
+    warm(g, x())
+    a = x()
+
+    torch.testing.assert_close(f(f(a)), affine(affine(a)))
+    torch.testing.assert_close(g(f(a)), affine(a).exp() + 1)
+    relocated.expect_all_captured()
+
+
+def test_a_thousand_kept_results_stay_right(relocated: Relocated) -> None:
+    run = compiled(affine)
+    inputs = [torch.full((100,), float(i), device="cuda") for i in range(1000)]
+
+    kept = [run(each) for each in inputs]
+
+    assert torch.equal(torch.stack(kept), affine(torch.stack(inputs)))
+    relocated.expect_all_captured()
+
+
+def test_inputs_may_be_freed_right_after_the_call(relocated: Relocated) -> None:
+    run = compiled(lambda x: x.cumsum(0))
+    results = []
+    for i in range(50):
+        results.append(run(torch.full((100_000,), float(i), device="cuda")))
+        torch.full((100_000,), -1.0, device="cuda")  # takes the memory that has become free
+
+    assert [each[9].item() for each in results] == [10.0 * i for i in range(50)]
+    relocated.expect_all_captured()
+
+
+def test_a_cache_is_changed_in_place(relocated: Relocated) -> None:
+    def step(cache: torch.Tensor, position: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(0, position, value)
+        return cache.sum(0)
+
+    run = compiled(step)
+    cache, expected = (torch.zeros(64, 8, device="cuda") for _ in range(2))
+    for i in range(20):
+        position, value = torch.tensor([i], device="cuda"), torch.randn(1, 8, device="cuda")
+        torch.testing.assert_close(run(cache, position, value), step(expected, position, value))
+        torch.testing.assert_close(cache, expected)
+    relocated.expect_all_captured()
+
+
+def test_inputs_that_start_to_be_one_tensor(relocated: Relocated) -> None:
+    run = compiled(lambda a, b: a * 3 + b)
+    warm(run, x(), x())
+    a = x()
+
+    torch.testing.assert_close(run(a, a), a * 4)
+
+
+def test_views_with_odd_offsets(relocated: Relocated) -> None:
+    run = compiled(affine)
+    base = x(5000)
+    for offset in (0, 0, 0, 1, 3, 4, 16, 64, 7):
+        view = base[offset : offset + 1000]
+        torch.testing.assert_close(run(view), affine(view))
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+def network(dropout: float = 0.0) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Dropout(dropout), torch.nn.LayerNorm(64)]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(64, 8)).cuda()
+
+
+def losses(
+    run: Callable[..., Any],
+    parameters: list[torch.nn.Parameter],
+    optimizer: str = "SGD",
+    micro_batches: int = 1,
+    steps: int = 12,
+) -> list[float]:
+    torch.manual_seed(1)
+    chosen = getattr(torch.optim, optimizer)(parameters, lr=0.01)
+    seen = []
+    for _ in range(steps):
+        for _ in range(micro_batches):
+            batch = torch.randn(32, 64, device="cuda")
+            loss = (run(batch) - batch[:, :8]).square().mean()
+            loss.backward()
+            seen.append(loss.detach())
+        chosen.step()
+        chosen.zero_grad(set_to_none=True)
+    return [loss.item() for loss in seen]
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_training_goes_as_without_graphs(
+    relocated: Relocated, optimizer: str, dropout: float, micro_batches: int
+) -> None:
+    """With dropout too: the random numbers are those that launching draws."""
+    plain, mine = network(dropout), network(dropout)
+    run = torch.compile(plain, dynamic=False)
+    expected = losses(run, list(plain.parameters()), optimizer, micro_batches)
+    assert relocated.made == []  # compiled without CUDA Graphs
+
+    got = losses(compiled(mine), list(mine.parameters()), optimizer, micro_batches)
+
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    relocated.expect_all_captured()
+    assert len(relocated.made) == 2
+
+
+def test_two_forwards_before_a_backward(relocated: Relocated) -> None:
+    mine, plain = network(), network()
+    run = compiled(mine)
+    for _ in range(6):
+        a, b = torch.randn(32, 64, device="cuda"), torch.randn(32, 64, device="cuda")
+        for model, module in ((run, mine), (plain, plain)):
+            first, second = model(a), model(b)
+            first.sum().backward()
+            (second * 2).sum().backward()
+            assert module is not None
+    for ours, theirs in zip(mine.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3)
+    relocated.expect_all_captured()
+
+
+def test_a_graph_that_is_retained(relocated: Relocated) -> None:
+    mine = network()
+    run = compiled(mine)
+    batch = torch.randn(32, 64, device="cuda")
+    for _ in range(4):
+        mine.zero_grad()
+        loss = run(batch).sum()
+        loss.backward(retain_graph=True)
+        once = [each.grad.clone() for each in mine.parameters()]
+        loss.backward()
+        for each, before in zip(mine.parameters(), once, strict=True):
+            torch.testing.assert_close(each.grad, 2 * before)
+
+
+def test_parameters_whose_storage_is_replaced(relocated: Relocated) -> None:
+    mine = network()
+    run = compiled(mine)
+    with torch.no_grad():
+        for i in range(8):
+            for parameter in mine.parameters():
+                parameter.data = parameter.data.clone() * (1 + 0.01 * i)
+            batch = torch.randn(32, 64, device="cuda")
+            torch.testing.assert_close(run(batch), mine(batch))
+    relocated.expect_all_captured()
+
+
+# --- streams, threads, captures ----------------------------------------------------------------------------------
+
+
+def test_other_streams(relocated: Relocated) -> None:
+    run = compiled(lambda x: x.cumsum(0) * 2)
+    warm(run, x(100_000))
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    inputs = [x(100_000) for _ in range(60)]
+    torch.cuda.synchronize()
+    results = []
+    for i, each in enumerate(inputs):
+        with torch.cuda.stream(streams[i % 3]):
+            results.append(run(each))
+    torch.cuda.synchronize()
+
+    for each, result in zip(inputs, results, strict=True):
+        torch.testing.assert_close(result, each.cumsum(0) * 2)
+    relocated.expect_all_captured()
+
+
+def test_two_threads(relocated: Relocated) -> None:
+    run = compiled(affine)
+    warm(run, x())
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for i in range(200):
+                each = torch.full((1000,), float(number * 1000 + i), device="cuda")
+                if not torch.equal(run(each), affine(each)):
+                    wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+
+
+def test_within_a_capture_of_the_users_it_is_launched(relocated: Relocated) -> None:
+    run = compiled(affine)
+    static = x()
+    warm(run, static)
+    graph = torch.cuda.CUDAGraph()
+
+    with torch.cuda.graph(graph):
+        result = run(static)
+    static.copy_(x())
+    graph.replay()
+
+    torch.testing.assert_close(result, affine(static))
+    assert relocated.report.fallbacks[relocatable.IN_A_CAPTURE] == 1
+
+
+def test_while_the_history_of_memory_is_recorded(relocated: Relocated) -> None:
+    run = compiled(affine)
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    try:
+        a = x()
+        for _ in range(3):
+            torch.testing.assert_close(run(a), affine(a))
+        trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+    assert trace
+    assert any("history" in reason for reason in relocated.report.fallbacks)
+
+
+def test_profiler_autocast_deterministic_and_anomaly_mode(relocated: Relocated) -> None:
+    mine = network()
+    run = compiled(mine)
+    batch = torch.randn(32, 64, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        for _ in range(4):
+            run(batch).float().sum().backward()
+    with torch.profiler.profile():
+        for _ in range(4):
+            run(batch).sum().backward()
+    with torch.autograd.set_detect_anomaly(True):
+        for _ in range(4):
+            run(batch).sum().backward()
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.testing.assert_close(run(batch), mine(batch), rtol=1e-4, atol=1e-4)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# --- sizes, memory, faults ---------------------------------------------------------------------------------------
+
+
+def test_two_hundred_sizes_leave_bounded_recordings_and_memory(relocated: Relocated) -> None:
+    run = torch.compile(affine, mode="reduce-overhead", dynamic=True)
+    for _ in range(2):
+        for n in range(200, 400):
+            a = x(n)
+            torch.testing.assert_close(run(a), affine(a))
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+    assert relocated.report.counts["captured"] <= relocatable.MAX_CAPTURES * len(relocated.made)
+    assert all(each.recordings <= relocatable.MAX_RECORDINGS for each in relocated.made)
+    assert torch.cuda.memory_reserved() < 64 << 20
+
+
+def test_nothing_is_kept_of_what_was_captured(relocated: Relocated) -> None:
+    """Reserved memory is back where it was, once results are dropped and the cache is emptied."""
+    run = compiled(lambda x: ((x @ x).relu() @ x).relu() @ x)
+    a = torch.randn(2048, 2048, device="cuda")
+    run(a)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+
+    warm(run, a, calls=10)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+
+    assert torch.cuda.memory_reserved() <= before
+    relocated.expect_all_captured()
+
+
+class FailingCalls:
+    """Has the n-th driver call fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from pygraphd.client import driver
+
+        self.count, self.fail_at = 0, 0
+        loaded = driver.load()
+        for name, call in loaded._calls.items():
+            if name not in ("cuFuncGetParamInfo", "cuKernelGetParamInfo", "cuPointerGetAttribute"):
+                monkeypatch.setitem(loaded._calls, name, self._counted(call))
+        monkeypatch.setattr(loaded, "_launch", loaded._calls["cuGraphLaunch"])
+
+    def _counted(self, call: Callable[..., int]) -> Callable[..., int]:
+        def counted(*arguments: object) -> int:
+            self.count += 1
+            return 999 if self.count == self.fail_at else call(*arguments)
+
+        return counted
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> FailingCalls:
+    """Count the driver's calls, and have one fail."""
+    return FailingCalls(monkeypatch)
+
+
+def test_every_driver_call_may_fail(relocated: Relocated, failing: FailingCalls) -> None:
+    inner = compiled(lambda x: (x @ x).sin())
+    a = torch.randn(64, 64, device="cuda")
+    expected = inner(a)
+    [region] = relocated.made
+    runnable = region._launch
+    before = torch.cuda.memory_reserved()
+
+    def attempt(fail_at: int) -> int:
+        from pygraphd.client import driver
+        from pygraphd.client.capture import CudaRecorder
+        from pygraphd.client.relocatable import Relocatable
+
+        run = Relocatable(runnable, CudaRecorder(driver.load(), 0), relocated.report)
+        run([a])
+        failing.count, failing.fail_at = 0, fail_at
+        for _ in range(2):
+            assert torch.equal(run([a.clone()])[0], expected)
+        count, failing.fail_at = failing.count, 0
+        assert (run.refusal is not None) is (0 < fail_at <= count)
+        run.close()
+        return count
+
+    for call in range(1, attempt(0) + 1):
+        attempt(call)
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
+
+
+def test_a_failed_launch_is_launched_plainly(relocated: Relocated, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pygraphd.client import driver
+
+    run = compiled(affine)
+    warm(run, x())
+    a = x()
+
+    def fail(*_: object) -> None:
+        raise DriverError("cuGraphLaunch", 999)
+
+    monkeypatch.setattr(driver.load(), "launch", fail)
+    torch.testing.assert_close(run(a), affine(a))
+
+    assert relocated.report.fallbacks["cuGraphLaunch failed with CUresult 999"] == 1
+
+
+def test_out_of_memory_while_recording(relocated: Relocated) -> None:
+    run = compiled(lambda x: (x * 2 + 1).cumsum(0))
+    a = x(1 << 26)
+    expected = run(a)
+    free, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (300 << 20)) / total)
+    try:
+        got = run(a)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+    assert torch.equal(got, expected)
+    assert free > 0
+    assert relocated.report.counts["captured"] == 0
+    assert relocated.made[0].refusal is not None
