@@ -23,10 +23,10 @@ _PACKED_SIZE = 2
 
 
 class DriverError(RuntimeError):
-    """A driver call has failed; `call` names it and `code` is its CUresult."""
+    """A driver call has failed; `call` names it and `code` is its CUresult; 0: it could not even be made, and `call` says why."""
 
     def __init__(self, call: str, code: int) -> None:
-        super().__init__(f"{call} failed with CUresult {code}")
+        super().__init__(f"{call} failed with CUresult {code}" if code else call)
         self.call = call
         self.code = code
 

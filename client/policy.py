@@ -27,7 +27,7 @@ _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
 TOO_FEW_CALLS = "too few calls to measure"
 NO_GAIN = "no gain over LAUNCH beyond noise and 2 %"
-FORWARD_LAUNCHED = "its forward is launched, so all that was saved for it would have to be copied"
+FORWARD_NOT_IN_TREES = "its forward is in no tree, so all that was saved for it would have to be copied"
 NO_MEMORY = "not enough free memory to try a capture beside launched calls"
 FAILED = "measuring failed"
 
@@ -74,15 +74,18 @@ def not_measured(reason: str, calls: int) -> Decision:
     return Decision(Deployment.LAUNCH, reason, POLICY_VERSION, final=False, calls=calls)
 
 
-def settle_backward(decision: Decision, *, forward_launched: bool) -> Decision:
+def settle_backward(
+    decision: Decision, measurements: Sequence[Measurement], *, forward_in_trees: bool
+) -> Decision:
     """Return the decision for a backward that was measured together with its forward.
 
     It was timed with its forward in the same deployment. Trees take what their own forward has saved where it lies, and copy
     what comes from anywhere else.
     """
-    if decision.deployment is Deployment.TREES and forward_launched:
-        return _launch(FORWARD_LAUNCHED)
-    return decision
+    if decision.deployment is not Deployment.TREES or forward_in_trees:
+        return decision
+    without = decide([each for each in measurements if each.deployment is not Deployment.TREES])
+    return without if without.deployment is not Deployment.LAUNCH else _launch(FORWARD_NOT_IN_TREES)
 
 
 def _launch(reason: str, *, final: bool = True) -> Decision:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import threading
 import time
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 from pygraphd.client import _torch, policy
 from pygraphd.client._torch import Runnable
 from pygraphd.client.profiler import Profiler
+from pygraphd.client.relocatable import Relocatable
 from pygraphd.client.rota import SAMPLES, Rota, Turns
 from pygraphd.schema.messages import Decision, Deployment, Graph, Measurement
 
@@ -41,7 +43,6 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.DEPLOYED: frozenset(),
 }
 
-CANDIDATES = (Deployment.TREES, Deployment.LAUNCH)
 WARM_UP_CALLS = 2
 MEMORY_MARGIN = 1.2
 """Free memory must exceed by this factor what a step was seen to need, or nothing is tried."""
@@ -71,7 +72,7 @@ class Host(Protocol):
     rota: Rota
     report: Report
 
-    def settle(self, region: Region, decision: Decision) -> Decision:
+    def settle(self, region: Region, decision: Decision, measurements: tuple[Measurement, ...]) -> Decision:
         """Return the decision for a measured region in view of what was decided for others."""
 
     def decided(self, region: Region, result: Decided) -> None:
@@ -86,16 +87,43 @@ class Candidates:
     trees: Runnable
     device_index: int
     is_backward: bool
+    relocate: Relocatable | None = None
+
+    @property
+    def offered(self) -> tuple[Deployment, ...]:
+        """The deployments there are, in the order in which they are tried: the same for all regions of a process."""
+        relocate = (Deployment.RELOCATE,) if self.relocate is not None else ()
+        return (*relocate, Deployment.TREES, Deployment.LAUNCH)
+
+    def offers(self, deployment: Deployment) -> bool:
+        """Whether a deployment can be tried in this process."""
+        return deployment in self.offered
+
+    def lacks(self, deployment: Deployment) -> bool:
+        """Whether a deployment has turned out not to be possible; it is launched in its place."""
+        return (
+            deployment is Deployment.RELOCATE
+            and self.relocate is not None
+            and self.relocate.refusal is not None
+        )
 
     def runnable(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment."""
         if deployment is Deployment.TREES:
             return self.trees
-        return self._launch_backward if self.is_backward else self.launch
+        run = (
+            self.relocate if deployment is Deployment.RELOCATE and self.relocate is not None else self.launch
+        )
+        return functools.partial(self._backward, run) if self.is_backward else run
 
-    def _launch_backward(self, inputs: list[Any]) -> Any:
+    def _backward(self, run: Runnable, inputs: list[Any]) -> Any:
         _torch.note_backward(self.device_index)
-        return self.launch(inputs)
+        return run(inputs)
+
+    def let_go_of_all_but(self, deployment: Deployment) -> None:
+        """Give back what the deployments that were not chosen keep."""
+        if self.relocate is not None and deployment is not Deployment.RELOCATE:
+            self.relocate.close()
 
 
 class Region:
@@ -121,7 +149,7 @@ class Region:
         self._on_deployed = on_deployed
         self._warm_up_calls = max(warm_up_calls, WARM_UP_CALLS)
         self._call: Runnable = self._warm_up
-        self.turns = Turns(CANDIDATES)
+        self.turns = Turns(candidates.offered)
         self._device = candidates.device_index
         self._profiler = Profiler(self._device)
         self._sizes: tuple[int, ...] = ()
@@ -136,7 +164,11 @@ class Region:
     def ready(self) -> bool:
         """Return whether every candidate has its samples, or will never have them."""
         self._guarded(self._profiler.collect)
-        return self.turns.exhausted or self._profiler.fewest(CANDIDATES) >= SAMPLES
+        candidates = self._candidates
+        if candidates is None or self.turns.exhausted:
+            return True
+        tried = [each for each in candidates.offered if not candidates.lacks(each)]
+        return self._profiler.fewest(tried) >= SAMPLES
 
     def _deploy(self, result: Decided) -> None:
         """Run as decided from now on, and say so to everybody concerned."""
@@ -146,6 +178,7 @@ class Region:
         self._call = candidates.runnable(result.decision.deployment)
         # The trees free a recording's memory when nobody can call it any more.
         self._candidates = None
+        self._guarded(lambda: candidates.let_go_of_all_but(result.decision.deployment))
         self._host.report.deploy(result.decision)
         self._guarded(lambda: self._on_deployed(self, self._call, result.decision.deployment))
         self._guarded(lambda: self._host.decided(self, result))
@@ -218,6 +251,8 @@ class Region:
     def _timed_call(self, deployment: Deployment, inputs: list[Any]) -> Any:
         candidates = self._candidates
         assert candidates is not None
+        if candidates.lacks(deployment):
+            deployment = Deployment.LAUNCH
         run = candidates.runnable(deployment)
         began = time.perf_counter()
         call = (
@@ -249,7 +284,7 @@ class Region:
         decision = policy.decide(measurements)
         if not decision.final:
             decision = policy.too_few_calls(self.tally.calls)
-        decision = self._host.settle(self, decision)
+        decision = self._host.settle(self, decision, measurements)
         self._host.report.measuring_ms += self._price_ms(measurements, decision.deployment)
         return Decided(self.graph, decision, measurements)
 

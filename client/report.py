@@ -29,7 +29,11 @@ class Report:
         self._decisions: list[Decision] = []
 
     def count(self, **counts: int) -> None:
-        """Add to the named counters: `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`."""
+        """Add to the named counters.
+
+        They are `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`, and of relocatable graphs
+        `captured` (recordings made) and `staged` (inputs that these copy).
+        """
         with self._lock:
             self.counts.update(counts)
 
@@ -53,7 +57,17 @@ class Report:
         with self._lock:
             decisions = list(self._decisions)
             deployed = Counter(decision.deployment for decision in decisions)
-            names = ("graphs", "looked_up", "hits", "misses", "measured", "recorded", "spooled")
+            names = (
+                "graphs",
+                "looked_up",
+                "hits",
+                "misses",
+                "measured",
+                "recorded",
+                "spooled",
+                "captured",
+                "staged",
+            )
             return {
                 "schema": 1,
                 **{name: self.counts[name] for name in names},

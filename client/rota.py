@@ -1,6 +1,6 @@
 """Whose turn it is: the balanced order in which measuring regions try the deployments on real calls.
 
-Two levels. `Turns` is one region's own order, A A A B B B B B B A A A. `Rota` makes all regions of one step follow one of
+Two levels. `Turns` is one region's own order, A A A B B B B B B A A A (with three, A B C C B A). `Rota` makes all regions of one step follow one of
 them, decide in the same step, and change deployments only between a backward and the next forward: PyTorch's CUDA Graph
 trees depend on what ran before, and record anew for every mixture of captured and launched graphs. Knows nothing of torch.
 """
@@ -26,8 +26,9 @@ MAX_CALLS = 400
 """Calls after which measuring ends with what there is; two dozen are usual."""
 MAX_OVERDUE = 100
 """Rounds that a change may wait for open forwards: more than a step has, if its layers share one graph."""
-UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3}
-"""A deployment's first calls in a process, which pay for setting it up. Trees warm up, record, then replay."""
+UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3, Deployment.RELOCATE: 3}
+"""A deployment's first calls in a process, which pay for setting it up. Trees warm up, record, then replay; relocatable graphs
+see that sizes come back, record, then replay."""
 
 
 class Turns:

@@ -21,21 +21,29 @@ from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
-from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Kind, Record
+from pygraphd.schema.messages import (
+    MAX_REASON,
+    Decision,
+    Deployment,
+    Entry,
+    Graph,
+    Kind,
+    Measurement,
+    Record,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pygraphd.client._torch import CompiledFacts, Cudagraphify, Runnable
+    from pygraphd.client.capture import CudaRecorder
+    from pygraphd.client.relocatable import Relocatable
 
 NO_DEVICE = "no CUDA device"
 ON_THE_CPU = "runs on the CPU"
-MODE_WITHOUT_TREES = (
-    "only LAUNCH in this mode: TREES needs reduce-overhead or max-autotune, RELOCATE is not built yet"
-)
-
-
-OFFERED = (Deployment.LAUNCH, Deployment.TREES)
+MODE_WITHOUT_TREES = "only LAUNCH in this mode: all else needs reduce-overhead or max-autotune"
+RELOCATE_VARIABLE = "PYGRAPH_RELOCATE"
+"""Relocatable graphs are tried only where this is 1: they have not been proven yet on any GPU."""
 
 
 class Session:
@@ -49,7 +57,8 @@ class Session:
         self.pid = os.getpid()
         self._watched: dict[int, _Watched] = {}
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
-        self._launched: set[int] = set()
+        self._not_in_trees: set[int] = set()
+        self._recorders: dict[int, CudaRecorder | None] = {}
         self._latest_options: tuple[tuple[str, str], ...] = ()
         self._options: dict[int, tuple[tuple[str, str], ...]] = {}
         self.tree_devices: set[int] = set()
@@ -63,7 +72,7 @@ class Session:
         graphs = fingerprint.graphs(facts, self._options_of(family, is_backward=facts.is_backward))
         environment = fingerprint.environment(facts.device_index)
         found = self.cache.lookup(environment, [graph.digest for graph in graphs])
-        entries = {graph: entry for graph, entry in found.items() if usable(entry.decision)}
+        entries = {graph: entry for graph, entry in found.items() if self.usable(entry.decision)}
         hits = sum(graph.digest in entries for graph in graphs)
         self.report.count(graphs=len(graphs), looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
         return Plan(self, facts, environment, graphs, entries, family)
@@ -96,12 +105,45 @@ class Session:
             region.graph, region.tally, environment, id(family), known_calls
         )
 
-    def settle(self, region: Region, decision: Decision) -> Decision:
+    def settle(self, region: Region, decision: Decision, measurements: Sequence[Measurement]) -> Decision:
         """Return the decision for a measured region in view of its forward's."""
         watched = self._watched.get(id(region.tally))
         if watched is None or region.graph.kind is not Kind.BACKWARD:
             return decision
-        return policy.settle_backward(decision, forward_launched=watched.family in self._launched)
+        in_trees = watched.family not in self._not_in_trees
+        return policy.settle_backward(decision, measurements, forward_in_trees=in_trees)
+
+    def usable(self, decision: Decision) -> bool:
+        """Whether a cached decision is one that this process could have taken; anything else is looked at anew."""
+        offered = {Deployment.LAUNCH, Deployment.TREES}
+        if relocation_wanted():
+            offered.add(Deployment.RELOCATE)
+        return decision.policy == policy.POLICY_VERSION and decision.deployment in offered
+
+    def relocatable(self, launch: Runnable, device_index: int) -> Relocatable | None:
+        """Return a callable as relocatable graphs, if these are wanted and can be had here."""
+        if not relocation_wanted():
+            return None
+        if device_index not in self._recorders:
+            self._recorders[device_index] = self._recorder(device_index)
+        recorder = self._recorders[device_index]
+        if recorder is None:
+            return None
+        from pygraphd.client.relocatable import Relocatable
+
+        return Relocatable(launch, recorder, self.report)
+
+    def _recorder(self, device_index: int) -> CudaRecorder | None:
+        from pygraphd.client import driver
+        from pygraphd.client.capture import CudaRecorder
+
+        try:
+            if reason := _torch.missing_for_relocation():
+                raise driver.DriverError(reason, 0)
+            return CudaRecorder(driver.load(), device_index)
+        except driver.DriverError as error:
+            self.report.fail(f"relocatable graphs: {error}")
+            return None
 
     def decided(self, region: Region, result: Decided) -> None:
         """Take a region's result and hand it to the cache."""
@@ -110,8 +152,9 @@ class Session:
             return  # the session has been closed meanwhile
         if result.measurements:
             self.report.count(measured=1)
-            if region.graph.kind is not Kind.BACKWARD and result.decision.deployment is Deployment.LAUNCH:
-                self._launched.add(watched.family)
+            in_trees = result.decision.deployment is Deployment.TREES
+            if region.graph.kind is not Kind.BACKWARD and not in_trees:
+                self._not_in_trees.add(watched.family)
         self.record(watched.environment, [Record(result.graph, result.decision, result.measurements)])
 
     def record(self, environment: Environment, records: Sequence[Record]) -> None:
@@ -179,15 +222,16 @@ class Plan:
             trees=original(runnable, **kwargs),
             device_index=kwargs["device_index"],
             is_backward=kwargs["is_backward"],
+            relocate=self._session.relocatable(runnable, kwargs["device_index"]),
         )
         entry = self._entries.get(graph.digest)
-        if entry is not None and entry.decision.final:
+        if entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment):
             return self._deploy(candidates, entry.decision)
         return self._measure(graph, candidates, entry.decision if entry else None)
 
     def _deploy(self, candidates: Candidates, decision: Decision) -> Runnable:
         self._session.report.deploy(decision)
-        self._launches |= decision.deployment is Deployment.LAUNCH
+        self._launches |= decision.deployment is not Deployment.TREES
         return candidates.runnable(decision.deployment)
 
     def _measure(self, graph: Graph, candidates: Candidates, cached: Decision | None) -> Region:
@@ -234,7 +278,7 @@ class Plan:
 
     def _on_deployed(self, region: Region, runnable: Runnable, deployment: Deployment) -> None:
         self._open -= 1
-        self._launches |= deployment is Deployment.LAUNCH
+        self._launches |= deployment is not Deployment.TREES
         compiled = self._compiled()
         if compiled is None:
             return
@@ -243,9 +287,9 @@ class Plan:
         _torch.replace_callable(compiled, region, runnable)
 
 
-def usable(decision: Decision) -> bool:
-    """Whether a cached decision is one that this version could have taken; anything else is looked at anew."""
-    return decision.policy == policy.POLICY_VERSION and decision.deployment in OFFERED
+def relocation_wanted() -> bool:
+    """Whether relocatable graphs are to be tried."""
+    return os.environ.get(RELOCATE_VARIABLE) == "1"
 
 
 def one_line(text: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pygraphd.client import _torch, fingerprint, profiler, region
-from pygraphd.client.session import Session
+from pygraphd.client.session import RELOCATE_VARIABLE, Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
@@ -162,3 +162,125 @@ def test_a_program_that_ends_early_says_how_often_it_called(session: Session) ->
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
     assert second.report.counts["spooled"] == 0
     assert second.report.summary()["deployed"]["LAUNCH"] == 2
+
+
+# --- relocatable graphs ------------------------------------------------------------------------------------------
+
+
+class Relocating:
+    """Stands where relocatable graphs do; recording itself is tested in tests/relocation and tests/gpu."""
+
+    def __init__(self, refusal: str | None) -> None:
+        self._will_refuse = refusal
+        self.refusal: str | None = None
+        self.calls = 0
+        self.closed = False
+
+    def __call__(self, inputs: list[Any]) -> str:
+        self.calls += 1
+        self.refusal = self._will_refuse
+        return "launched" if self.refusal else "relocated"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def relocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Relocating]]:
+    """Offer relocatable graphs, which refuse for the partitions whose numbers are put in `REFUSING`."""
+    made: list[Relocating] = []
+
+    def relocatable(self: Session, launch: Any, device_index: int) -> Relocating:
+        made.append(Relocating("verification: output 0 differs" if len(made) in REFUSING else None))
+        return made[-1]
+
+    monkeypatch.setenv(RELOCATE_VARIABLE, "1")
+    monkeypatch.setattr(Session, "relocatable", relocatable)
+    monkeypatch.setattr(Clock, "times_us", {**Clock.times_us, Deployment.RELOCATE: 40.0})
+    yield made
+    REFUSING.clear()
+
+
+REFUSING: set[int] = set()
+MORE = 60
+"""Calls that end measuring of three deployments."""
+
+
+def test_all_parts_are_relocated_where_that_is_fastest(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    box = SimpleNamespace(value=0)
+    forward = compile_once(session, 2, backward=False, box=box)
+    backward = compile_once(session, 1, backward=True, box=box)
+
+    results = run(forward, backward, MORE)
+
+    for ahead, behind in results:
+        assert len({*ahead, *behind}) == 1
+    assert {ahead[0] for ahead, _ in results} == {"launched", "captured", "relocated"}
+    assert results[-1] == (["relocated"] * 2, ["relocated"])
+    assert forward.compiled_fn_runner.partitions == relocating[:2]
+    assert forward.current_callable != forward.call  # kernels were compiled for aligned inputs
+    assert not any(each.closed for each in relocating)
+    assert session.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 0, "RELOCATE": 3}
+
+
+def test_a_relocated_graph_is_a_hit_for_the_next_session(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    box = SimpleNamespace(value=0)
+    run(
+        compile_once(session, 1, backward=False, box=box),
+        compile_once(session, 1, backward=True, box=box),
+        MORE,
+    )
+    second = Session(session.locations)
+
+    forward = compile_once(second, 1, backward=False, box=box)
+    backward = compile_once(second, 1, backward=True, box=box)
+
+    assert run(forward, backward, 3) == [(["relocated"], ["relocated"])] * 3
+    assert forward.current_callable != forward.call
+    assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
+
+
+def test_what_was_relocated_elsewhere_is_measured_where_it_cannot_be(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = SimpleNamespace(value=0)
+    run(
+        compile_once(session, 1, backward=False, box=box),
+        compile_once(session, 1, backward=True, box=box),
+        MORE,
+    )
+    monkeypatch.setattr(Session, "relocatable", lambda *_: None)
+    second = Session(session.locations)
+
+    forward = compile_once(second, 1, backward=False, box=box)
+    backward = compile_once(second, 1, backward=True, box=box)
+
+    assert run(forward, backward, MORE)[-1] == (["captured"], ["captured"])
+    assert second.report.counts["measured"] == 2
+
+
+@pytest.mark.parametrize("refusing", [{0}, {1}, {2}, {0, 1, 2}], ids=str)
+def test_a_part_that_refuses_is_launched_in_its_turns_and_holds_nobody_up(
+    session: Session, relocating: list[Relocating], refusing: set[int]
+) -> None:
+    REFUSING.update(refusing)
+    box = SimpleNamespace(value=0)
+    forward = compile_once(session, 2, backward=False, box=box)
+    backward = compile_once(session, 1, backward=True, box=box)
+
+    *_, (ahead, behind) = run(forward, backward, MORE)
+
+    assert session.report.counts["measured"] == 3
+    for index, result in enumerate([*ahead, *behind]):
+        if index not in refusing:
+            assert result == "relocated"
+        elif index == 2 and len(refusing) == 1:
+            assert result == "launched"  # trees would have to copy what a forward outside of them has saved
+        else:
+            assert result == "captured"
+        assert relocating[index].closed is (index in refusing)
+        assert (relocating[index].calls == 1) is (index in refusing)

@@ -12,7 +12,7 @@ from pygraphd.client import policy
 from pygraphd.client.region import TRANSITIONS, WARM_UP_CALLS, Candidates, Decided, Region, State
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
-from pygraphd.schema.messages import Decision, Deployment, Graph, Kind
+from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurement
 
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
@@ -28,7 +28,7 @@ class Host:
         self.report = Report()
         self.results: list[Decided] = []
 
-    def settle(self, region: Region, decision: Decision) -> Decision:
+    def settle(self, region: Region, decision: Decision, measurements: tuple[Measurement, ...]) -> Decision:
         return decision
 
     def decided(self, region: Region, result: Decided) -> None:
@@ -170,9 +170,33 @@ def test_an_error_of_the_users_is_the_users(host: Host) -> None:
         one([])
 
 
-@pytest.mark.parametrize("kind", [Deployment.LAUNCH, Deployment.TREES])
-def test_a_backward_follows_a_launched_forward(kind: Deployment) -> None:
-    decision = Decision(kind, "measured", policy.POLICY_VERSION)
+def measured(launch: float, trees: float, relocate: float | None = None) -> list[Measurement]:
+    times = {Deployment.LAUNCH: launch, Deployment.TREES: trees, Deployment.RELOCATE: relocate}
+    return [
+        Measurement(deployment, 10, time, 0.1, time, time, 0.0)
+        for deployment, time in times.items()
+        if time is not None
+    ]
 
-    assert policy.settle_backward(decision, forward_launched=False) is decision
-    assert policy.settle_backward(decision, forward_launched=True).deployment is Deployment.LAUNCH
+
+@pytest.mark.parametrize(
+    ("measurements", "in_trees", "out_of_trees"),
+    [
+        (measured(100, 200), Deployment.LAUNCH, Deployment.LAUNCH),
+        (measured(100, 50), Deployment.TREES, Deployment.LAUNCH),
+        (measured(100, 50, 70), Deployment.TREES, Deployment.RELOCATE),
+        (measured(100, 50, 99.9), Deployment.TREES, Deployment.LAUNCH),
+        (measured(100, 50, 40), Deployment.RELOCATE, Deployment.RELOCATE),
+    ],
+)
+def test_a_backward_runs_in_trees_only_if_its_forward_does(
+    measurements: list[Measurement], in_trees: Deployment, out_of_trees: Deployment
+) -> None:
+    decision = policy.decide(measurements)
+
+    settled = [
+        policy.settle_backward(decision, measurements, forward_in_trees=each).deployment
+        for each in (True, False)
+    ]
+
+    assert settled == [in_trees, out_of_trees]

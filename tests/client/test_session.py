@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client import policy
+from pygraphd.client import _torch, policy
 from pygraphd.client.region import Candidates, Region
-from pygraphd.client.session import Session, usable
+from pygraphd.client.session import RELOCATE_VARIABLE, Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Decision, Deployment, Graph, Kind
@@ -38,8 +38,32 @@ def session(tmp_path: Path) -> Session:
     ],
     ids=["launch", "trees", "not offered here", "another policy"],
 )
-def test_only_what_this_version_could_have_decided_is_believed(decision: Decision, believed: bool) -> None:
-    assert usable(decision) is believed
+def test_only_what_this_process_could_have_decided_is_believed(
+    session: Session, decision: Decision, believed: bool
+) -> None:
+    assert session.usable(decision) is believed
+
+
+def test_relocatable_graphs_are_believed_in_where_they_are_wanted(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RELOCATE_VARIABLE, "1")
+
+    assert session.usable(Decision(Deployment.RELOCATE, "", policy.POLICY_VERSION))
+
+
+def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert session.relocatable(lambda inputs: None, 0) is None
+    assert session.report.failures == {}
+    monkeypatch.setenv(RELOCATE_VARIABLE, "1")
+    monkeypatch.setattr(_torch, "missing_for_relocation", lambda: "this torch lacks much")
+
+    for _ in range(3):
+        assert session.relocatable(lambda inputs: None, 0) is None
+
+    assert dict(session.report.failures) == {"relocatable graphs: this torch lacks much": 1}
 
 
 def test_an_undecided_region_goes_with_its_model_and_is_remembered(session: Session) -> None:

@@ -30,6 +30,12 @@ class Watched:
         self._hook = hook
 
     @property
+    def spool(self) -> Path:
+        """Where what was measured lies."""
+        assert self._hook.session is not None
+        return self._hook.session.locations.spool
+
+    @property
     def report(self) -> Report:
         assert self._hook.session is not None
         return self._hook.session.report
