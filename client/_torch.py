@@ -12,7 +12,7 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -310,10 +310,17 @@ def compile_with_inductor(
 # --- what relocatable graphs need -------------------------------------------------------------------------------
 
 
-def allocator(
-    device: torch.device,
-) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]:
-    """Return what makes an uninitialised tensor on `device` of a size, strides and a dtype, as Inductor's code does."""
+Allocator = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+def allocator(device: torch.device) -> Allocator:
+    """Return what makes an uninitialised tensor on `device` of a size, strides and a dtype, as Inductor's code does.
+
+    For a CUDA device it has to be the current one.
+    """
+    if device.type == "cuda":
+        fast: Any = torch._C._dynamo.guards._empty_strided_cuda
+        return cast("Allocator", fast)
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
@@ -350,6 +357,7 @@ RELOCATION_REQUIRED = (
     ("torch", "_C._cuda_getCurrentRawStream"),
     ("torch", "_C._tensors_data_ptrs_at_indices_equal"),
     ("torch", "_C._dynamo.guards._reinterpret_tensor"),
+    ("torch", "_C._dynamo.guards._empty_strided_cuda"),
     ("torch.cuda", "MemPool"),
     ("torch.cuda", "use_mem_pool"),
     ("torch.cuda", "CUDAGraph.raw_cuda_graph"),

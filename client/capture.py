@@ -98,6 +98,13 @@ class CudaRecorder:
         """Whether the current stream is being captured."""
         return bool(torch.cuda.is_current_stream_capturing())
 
+    def on_device(self) -> contextlib.AbstractContextManager[object] | None:
+        """Return what makes its device the current one; None if it is."""
+        if torch.cuda.current_device() == self._device.index:
+            return None
+        device: contextlib.AbstractContextManager[object] = torch.cuda.device(self._device)
+        return device
+
 
 class GeneratorTicket:
     """A captured graph emptied of its nodes: replaying it does what PyTorch does for random numbers, and nothing else.

@@ -17,6 +17,7 @@ from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.replay import UnfitError
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Mapping, Sequence
 
     from pygraphd.client._torch import Runnable
@@ -62,6 +63,9 @@ class Recorder(Protocol):
     def in_capture(self) -> bool:
         """Whether the current stream is being captured."""
 
+    def on_device(self) -> contextlib.AbstractContextManager[object] | None:
+        """Return what makes its device the current one; None if it is."""
+
 
 class Relocatable:
     """Runs a compiled callable as relocatable graphs where it can; call it with Inductor's list of inputs."""
@@ -78,6 +82,13 @@ class Relocatable:
         self._recording = threading.Lock()
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
+        on_device = self._recorder.on_device()
+        if on_device is None:
+            return self._run(inputs)
+        with on_device:
+            return self._run(inputs)
+
+    def _run(self, inputs: list[Any]) -> Any:
         sizes = tuple(value for value in inputs if type(value) is int)
         replay = self._replays.get(sizes)
         if replay is None:

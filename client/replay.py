@@ -127,9 +127,11 @@ class Replay:
         self._bases = list(bound)
         self._indices = [index for group in layout.groups for index, _ in group.members]
         self._pointers: list[int | None] = [None] * (max(self._indices, default=-1) + 1)
+        self._slots: dict[int, int] = {}
         for slot, group in enumerate(layout.groups):
             for index, offset in group.members:
                 self._pointers[index] = bound[slot] + offset
+                self._slots[index] = slot
         self._memory_pointers = list(bound[len(layout.groups) :])
         self._executable = driver.instantiate(graph)
 
@@ -169,13 +171,14 @@ class Replay:
         return tuple(outputs) if self._layout.as_tuple else outputs
 
     def _move_inputs(self, inputs: Sequence[Any]) -> None:
+        pointers, slots = self._pointers, self._slots
+        moved = [index for index in self._indices if inputs[index].data_ptr() != pointers[index]]
         # All is checked before anything is changed: what does not fit must leave the recording as it is.
-        bases = [_base(group, inputs) for group in self._layout.groups]
-        for slot, base in enumerate(bases):
-            if base != self._bases[slot]:
-                self._move(slot, base)
-        for index in self._indices:
-            self._pointers[index] = inputs[index].data_ptr()
+        bases = {slot: _base(self._layout.groups[slot], inputs) for slot in {slots[index] for index in moved}}
+        for slot, base in bases.items():
+            self._move(slot, base)
+        for index in moved:
+            pointers[index] = inputs[index].data_ptr()
 
     def _move_memory(self, pointers: list[int]) -> None:
         for slot, pointer in enumerate(pointers, start=len(self._layout.groups)):

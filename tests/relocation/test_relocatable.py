@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +18,7 @@ from pygraphd.client.relocation import BLOCK, Span
 from pygraphd.client.report import Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.relocation.conftest import Allocator, Emulator
 
@@ -137,6 +138,7 @@ class HostRecorder:
         self.captures = 0
         self.free = 1 << 40
         self.capturing = False
+        self.current_device = 0
         self.between: Callable[[], None] = lambda: None
         self._emulator = emulator
         self._allocator = allocator
@@ -175,7 +177,17 @@ class HostRecorder:
         return self.free
 
     def in_capture(self) -> bool:
+        assert self.current_device == 0
         return self.capturing
+
+    def on_device(self) -> contextlib.AbstractContextManager[object] | None:
+        return None if self.current_device == 0 else self._switch()
+
+    @contextlib.contextmanager
+    def _switch(self) -> Iterator[None]:
+        before, self.current_device = self.current_device, 0
+        yield
+        self.current_device = before
 
 
 class Case:
@@ -226,6 +238,17 @@ def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None
     assert case.report.fallbacks == {relocatable.NOT_YET: 1}
     assert case.recorder.captures == run.recordings == 1
     assert run.refusal is None
+
+
+def test_another_device_may_be_the_current_one(case: Case) -> None:
+    run = case.make(add)
+    case.recorder.current_device = 1
+
+    for i in range(4):
+        assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
+
+    assert case.recorder.current_device == 1
+    case.expect(captured=1)
 
 
 def test_a_call_that_is_recorded_changes_its_inputs_once(case: Case) -> None:
