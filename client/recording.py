@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client import _torch
+from pygraphd.client.binding import Binding, InputGroup
 from pygraphd.client.parameters import OpaqueError, Parameters
 from pygraphd.client.relocation import Segment, Span, alignment, blocks, find, merge, pack, scan
-from pygraphd.client.replay import Device, InputGroup, Layout, Memory, Replay, Ticket
+from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -171,9 +172,14 @@ def _build(
         parameters.words, parameters.candidates, [*segments, *memory_segments], len(groups) + len(memories)
     )
     bases = [span.start for _, span in groups] + bound
-    replay = Replay(
-        driver, capture.graph, parameters, table, layout, replay_device(device), bases, capture.ticket
-    )
+    unread, graph = [parameters], capture.graph
+
+    def make_binding() -> Binding:
+        # Each executable has words of its own: they say where it is bound.
+        own = unread.pop() if unread else Parameters(driver, graph)
+        return Binding(driver, graph, own, table, layout.groups, bases)
+
+    replay = Replay(driver, graph, make_binding, layout, replay_device(device), capture.ticket)
     return Built(replay, _unseen(table, layout))
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client import recording, verification
+from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.parameters import OpaqueError
-from pygraphd.client.replay import UnfitError
 
 if TYPE_CHECKING:
     import contextlib

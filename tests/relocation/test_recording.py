@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Built, Capture, build, input_groups
 from pygraphd.client.relocation import BLOCK, Span
-from pygraphd.client.replay import UnfitError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,6 +81,128 @@ def test_what_lies_where_it_lay_is_not_written_again(recorder: Recorder) -> None
     other = recorder.floats(100, 200)
     assert replay.run([a, other], memory)[0].tolist() == [202, 404]
     assert (replay.counts.relocated, replay.counts.written) == (2, 3)
+    replay.close()
+
+
+def test_addresses_that_take_turns_are_written_until_each_set_has_an_executable(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 3.0)
+    replay = recorder.built([a], [out]).replay
+    sets = [(recorder.floats(i, i), replay.memory()) for i in range(4)]
+
+    written: list[int] = []
+    for turn in range(24):
+        values, memory = sets[turn % 4]
+        values += 1
+        expected = (values * 3).tolist()
+        assert replay.run([values], memory)[0].tolist() == expected
+        written.append(replay.counts.written - sum(written))
+
+    assert replay.executables == 4
+    assert written[:4] == [1, 1, 1, 1]
+    assert written[-16:] == [0] * 16
+    replay.close()
+
+
+def test_the_executable_that_was_not_used_for_longest_is_bound_anew(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 3.0)
+    replay = recorder.built([a], [out]).replay
+    sets = [(recorder.floats(i, i), replay.memory()) for i in range(12)]
+
+    def written_for(number: int) -> int:
+        before = replay.counts.written
+        values, memory = sets[number]
+        assert replay.run([values], memory)[0].tolist() == (values * 3).tolist()
+        return replay.counts.written - before
+
+    for turn in range(12):
+        written_for(turn % 4)
+    assert replay.executables == 4
+
+    bound = [0, 1, 2, 3]
+    for new, victim in enumerate([2, 0, 1, 0, 3, 2], start=4):
+        kept = [number for index, number in enumerate(bound) if index != victim]
+        assert [written_for(number) for number in kept] == [0, 0, 0]
+        assert written_for(new) == 1
+        assert [written_for(number) for number in kept] == [0, 0, 0]
+        bound = [*kept, new]
+    assert [written_for(number) for number in (10, 11, 10)] == [1, 1, 0]
+    replay.close()
+
+
+def test_each_executable_knows_where_it_is_bound_itself(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 3.0)
+    replay = recorder.built([a], [out]).replay
+    one, two = ((recorder.floats(i, i), replay.memory()) for i in (1, 2))
+    for _ in range(3):
+        replay.run([two[0]], two[1])
+        replay.run([one[0]], one[1])
+    assert replay.executables == 2
+
+    # Each gets other memory in turn, while its input stays where it was.
+    assert replay.run([two[0]], replay.memory())[0].tolist() == [6, 6]
+    assert replay.run([one[0]], replay.memory())[0].tolist() == [3, 3]
+    assert replay.executables == 2
+    replay.close()
+
+
+def test_addresses_that_never_come_back_need_one_executable(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 3.0)
+    replay = recorder.built([a], [out]).replay
+    kept = [replay([recorder.floats(i, i)])[0] for i in range(30)]
+
+    assert [each[0].item() for each in kept] == [3.0 * i for i in range(30)]
+    assert replay.executables == 1
+    replay.close()
+
+
+def test_more_sets_than_executables_are_still_right(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 3.0)
+    replay = recorder.built([a], [out]).replay
+    sets = [(recorder.floats(i, i), replay.memory()) for i in range(7)]
+
+    for turn in range(40):
+        values, memory = sets[turn * turn % 7]
+        assert replay.run([values], memory)[0].tolist() == (values * 3).tolist()
+
+    assert replay.executables == 4
+    replay.close()
+
+
+def test_where_another_executable_cannot_be_had_one_is_enough(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 3.0)
+    replay = recorder.built([a], [out]).replay
+    sets = [(recorder.floats(i, i), replay.memory()) for i in range(2)]
+    for values, memory in sets:
+        replay.run([values], memory)
+    recorder.emulator.fail_at(1)  # the first call that another executable takes
+
+    for turn in range(6):
+        values, memory = sets[turn % 2]
+        assert replay.run([values], memory)[0].tolist() == (values * 3).tolist()
+
+    assert replay.executables == 1
+    replay.close()
+
+
+def test_inputs_that_do_not_fit_get_no_executable(recorder: Recorder) -> None:
+    storage = recorder.allocator.tensor(torch.zeros(256))
+    a, worse = storage[64:66], storage[67:69]
+    out = recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 1.0)
+    replay = recorder.built([a], [out]).replay
+    memory = replay.memory()
+
+    for _ in range(5):
+        with pytest.raises(UnfitError, match="aligned worse"):
+            replay.run([worse], memory)
+
+    assert replay.executables == 1
     replay.close()
 
 
