@@ -358,8 +358,10 @@ RELOCATION_REQUIRED = (
     ("torch", "_C._tensors_data_ptrs_at_indices_equal"),
     ("torch", "_C._dynamo.guards._reinterpret_tensor"),
     ("torch", "_C._dynamo.guards._empty_strided_cuda"),
-    ("torch.cuda", "MemPool"),
-    ("torch.cuda", "use_mem_pool"),
+    ("torch", "_C._cuda_beginAllocateCurrentThreadToPool"),
+    ("torch", "_C._cuda_endAllocateToPool"),
+    ("torch", "_C._cuda_releasePool"),
+    ("torch.cuda", "graph_pool_handle"),
     ("torch.cuda", "CUDAGraph.raw_cuda_graph"),
     ("torch.cuda.memory", "_record_memory_history"),
 )
@@ -374,8 +376,55 @@ def missing_for_relocation() -> str | None:
 
 
 def history_is_recorded() -> bool:
-    """Whether the user has the allocator record what it does."""
-    return bool(torch._C._cuda_isHistoryEnabled())
+    """Whether the user has an allocator, the GPU's or (2.14) that of pinned memory, record what it does."""
+    if torch._C._cuda_isHistoryEnabled():
+        return True
+    return any(torch._C._cuda_memorySnapshot(None).get("host_traces", ()))
+
+
+Pool = tuple[int, int]
+"""What names a pool of the allocator's."""
+
+
+@contextlib.contextmanager
+def capturing(graph: Any, device_index: int, pool: Pool) -> Iterator[None]:
+    """Capture what runs on the current stream into `graph`, while this thread allocates from `pool` alone.
+
+    `pool` has a user more in the end, for the caller to take away by `release_pool`. If the capture fails, nothing of it is
+    left with the allocator.
+    """
+    own_pool = torch.cuda.graph_pool_handle()  # the graph's own, which nothing is allocated from
+    try:
+        graph.capture_begin(pool=own_pool, capture_error_mode="thread_local")
+        try:
+            # Of several pools that ask for an allocation the last to begin gets it.
+            torch._C._cuda_beginAllocateCurrentThreadToPool(device_index, pool)
+            try:
+                yield
+            finally:
+                torch._C._cuda_endAllocateToPool(device_index, pool)
+        finally:
+            graph.capture_end()
+    except BaseException:
+        _clean_up_after_capture(device_index, own_pool)
+        raise
+
+
+def _clean_up_after_capture(device_index: int, pool: Pool) -> None:
+    # Up to 2.12 a capture that fails leaves its pool open, which is fatal when the allocator next frees its cache, and nobody
+    # releases it. Later versions close it themselves: then this raises RuntimeError at once.
+    with contextlib.suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device_index, pool)
+        torch._C._cuda_releasePool(device_index, pool)
+
+
+def release_pool(device_index: int, pool: Pool) -> None:
+    """Give the memory of a pool back to the driver, as far as it is free."""
+    torch._C._cuda_releasePool(device_index, pool)
+    with contextlib.suppress(
+        RuntimeError
+    ):  # another thread captures: then the allocator does so when it needs memory
+        torch.cuda.empty_cache()
 
 
 AllocatorEvents = Callable[[], list[tuple[str, int, int]]]

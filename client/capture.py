@@ -7,6 +7,7 @@ where it was captured, but for what somebody holds.
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,10 @@ HISTORY = "the history of the GPU's memory is being recorded, and must not be di
 OTHER_ALLOCATOR = "PyTorch's own allocator is not in use"
 
 
+_one_at_a_time = threading.Lock()
+"""The allocator's history is one for all devices and threads."""
+
+
 class CudaRecorder:
     """Captures on one CUDA device; see `relocatable.Recorder`."""
 
@@ -37,51 +42,55 @@ class CudaRecorder:
 
     def capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured."""
-        if reason := self._why_not():
-            raise OpaqueError(reason)
+        with _one_at_a_time, torch.cuda.device(self._device):
+            if reason := self._why_not():
+                raise OpaqueError(reason)
+            return self._capture(launch, inputs)
+
+    def _capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        pool = torch.cuda.MemPool()
-        with torch.cuda.device(self._device), _torch.allocation_history(self._device.index) as history:
-            # Whatever the GPU still does must not be waited for within the capture.
-            torch.cuda.synchronize()
-            with _workspaces_in_capture():
-                outputs = self._run(graph, pool, launch, inputs)
-            events = history()
-        allocations, alive = lifetimes(events)
-        ticket = GeneratorTicket(self.driver, graph)
+        pool = _Pool(self._device.index)
         try:
-            clone = self.driver.clone(graph.raw_cuda_graph())
-            ticket.empty()
+            with _torch.allocation_history(self._device.index) as history:
+                outputs = self._run(graph, pool, launch, inputs)
+                allocations, alive = lifetimes(history())
+            return Capture(
+                self._take_over(graph),
+                list(outputs),
+                allocations,
+                held(alive, outputs),
+                as_tuple=isinstance(outputs, tuple),
+                ticket=GeneratorTicket(graph),
+                pool=pool,
+            )
         except BaseException:
-            ticket.close()
+            outputs = ()  # what lies in the pool must go before it
+            graph.reset()
+            pool.release()
             raise
-        return Capture(
-            clone,
-            list(outputs),
-            allocations,
-            held(alive, outputs),
-            as_tuple=isinstance(outputs, tuple),
-            ticket=ticket,
-            pool=pool,
-        )
 
     def _run(
-        self, graph: torch.cuda.CUDAGraph, pool: torch.cuda.MemPool, launch: Runnable, inputs: list[Any]
+        self, graph: torch.cuda.CUDAGraph, pool: _Pool, launch: Runnable, inputs: list[Any]
     ) -> Sequence[Any]:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
-        # The allocator takes the first pool that asks for a thread's or a stream's memory: ours, before the graph's own, which
-        # would live as long as the graph.
-        with torch.cuda.use_mem_pool(pool, self._device), torch.cuda.stream(self._stream):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                outputs: Sequence[Any] = launch(inputs)
-            except BaseException:
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+        # Whatever the GPU still does must not be waited for within the capture.
+        torch.cuda.synchronize()
+        with _workspaces_in_capture(), torch.cuda.stream(self._stream), pool.capturing(graph):
+            outputs: Sequence[Any] = launch(inputs)
         return outputs
+
+    def _take_over(self, graph: torch.cuda.CUDAGraph) -> int:
+        """Return a copy of what was captured, and empty PyTorch's graph of it."""
+        captured = graph.raw_cuda_graph()
+        clone = self.driver.clone(captured)
+        try:
+            for node in self.driver.nodes(captured):
+                self.driver.destroy_node(node)
+        except BaseException:
+            self.driver.destroy_graph(clone)
+            raise
+        return clone
 
     def _why_not(self) -> str | None:
         if torch.cuda.get_allocator_backend() != "native":
@@ -106,6 +115,28 @@ class CudaRecorder:
         return device
 
 
+class _Pool:
+    """Memory for one capture."""
+
+    def __init__(self, device_index: int) -> None:
+        self._device_index = device_index
+        self._handle: _torch.Pool = torch.cuda.graph_pool_handle()
+        self._used = False
+
+    @contextlib.contextmanager
+    def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """Capture into `graph` what runs on the current stream; this thread allocates from the pool."""
+        with _torch.capturing(graph, self._device_index, self._handle):
+            self._used = True
+            yield
+
+    def release(self) -> None:
+        """Give back what is free."""
+        used, self._used = self._used, False
+        if used:
+            _torch.release_pool(self._device_index, self._handle)
+
+
 class GeneratorTicket:
     """A captured graph emptied of its nodes: replaying it does what PyTorch does for random numbers, and nothing else.
 
@@ -113,14 +144,8 @@ class GeneratorTicket:
     generator is advanced, by `replay`.
     """
 
-    def __init__(self, driver: Driver, graph: torch.cuda.CUDAGraph) -> None:
-        self._driver = driver
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self._graph = graph
-
-    def empty(self) -> None:
-        """Take all nodes out of the graph."""
-        for node in self._driver.nodes(self._graph.raw_cuda_graph()):
-            self._driver.destroy_node(node)
 
     def advance(self) -> None:
         """Write the generator's state for one launch on the current stream, and advance the generator."""

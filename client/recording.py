@@ -7,7 +7,7 @@ All allocations that overlap form a cluster, and a cluster moves as one: then no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from pygraphd.client.replay import Output
 
 
+class Pool(Protocol):
+    """Memory that a capture has allocated from."""
+
+    def release(self) -> None:
+        """Give back what is free."""
+
+
 @dataclass(slots=True)
 class Capture:
     """What a capture saw. The outputs lie where the graph, a CUgraph, writes them.
@@ -39,12 +46,14 @@ class Capture:
     held: tuple[Span, ...] = ()
     as_tuple: bool = True
     ticket: Ticket | None = None
-    pool: object = None
+    pool: Pool | None = None
 
     def let_go(self) -> None:
         """Give back the memory that was allocated during the capture, but for what is held."""
         self.outputs.clear()  # before the pool: what still lies in it would keep its memory
-        self.pool = None
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.release()
 
 
 # --- outputs -----------------------------------------------------------------------------------------------------

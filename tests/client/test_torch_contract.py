@@ -57,3 +57,23 @@ def test_post_compile_imports_cudagraphify_when_it_is_called() -> None:
     assert not hasattr(output_code, "cudagraphify")
     source = inspect.getsource(output_code.cudagraph_partition_post_compile)
     assert "from .compile_fx import cudagraphify" in source
+
+
+def test_what_relocation_calls_takes_what_it_is_given() -> None:
+    """What there is of it in a torch without CUDA; the rest is looked for on a GPU."""
+    import torch
+
+    begin = inspect.signature(torch.cuda.CUDAGraph.capture_begin).parameters
+    record = inspect.signature(torch.cuda.memory._record_memory_history_impl).parameters
+
+    assert {"pool", "capture_error_mode"} <= set(begin)
+    assert {"enabled", "context", "stacks", "clear_history"} <= set(record)
+
+
+def test_a_torch_without_cuda_is_told_from_one_that_can_relocate() -> None:
+    import torch
+
+    if torch.version.cuda is None:
+        assert "_cuda_memorySnapshot" in str(_torch.missing_for_relocation())
+    else:
+        assert _torch.missing_for_relocation() is None

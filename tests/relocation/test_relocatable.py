@@ -81,6 +81,10 @@ class Recording:
         self._state = state
         self.drawn = 0
         self.tables: list[Any] = []
+        self.released = False
+
+    def release(self) -> None:
+        self.released = True
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         out = self.arena.allocate(a.numel())
@@ -215,6 +219,7 @@ class Case:
         for made in self._made:
             made.close()
         assert all(ticket.closed for ticket in self.recorder.tickets)
+        assert all(recording.released for recording in self.recorder.recordings)
 
 
 @pytest.fixture
