@@ -79,6 +79,7 @@ class Relocatable:
         self._seen: set[tuple[int, ...]] = set()
         self._latest: tuple[int, ...] | None = None
         self._captures = 0
+        self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._recording = threading.Lock()
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
@@ -89,7 +90,9 @@ class Relocatable:
             return self._run(inputs)
 
     def _run(self, inputs: list[Any]) -> Any:
-        sizes = tuple(value for value in inputs if type(value) is int)
+        if self._integers is None:
+            self._integers = [index for index, value in enumerate(inputs) if type(value) is int]
+        sizes = tuple([inputs[index] for index in self._integers])
         replay = self._replays.get(sizes)
         if replay is None:
             return self._without_replay(sizes, inputs)
@@ -160,6 +163,8 @@ class Relocatable:
             trial, replay = self._try(inputs)
         except _OURS as error:
             return self._refuse(sizes, _first_line(error), inputs)
+        except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can be launched as if nothing had been
+            return self._refuse(sizes, f"recording failed: {_first_line(error)}", inputs)
         try:
             outputs = self._launch(inputs)
         except BaseException:

@@ -133,16 +133,26 @@ class Replay:
             bindings = self._bindings
             if bindings is None:
                 raise UnfitError(CLOSED)
-            binding = bindings.bound(inputs, addresses)
-            self.counts.add(bindings.written)
-            for index, buffer in self._layout.staged:
-                buffer.copy_(inputs[index].detach())
+            binding = self._bound(bindings, inputs, addresses)
             if self._ticket is not None:
                 self._ticket.advance()
             self._driver.launch(binding.executable, self._device.stream())
         outputs = [output.make(inputs, memory) for output in self._layout.outputs]
         inputs.clear()
         return tuple(outputs) if self._layout.as_tuple else outputs
+
+    def _bound(self, bindings: Bindings, inputs: list[Any], addresses: list[int]) -> Binding:
+        try:
+            binding = bindings.bound(inputs, addresses)
+            for index, buffer in self._layout.staged:
+                buffer.copy_(inputs[index].detach())
+        except (UnfitError, DriverError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            # Nothing has run yet, so whatever it is that these inputs have, they can be launched.
+            raise UnfitError(f"a replay failed: {type(error).__name__}") from error
+        self.counts.add(bindings.written)
+        return binding
 
     @property
     def executables(self) -> int:

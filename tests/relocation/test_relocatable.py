@@ -549,6 +549,31 @@ def test_every_driver_call_of_a_recording_may_fail(case: Case) -> None:
         assert case.emulator.live() == before, f"call {call}"
 
 
+def test_an_error_of_ours_costs_the_recording_and_not_the_call(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraphd.client.verification.copies_of", lambda inputs: 1 // 0)
+    run = case.make(add)
+
+    for _ in range(3):
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+
+    assert run.refusal == "recording failed: integer division or modulo by zero"
+
+
+def test_an_error_of_ours_in_a_replay_is_launched(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = case.make(add)
+    for _ in range(2):
+        run([case.floats(1), case.floats(2)])
+    with monkeypatch.context() as patch:
+        patch.setattr("pygraphd.client.binding.Binding.fits", lambda *_: 1 // 0)
+        assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+
+    assert case.report.fallbacks["a replay failed: ZeroDivisionError"] == 1
+    assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+    case.expect(captured=1)
+
+
 def test_out_of_memory_is_a_reason(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     run = case.make(add)
     for _ in range(2):
