@@ -119,6 +119,8 @@ def install(
 class CompiledFacts:
     """What is read of a `CompiledFxGraph` and its `graph_kwargs` before Inductor's `post_compile` runs.
 
+    `captured_differently`: what its forward saves for its backward depends on whether it is captured, so that one must not be
+    launched where the other is not.
     `refusal` says why Inductor will not capture it; None means that it will call `cudagraphify` `partitions` times.
     `refused_for_good`: the reason lies in the compiled graph, and will be the same next time. `user_kernels` is the
     generated code if kernels of the user's are in it, of which `text` says nothing; else empty.
@@ -134,6 +136,7 @@ class CompiledFacts:
     partitions: int
     on_cuda: bool
     device_index: int | None
+    captured_differently: bool
     static_inputs: tuple[int, ...]
     mutated_inputs: tuple[int, ...]
 
@@ -155,9 +158,15 @@ def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
         partitions=1 if refusal else _partitions(compiled),
         on_cuda=on_cuda,
         device_index=min(compiled.device_idxs) if on_cuda and compiled.device_idxs else None,
+        captured_differently=_STATE_MOVES in text and not compiled.fx_kwargs.get("is_inference"),
         static_inputs=tuple(compiled.fx_kwargs.get("static_input_idxs") or ()),
         mutated_inputs=tuple(compiled.mutated_input_idxs),
     )
+
+
+# Memory-efficient attention leaves the generator's state on the GPU if it is captured, and on the CPU if it is launched. Its
+# backward takes it for where it would be if both were run alike, and reads an address of the other's memory.
+_STATE_MOVES = "_efficient_attention"
 
 
 def cudagraphs_asked() -> bool:
@@ -333,6 +342,15 @@ def reinterpret(
     return reinterpreted
 
 
+def memory_at(address: int, size: int, device: torch.device) -> torch.Tensor:
+    """Return memory that somebody else owns as bytes."""
+    storage = torch._C._construct_storage_from_data_pointer(address, device, size)
+    owned_elsewhere: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=device).set_(
+        storage, 0, (size,), (1,)
+    )
+    return owned_elsewhere
+
+
 def pointers_unchanged() -> Callable[[list[Any], list[int | None], list[int]], bool]:
     """Return what says whether the tensors of a list lie where a second list says, at the indices of a third."""
     compare: Callable[..., bool] | None = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
@@ -358,6 +376,7 @@ RELOCATION_REQUIRED = (
     ("torch", "_C._tensors_data_ptrs_at_indices_equal"),
     ("torch", "_C._dynamo.guards._reinterpret_tensor"),
     ("torch", "_C._dynamo.guards._empty_strided_cuda"),
+    ("torch", "_C._construct_storage_from_data_pointer"),
     ("torch", "_C._cuda_beginAllocateCurrentThreadToPool"),
     ("torch", "_C._cuda_endAllocateToPool"),
     ("torch", "_C._cuda_releasePool"),
@@ -394,6 +413,7 @@ def capturing(graph: Any, device_index: int, pool: Pool) -> Iterator[None]:
     left with the allocator.
     """
     own_pool = torch.cuda.graph_pool_handle()  # the graph's own, which nothing is allocated from
+    ended = False
     try:
         graph.capture_begin(pool=own_pool, capture_error_mode="thread_local")
         try:
@@ -405,17 +425,34 @@ def capturing(graph: Any, device_index: int, pool: Pool) -> Iterator[None]:
                 torch._C._cuda_endAllocateToPool(device_index, pool)
         finally:
             graph.capture_end()
-    except BaseException:
-        _clean_up_after_capture(device_index, own_pool)
-        raise
+            ended = True
+    finally:
+        if not ended:
+            _clean_up_after_capture(graph, device_index, own_pool)
 
 
-def _clean_up_after_capture(device_index: int, pool: Pool) -> None:
-    # Up to 2.12 a capture that fails leaves its pool open, which is fatal when the allocator next frees its cache, and nobody
-    # releases it. Later versions close it themselves: then this raises RuntimeError at once.
+_failed_captures: list[Any] = []
+"""Kept for good: up to 2.13 the allocator of pinned memory may still ask them whether a stream is being captured."""
+
+
+def _clean_up_after_capture(graph: Any, device_index: int, pool: Pool) -> None:
+    """Undo what `capture_begin` has done and a failing `capture_end` has not."""
+    _failed_captures.append(graph)
+    # Up to 2.12 the pool stays open, which is fatal when the allocator next frees its cache, and nobody releases it. Later
+    # versions close it themselves: then this raises RuntimeError at once.
     with contextlib.suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(device_index, pool)
         torch._C._cuda_releasePool(device_index, pool)
+    # Up to 2.12 the generator goes on to believe that it is being captured, and every random number raises. A capture that
+    # succeeds puts that right.
+    with contextlib.suppress(RuntimeError), torch.cuda.stream(torch.cuda.Stream(device_index)):
+        something = torch.zeros(1, device=torch.device("cuda", device_index))
+        torch.cuda.synchronize(device_index)
+        healing = torch.cuda.CUDAGraph()
+        healing.capture_begin(capture_error_mode="thread_local")
+        something.fill_(1)
+        healing.capture_end()
+        healing.reset()
 
 
 def release_pool(device_index: int, pool: Pool) -> None:
@@ -431,12 +468,21 @@ AllocatorEvents = Callable[[], list[tuple[str, int, int]]]
 
 
 @contextlib.contextmanager
-def allocation_history(device_index: int) -> Iterator[AllocatorEvents]:
-    """Have the allocator record what it does; yields what returns its events so far, as (action, address, bytes)."""
+def allocation_history(device_index: int, pool: Pool) -> Iterator[AllocatorEvents]:
+    """Have the allocator record what it does; yields what returns its events in `pool` so far, as (action, address, bytes)."""
 
     def events() -> list[tuple[str, int, int]]:
-        trace = torch._C._cuda_memorySnapshot(None)["device_traces"][device_index]
-        return [(event["action"], event["addr"], event["size"]) for event in trace if "addr" in event]
+        snapshot = torch._C._cuda_memorySnapshot(None)
+        ours = [
+            range(segment["address"], segment["address"] + segment["total_size"])
+            for segment in snapshot["segments"]
+            if segment["device"] == device_index and tuple(segment["segment_pool_id"]) == tuple(pool)
+        ]
+        return [
+            (event["action"], event["addr"], event["size"])
+            for event in snapshot["device_traces"][device_index]
+            if any(event.get("addr", 0) in addresses for addresses in ours)
+        ]
 
     record: Any = torch.cuda.memory._record_memory_history
     record(enabled="all", context=None, stacks="python", clear_history=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.driver import DriverError
-from pygraphd.client.relocation import alignment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +36,9 @@ class InputGroup:
 
     members: tuple[tuple[int, int], ...]
     alignment: int
+    """The best alignment that any of them had."""
+    recorded: int
+    """The base when it was recorded."""
 
     def base(self, inputs: Sequence[Any]) -> int:
         """Return where the group lies in a call; raises `UnfitError`."""
@@ -45,8 +47,8 @@ class InputGroup:
         for other, other_offset in self.members[1:]:
             if inputs[other].data_ptr() - other_offset != base:
                 raise UnfitError("inputs that shared memory when it was recorded lie otherwise")
-        if alignment(base + offset) < self.alignment:
-            raise UnfitError("an input is aligned worse than when it was recorded")
+        if (base - self.recorded) % self.alignment:
+            raise UnfitError("an input is not aligned as it was when it was recorded")
         return base
 
 

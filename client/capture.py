@@ -7,6 +7,7 @@ where it was captured, but for what somebody holds.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 HISTORY = "the history of the GPU's memory is being recorded, and must not be disturbed"
 OTHER_ALLOCATOR = "PyTorch's own allocator is not in use"
+REUSE = "graph_capture_record_stream_reuse"
 
 
 _one_at_a_time = threading.Lock()
@@ -51,7 +53,7 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         pool = _Pool(self._device.index)
         try:
-            with _torch.allocation_history(self._device.index) as history:
+            with _torch.allocation_history(self._device.index, pool.handle) as history:
                 outputs = self._run(graph, pool, launch, inputs)
                 allocations, alive = lifetimes(history())
             return Capture(
@@ -95,13 +97,21 @@ class CudaRecorder:
     def _why_not(self) -> str | None:
         if torch.cuda.get_allocator_backend() != "native":
             return OTHER_ALLOCATOR
+        if any(
+            REUSE in os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+        ):
+            return f"the allocator is set to {REUSE}"
         return HISTORY if _torch.history_is_recorded() else None
 
     def room(self) -> int:
         """Return how many bytes could be allocated now."""
-        free, _ = torch.cuda.mem_get_info(self._device)
-        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return int(free + cached)
+        free, total = torch.cuda.mem_get_info(self._device)
+        reserved, allocated = (
+            torch.cuda.memory_reserved(self._device),
+            torch.cuda.memory_allocated(self._device),
+        )
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self._device)) - reserved
+        return int(min(free, max(allowed, 0)) + reserved - allocated)
 
     def in_capture(self) -> bool:
         """Whether the current stream is being captured."""
@@ -120,13 +130,13 @@ class _Pool:
 
     def __init__(self, device_index: int) -> None:
         self._device_index = device_index
-        self._handle: _torch.Pool = torch.cuda.graph_pool_handle()
+        self.handle: _torch.Pool = torch.cuda.graph_pool_handle()
         self._used = False
 
     @contextlib.contextmanager
     def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         """Capture into `graph` what runs on the current stream; this thread allocates from the pool."""
-        with _torch.capturing(graph, self._device_index, self._handle):
+        with _torch.capturing(graph, self._device_index, self.handle):
             self._used = True
             yield
 
@@ -134,7 +144,7 @@ class _Pool:
         """Give back what is free."""
         used, self._used = self._used, False
         if used:
-            _torch.release_pool(self._device_index, self._handle)
+            _torch.release_pool(self._device_index, self.handle)
 
 
 class GeneratorTicket:

@@ -6,16 +6,21 @@ not cuda-python: the hot path hands the driver addresses that were worked out on
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import functools
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LIBRARY = "libcuda.so.1"
 USE_NODE_PRIORITY = 8
 """CU_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY: a kernel keeps the priority of the stream it was recorded on."""
 _POINTER_ATTRIBUTE_MEMORY_TYPE = 2
+_CAPTURE_MODE_RELAXED = 2
 
 # The markers in a packed parameter list: CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE.
 _PACKED_BUFFER = 1
@@ -133,6 +138,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuKernelGetParamInfo": (c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)),
     "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
     "cuCtxGetCurrent": (POINTER(c_void_p),),
+    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
 }
 
 
@@ -146,7 +152,7 @@ class Driver:
         """Bind the calls; raises DriverError (code 0) for a driver that lacks one."""
         self._calls = {name: _bind(library, name, signature) for name, signature in _SIGNATURES.items()}
         self._launch = self._calls["cuGraphLaunch"]
-        self._sizes: dict[int, tuple[int, ...]] = {}
+        self._sizes: dict[tuple[int, str], tuple[int, ...]] = {}
 
     def _call(self, name: str, *arguments: object) -> None:
         code = self._calls[name](*arguments)
@@ -198,6 +204,16 @@ class Driver:
         """Return the current context."""
         return self._handle("cuCtxGetCurrent")
 
+    @contextlib.contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """Let this thread make any call while others capture: what is destroyed here is no part of theirs."""
+        mode = c_int(_CAPTURE_MODE_RELAXED)
+        self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+        try:
+            yield
+        finally:
+            self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+
     # --- nodes ---
 
     def node_type(self, node: int) -> NodeType:
@@ -238,9 +254,10 @@ class Driver:
     def _parameter_sizes(self, params: KernelNodeParams) -> tuple[int, ...]:
         call = "cuFuncGetParamInfo" if params.func else "cuKernelGetParamInfo"
         handle = params.func or params.kern
-        if handle not in self._sizes:
-            self._sizes[handle] = tuple(self._each_parameter_size(call, handle))
-        return self._sizes[handle]
+        key = (handle, self.kernel_name(params))  # a handle may be given out again once its module is gone
+        if key not in self._sizes:
+            self._sizes[key] = tuple(self._each_parameter_size(call, handle))
+        return self._sizes[key]
 
     def _each_parameter_size(self, call: str, handle: int) -> list[int]:
         offset, size, sizes = c_size_t(), c_size_t(), list[int]()

@@ -28,6 +28,8 @@ WORD = 8
 _ALIGNMENT = 64
 """A parameter may be a tensor map, which wants this much."""
 _DOES_NOTHING = NodeType.EMPTY
+_COLLECTIVES = ("nccl", "nvshmem", "multimem", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""Parts of names of kernels that wait for other ranks, which would not take part in a trial."""
 
 
 class OpaqueError(Exception):
@@ -134,7 +136,7 @@ def _read(driver: Driver, handle: int) -> _Node | None:
 def _read_kernel(driver: Driver, handle: int) -> _Node:
     struct = driver.kernel(handle)
     name = driver.kernel_name(struct)
-    if name.startswith("nccl"):
+    if any(mark in name for mark in _COLLECTIVES):
         raise OpaqueError(f"it holds a collective ({name})")
     blocks = driver.arguments(struct)
     words = tuple(range(len(block) // WORD) for block in blocks)

@@ -64,6 +64,11 @@ def only_launch(reason: str) -> Decision:
     return _launch(reason)
 
 
+def only_trees(reason: str) -> Decision:
+    """Return the decision for a graph that must run as PyTorch has it, with the reason for that."""
+    return Decision(Deployment.TREES, reason, POLICY_VERSION)
+
+
 def too_few_calls(calls: int) -> Decision:
     """Return the provisional decision for a graph that was called `calls` times before the program ended."""
     return not_measured(TOO_FEW_CALLS, calls)

@@ -14,7 +14,18 @@ import torch
 from pygraphd.client import _torch
 from pygraphd.client.binding import Binding, InputGroup
 from pygraphd.client.parameters import OpaqueError, Parameters
-from pygraphd.client.relocation import Segment, Span, alignment, blocks, find, merge, pack, scan
+from pygraphd.client.relocation import (
+    BLOCK,
+    IN_PLACE,
+    Segment,
+    Span,
+    alignment,
+    blocks,
+    find,
+    merge,
+    pack,
+    scan,
+)
 from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
 
 if TYPE_CHECKING:
@@ -47,6 +58,11 @@ class Capture:
     as_tuple: bool = True
     ticket: Ticket | None = None
     pool: Pool | None = None
+
+    def places(self, device: torch.device) -> list[torch.Tensor]:
+        """Return the memory that the capture worked on and that nobody holds, as bytes."""
+        spans = [span for span in merge(self.allocations) if span not in self.held]
+        return [_torch.memory_at(span.start, span.size, device) for span in spans]
 
     def let_go(self) -> None:
         """Give back the memory that was allocated during the capture, but for what is held."""
@@ -138,8 +154,8 @@ def build(
 ) -> Built:
     """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers.
 
-    Takes over the capture's graph and ticket, and lets go of its memory. Raises `OpaqueError` or `DriverError`; then nothing is
-    left of it.
+    Takes over the capture's graph and ticket; its memory stays until it is let go. Raises `OpaqueError` or `DriverError`; then
+    nothing is left of it.
     """
     try:
         return _build(driver, capture, inputs, staged)
@@ -147,9 +163,8 @@ def build(
         driver.destroy_graph(capture.graph)
         if capture.ticket is not None:
             capture.ticket.close()
-        raise
-    finally:
         capture.let_go()
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +173,7 @@ class Built:
 
     replay: Replay
     unseen: frozenset[int]
+    device: torch.device
 
 
 def _build(
@@ -177,6 +193,7 @@ def _build(
     )
     parameters = Parameters(driver, capture.graph)
     segments = [Segment(span, slot) for slot, (_, span) in enumerate(groups)]
+    segments += [Segment(span, IN_PLACE) for span in capture.held]
     table = scan(
         parameters.words, parameters.candidates, [*segments, *memory_segments], len(groups) + len(memories)
     )
@@ -186,10 +203,11 @@ def _build(
     def make_binding() -> Binding:
         # Each executable has words of its own: they say where it is bound.
         own = unread.pop() if unread else Parameters(driver, graph)
+        own.candidates.clear()  # one for each word, and of use only to the search
         return Binding(driver, graph, own, table, layout.groups, bases)
 
     replay = Replay(driver, graph, make_binding, layout, replay_device(device), capture.ticket)
-    return Built(replay, _unseen(table, layout))
+    return Built(replay, _unseen(table, layout), device)
 
 
 def _unseen(table: Table, layout: Layout) -> frozenset[int]:
@@ -230,9 +248,8 @@ def input_groups(inputs: Sequence[Any], staged: Collection[int]) -> list[tuple[I
 
 
 def _group(indices: list[int], extents: Mapping[int, Span], base: int) -> InputGroup:
-    starts = [extents[index].start for index in indices]
-    members = tuple((index, start - base) for index, start in zip(indices, starts, strict=True))
-    return InputGroup(members, alignment(starts[0]))
+    members = tuple((index, extents[index].start - base) for index in indices)
+    return InputGroup(members, max(alignment(extents[index].start) for index in indices), base)
 
 
 def _widen(spans: list[Span], first_members: list[torch.Tensor]) -> list[Span]:
@@ -343,7 +360,8 @@ def _view_of_input(
 
 def _memory(whole: torch.Tensor | None, span: Span) -> Memory:
     if whole is None:
-        return Memory((span.size,), (1,), torch.uint8)
+        # Whole blocks, so that it can be seen as elements of any type.
+        return Memory((blocks(span.size) * BLOCK,), (1,), torch.uint8)
     return Memory(tuple(whole.size()), tuple(whole.stride()), whole.dtype)
 
 

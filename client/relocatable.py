@@ -7,6 +7,7 @@ fit a call is launched, and counted with its reason.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,15 +16,15 @@ from pygraphd.client import recording, verification
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.parameters import OpaqueError
+from pygraphd.client.recording import Capture
+from pygraphd.client.replay import Replay
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.driver import Driver
-    from pygraphd.client.recording import Built, Capture
-    from pygraphd.client.replay import Replay
     from pygraphd.client.report import Report
     from pygraphd.client.verification import Generator
 
@@ -76,11 +77,13 @@ class Relocatable:
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
         self._refused: dict[tuple[int, ...], str] = {}
+        self._hidden: dict[tuple[int, ...], frozenset[int]] = {}
         self._seen: set[tuple[int, ...]] = set()
         self._latest: tuple[int, ...] | None = None
         self._captures = 0
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._recording = threading.Lock()
+        self._changing = threading.Lock()
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         on_device = self._recorder.on_device()
@@ -98,15 +101,19 @@ class Relocatable:
             return self._without_replay(sizes, inputs)
         if self._recorder.in_capture():
             return self._step_aside(IN_A_CAPTURE, inputs)
+        reason = None
         try:
             outputs = replay(inputs)
-        except UnfitError as reason:
-            return self._step_aside(str(reason), inputs)
+        except UnfitError as error:
+            reason = str(error)
         except torch.OutOfMemoryError:
-            return self._step_aside(NO_MEMORY, inputs)
+            reason = NO_MEMORY
         except DriverError as error:
-            self._drop(sizes, str(error))
-            return self._step_aside(str(error), inputs)
+            reason = str(error)
+            self._drop(sizes, reason)
+        if reason is not None:
+            # Not within `except`: the error's traceback keeps what was allocated for the replay.
+            return self._step_aside(reason, inputs)
         if sizes != self._latest:
             self._note_use(sizes)
         return outputs
@@ -159,92 +166,134 @@ class Relocatable:
     # --- recording ---
 
     def _record(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
-        try:
-            trial, replay = self._try(inputs)
-        except _OURS as error:
-            return self._refuse(sizes, _first_line(error), inputs)
-        except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can be launched as if nothing had been
-            return self._refuse(sizes, f"recording failed: {_first_line(error)}", inputs)
+        attempt, reason = self._attempt(sizes, inputs)
+        if attempt is None:
+            self._refused[sizes] = reason
+            return self._step_aside(reason, inputs)
         try:
             outputs = self._launch(inputs)
         except BaseException:
-            replay.close()
+            attempt.close()
             raise  # the user's own, as without us
-        reason = _disagreement(trial, outputs)
-        if reason is not None:
-            replay.close()
-            self._refused[sizes] = reason
-            self._report.step_aside(reason)
+        disagreement = attempt.disagreement(outputs)
+        if disagreement is None:
+            self._keep(sizes, attempt)
+            return outputs
+        attempt.close()
+        self._report.step_aside(disagreement)
+        if attempt.unseen:
+            self._hidden[sizes] = (
+                attempt.unseen
+            )  # one of them is read after all: the next call is recorded with buffers
         else:
-            self._keep(sizes, replay, random=trial.random)
+            self._refused[sizes] = disagreement
         return outputs
 
-    def _refuse(self, sizes: tuple[int, ...], reason: str, inputs: list[Any]) -> Any:
-        self._refused[sizes] = reason
-        return self._step_aside(reason, inputs)
+    def _attempt(self, sizes: tuple[int, ...], inputs: list[Any]) -> tuple[_Attempt | None, str]:
+        """Record a call and replay it on copies of its inputs; None and the reason if that cannot be done."""
+        try:
+            return self._try(inputs, self._hidden.get(sizes, frozenset())), ""
+        except _OURS as error:
+            return None, _first_line(error)
+        except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can be launched as if nothing had been
+            return None, f"recording failed: {_first_line(error)}"
 
-    def _try(self, inputs: list[Any]) -> tuple[verification.Trial, Replay]:
-        """Record a call and replay it on copies of its inputs; raises one of `_OURS`."""
+    def _try(self, inputs: list[Any], hidden: frozenset[int]) -> _Attempt:
         if reason := _why_not_bind(inputs):
             raise OpaqueError(reason)
-        if verification.bytes_to_copy(inputs) > self._recorder.room():
+        copies = verification.bytes_to_copy(inputs)
+        if copies > self._recorder.room():
             raise OpaqueError(NO_ROOM)
-        replay = self._build(inputs)
+        staged = {index: _buffer_for(inputs[index]) for index in sorted(hidden)}
+        stand_ins, places = verification.stand_ins_for(inputs)
+        bound = [staged.get(index, value) for index, value in enumerate(stand_ins)]
+        capture = self._capture(bound)
+        built = recording.build(self._recorder.driver, capture, bound, staged)
         try:
-            return verification.Trial(replay, inputs, self._recorder.generator), replay
+            # The launched call will need as much again, and must get it.
+            if copies + 2 * built.replay.bytes > self._recorder.room():
+                raise OpaqueError(NO_ROOM)
+            old = [*places, *capture.places(built.device)]
+            trial = verification.Trial(built.replay, inputs, self._recorder.generator, old)
         except BaseException:
-            replay.close()
-            raise
-
-    def _build(self, inputs: list[Any]) -> Replay:
-        """Record a call, and once more with buffers for what shows up in no node."""
-        built = self._capture(inputs, {})
-        if not built.unseen:
-            return built.replay
-        built.replay.close()
-        staged = {
-            index: torch.empty_like(inputs[index]).copy_(inputs[index].detach()) for index in built.unseen
-        }
-        built = self._capture(inputs, staged)
-        if built.unseen:
             built.replay.close()
-            raise OpaqueError(f"inputs {sorted(built.unseen)} show up in no node")
+            capture.let_go()
+            raise
         self._report.count(staged=len(staged))
-        return built.replay
+        return _Attempt(built.replay, trial, capture, built.unseen)
 
-    def _capture(self, inputs: Sequence[Any], staged: Mapping[int, torch.Tensor]) -> Built:
+    def _capture(self, bound: Sequence[Any]) -> Capture:
         self._captures += 1
-        bound = [staged.get(index, value) for index, value in enumerate(inputs)]
         try:
-            capture = self._recorder.capture(self._launch, list(bound))
+            return self._recorder.capture(self._launch, list(bound))
         except _OURS:
             raise
         except Exception as error:
             # Whatever the callable may raise, it raises because it is being captured: it has run on these inputs' kind before.
             raise OpaqueError(f"it cannot be captured: {_first_line(error)}") from error
-        return recording.build(self._recorder.driver, capture, bound, staged)
 
-    def _keep(self, sizes: tuple[int, ...], replay: Replay, *, random: bool) -> None:
-        if not random:
-            replay.forget_random_numbers()
-        self._replays[sizes] = replay
-        self._latest = sizes
+    def _keep(self, sizes: tuple[int, ...], attempt: _Attempt) -> None:
+        replay = attempt.keep()
+        with self._changing:
+            before = self._replays.pop(sizes, None)
+            self._replays[sizes] = replay
+            self._latest = sizes
         self._report.count(captured=1)
+        if before is not None:
+            before.close()
         if len(self._replays) > MAX_RECORDINGS:
             self._drop(next(iter(self._replays)), None)
 
     def _drop(self, sizes: tuple[int, ...], reason: str | None) -> None:
-        replay = self._replays.pop(sizes, None)
+        with self._changing:
+            replay = self._replays.pop(sizes, None)
         if reason is not None:
             self._refused[sizes] = reason
         if replay is not None:
             replay.close()
 
     def _note_use(self, sizes: tuple[int, ...]) -> None:
-        replay = self._replays.pop(sizes, None)
-        if replay is not None:
-            self._replays[sizes] = replay
-        self._latest = sizes
+        with self._changing:
+            replay = self._replays.pop(sizes, None)
+            if replay is not None:
+                self._replays[sizes] = replay
+            self._latest = sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A recording that has run on copies of a call's inputs; `unseen` inputs show up in none of its nodes."""
+
+    replay: Replay
+    trial: verification.Trial
+    capture: Capture
+    unseen: frozenset[int]
+
+    def disagreement(self, outputs: Sequence[Any]) -> str | None:
+        """Return why it is not to be used, in view of what the callable has returned."""
+        try:
+            return self.trial.disagreement(outputs)
+        except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
+            return f"verification failed: {_first_line(error)}"
+
+    def keep(self) -> Replay:
+        """Return the replay, and give back all that was needed to find out."""
+        if not self.trial.random:
+            self.replay.forget_random_numbers()
+        self.capture.let_go()
+        return self.replay
+
+    def close(self) -> None:
+        """Give back everything."""
+        self.replay.close()
+        self.capture.let_go()
+
+
+def _buffer_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Return memory with a tensor's layout and values that can be written at any later call."""
+    with torch.inference_mode(False):
+        buffer = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return buffer.copy_(tensor.detach())
 
 
 _OURS = (OpaqueError, UnfitError, DriverError, torch.OutOfMemoryError)
@@ -256,13 +305,6 @@ def _why_not_bind(inputs: Sequence[Any]) -> str | None:
         if value is not None and not isinstance(value, torch.Tensor | int):
             return f"input {index} is a {type(value).__name__}"
     return None
-
-
-def _disagreement(trial: verification.Trial, outputs: Sequence[Any]) -> str | None:
-    try:
-        return trial.disagreement(outputs)
-    except Exception as error:  # noqa: BLE001 - the call has its result; a recording that cannot be verified is not used
-        return f"verification failed: {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:

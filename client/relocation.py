@@ -19,6 +19,10 @@ MAX_ALIGNMENT = 256
 """Libraries choose kernels by alignment up to this many bytes, and by no more."""
 
 
+IN_PLACE = -1
+"""The slot of what does not move."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
     """Addresses from `start` up to and without `end`."""
@@ -70,6 +74,8 @@ def scan(
         # An end may be given as an address, too; where another segment begins there, it is that one's.
         if position >= 0 and value <= ordered[position].span.end:
             segment = ordered[position]
+            if segment.slot == IN_PLACE:
+                continue
             places[segment.slot].append((index, value - segment.span.start + segment.offset))
             nodes[segment.slot][node] = None
     return Table(tuple(map(tuple, places)), tuple(map(tuple, nodes)))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 CLOSED = "its recording has gone for others"
+OTHER_STREAM = "draws random numbers or copies inputs, and is on another stream than at first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,13 @@ class Memory:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Its size in bytes."""
+        last = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
+        itemsize: int = self.dtype.itemsize
+        return (last + 1) * itemsize
 
 
 class Output(Protocol):
@@ -111,6 +119,7 @@ class Replay:
         self._device = device
         self._ticket = ticket
         self._lock = threading.Lock()
+        self._stream: int | None = None
         self._bindings: Bindings | None = Bindings(make_binding, device.unchanged)
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -134,9 +143,11 @@ class Replay:
             if bindings is None:
                 raise UnfitError(CLOSED)
             binding = self._bound(bindings, inputs, addresses)
+            stream = self._device.stream()
             if self._ticket is not None:
+                self._stay_on(stream)
                 self._ticket.advance()
-            self._driver.launch(binding.executable, self._device.stream())
+            self._driver.launch(binding.executable, stream)
         outputs = [output.make(inputs, memory) for output in self._layout.outputs]
         inputs.clear()
         return tuple(outputs) if self._layout.as_tuple else outputs
@@ -144,6 +155,8 @@ class Replay:
     def _bound(self, bindings: Bindings, inputs: list[Any], addresses: list[int]) -> Binding:
         try:
             binding = bindings.bound(inputs, addresses)
+            if self._layout.staged:
+                self._stay_on(self._device.stream())
             for index, buffer in self._layout.staged:
                 buffer.copy_(inputs[index].detach())
         except (UnfitError, DriverError, torch.OutOfMemoryError):
@@ -153,6 +166,18 @@ class Replay:
             raise UnfitError(f"a replay failed: {type(error).__name__}") from error
         self.counts.add(bindings.written)
         return binding
+
+    def _stay_on(self, stream: int) -> None:
+        # What is written at a fixed address before a launch must not overtake an earlier launch that reads it.
+        if self._stream is None:
+            self._stream = stream
+        elif stream != self._stream:
+            raise UnfitError(OTHER_STREAM)
+
+    @property
+    def bytes(self) -> int:
+        """How much memory a call takes beside its inputs."""
+        return sum(memory.bytes for memory in self._layout.memories)
 
     @property
     def executables(self) -> int:
@@ -164,10 +189,15 @@ class Replay:
         with self._lock:
             bindings, self._bindings = self._bindings, None
         if bindings is not None:
-            bindings.close()
-            with contextlib.suppress(DriverError):
+            with contextlib.suppress(DriverError), self._driver.relaxed():
+                bindings.close()
                 self._driver.destroy_graph(self._graph)
         self.forget_random_numbers()
+
+    def __del__(self) -> None:
+        # A model that is dropped takes its recordings along.
+        with contextlib.suppress(Exception):
+            self.close()
 
     def forget_random_numbers(self) -> None:
         """Stop advancing the generator: the graph draws no random numbers."""

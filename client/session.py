@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 NO_DEVICE = "no CUDA device"
 ON_THE_CPU = "runs on the CPU"
 MODE_WITHOUT_TREES = "only LAUNCH in this mode: all else needs reduce-overhead or max-autotune"
+CAPTURED_DIFFERENTLY = (
+    "its attention keeps random numbers elsewhere if captured: forward and backward must not differ"
+)
 RELOCATE_VARIABLE = "PYGRAPH_RELOCATE"
 """Relocatable graphs are tried only where this is 1: they have not been proven yet on any GPU."""
 
@@ -225,9 +228,18 @@ class Plan:
             relocate=self._session.relocatable(runnable, kwargs["device_index"]),
         )
         entry = self._entries.get(graph.digest)
+        if self._facts.captured_differently:
+            return self._leave_to_trees(graph, candidates, entry)
         if entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment):
             return self._deploy(candidates, entry.decision)
         return self._measure(graph, candidates, entry.decision if entry else None)
+
+    def _leave_to_trees(self, graph: Graph, candidates: Candidates, entry: Entry | None) -> Runnable:
+        """Run a graph as PyTorch has it, whatever would be faster."""
+        decision = policy.only_trees(CAPTURED_DIFFERENTLY)
+        if entry is None or entry.decision != decision:
+            self._session.record(self._environment, [Record(graph, decision)])
+        return self._deploy(candidates, decision)
 
     def _deploy(self, candidates: Candidates, decision: Decision) -> Runnable:
         self._session.report.deploy(decision)

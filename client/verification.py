@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 POISON = 0xFF
 """A byte whose repetition is a NaN in every floating-point type, and -1 in every integer type."""
 
+OLD_POISON = 0xFD
+"""Another, so that what was read from where it was recorded cannot be taken for what was not written."""
+
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal."""
 
@@ -38,33 +41,50 @@ class Generator(Protocol):
 
 
 class Trial:
-    """A replay on copies of a call's inputs, to be held against what the callable does with the inputs themselves."""
+    """A replay on copies of a call's inputs, to be held against what the callable does with the inputs themselves.
 
-    def __init__(self, replay: Replay, inputs: Sequence[Any], generator: Generator | None) -> None:
+    `old` is the memory that the capture worked on, as bytes. It is poisoned: an address that was missed then reads poison, or
+    writes where nothing may be written, and either shows.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        inputs: Sequence[Any],
+        generator: Generator | None,
+        old: Sequence[torch.Tensor] = (),
+    ) -> None:
         """Run the replay, and put the generator back where it was.
 
-        Raises what `copies_of` and `Replay.run` raise; the inputs are as they were in any case.
+        Raises what `copies_of` and `Replay.run` raise; inputs and generator are as they were in any case.
         """
         self._inputs = list(inputs)
         self._copies = copies_of(inputs)
         self._memory = replay.memory()
+        self._old = old
+        for each in old:
+            each.fill_(OLD_POISON)
         for each in self._memory:
             _bytes(each, extent(each)).fill_(POISON)
         self._generator = generator
         began = generator.get_offset() if generator is not None else 0
-        self._outputs = replay.run(list(self._copies), self._memory)
-        self._ended = generator.get_offset() if generator is not None else 0
-        self.random = self._ended != began
-        """Whether the recording draws random numbers."""
-        if generator is not None and self.random:
-            generator.set_offset(began)
+        try:
+            self._outputs = replay.run(list(self._copies), self._memory)
+        finally:
+            self._ended = generator.get_offset() if generator is not None else 0
+            self.random = self._ended != began
+            """Whether the recording draws random numbers."""
+            if generator is not None and self.random:
+                generator.set_offset(began)
 
     def disagreement(self, outputs: Sequence[Any]) -> str | None:
         """Return how the replay differs from the callable, which has run on the inputs and returned `outputs`."""
         if self._generator is not None and self._generator.get_offset() != self._ended:
             return "verification: it draws another number of random numbers"
+        if not all(bool((each == OLD_POISON).all()) for each in self._old):
+            return "verification: it writes to where it was recorded"
         return (
-            _compare("output", self._outputs, outputs)
+            _compare("output", list(map(_without_unwritten, self._outputs, outputs)), outputs)
             or _compare("input", self._copies, self._inputs)
             or self._misplaced(outputs)
         )
@@ -92,10 +112,19 @@ def bytes_to_copy(inputs: Sequence[Any]) -> int:
 
 def copies_of(inputs: Sequence[Any]) -> list[Any]:
     """Return the inputs with all tensors copied; what overlaps does so again, and alignment is the same."""
-    copies = list(inputs)
+    copies, places = stand_ins_for(inputs)
+    for (group, span), place in zip(input_groups(inputs, ()), places, strict=True):
+        place.copy_(_bytes(inputs[group.members[0][0]], span))
+    return copies
+
+
+def stand_ins_for(inputs: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
+    """Return tensors like the inputs in memory of their own, without their values, and that memory as bytes."""
+    copies, places = list(inputs), []
     for group, span in input_groups(inputs, ()):
         members = [(index, inputs[index]) for index, _ in group.members]
-        copy, base = _copy(members[0][1], span)
+        copy, base = _room_for(members[0][1], span)
+        places.append(copy[base : base + span.size])
         for index, tensor in members:
             start = base + tensor.data_ptr() - span.start
             copies[index] = _torch.reinterpret(
@@ -105,16 +134,13 @@ def copies_of(inputs: Sequence[Any]) -> list[Any]:
                 tuple(tensor.stride()),
                 start // tensor.element_size(),
             )
-    return copies
+    return copies, places
 
 
-def _copy(member: torch.Tensor, span: Span) -> tuple[torch.Tensor, int]:
-    """Return a copy of the bytes of a span, and where in it the span begins."""
-    base = span.start % BLOCK
-    copy = torch.empty(_room(span), dtype=torch.uint8, device=member.device)
-    shift = (base - copy.data_ptr()) % BLOCK
-    copy[shift : shift + span.size] = _bytes(member, span)
-    return copy, shift
+def _room_for(member: torch.Tensor, span: Span) -> tuple[torch.Tensor, int]:
+    """Return bytes that a span has room in, and where in them it is aligned as it is."""
+    room = torch.empty(_room(span), dtype=torch.uint8, device=member.device)
+    return room, (span.start - room.data_ptr()) % BLOCK
 
 
 def _room(span: Span) -> int:
@@ -142,12 +168,24 @@ def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any]) -> str
     return None
 
 
+def _without_unwritten(mine: Any, right: Any) -> Any:
+    """Return a replayed output, or the launched one if it is a generator's state that no kernel writes.
+
+    Flash attention returns one whether it draws random numbers or not. Nothing else is unsigned and of 64 bits.
+    """
+    if not _is_tensor(mine) or mine.dtype != torch.uint64 or not mine.numel():
+        return mine
+    return mine if bool((_bytes(mine, extent(mine)) != POISON).any()) else right
+
+
 def _agree(mine: Any, right: Any) -> bool:
+    if mine is right:
+        return True
     if not _is_tensor(right):
-        return type(mine) is type(right) and (mine is right or bool(mine == right))
+        return type(mine) is type(right) and bool(mine == right)
     if not _is_tensor(mine) or _form(mine) != _form(right):
         return False
-    return bool(torch.equal(mine, right)) or _close(mine, right)
+    return same_bytes(mine, right) or _close(mine, right)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -161,7 +199,7 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _close(mine: torch.Tensor, right: torch.Tensor) -> bool:
     tolerance = TOLERANCE.get(right.dtype)
     if tolerance is None:
-        return same_bytes(mine, right)
+        return False
     finite = torch.nan_to_num(right.detach(), nan=0.0, posinf=0.0, neginf=0.0)
     scale = float(finite.abs().max())
     return bool(torch.allclose(mine, right, rtol=0.0, atol=tolerance * scale, equal_nan=True))

@@ -148,6 +148,7 @@ def facts(**changes: object) -> _torch.CompiledFacts:
         "partitions": 3,
         "on_cuda": True,
         "device_index": 0,
+        "captured_differently": False,
         "static_inputs": (),
         "mutated_inputs": (),
     }

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pygraphd.client import _torch, fingerprint, profiler, region
-from pygraphd.client.session import RELOCATE_VARIABLE, Session
+from pygraphd.client.session import CAPTURED_DIFFERENTLY, RELOCATE_VARIABLE, Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
@@ -67,8 +67,11 @@ def trees(runnable: Any, **kwargs: Any) -> Any:
     return lambda inputs: "captured"
 
 
-def compile_once(session: Session, partitions: int, *, backward: bool, box: object) -> Compiled:
+def compile_once(
+    session: Session, partitions: int, *, backward: bool, box: object, text: str | None = None
+) -> Compiled:
     compiled = Compiled(partitions)
+    compiled.inductor_post_grad_graph_str = text or compiled.inductor_post_grad_graph_str
     kwargs = {"is_backward": backward, "cudagraphs": True, "boxed_forward_device_index": box}
     plan = session.plan(compiled, kwargs)
     slots = compiled.compiled_fn_runner.partitions
@@ -162,6 +165,25 @@ def test_a_program_that_ends_early_says_how_often_it_called(session: Session) ->
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
     assert second.report.counts["spooled"] == 0
     assert second.report.summary()["deployed"]["LAUNCH"] == 2
+
+
+def test_attention_that_saves_its_state_elsewhere_if_captured_is_left_to_the_trees(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its backward would read an address of the CPU's on the GPU, or the other way round."""
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0})
+    text = "  a = torch.ops.aten._scaled_dot_product_efficient_attention.default(q, k, v, None, True, 0.1)"
+    box = SimpleNamespace(value=0)
+    forward = compile_once(session, 1, backward=False, box=box, text=text)
+    backward = compile_once(session, 1, backward=True, box=box, text=text)
+
+    assert run(forward, backward, ENOUGH) == [(["captured"], ["captured"])] * ENOUGH
+    assert session.report.summary()["reasons"] == {CAPTURED_DIFFERENTLY: 2}
+    assert session.report.counts["measured"] == 0
+
+    second = Session(session.locations)
+    compile_once(second, 1, backward=False, box=box, text=text)
+    assert (second.report.counts["hits"], second.report.counts["spooled"]) == (1, 0)
 
 
 # --- relocatable graphs ------------------------------------------------------------------------------------------

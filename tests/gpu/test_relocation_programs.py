@@ -107,7 +107,8 @@ def test_inputs_that_start_to_be_one_tensor(relocated: Relocated) -> None:
     warm(run, x(), x())
     a = x()
 
-    torch.testing.assert_close(run(a, a), a * 4)
+    torch.testing.assert_close(run(a, a.detach()), a * 4)
+    relocated.expect_all_captured()
 
 
 def test_views_with_odd_offsets(relocated: Relocated) -> None:
@@ -116,6 +117,7 @@ def test_views_with_odd_offsets(relocated: Relocated) -> None:
     for offset in (0, 0, 0, 1, 3, 4, 16, 64, 7):
         view = base[offset : offset + 1000]
         torch.testing.assert_close(run(view), affine(view))
+    assert relocated.report.counts["captured"] > 0
 
 
 # --- training ----------------------------------------------------------------------------------------------------
@@ -194,6 +196,7 @@ def test_a_graph_that_is_retained(relocated: Relocated) -> None:
         loss.backward()
         for each, before in zip(mine.parameters(), once, strict=True):
             torch.testing.assert_close(each.grad, 2 * before)
+    assert relocated.report.counts["captured"] > 0
 
 
 def test_parameters_whose_storage_is_replaced(relocated: Relocated) -> None:
@@ -224,7 +227,7 @@ def test_other_streams(relocated: Relocated) -> None:
     torch.cuda.synchronize()
 
     for each, result in zip(inputs, results, strict=True):
-        torch.testing.assert_close(result, each.cumsum(0) * 2)
+        torch.testing.assert_close(result, each.cumsum(0) * 2, rtol=1e-4, atol=0.02)
     relocated.expect_all_captured()
 
 
@@ -247,6 +250,7 @@ def test_two_threads(relocated: Relocated) -> None:
         thread.join()
 
     assert wrong == []
+    relocated.expect_all_captured()
 
 
 def test_within_a_capture_of_the_users_it_is_launched(relocated: Relocated) -> None:
@@ -292,7 +296,8 @@ def test_profiler_autocast_deterministic_and_anomaly_mode(relocated: Relocated) 
     with torch.autograd.set_detect_anomaly(True):
         for _ in range(4):
             run(batch).sum().backward()
-    torch.use_deterministic_algorithms(True)
+    assert relocated.report.counts["captured"] > 0
+    torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         torch.testing.assert_close(run(batch), mine(batch), rtol=1e-4, atol=1e-4)
     finally:
@@ -317,9 +322,14 @@ def test_two_hundred_sizes_leave_bounded_recordings_and_memory(relocated: Reloca
     assert torch.cuda.memory_reserved() < 64 << 20
 
 
-def test_nothing_is_kept_of_what_was_captured(relocated: Relocated) -> None:
-    """Reserved memory is back where it was, once results are dropped and the cache is emptied."""
-    run = compiled(lambda x: ((x @ x).relu() @ x).relu() @ x)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_nothing_is_kept_of_what_was_captured(relocated: Relocated, dropout: float) -> None:
+    """Reserved memory is back where it was, once results are dropped and the cache is emptied; but for a generator's state."""
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(((x @ x).relu() @ x).relu() @ x, dropout)
+
+    run = compiled(chain)
     a = torch.randn(2048, 2048, device="cuda")
     run(a)
     gc.collect()
@@ -334,8 +344,39 @@ def test_nothing_is_kept_of_what_was_captured(relocated: Relocated) -> None:
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
 
-    assert torch.cuda.memory_reserved() <= before
+    assert torch.cuda.memory_reserved() <= before + (2 << 20 if dropout else 0)
     relocated.expect_all_captured()
+
+
+@torch.library.custom_op("pygraph_tests::waits", mutates_args=())  # type: ignore[untyped-decorator]
+def waits(x: torch.Tensor) -> torch.Tensor:
+    torch.cuda.synchronize()
+    return x * 2
+
+
+@waits.register_fake  # type: ignore[untyped-decorator]
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_a_capture_that_fails_leaves_the_process_as_it_was(relocated: Relocated) -> None:
+    """Random numbers, the allocator's cache and other captures work afterwards."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return waits(torch.nn.functional.dropout(x, 0.5)) + 1
+
+    run = compiled(function)
+    for _ in range(4):
+        assert run(torch.ones(1000, device="cuda")).unique().tolist() == [1.0, 5.0]
+    assert relocated.report.counts["captured"] == 0
+    assert "cannot be captured" in str(relocated.made[0].refusal)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.randn(10, device="cuda")
+    torch.ones(10).pin_memory()
+    other = compiled(affine)
+    warm(other, x())
+    assert relocated.report.counts["captured"] == 1
 
 
 class FailingCalls:
@@ -412,7 +453,7 @@ def test_a_failed_launch_is_launched_plainly(relocated: Relocated, monkeypatch: 
 
 
 def test_out_of_memory_while_recording(relocated: Relocated) -> None:
-    run = compiled(lambda x: (x * 2 + 1).cumsum(0))
+    run = compiled(lambda x: (x * 2 + 1).sin())
     a = x(1 << 26)
     expected = run(a)
     free, total = torch.cuda.mem_get_info()

@@ -206,7 +206,12 @@ def test_attention(moved: Relocated, backend: SDPBackend, dropout: float) -> Non
 
     call(attend, *(randn(2, 8, 128, 64, dtype=torch.bfloat16, grad=True) for _ in range(3)))
 
-    moved.expect_all_captured()
+    if backend is SDPBackend.EFFICIENT_ATTENTION:
+        # Captured, it keeps the generator's state on the GPU, launched on the CPU: the two cannot agree.
+        assert moved.report.counts["captured"] == 0
+        assert any(each.refusal for each in moved.made)
+    else:
+        moved.expect_all_captured()
 
 
 def test_a_users_triton_kernel(moved: Relocated) -> None:

@@ -74,6 +74,10 @@ class Graph:
         """Add `out = *table`: the input's address lies in `table`, an array of host memory."""
         self.kernel("through_table", c_void_p(ctypes.addressof(table)), _pointer(out), c_int64(out.numel()))
 
+    def into_table(self, table: Any, n: int) -> None:
+        """Add `*table = n`: the target's address lies in `table`, an array of host memory."""
+        self.kernel("into_table", c_void_p(ctypes.addressof(table)), c_int64(n))
+
     def kernel(self, name: str, *arguments: Any, packed: bool = False) -> None:
         """Add a kernel of the driver's by name."""
         pointers = (c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -116,6 +117,7 @@ struct Executable {
 struct State {
     long calls = 0, fail_at = 0;
     long graphs = 0, executables = 0;
+    int capture_mode = 0;
     std::vector<std::pair<uint64_t, uint64_t>> host;
 };
 
@@ -158,12 +160,18 @@ void through_table(void** a) {
     for (int64_t i = 0; i < argument<int64_t>(a, 2); ++i) argument<float*>(a, 1)[i] = argument<float**>(a, 0)[0][i];
 }
 
+// So does the target's.
+void into_table(void** a) {
+    for (int64_t i = 0; i < argument<int64_t>(a, 1); ++i) argument<float**>(a, 0)[0][i] = static_cast<float>(argument<int64_t>(a, 1));
+}
+
 Function functions[] = {
     {"add", add, {8, 8, 8, 8}},
     {"scale", scale, {8, 8, 4, 8}},
     {"accumulate", accumulate, {8, 8, 8}},
     {"gather", gather, {sizeof(Parts), 8}},
     {"through_table", through_table, {8, 8, 8}},
+    {"into_table", into_table, {8, 8}},
     {"ncclDevKernel_AllReduce", add, {8, 8, 8, 8}},
 };
 
@@ -334,6 +342,12 @@ CALL(cuPointerGetAttribute, void* value, int, uint64_t address) {
 CALL(cuCtxGetCurrent, void** context) {
     FAIL_IF_ASKED;
     *context = &state;
+    return 0;
+}
+
+// Not counted: it is asked for before what is destroyed, and must not keep that from being destroyed.
+CALL(cuThreadExchangeStreamCaptureMode, int* mode) {
+    std::swap(*mode, state.capture_mode);
     return 0;
 }
 

@@ -100,6 +100,11 @@ class Recording:
         self.graph.through_table(self.tables[-1], out)
         return out
 
+    def hide(self, tensor: torch.Tensor) -> None:
+        """Write to a tensor by an address that no node shows."""
+        self.tables.append((ctypes.c_void_p * 1)(tensor.data_ptr()))
+        self.graph.into_table(self.tables[-1], tensor.numel())
+
     def random(self) -> torch.Tensor:
         self.drawn += 4
         out, zero = self.arena.allocate(2), self.arena.allocate(2)
@@ -272,8 +277,6 @@ def test_a_call_that_is_recorded_changes_its_inputs_once(case: Case) -> None:
 
 
 def test_random_numbers_go_on_as_if_launched(case: Case) -> None:
-    """No node shows the input, so there are two captures, of which the first is let go."""
-
     def body(operations: Operations, _: list[Any]) -> Any:
         return (operations.random(),)
 
@@ -283,7 +286,7 @@ def test_random_numbers_go_on_as_if_launched(case: Case) -> None:
 
     assert drawn == [4, 8, 12, 16, 20, 24]
     case.expect(captured=1)
-    assert [ticket.closed for ticket in case.recorder.tickets] == [True, False]
+    assert [ticket.closed for ticket in case.recorder.tickets] == [False]
 
 
 def test_who_draws_no_random_numbers_pays_for_none(case: Case) -> None:
@@ -308,6 +311,19 @@ def test_an_input_that_no_node_shows_is_staged(case: Case) -> None:
     assert results == [([10.0 * i, 1.0], [2.0 * i] * 2) for i in range(5)]
     case.expect(captured=1, staged=1)
     assert case.recorder.captures == 2
+    assert case.report.fallbacks == {relocatable.NOT_YET: 1, "verification: output 0 differs": 1}
+
+
+def test_an_input_that_is_not_used_is_not_staged(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return (operations.add(inputs[0], inputs[0]),)
+
+    run = case.make(body)
+    for i in range(4):
+        assert run([case.floats(i), case.floats(7)])[0].tolist() == [2 * i]
+
+    case.expect(captured=1, staged=0)
+    assert case.recorder.captures == 1
 
 
 def test_sizes_are_recorded_when_they_come_back_and_never_without_end(case: Case) -> None:
@@ -371,6 +387,66 @@ def test_an_output_that_differs_is_told_and_the_call_returns_the_right_one(case:
     assert run.refusal == "verification: output 1 differs"
     assert case.report.fallbacks[run.refusal] == 3
     assert case.recorder.captures == 1
+
+
+def test_a_generators_state_that_nobody_writes_needs_not_agree(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        used = operations.add(inputs[0], inputs[0])
+        if isinstance(operations, Recording):
+            return used, operations.arena.allocate(4).view(torch.uint64)
+        return used, case.floats(1, 2, 3, 4).view(torch.uint64)
+
+    run = case.make(body)
+    for _ in range(3):
+        run([case.floats(1, 1)])
+
+    case.expect(captured=1)
+
+
+def test_an_input_that_is_read_unseen_beside_a_node_that_shows_it_is_told(case: Case) -> None:
+    """The recorded addresses still hold what the inputs held: only poison there shows it."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return operations.look_up(inputs[0]), operations.add(inputs[0], inputs[0])
+
+    run = case.make(body)
+    results = [run([case.floats(i, i)])[0].tolist() for i in range(4)]
+
+    assert results == [[float(i)] * 2 for i in range(4)]
+    assert run.refusal == "verification: output 0 differs"
+
+
+def test_a_write_that_is_unseen_is_told_and_does_not_reach_the_users_tensor(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if isinstance(operations, Recording):
+            operations.hide(inputs[0])
+        operations.accumulate(inputs[0], inputs[1])
+        return (operations.add(inputs[0], inputs[1]),)
+
+    run = case.make(body)
+    total = case.floats(0, 0)
+    for count in range(1, 5):
+        run([total, case.floats(1, 2)])
+        assert total.tolist() == [count, 2 * count]
+
+    assert run.refusal == "verification: it writes to where it was recorded"
+
+
+def test_a_temporary_that_is_written_and_read_unseen_is_told(case: Case) -> None:
+    """Every result is right until its memory belongs to somebody else."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if not isinstance(operations, Recording):
+            return case.floats(2, 2), operations.add(inputs[0], inputs[0])
+        temporary = operations.arena.allocate(2)
+        operations.hide(temporary)
+        return operations.look_up(temporary), operations.add(inputs[0], inputs[0])
+
+    run = case.make(body)
+    for _ in range(3):
+        assert run([case.floats(1, 1)])[0].tolist() == [2, 2]
+
+    assert run.refusal == "verification: it writes to where it was recorded"
 
 
 def test_an_output_that_is_written_where_nobody_looks_is_told(case: Case) -> None:
@@ -498,6 +574,22 @@ def test_no_room_for_copies_is_a_reason(case: Case) -> None:
 
     assert run.refusal == relocatable.NO_ROOM
     assert case.recorder.captures == 0
+
+
+def test_no_room_for_the_launched_call_beside_a_trial_is_a_reason(case: Case) -> None:
+    """Known only when it is recorded: what a call takes beside its inputs."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return tuple(operations.add(inputs[0], inputs[0]) for _ in range(20))
+
+    run = case.make(body)
+    case.recorder.free = 8 * BLOCK
+
+    for _ in range(3):
+        assert run([case.floats(*[1] * 100)])[19].tolist() == [2] * 100
+
+    assert run.refusal == relocatable.NO_ROOM
+    assert case.recorder.captures == 1
 
 
 def test_within_a_capture_of_the_users_it_is_launched(case: Case) -> None:
