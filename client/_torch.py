@@ -458,9 +458,8 @@ def _clean_up_after_capture(graph: Any, device_index: int, pool: Pool) -> None:
 def release_pool(device_index: int, pool: Pool) -> None:
     """Give the memory of a pool back to the driver, as far as it is free."""
     torch._C._cuda_releasePool(device_index, pool)
-    with contextlib.suppress(
-        RuntimeError
-    ):  # another thread captures: then the allocator does so when it needs memory
+    # It raises while another thread captures: then the allocator does so when it needs memory.
+    with contextlib.suppress(RuntimeError):
         torch.cuda.empty_cache()
 
 

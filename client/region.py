@@ -19,7 +19,6 @@ import torch
 from pygraphd.client import _torch, policy
 from pygraphd.client._torch import Runnable
 from pygraphd.client.profiler import Profiler
-from pygraphd.client.relocatable import Relocatable
 from pygraphd.client.rota import SAMPLES, Rota, Turns
 from pygraphd.schema.messages import Decision, Deployment, Graph, Measurement
 
@@ -79,6 +78,20 @@ class Host(Protocol):
         """Take note of a result; called once for a region, never raises."""
 
 
+class Relocating(Protocol):
+    """A callable as relocatable graphs; `relocatable.Relocatable`, which only those import who want it."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why nothing could be recorded so far."""
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """Run on Inductor's list of inputs."""
+
+    def close(self) -> None:
+        """Let go of all recordings."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """The ways in which a region may run. A backward says so to the trees, which do not see it when it is launched."""
@@ -87,7 +100,7 @@ class Candidates:
     trees: Runnable
     device_index: int
     is_backward: bool
-    relocate: Relocatable | None = None
+    relocate: Relocating | None = None
 
     @property
     def offered(self) -> tuple[Deployment, ...]:

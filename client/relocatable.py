@@ -182,9 +182,8 @@ class Relocatable:
         attempt.close()
         self._report.step_aside(disagreement)
         if attempt.unseen:
-            self._hidden[sizes] = (
-                attempt.unseen
-            )  # one of them is read after all: the next call is recorded with buffers
+            # One of them is used after all: the next call is recorded with buffers for them.
+            self._hidden[sizes] = attempt.unseen
         else:
             self._refused[sizes] = disagreement
         return outputs

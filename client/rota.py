@@ -1,8 +1,9 @@
 """Whose turn it is: the balanced order in which measuring regions try the deployments on real calls.
 
-Two levels. `Turns` is one region's own order, A A A B B B B B B A A A (with three, A B C C B A). `Rota` makes all regions of one step follow one of
-them, decide in the same step, and change deployments only between a backward and the next forward: PyTorch's CUDA Graph
-trees depend on what ran before, and record anew for every mixture of captured and launched graphs. Knows nothing of torch.
+Two levels. `Turns` is one region's own order: blocks of A B B A, with three deployments A B C C B A. `Rota` makes all regions
+of one step follow one of them, decide in the same step, and change deployments only between a backward and the next
+forward: PyTorch's CUDA Graph trees depend on what ran before, and record anew for every mixture of captured and launched
+graphs. Knows nothing of torch.
 """
 
 from __future__ import annotations

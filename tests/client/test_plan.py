@@ -223,6 +223,13 @@ def relocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Relocating]]:
     REFUSING.clear()
 
 
+def compile_pair(session: Session) -> tuple[Compiled, Compiled]:
+    """Compile a forward and its backward, of one part each."""
+    box = SimpleNamespace(value=0)
+    forward = compile_once(session, 1, backward=False, box=box)
+    return forward, compile_once(session, 1, backward=True, box=box)
+
+
 REFUSING: set[int] = set()
 MORE = 60
 """Calls that end measuring of three deployments."""
@@ -250,16 +257,10 @@ def test_all_parts_are_relocated_where_that_is_fastest(
 def test_a_relocated_graph_is_a_hit_for_the_next_session(
     session: Session, relocating: list[Relocating]
 ) -> None:
-    box = SimpleNamespace(value=0)
-    run(
-        compile_once(session, 1, backward=False, box=box),
-        compile_once(session, 1, backward=True, box=box),
-        MORE,
-    )
+    run(*compile_pair(session), MORE)
     second = Session(session.locations)
 
-    forward = compile_once(second, 1, backward=False, box=box)
-    backward = compile_once(second, 1, backward=True, box=box)
+    forward, backward = compile_pair(second)
 
     assert run(forward, backward, 3) == [(["relocated"], ["relocated"])] * 3
     assert forward.current_callable != forward.call
@@ -269,19 +270,11 @@ def test_a_relocated_graph_is_a_hit_for_the_next_session(
 def test_what_was_relocated_elsewhere_is_measured_where_it_cannot_be(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box = SimpleNamespace(value=0)
-    run(
-        compile_once(session, 1, backward=False, box=box),
-        compile_once(session, 1, backward=True, box=box),
-        MORE,
-    )
+    run(*compile_pair(session), MORE)
     monkeypatch.setattr(Session, "relocatable", lambda *_: None)
     second = Session(session.locations)
 
-    forward = compile_once(second, 1, backward=False, box=box)
-    backward = compile_once(second, 1, backward=True, box=box)
-
-    assert run(forward, backward, MORE)[-1] == (["captured"], ["captured"])
+    assert run(*compile_pair(second), MORE)[-1] == (["captured"], ["captured"])
     assert second.report.counts["measured"] == 2
 
 

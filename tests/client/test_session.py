@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,15 @@ def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
         assert session.relocatable(lambda inputs: None, 0) is None
 
     assert dict(session.report.failures) == {"relocatable graphs: this torch lacks much": 1}
+
+
+def test_who_does_not_want_relocatable_graphs_imports_nothing_of_them() -> None:
+    code = "import sys, pygraphd.client.session; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    names = {"relocatable", "recording", "replay", "verification", "capture", "driver"}
+    assert {f"pygraphd.client.{name}" for name in names}.isdisjoint(done.stdout.split())
+    assert "pygraphd.client.region" in done.stdout.split()
 
 
 def test_an_undecided_region_goes_with_its_model_and_is_remembered(session: Session) -> None:
