@@ -24,13 +24,13 @@ _MIB = 2**20
 
 def perform(task: Task) -> Answer:
     """Run a task; the order matters: memory is read before anything that users would not do."""
-    device = _device(task.device)
+    device = find_device(task.device)
     workload = WORKLOADS[task.workload]
     torch.manual_seed(task.seed)
     with device:  # weights are drawn there at once, which is much quicker than on the CPU
         case = workload.build(device)
     generator = torch.Generator(device).manual_seed(task.seed)
-    _wake(device)
+    wake(device)
 
     started = time.perf_counter()
     step = Step(case, device, task.compile)
@@ -39,39 +39,42 @@ def perform(task: Task) -> Answer:
     compile_s = preparing_s + watch.first_step_s()
     watch.run(task.warm_up - 1)
     step_ms, host_ms = watch.steps_ms(task.steps)
-    reserved_mb = _reserved_mb(device)
+    reserved = reserved_mb(device)
     pipelined_ms = watch.windows_ms(task.windows, task.window_steps)
     verdict = check(case, step, device, watch.draw) if task.check else Verdict(True)
     return Answer(
         step_ms=step_ms,
         host_ms=host_ms,
         pipelined_ms=pipelined_ms,
-        reserved_mb=reserved_mb,
+        reserved_mb=reserved,
         compile_s=compile_s,
         correct=verdict.correct if task.check else None,
         note=verdict.note,
-        environment=_environment(device),
+        environment=describe(device),
     )
 
 
-def _device(name: str | None) -> torch.device:
+def find_device(name: str | None) -> torch.device:
+    """Return the device of a name, or the best there is; raises BenchmarkError if it is not there."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise BenchmarkError("torch sees no CUDA device here; try --device cpu")
     return torch.device(name or ("cuda" if available else "cpu"))
 
 
-def _wake(device: torch.device) -> None:
+def wake(device: torch.device) -> None:
     """Make the device's context and library handles now, so that they do not count as compile time."""
     square = torch.ones(16, 16, device=device)
     (square @ square).sum().item()
 
 
-def _reserved_mb(device: torch.device) -> float | None:
+def reserved_mb(device: torch.device) -> float | None:
+    """Return the most memory that was ever reserved, in MiB; None on the CPU."""
     return torch.cuda.max_memory_reserved(device) / _MIB if device.type == "cuda" else None
 
 
-def _environment(device: torch.device) -> dict[str, str | None]:
+def describe(device: torch.device) -> dict[str, str | None]:
+    """Return the part of a result's `environment` that only a process with torch can tell."""
     on_gpu = device.type == "cuda"
     return {
         "gpu": torch.cuda.get_device_name(device) if on_gpu else None,

@@ -18,6 +18,8 @@ from benchmarks.workloads import WORKLOADS, select_workloads
 
 _STANDARD_WORKLOADS = "resnet50-inference,resnet50-training,bert-inference,bert-training,three-ops"
 
+_REGION_WORKLOADS = "three-ops,wide-inference,autoencoder-inference,resnet50-inference,bert-inference,resnet50-training,bert-training"
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Return 0 if all went well, 1 if something that was measured failed, 2 if it could not be run as asked."""
@@ -40,6 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="measure workloads with peers, each in a fresh process"))
     _add_table(commands.add_parser("table", help="print a result file of `run`"))
+    _add_regions(
+        commands.add_parser("regions", help="time compiled regions in PyTorch's trees and relocatable")
+    )
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon with 10,000 entries"))
     _add_imports(commands.add_parser("imports", help="time processes that only import something"))
     return parser
@@ -76,6 +81,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--timeout-s", type=_positive, default=300, help="limit of one process (default 300)")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep what the processes print")
+
+
+def _add_regions(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_regions)
+    parser.add_argument("--workloads", type=_names, default=_REGION_WORKLOADS, metavar="A,B")
+    parser.add_argument("--ways", type=_names, default="trees,relocate,launch", metavar="W,V")
+    parser.add_argument("--repetitions", type=_positive, default=3, help="processes for each (default 3)")
+    parser.add_argument("--caches", type=Path, metavar="DIR", help="keep what was compiled for the next time")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
 
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +180,16 @@ def _lookup(options: argparse.Namespace) -> int:
 
 def _imports(options: argparse.Namespace) -> int:
     print("\n".join(measure_imports(VARIANTS, options.repetitions, options.out.absolute())))
+    return 0
+
+
+def _regions(options: argparse.Namespace) -> int:
+    from benchmarks.regions import measure_regions
+
+    workloads = select_workloads(options.workloads)
+    caches = options.caches and options.caches.absolute()
+    lines = measure_regions(workloads, options.ways, options.repetitions, options.out.absolute(), caches)
+    print("\n".join(lines))
     return 0
 
 

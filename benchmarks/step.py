@@ -25,21 +25,26 @@ class Step:
     def __call__(self, inputs: Inputs) -> torch.Tensor:
         """Run one step; returns the output or the loss."""
         result = self.evaluate(inputs)
+        self.update()
+        return result
+
+    def update(self) -> None:
+        """Run the optimiser, if there is one, and drop the gradients."""
         if self._optimizer:
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
-        return result
 
     def evaluate(self, inputs: Inputs) -> torch.Tensor:
         """Run all of a step but its update: in training the gradients are left on the parameters."""
         if self._optimizer is None:
             with torch.no_grad():
-                return self._forward(inputs)
-        loss = self._forward(inputs)
+                return self.forward(inputs)
+        loss = self.forward(inputs)
         loss.backward()
         return loss
 
-    def _forward(self, inputs: Inputs) -> torch.Tensor:
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        """Run the model: its output, or the loss to call `backward` of."""
         with self._autocast():
             return self._case.call(self._model, inputs)
 

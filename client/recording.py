@@ -169,11 +169,13 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A replay, and the inputs that show up in none of its nodes."""
+    """A replay, the inputs that show up in none of its nodes, and the outputs that none of them can write."""
 
     replay: Replay
     unseen: frozenset[int]
+    unwritten: frozenset[int]
     device: torch.device
+    nodes: int
 
 
 def _build(
@@ -198,6 +200,7 @@ def _build(
         parameters.words, parameters.candidates, [*segments, *memory_segments], len(groups) + len(memories)
     )
     bases = [span.start for _, span in groups] + bound
+    nodes = len(parameters)
     unread, graph = [parameters], capture.graph
 
     def make_binding() -> Binding:
@@ -207,13 +210,22 @@ def _build(
         return Binding(driver, graph, own, table, layout.groups, bases)
 
     replay = Replay(driver, graph, make_binding, layout, replay_device(device), capture.ticket)
-    return Built(replay, _unseen(table, layout), device)
+    return Built(replay, _unseen(table, layout), _unwritten(table, layout), device, nodes)
 
 
 def _unseen(table: Table, layout: Layout) -> frozenset[int]:
     slots = table.unseen()
     groups = [group for slot, group in enumerate(layout.groups) if slot in slots]
     return frozenset(index for group in groups for index, _ in group.members)
+
+
+def _unwritten(table: Table, layout: Layout) -> frozenset[int]:
+    slots = {slot - len(layout.groups) for slot in table.unseen()}
+    return frozenset(
+        index
+        for index, output in enumerate(layout.outputs)
+        if isinstance(output, _Whole | _Part) and output.memory in slots
+    )
 
 
 def _device(inputs: Sequence[Any], outputs: Sequence[Any]) -> torch.device:

@@ -6,7 +6,9 @@ fit a call is launched, and counted with its reason.
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -68,6 +70,19 @@ class Recorder(Protocol):
         """Return what makes its device the current one; None if it is."""
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What making a recording came to: nodes, allocations of a call, and milliseconds on the host's clock."""
+
+    nodes: int
+    memories: int
+    capture_ms: float
+    build_ms: float
+    """Reading and searching parameters, and instantiating."""
+    trial_ms: float
+    """Replaying on copies; comparing comes on top of this, when the call has run."""
+
+
 class Relocatable:
     """Runs a compiled callable as relocatable graphs where it can; call it with Inductor's list of inputs."""
 
@@ -81,6 +96,8 @@ class Relocatable:
         self._seen: set[tuple[int, ...]] = set()
         self._latest: tuple[int, ...] | None = None
         self._captures = 0
+        self.costs: Costs | None = None
+        """Of the latest recording."""
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._recording = threading.Lock()
         self._changing = threading.Lock()
@@ -206,19 +223,24 @@ class Relocatable:
         staged = {index: _buffer_for(inputs[index]) for index in sorted(hidden)}
         stand_ins, places = verification.stand_ins_for(inputs)
         bound = [staged.get(index, value) for index, value in enumerate(stand_ins)]
+        times = [time.perf_counter()]
         capture = self._capture(bound)
+        times.append(time.perf_counter())
         built = recording.build(self._recorder.driver, capture, bound, staged)
+        times.append(time.perf_counter())
         try:
             # The launched call will need as much again, and must get it.
-            if copies + 2 * built.replay.bytes > self._recorder.room():
+            if copies + 2 * sum(built.replay.memory_sizes) > self._recorder.room():
                 raise OpaqueError(NO_ROOM)
             old = [*places, *capture.places(built.device)]
-            trial = verification.Trial(built.replay, inputs, self._recorder.generator, old)
+            trial = verification.Trial(built.replay, inputs, self._recorder.generator, old, built.unwritten)
+            times.append(time.perf_counter())
         except BaseException:
             built.replay.close()
             capture.let_go()
             raise
         self._report.count(staged=len(staged))
+        self.costs = _costs(built, times)
         return _Attempt(built.replay, trial, capture, built.unseen)
 
     def _capture(self, bound: Sequence[Any]) -> Capture:
@@ -293,6 +315,11 @@ def _buffer_for(tensor: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode(False):
         buffer = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         return buffer.copy_(tensor.detach())
+
+
+def _costs(built: recording.Built, times: Sequence[float]) -> Costs:
+    capture_ms, build_ms, trial_ms = ((end - begin) * 1e3 for begin, end in itertools.pairwise(times))
+    return Costs(built.nodes, len(built.replay.memory_sizes), capture_ms, build_ms, trial_ms)
 
 
 _OURS = (OpaqueError, UnfitError, DriverError, torch.OutOfMemoryError)

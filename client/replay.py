@@ -175,9 +175,9 @@ class Replay:
             raise UnfitError(OTHER_STREAM)
 
     @property
-    def bytes(self) -> int:
-        """How much memory a call takes beside its inputs."""
-        return sum(memory.bytes for memory in self._layout.memories)
+    def memory_sizes(self) -> list[int]:
+        """The bytes of each allocation that a call makes."""
+        return [memory.bytes for memory in self._layout.memories]
 
     @property
     def executables(self) -> int:

@@ -16,7 +16,7 @@ from pygraphd.client.recording import extent, input_groups
 from pygraphd.client.relocation import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pygraphd.client.replay import Replay
 
@@ -44,7 +44,7 @@ class Trial:
     """A replay on copies of a call's inputs, to be held against what the callable does with the inputs themselves.
 
     `old` is the memory that the capture worked on, as bytes. It is poisoned: an address that was missed then reads poison, or
-    writes where nothing may be written, and either shows.
+    writes where nothing may be written, and either shows. `unwritten` outputs are those that no node refers to.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Trial:
         inputs: Sequence[Any],
         generator: Generator | None,
         old: Sequence[torch.Tensor] = (),
+        unwritten: Collection[int] = (),
     ) -> None:
         """Run the replay, and put the generator back where it was.
 
@@ -62,6 +63,7 @@ class Trial:
         self._copies = copies_of(inputs)
         self._memory = replay.memory()
         self._old = old
+        self._unwritten = unwritten
         for each in old:
             each.fill_(OLD_POISON)
         for each in self._memory:
@@ -84,10 +86,35 @@ class Trial:
         if not all(bool((each == OLD_POISON).all()) for each in self._old):
             return "verification: it writes to where it was recorded"
         return (
-            _compare("output", list(map(_without_unwritten, self._outputs, outputs)), outputs)
+            _compare("output", self._comparable(outputs), outputs)
             or _compare("input", self._copies, self._inputs)
             or self._misplaced(outputs)
         )
+
+    def _comparable(self, outputs: Sequence[Any]) -> list[Any]:
+        """Return the replayed outputs, with the launched one for each that no kernel writes: its value means nothing.
+
+        Attention returns a generator's state or seed and offset whether it draws random numbers or not.
+        """
+        if len(self._outputs) != len(outputs):
+            return list(self._outputs)
+        return [
+            right if self._means_nothing(index, mine, right) else mine
+            for index, (mine, right) in enumerate(zip(self._outputs, outputs, strict=True))
+        ]
+
+    def _means_nothing(self, index: int, mine: Any, right: Any) -> bool:
+        """Whether an output is of a generator and still holds nothing but what its memory was filled with.
+
+        A state is handed to kernels that do not write it, as the only thing that is unsigned and of 64 bits. A seed is handed
+        to none: were it written through an address that nobody saw, the memory of the capture would show that.
+        """
+        if not (_is_tensor(mine) and _is_tensor(right) and mine.numel() and _form(mine) == _form(right)):
+            return False
+        is_seed = mine.dtype == torch.int64 and mine.numel() == 1 and index in self._unwritten
+        if not is_seed and mine.dtype != torch.uint64:
+            return False
+        return not bool((_bytes(mine, extent(mine)) != POISON).any())
 
     def _misplaced(self, outputs: Sequence[Any]) -> str | None:
         # An output in memory of neither the call nor its inputs must be a constant, or each call would overwrite the last.
@@ -166,16 +193,6 @@ def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any]) -> str
         if not _agree(mine, right):
             return f"verification: {what} {index} differs"
     return None
-
-
-def _without_unwritten(mine: Any, right: Any) -> Any:
-    """Return a replayed output, or the launched one if it is a generator's state that no kernel writes.
-
-    Flash attention returns one whether it draws random numbers or not. Nothing else is unsigned and of 64 bits.
-    """
-    if not _is_tensor(mine) or mine.dtype != torch.uint64 or not mine.numel():
-        return mine
-    return mine if bool((_bytes(mine, extent(mine)) != POISON).any()) else right
 
 
 def _agree(mine: Any, right: Any) -> bool:

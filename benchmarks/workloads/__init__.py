@@ -79,6 +79,20 @@ _WORKLOADS = (
         "sin, multiply and add on 1,024 float32 numbers",
     ),
     Workload(
+        "wide-inference",
+        Mode.INFERENCE,
+        64,
+        "synthetic:wide_inference",
+        "99 linear layers of 64 numbers in float32: 200 inputs, of which one moves",
+    ),
+    Workload(
+        "autoencoder-inference",
+        Mode.INFERENCE,
+        4096,
+        "synthetic:autoencoder_inference",
+        "two linear layers around 128 numbers on 197,951 bf16 numbers an item: 1.6 GB of inputs, which move",
+    ),
+    Workload(
         "mlp-training",
         Mode.TRAINING,
         16,

@@ -32,6 +32,45 @@ def _call_with_values(model: Model, inputs: Inputs) -> torch.Tensor:
     return model(inputs["values"])
 
 
+class Wide(torch.nn.Module):
+    """Many small linear layers with a scale in the end: the graph has two inputs a layer, the scale and the values."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(layers))
+        self.scale = torch.nn.Parameter(torch.ones(_WIDTH))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the last layer's output."""
+        for layer in self.layers:
+            values = torch.tanh(layer(values))
+        return values * self.scale
+
+
+def wide_inference(device: torch.device, batch: int) -> Case:
+    """Return `Wide` with 200 inputs."""
+
+    def draw(generator: torch.Generator) -> Inputs:
+        return {"values": torch.randn(batch, _WIDTH, device=device, generator=generator)}
+
+    return Case(Wide(99).to(device), draw, _call_with_values, precision=torch.float32)
+
+
+def autoencoder_inference(device: torch.device, batch: int) -> Case:
+    """Return an autoencoder of the length of a small recording's spectrum, whose input is far larger than its weights."""
+    features, code = 197_951, 128
+
+    def draw(generator: torch.Generator) -> Inputs:
+        return {
+            "values": torch.randn(batch, features, device=device, generator=generator, dtype=torch.bfloat16)
+        }
+
+    module = torch.nn.Sequential(
+        torch.nn.Linear(features, code), torch.nn.ReLU(), torch.nn.Linear(code, features)
+    )
+    return Case(module.to(device, torch.bfloat16), draw, _call_with_values, precision=torch.bfloat16)
+
+
 def mlp_training(device: torch.device, batch: int) -> Case:
     """Return a classifier of three linear layers."""
 

@@ -13,7 +13,7 @@ from pygraphd.client.session import MODE_WITHOUT_TREES
 from pygraphd.schema.messages import Decision, Deployment, Measurement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.gpu.conftest import Watched
@@ -109,7 +109,9 @@ def force(monkeypatch: pytest.MonkeyPatch, *deployments: Deployment) -> None:
     """Decide in turn for the given deployments, whatever was measured."""
     left = list(deployments)
 
-    def decide(measurements: tuple[Measurement, ...]) -> Decision:
+    def decide(measurements: Sequence[Measurement]) -> Decision:
+        if {m.deployment for m in measurements} == {Deployment.LAUNCH}:
+            return Decision(Deployment.LAUNCH, "nothing else was left to choose", 0)
         assert {m.deployment for m in measurements} == {Deployment.LAUNCH, Deployment.TREES}
         assert all(m.samples >= policy.MIN_SAMPLES for m in measurements)
         return Decision(left.pop(0), "forced", 0)
@@ -128,6 +130,9 @@ def test_every_mixture_of_forward_and_backward_is_right(
     losses = train(torch.compile(module, mode="reduce-overhead"), list(module.parameters()), 2 * ENOUGH)
 
     watched.expect(measured=2)
+    # A backward is captured by the trees only if its forward is.
+    in_trees = [forward, backward].count(Deployment.TREES) if forward is Deployment.TREES else 0
+    assert watched.deployed().get("TREES", 0) == in_trees
     torch.testing.assert_close(losses, reference(2 * ENOUGH), rtol=2e-3, atol=1e-4)
 
 

@@ -403,6 +403,41 @@ def test_a_generators_state_that_nobody_writes_needs_not_agree(case: Case) -> No
     case.expect(captured=1)
 
 
+@pytest.mark.parametrize("numbers", [1, 2])
+def test_a_seed_that_nobody_writes_needs_not_agree(case: Case, numbers: int) -> None:
+    """One number is what attention returns; more may be anything, and must agree."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        used = operations.add(inputs[0], inputs[0])
+        if isinstance(operations, Recording):
+            return used, operations.arena.allocate(2 * numbers).view(torch.int64)
+        return used, torch.arange(5, 5 + numbers)
+
+    run = case.make(body)
+    for _ in range(3):
+        run([case.floats(1, 1)])
+
+    case.expect(captured=numbers == 1)
+    assert run.refusal == (None if numbers == 1 else "verification: output 1 differs")
+
+
+def test_a_seed_that_is_written_unseen_must_agree(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        used = operations.add(inputs[0], inputs[0])
+        if not isinstance(operations, Recording):
+            return used, torch.ones(1, dtype=torch.int64)
+        seed = operations.arena.allocate(2)
+        operations.hide(seed)
+        operations.accumulate(seed, inputs[0])
+        return used, seed.view(torch.int64)
+
+    run = case.make(body)
+    for _ in range(3):
+        run([case.floats(1, 1)])
+
+    assert run.refusal == "verification: it writes to where it was recorded"
+
+
 def test_an_input_that_is_read_unseen_beside_a_node_that_shows_it_is_told(case: Case) -> None:
     """The recorded addresses still hold what the inputs held: only poison there shows it."""
 

@@ -1,0 +1,294 @@
+"""`python -m benchmarks.region_child WORKLOAD WAY ANSWER_FILE`: what a call of each compiled region costs, in this process alone.
+
+Stands where Inductor hands its regions to PyTorch's trees, so that everything around a region (Dynamo, autograd, the
+optimiser) is outside of what is timed, and the same for all ways of running it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks.child import describe, find_device, reserved_mb, wake
+from benchmarks.errors import BenchmarkError
+from benchmarks.figures import Figure, summarize
+from benchmarks.peers import Compile
+from benchmarks.step import Step
+from benchmarks.workloads import WORKLOADS
+from pygraphd.client import _torch, driver
+from pygraphd.client.capture import CudaRecorder
+from pygraphd.client.relocatable import Relocatable
+from pygraphd.client.report import Report
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.workloads.case import Case
+
+WAYS = ("trees", "relocate", "launch")
+WARM_UP = 40
+STEPS = 60
+WINDOWS = 12
+WINDOW_STEPS = 10
+_MIB = 2**20
+_BUSY_CYCLES = 60_000_000
+"""About 30 ms: longer than the host takes to issue any of these steps, so that the GPU never waits for it."""
+
+Runnable = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFigures:
+    """One region: time of the host in a call with nothing queued, and span on the GPU with the queue full."""
+
+    kind: str
+    inputs: int
+    outputs: int
+    host_us: Figure | None
+    gpu_us: Figure | None
+    first_calls_ms: list[float]
+    """The first calls on the host's clock: compiling kernels, recording and verifying are among them."""
+    recording: dict[str, float] | None
+
+
+class Timed:
+    """A region and the times of its calls."""
+
+    def __init__(self, run: Runnable, kind: str, relocatable: Relocatable | None) -> None:
+        self.run = run
+        self.kind = kind
+        self.relocatable = relocatable
+        self.inputs = self.outputs = 0
+        self.first_calls_ms: list[float] = []
+        self.host_us: list[float] = []
+        self.spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.call: Runnable = self._first
+
+    def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
+        return self.call(inputs)
+
+    def _first(self, inputs: list[Any]) -> Any:
+        self.inputs = len(inputs)
+        torch.cuda.synchronize()
+        began = time.perf_counter_ns()
+        result = self.run(inputs)
+        torch.cuda.synchronize()
+        self.first_calls_ms.append((time.perf_counter_ns() - began) / 1e6)
+        self.outputs = len(result)
+        return result
+
+    def _on_host(self, inputs: list[Any]) -> Any:
+        run = self.run
+        began = time.perf_counter_ns()
+        result = run(inputs)
+        self.host_us.append((time.perf_counter_ns() - began) / 1e3)
+        return result
+
+    def _on_gpu(self, inputs: list[Any]) -> Any:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        result = self.run(inputs)
+        end.record()
+        self.spans.append((begin, end))
+        return result
+
+    def figures(self) -> RegionFigures:
+        """Return what was measured; the GPU must be done."""
+        return RegionFigures(
+            kind=self.kind,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            host_us=summarize(self.host_us),
+            gpu_us=summarize([begin.elapsed_time(end) * 1e3 for begin, end in self.spans]),
+            first_calls_ms=[round(ms, 3) for ms in self.first_calls_ms[:8]],
+            recording=_recording(self.relocatable),
+        )
+
+
+def _recording(relocatable: Relocatable | None) -> dict[str, float] | None:
+    if relocatable is None:
+        return None
+    costs = relocatable.costs
+    replays = [*relocatable._replays.values()]
+    counts = {
+        "recordings": len(replays),
+        "executables": sum(replay.executables for replay in replays),
+        **{
+            name: sum(getattr(replay.counts, name) for replay in replays)
+            for name in ("replays", "relocated", "written")
+        },
+    }
+    return {**(dataclasses.asdict(costs) if costs else {}), **counts}
+
+
+@dataclass(slots=True)
+class Regions:
+    """All regions of this process, run in one way."""
+
+    way: str
+    report: Report = field(default_factory=Report)
+    all: list[Timed] = field(default_factory=list)
+
+    def install(self) -> None:
+        """Take the place of PyTorch's trees, or surround them."""
+        _torch.install(self._around_post_compile, self._around_cudagraphify)
+
+    def _around_post_compile(self, original: Callable[[], None], compiled: Any, _: Mapping[str, Any]) -> None:
+        original()
+        if self.way != "trees":
+            _torch.realign(compiled)
+
+    def _around_cudagraphify(self, original: Any, runnable: Runnable, kwargs: Mapping[str, Any]) -> Any:
+        kind = "backward" if kwargs["is_backward"] else "inference" if kwargs["is_inference"] else "forward"
+        relocatable = None
+        run = runnable
+        if self.way == "trees":
+            run = original(runnable, **kwargs)
+        elif self.way == "relocate":
+            run = relocatable = Relocatable(
+                runnable, CudaRecorder(driver.load(), kwargs["device_index"]), self.report
+            )
+        self.all.append(Timed(run, kind, relocatable))
+        return self.all[-1]
+
+    def switch(self, name: str) -> None:
+        """Have all calls be timed in this manner from now on."""
+        for each in self.all:
+            each.call = each.run if name == "" else getattr(each, name)
+
+
+def measure(workload_name: str, way: str) -> dict[str, Any]:
+    """Run a workload and return its figures."""
+    device = find_device("cuda")
+    workload = WORKLOADS[workload_name]
+    torch.manual_seed(0)
+    with device:
+        case = workload.build(device)
+    generator = torch.Generator(device).manual_seed(0)
+    wake(device)
+    regions = Regions(way)
+    regions.install()
+    step = Step(case, device, Compile.REDUCE_OVERHEAD)
+    for _ in range(WARM_UP):
+        step(case.draw(generator))
+    torch.cuda.synchronize()
+    regions.switch("_on_host")
+    for _ in range(STEPS):
+        inputs = case.draw(generator)
+        torch.cuda.synchronize()
+        step(inputs)
+    torch.cuda.synchronize()
+    reserved = reserved_mb(device)
+    regions.switch("_on_gpu")
+    for _ in range(STEPS // 2):
+        inputs = case.draw(generator)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(_BUSY_CYCLES)
+        step(inputs)
+        del inputs
+    torch.cuda.synchronize()
+    regions.switch("")
+    return {
+        "reserved_mb": reserved,
+        "regions": [dataclasses.asdict(each.figures()) for each in regions.all],
+        "addresses_ms": _addresses_ms(
+            Addresses(step, case, generator), way, training=case.optimizer is not None
+        ),
+        "counts": dict(regions.report.counts),
+        "launched": dict(regions.report.fallbacks),
+        "environment": describe(device),
+    }
+
+
+class Addresses:
+    """Windows of steps whose addresses stay, or alternate in the ways that are common."""
+
+    def __init__(self, step: Step, case: Case, generator: torch.Generator) -> None:
+        self._step = step
+        self._batches = [case.draw(generator) for _ in range(4)]
+        self._kept: list[Any] = []
+
+    def fixed(self) -> None:
+        """Run on one batch."""
+        for _ in range(WINDOW_STEPS):
+            self._step(self._batches[0])
+
+    def keeping_two_outputs(self) -> None:
+        """Hold each output or loss until the step after the next."""
+        for _ in range(WINDOW_STEPS):
+            self._kept.append(self._step(self._batches[0]))
+            del self._kept[:-2]
+
+    def four_batches_in_rotation(self) -> None:
+        """Run on batches that lie in four places."""
+        for number in range(WINDOW_STEPS):
+            self._step(self._batches[number % 4])
+
+    def micro_batches_one_after_the_other(self) -> None:
+        """Add up the gradients of two."""
+        for _ in range(WINDOW_STEPS // 2):
+            self._step.evaluate(self._batches[0])
+            self._step.evaluate(self._batches[1])
+            self._step.update()
+
+    def micro_batches_in_flight(self) -> None:
+        """Do both forwards before the first backward."""
+        for _ in range(WINDOW_STEPS // 2):
+            losses = [self._step.forward(batch) for batch in self._batches[:2]]
+            for loss in losses:
+                loss.backward()
+            self._step.update()
+
+    def step_ms(self, ways: Sequence[Callable[[], None]]) -> dict[str, Any]:
+        """Return the time of a step for each of these methods, window by window in turn."""
+        samples: dict[str, list[float]] = {way.__name__: [] for way in ways}
+        for window in range(WINDOWS + 2):
+            for way in ways:
+                way()  # the first after a change of addresses: not what is asked for here
+                elapsed_ms = _elapsed_ms(way)
+                if window >= 2:
+                    samples[way.__name__].append(elapsed_ms / WINDOW_STEPS)
+        return {
+            name: dataclasses.asdict(figure) for name, each in samples.items() if (figure := summarize(each))
+        }
+
+
+def _elapsed_ms(run: Callable[[], None]) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) * 1e3
+
+
+def _addresses_ms(addresses: Addresses, way: str, *, training: bool) -> dict[str, Any]:
+    ways = [addresses.fixed, addresses.keeping_two_outputs, addresses.four_batches_in_rotation]
+    if training:
+        ways.append(addresses.micro_batches_one_after_the_other)
+        if way != "trees":  # they refuse: the first's outputs would be overwritten
+            ways.append(addresses.micro_batches_in_flight)
+    return addresses.step_ms(ways)
+
+
+def main(arguments: list[str]) -> int:
+    """Measure the workload of the first argument in the way of the second, into the file of the third."""
+    workload, way, answer_file = arguments
+    try:
+        answer = measure(workload, way)
+    except BenchmarkError as error:
+        print(error, file=sys.stderr)
+        return 1
+    Path(answer_file).write_text(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

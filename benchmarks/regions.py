@@ -1,0 +1,101 @@
+"""`python -m benchmarks regions`: host time, GPU time and memory of compiled regions: launched, in PyTorch's trees, relocatable.
+
+Unlike `run`, this looks inside: each process stands where Inductor hands regions to the trees, and runs them in one way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.environment import TORCH_FIELDS, describe_host
+from benchmarks.errors import UnknownNameError
+from benchmarks.processes import run_fresh
+from benchmarks.records import SCHEMA, check_writable, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.workloads import Workload
+
+WAYS = ("trees", "relocate", "launch")
+_TIMEOUT_S = 240.0
+
+
+def measure_regions(
+    workloads: Sequence[Workload], ways: Sequence[str], repetitions: int, out: Path, caches: Path | None
+) -> list[str]:
+    """Measure every workload in every way, each in a fresh process; returns lines for people, writes all to `out`."""
+    if unknown := [way for way in ways if way not in WAYS]:
+        raise UnknownNameError("way", unknown, list(WAYS))
+    check_writable(out)
+    records: list[dict[str, Any]] = []
+    environment = describe_host()
+    with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as folder:
+        for repetition in range(repetitions):
+            for workload in workloads:
+                for way in ways if repetition % 2 == 0 else reversed(ways):
+                    record = _measure(workload, way, repetition, caches or Path(folder))
+                    seen = record.pop("environment", None)
+                    environment = {**dict.fromkeys(TORCH_FIELDS), **environment, **(seen or {})}
+                    records.append(record)
+                    write_json(out, {"schema": SCHEMA, "environment": environment, "records": records})
+    return [line for record in records for line in _lines(record)]
+
+
+def _measure(workload: Workload, way: str, repetition: int, caches: Path) -> dict[str, Any]:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder:
+        answer_file = Path(folder) / "answer.json"
+        outcome = run_fresh(
+            ["-m", "benchmarks.region_child", workload.name, way, str(answer_file)],
+            _environ(caches / workload.name),
+            _TIMEOUT_S,
+        )
+        answer = json.loads(answer_file.read_text()) if outcome.error is None else {"error": outcome.error}
+    print(
+        f"{workload.name} {way}: {outcome.error or 'done'} ({time.monotonic() - began:.0f} s)",
+        file=sys.stderr,
+        flush=True,
+    )
+    if outcome.error is not None:
+        print(outcome.output[-3000:], file=sys.stderr, flush=True)
+    return {"workload": workload.name, "way": way, "repetition": repetition + 1, **answer}
+
+
+def _environ(caches: Path) -> dict[str, str]:
+    """Return the environment of a process: all share compiled kernels, so that they run the same ones."""
+    return {
+        **os.environ,
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+    }
+
+
+def _lines(record: dict[str, Any]) -> list[str]:
+    head = f"{record['workload']:20} {record['way']:9}"
+    if "error" in record:
+        return [f"{head} {record['error']}"]
+    lines = [
+        f"{head} {region['kind']:9} {region['inputs']:4} in {region['outputs']:4} out  "
+        f"host {_figure(region['host_us'])} us  GPU {_figure(region['gpu_us'])} us  {_costs(region['recording'])}"
+        for region in record["regions"]
+    ]
+    steps = ", ".join(f"{name} {_figure(figure)}" for name, figure in record["addresses_ms"].items())
+    return [*lines, f"{head} reserved {record['reserved_mb']:.0f} MB; ms a step: {steps}"]
+
+
+def _figure(figure: dict[str, float] | None) -> str:
+    return f"{figure['median']:.3f}" if figure else "-"
+
+
+def _costs(recording: dict[str, float] | None) -> str:
+    if not recording:
+        return ""
+    return ", ".join(f"{name} {value:g}" for name, value in recording.items())
