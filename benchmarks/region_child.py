@@ -25,6 +25,7 @@ from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client import _torch, driver
 from pygraphd.client.capture import CudaRecorder
+from pygraphd.client.recycling import Link, watch
 from pygraphd.client.relocatable import Relocatable
 from pygraphd.client.report import Report
 
@@ -120,6 +121,7 @@ def _recording(relocatable: Relocatable | None) -> dict[str, float] | None:
     replays = [*relocatable._replays.values()]
     counts = {
         "recordings": len(replays),
+        "sets": sum(len(replay._recycler) for replay in replays if replay._recycler is not None),
         "executables": sum(replay.executables for replay in replays),
         **{
             name: sum(getattr(replay.counts, name) for replay in replays)
@@ -136,15 +138,32 @@ class Regions:
     way: str
     report: Report = field(default_factory=Report)
     all: list[Timed] = field(default_factory=list)
+    links: dict[int, Link] = field(default_factory=dict)
+    link: Link | None = None
 
     def install(self) -> None:
         """Take the place of PyTorch's trees, or surround them."""
         _torch.install(self._around_post_compile, self._around_cudagraphify)
 
-    def _around_post_compile(self, original: Callable[[], None], compiled: Any, _: Mapping[str, Any]) -> None:
-        original()
+    def _around_post_compile(
+        self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]
+    ) -> None:
+        if self.way != "relocate":
+            original()
+        else:
+            self._relocate(original, compiled, graph_kwargs)
         if self.way != "trees":
             _torch.realign(compiled)
+
+    def _relocate(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
+        """Do what the hook does."""
+        facts = _torch.facts(compiled, graph_kwargs)
+        box = graph_kwargs.get("boxed_forward_device_index")
+        link = None if facts.is_inference else self.links.setdefault(id(box), Link())
+        self.link = None if facts.is_backward else link
+        original()
+        if link is not None:
+            watch(compiled, link, is_backward=facts.is_backward)
 
     def _around_cudagraphify(self, original: Any, runnable: Runnable, kwargs: Mapping[str, Any]) -> Any:
         kind = "backward" if kwargs["is_backward"] else "inference" if kwargs["is_inference"] else "forward"
@@ -154,7 +173,7 @@ class Regions:
             run = original(runnable, **kwargs)
         elif self.way == "relocate":
             run = relocatable = Relocatable(
-                runnable, CudaRecorder(driver.load(), kwargs["device_index"]), self.report
+                runnable, CudaRecorder(driver.load(), kwargs["device_index"]), self.report, self.link
             )
         self.all.append(Timed(run, kind, relocatable))
         return self.all[-1]
@@ -180,6 +199,8 @@ def measure(workload_name: str, way: str) -> dict[str, Any]:
     for _ in range(WARM_UP):
         step(case.draw(generator))
     torch.cuda.synchronize()
+    peak = reserved_mb(device)
+    torch.cuda.reset_peak_memory_stats(device)
     regions.switch("_on_host")
     for _ in range(STEPS):
         inputs = case.draw(generator)
@@ -198,6 +219,7 @@ def measure(workload_name: str, way: str) -> dict[str, Any]:
     regions.switch("")
     return {
         "reserved_mb": reserved,
+        "first_steps_reserved_mb": peak,
         "regions": [dataclasses.asdict(each.figures()) for each in regions.all],
         "addresses_ms": _addresses_ms(
             Addresses(step, case, generator), way, training=case.optimizer is not None

@@ -88,7 +88,10 @@ def _lines(record: dict[str, Any]) -> list[str]:
         for region in record["regions"]
     ]
     steps = ", ".join(f"{name} {_figure(figure)}" for name, figure in record["addresses_ms"].items())
-    return [*lines, f"{head} reserved {record['reserved_mb']:.0f} MB; ms a step: {steps}"]
+    return [
+        *lines,
+        f"{head} reserved {record['reserved_mb']:.0f} MB (first steps {record['first_steps_reserved_mb']:.0f}); ms a step: {steps}",
+    ]
 
 
 def _figure(figure: dict[str, float] | None) -> str:

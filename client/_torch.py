@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -394,6 +395,59 @@ def missing_for_relocation() -> str | None:
     return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
 
 
+def forward_returns() -> int | None:
+    """Return how many outputs of the compiled forward that is being called go to user code: the first so many.
+
+    The rest is saved for the backward. None if that cannot be told, or if what goes to user code is made of several tensors.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("runtime_wrappers.py"):
+            for value in list(frame.f_locals.values()):
+                metadata: Any = getattr(value, "metadata", None)
+                returned = getattr(metadata, "num_forward_returns", None)
+                if type(returned) is int:
+                    return returned if _is_plain(metadata) else None
+        frame = frame.f_back
+    return None
+
+
+def _is_plain(metadata: Any) -> bool:
+    outputs = getattr(metadata, "subclass_fw_graph_out_meta", None)
+    names = {type(each).__name__ for each in outputs} if outputs is not None else {"unknown"}
+    return names <= {"PlainTensorMeta"} and not getattr(metadata, "tokens", None)
+
+
+RECYCLING_REQUIRED = (
+    ("torch", "_C._storage_Use_Count"),
+    ("torch", "_C.TensorBase._use_count"),
+    ("torch", "_C._autograd._top_saved_tensors_default_hooks"),
+)
+"""What keeping the memory of saved activations needs beside `RELOCATION_REQUIRED`."""
+
+
+@functools.cache
+def missing_for_recycling() -> str | None:
+    """Return what this torch lacks for keeping the memory of saved activations, or None."""
+    names = [f"{module}.{name}" for module, name in RECYCLING_REQUIRED if not _has(module, name)]
+    return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
+
+
+def storage_uses(storage: torch.UntypedStorage) -> int:
+    """Return how many hold a storage: tensors, Python objects."""
+    uses: int = torch._C._storage_Use_Count(storage._cdata)
+    return uses
+
+
+tensor_uses: Callable[[torch.Tensor], int] = getattr(torch.Tensor, "_use_count", lambda tensor: 0)
+"""Returns how many hold a tensor without going through Python."""
+
+
+def saved_tensors_are_seen() -> bool:
+    """Whether the user has hooks on what autograd saves."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def history_is_recorded() -> bool:
     """Whether the user has an allocator, the GPU's or (2.14) that of pinned memory, record what it does."""
     if torch._C._cuda_isHistoryEnabled():
@@ -458,7 +512,11 @@ def _clean_up_after_capture(graph: Any, device_index: int, pool: Pool) -> None:
 def release_pool(device_index: int, pool: Pool) -> None:
     """Give the memory of a pool back to the driver, as far as it is free."""
     torch._C._cuda_releasePool(device_index, pool)
-    # It raises while another thread captures: then the allocator does so when it needs memory.
+    empty_cache()
+
+
+def empty_cache() -> None:
+    """Give what the allocator keeps back to the driver; if another thread captures, it does so when it needs memory."""
     with contextlib.suppress(RuntimeError):
         torch.cuda.empty_cache()
 

@@ -78,14 +78,25 @@ class Binding:
             for index, offset in group.members:
                 self._pointers[index] = bound[slot] + offset
         self._memory = list(bound[len(groups) :])
+        self.number = 0
+        """Of the set of recycled memory that it is bound to; 0: of none."""
         self._dirty: set[int] = set()
         self.executable = driver.instantiate(graph)
 
-    def fits(self, inputs: list[Any], memory: list[int], unchanged: Unchanged) -> bool:
-        """Whether it is bound to these inputs and addresses of memory already."""
-        return memory == self._memory and unchanged(inputs, self._pointers, self._indices)
+    def fits(
+        self, inputs: list[Any], memory: list[Any], number: int, fresh: list[int], unchanged: Unchanged
+    ) -> bool:
+        """Whether it is bound to these inputs and this memory already.
 
-    def bind(self, inputs: Sequence[Any], memory: list[int]) -> int:
+        Memory of a set lies where it always did: with the same `number`, only the `fresh` slots can have moved.
+        """
+        return (
+            number == self.number
+            and unchanged(memory, self._memory, fresh)
+            and unchanged(inputs, self._pointers, self._indices)
+        )
+
+    def bind(self, inputs: Sequence[Any], memory: Sequence[Any], number: int) -> int:
         """Bind to other addresses; return how many nodes were written.
 
         Raises `UnfitError` with nothing changed, or `DriverError`, after which the executable is of no more use.
@@ -96,10 +107,12 @@ class Binding:
             self._move(slot, base)
         for index in moved:
             self._pointers[index] = inputs[index].data_ptr()
-        for slot, address in enumerate(memory, start=len(self._groups)):
+        addresses = [each.data_ptr() for each in memory]
+        for slot, address in enumerate(addresses, start=len(self._groups)):
             if address != self._bases[slot]:
                 self._move(slot, address)
-        self._memory = memory
+        self._memory = addresses
+        self.number = number
         return self._write()
 
     def check(self, inputs: Sequence[Any]) -> None:
@@ -151,29 +164,43 @@ class Bindings:
         """Return how many executables there are."""
         return len(self._all)
 
-    def bound(self, inputs: list[Any], memory: list[int]) -> Binding:
-        """Return an executable that is bound to a call's addresses; raises `UnfitError` or `DriverError`."""
-        first = self._all[0]
+    def bound(self, inputs: list[Any], memory: list[Any], number: int, fresh: list[int]) -> Binding:
+        """Return an executable that is bound to a call's addresses; raises `UnfitError` or `DriverError`.
+
+        For `number` and `fresh` see `Binding.fits`.
+        """
+        unchanged = self._unchanged
         self.written = 0
-        if first.fits(inputs, memory, self._unchanged):
-            return first
-        for position in range(1, len(self._all)):
-            if self._all[position].fits(inputs, memory, self._unchanged):
+        for position, binding in enumerate(self._all):
+            if binding.fits(inputs, memory, number, fresh, unchanged):
                 return self._to_front(position)
-        if len(self._all) < self._most and self._came_back(inputs, memory):
+        if len(self._all) < self._most and self._deserves_another(inputs, memory, number):
             self._all[-1].check(inputs)
             self._add()
-        chosen = self._all[-1]  # not used for longest, or new
-        self.written = chosen.bind(inputs, memory)
-        return self._to_front(len(self._all) - 1)
+        position = self._least_recent(number)
+        chosen = self._all[position]
+        self.written = chosen.bind(inputs, memory, number)
+        return self._to_front(position)
 
     def _to_front(self, position: int) -> Binding:
-        binding = self._all.pop(position)
-        self._all.insert(0, binding)
-        return binding
+        if position:
+            self._all.insert(0, self._all.pop(position))
+        return self._all[0]
 
-    def _came_back(self, inputs: Sequence[Any], memory: Sequence[int]) -> bool:
-        addresses = hash((*memory, *(each.data_ptr() for each in inputs if hasattr(each, "data_ptr"))))
+    def _deserves_another(self, inputs: Sequence[Any], memory: Sequence[Any], number: int) -> bool:
+        came_back = self._came_back(inputs, memory)
+        return came_back or all(binding.number != number for binding in self._all)
+
+    def _least_recent(self, number: int) -> int:
+        """Return the executable that was not used for longest: a new one, one of the same set, or any."""
+        last = len(self._all) - 1
+        if self._all[last].number == 0:
+            return last  # new, or bound to memory that comes from the allocator
+        same = [index for index, binding in enumerate(self._all) if binding.number == number]
+        return same[-1] if same else last
+
+    def _came_back(self, inputs: Sequence[Any], memory: Sequence[Any]) -> bool:
+        addresses = hash(tuple(each.data_ptr() for each in (*memory, *inputs) if hasattr(each, "data_ptr")))
         seen = addresses in self._recent
         self._recent.append(addresses)
         return seen

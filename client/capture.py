@@ -113,6 +113,10 @@ class CudaRecorder:
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(self._device)) - reserved
         return int(min(free, max(allowed, 0)) + reserved - allocated)
 
+    def trim(self) -> None:
+        """Give memory that is free back to the device."""
+        _torch.empty_cache()
+
     def in_capture(self) -> bool:
         """Whether the current stream is being captured."""
         return bool(torch.cuda.is_current_stream_capturing())

@@ -6,6 +6,7 @@ All allocations that overlap form a cluster, and a cluster moves as one: then no
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +14,7 @@ import torch
 
 from pygraphd.client import _torch
 from pygraphd.client.binding import Binding, InputGroup
+from pygraphd.client.outputs import Empty, Fixed, Input, Outputs, Part, View, Whole
 from pygraphd.client.parameters import OpaqueError, Parameters
 from pygraphd.client.relocation import (
     BLOCK,
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from pygraphd.client.driver import Driver
+    from pygraphd.client.outputs import Output
     from pygraphd.client.relocation import Table
-    from pygraphd.client.replay import Output
 
 
 class Pool(Protocol):
@@ -70,80 +72,6 @@ class Capture:
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.release()
-
-
-# --- outputs -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Fixed:
-    """The same object at every call: None, a number, a constant of the module."""
-
-    value: Any
-
-    def make(self, _inputs: Sequence[Any], _memory: Sequence[torch.Tensor]) -> Any:
-        return self.value
-
-
-@dataclass(frozen=True, slots=True)
-class _Empty:
-    """A tensor without elements."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    def make(self, _inputs: Sequence[Any], _memory: Sequence[torch.Tensor]) -> Any:
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Input:
-    """One of the inputs itself."""
-
-    index: int
-
-    def make(self, inputs: Sequence[Any], _memory: Sequence[torch.Tensor]) -> Any:
-        return inputs[self.index]
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """A view of an input; `offset` in elements of `dtype`, from where the input begins."""
-
-    index: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-    def make(self, inputs: Sequence[Any], _memory: Sequence[torch.Tensor]) -> Any:
-        return _torch.reinterpret(inputs[self.index], self.dtype, self.size, self.stride, self.offset)
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """All of a slot's memory."""
-
-    memory: int
-
-    def make(self, _inputs: Sequence[Any], memory: Sequence[torch.Tensor]) -> Any:
-        return memory[self.memory]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Part of a slot's memory; `offset` in elements of `dtype`."""
-
-    memory: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-    def make(self, _inputs: Sequence[Any], memory: Sequence[torch.Tensor]) -> Any:
-        return _torch.reinterpret(memory[self.memory], self.dtype, self.size, self.stride, self.offset)
 
 
 # --- building ----------------------------------------------------------------------------------------------------
@@ -189,9 +117,8 @@ def _build(
     layout = Layout(
         tuple(group for group, _ in groups),
         memories,
-        outputs,
+        Outputs(outputs, len(memories), as_tuple=capture.as_tuple),
         tuple(staged.items()),
-        as_tuple=capture.as_tuple,
     )
     parameters = Parameters(driver, capture.graph)
     segments = [Segment(span, slot) for slot, (_, span) in enumerate(groups)]
@@ -222,9 +149,7 @@ def _unseen(table: Table, layout: Layout) -> frozenset[int]:
 def _unwritten(table: Table, layout: Layout) -> frozenset[int]:
     slots = {slot - len(layout.groups) for slot in table.unseen()}
     return frozenset(
-        index
-        for index, output in enumerate(layout.outputs)
-        if isinstance(output, _Whole | _Part) and output.memory in slots
+        index for index in range(len(layout.outputs.all)) if layout.outputs.memory_of(index) in slots
     )
 
 
@@ -237,7 +162,9 @@ def _device(inputs: Sequence[Any], outputs: Sequence[Any]) -> torch.device:
 
 def replay_device(device: torch.device) -> Device:
     """Return what replaying on a device needs of torch."""
-    return Device(_torch.allocator(device), _torch.pointers_unchanged(), _torch.current_stream(device))
+    return Device(
+        device, _torch.allocator(device), _torch.pointers_unchanged(), _torch.current_stream(device)
+    )
 
 
 def input_groups(inputs: Sequence[Any], staged: Collection[int]) -> list[tuple[InputGroup, Span]]:
@@ -310,23 +237,23 @@ class _Clusters:
     def output(self, value: Any, inputs: Sequence[Any], groups: Sequence[tuple[InputGroup, Span]]) -> Output:
         """Return how an output is made."""
         if not isinstance(value, torch.Tensor):
-            return _Fixed(value)
+            return Fixed(value)
         if not value.numel():
-            return _Empty(tuple(value.size()), tuple(value.stride()), value.dtype, value.device)
+            return Empty(tuple(value.size()), tuple(value.stride()), value.dtype, value.device)
         for index, each in enumerate(inputs):
             if each is value:
-                return _Input(index)
+                return Input(index)
         cluster = self._cluster(value)
         if cluster is not None:
             return self._in_cluster(cluster, value)
-        return _view_of_input(value, inputs, groups) or _Fixed(value)
+        return _view_of_input(value, inputs, groups) or Fixed(value)
 
     def _in_cluster(self, cluster: int, value: torch.Tensor) -> Output:
         memory = self._order[cluster]
         if self._whole(cluster) is not None:
-            return _Whole(memory)
+            return Whole(memory)
         offset = _elements(value.data_ptr() - self._spans[cluster].start, value.dtype)
-        return _Part(memory, tuple(value.size()), tuple(value.stride()), offset, value.dtype)
+        return Part(memory, tuple(value.size()), tuple(value.stride()), offset, value.dtype)
 
     def _whole(self, cluster: int) -> torch.Tensor | None:
         """Return the output that takes all of a cluster, up to what the allocator rounds it up to."""
@@ -340,7 +267,7 @@ class _Clusters:
         memories, segments, bound = [], [], []
         for cluster, order in self._order.items():
             span = self._spans[cluster]
-            memories.append(_memory(self._whole(cluster), span))
+            memories.append(self._memory(cluster, span))
             segments.append(Segment(span, first_slot + order))
             bound.append(span.start)
         scratch = [
@@ -356,6 +283,15 @@ class _Clusters:
             bound.append(0)  # they lay apart: no address is right for all of them
         return tuple(memories), segments, bound
 
+    def _memory(self, cluster: int, span: Span) -> Memory:
+        whole = self._whole(cluster)
+        if whole is not None:
+            return Memory(tuple(whole.size()), tuple(whole.stride()), whole.dtype)
+        # Whole blocks, which can be seen as elements of any type, of the type that saves most from being told theirs.
+        dtypes = Counter(member.dtype for member in self._members[cluster])
+        dtype = dtypes.most_common(1)[0][0]
+        return Memory((blocks(span.size) * BLOCK // dtype.itemsize,), (1,), dtype)
+
 
 def _view_of_input(
     value: torch.Tensor, inputs: Sequence[Any], groups: Sequence[tuple[InputGroup, Span]]
@@ -364,17 +300,10 @@ def _view_of_input(
     for index, each in enumerate(inputs):
         if isinstance(each, torch.Tensor) and each.numel() and each.untyped_storage().data_ptr() == storage:
             offset = _elements(value.data_ptr() - each.data_ptr(), value.dtype)
-            return _View(index, tuple(value.size()), tuple(value.stride()), offset, value.dtype)
+            return View(index, tuple(value.size()), tuple(value.stride()), offset, value.dtype)
     if any(span.start <= value.data_ptr() < span.end for _, span in groups):
         raise OpaqueError("an output shares memory with an input in a way that cannot be told")
     return None
-
-
-def _memory(whole: torch.Tensor | None, span: Span) -> Memory:
-    if whole is None:
-        # Whole blocks, so that it can be seen as elements of any type.
-        return Memory((blocks(span.size) * BLOCK,), (1,), torch.uint8)
-    return Memory(tuple(whole.size()), tuple(whole.stride()), whole.dtype)
 
 
 def _elements(size: int, dtype: torch.dtype) -> int:

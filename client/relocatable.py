@@ -18,7 +18,6 @@ from pygraphd.client import recording, verification
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.parameters import OpaqueError
-from pygraphd.client.recording import Capture
 from pygraphd.client.replay import Replay
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.driver import Driver
+    from pygraphd.client.recording import Capture
+    from pygraphd.client.recycling import Link
     from pygraphd.client.report import Report
     from pygraphd.client.verification import Generator
 
@@ -63,6 +64,9 @@ class Recorder(Protocol):
     def room(self) -> int:
         """Return how many bytes could be allocated now."""
 
+    def trim(self) -> None:
+        """Give memory that is free back to the device."""
+
     def in_capture(self) -> bool:
         """Whether the current stream is being captured."""
 
@@ -86,8 +90,12 @@ class Costs:
 class Relocatable:
     """Runs a compiled callable as relocatable graphs where it can; call it with Inductor's list of inputs."""
 
-    def __init__(self, launch: Runnable, recorder: Recorder, report: Report) -> None:
+    def __init__(
+        self, launch: Runnable, recorder: Recorder, report: Report, link: Link | None = None
+    ) -> None:
+        """Run `launch` so; `link` is for a forward whose backward is compiled, too, and for nothing else."""
         self._launch = launch
+        self._link = link
         self._recorder = recorder
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
@@ -133,6 +141,8 @@ class Relocatable:
             return self._step_aside(reason, inputs)
         if sizes != self._latest:
             self._note_use(sizes)
+        if self._link is not None and self._link.pending and not replay.recycles:
+            self._link.replayed(replay, replay.slots_of(outputs))
         return outputs
 
     @property
@@ -239,9 +249,10 @@ class Relocatable:
             built.replay.close()
             capture.let_go()
             raise
+        capture.let_go()
         self._report.count(staged=len(staged))
         self.costs = _costs(built, times)
-        return _Attempt(built.replay, trial, capture, built.unseen)
+        return _Attempt(built.replay, trial, built.unseen)
 
     def _capture(self, bound: Sequence[Any]) -> Capture:
         self._captures += 1
@@ -259,6 +270,9 @@ class Relocatable:
             before = self._replays.pop(sizes, None)
             self._replays[sizes] = replay
             self._latest = sizes
+        self._recorder.trim()
+        if self._link is not None:
+            self._link.arm()
         self._report.count(captured=1)
         if before is not None:
             before.close()
@@ -287,7 +301,6 @@ class _Attempt:
 
     replay: Replay
     trial: verification.Trial
-    capture: Capture
     unseen: frozenset[int]
 
     def disagreement(self, outputs: Sequence[Any]) -> str | None:
@@ -301,13 +314,13 @@ class _Attempt:
         """Return the replay, and give back all that was needed to find out."""
         if not self.trial.random:
             self.replay.forget_random_numbers()
-        self.capture.let_go()
+        self.trial.close()
         return self.replay
 
     def close(self) -> None:
         """Give back everything."""
         self.replay.close()
-        self.capture.let_go()
+        self.trial.close()
 
 
 def _buffer_for(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from pygraphd.client import _torch
 from pygraphd.client.binding import Bindings, InputGroup, Unchanged, UnfitError
 from pygraphd.client.driver import DriverError
+from pygraphd.client.outputs import Outputs
+from pygraphd.client.recycling import Recycler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
+    from pygraphd.client._torch import Allocator
     from pygraphd.client.binding import Binding
     from pygraphd.client.driver import Driver
+    from pygraphd.client.recycling import Saved
 
 
 CLOSED = "its recording has gone for others"
@@ -44,13 +49,6 @@ class Memory:
         return (last + 1) * itemsize
 
 
-class Output(Protocol):
-    """How one output of a call is made."""
-
-    def make(self, inputs: Sequence[Any], memory: Sequence[torch.Tensor]) -> Any:
-        """Return the output; `memory` holds what the call has allocated."""
-
-
 class Ticket(Protocol):
     """Advances a random number generator as the graph would, and hands the graph its state."""
 
@@ -67,10 +65,9 @@ class Layout:
 
     groups: tuple[InputGroup, ...]
     memories: tuple[Memory, ...]
-    outputs: tuple[Output, ...]
+    outputs: Outputs
     staged: tuple[tuple[int, torch.Tensor], ...] = ()
     """Inputs that are copied into a buffer of fixed address, as (index, buffer)."""
-    as_tuple: bool = True
 
 
 @dataclass(slots=True)
@@ -94,9 +91,25 @@ class Counts:
 class Device:
     """What replaying needs of torch, chosen once: how memory is made, compared, and which stream is current."""
 
+    device: torch.device
     allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
     unchanged: Unchanged
     stream: Callable[[], int]
+
+
+class _Recipe:
+    """Allocations to be made together."""
+
+    def __init__(self, memories: Sequence[Memory], slots: Iterable[int]) -> None:
+        self.slots = list(slots)
+        self._columns = (
+            [memories[slot].size for slot in self.slots],
+            [memories[slot].stride for slot in self.slots],
+            [memories[slot].dtype for slot in self.slots],
+        )
+
+    def make(self, allocate: Allocator) -> list[torch.Tensor]:
+        return list(map(allocate, *self._columns))
 
 
 class Replay:
@@ -121,6 +134,9 @@ class Replay:
         self._lock = threading.Lock()
         self._stream: int | None = None
         self._bindings: Bindings | None = Bindings(make_binding, device.unchanged)
+        self._recipe = _Recipe(layout.memories, range(len(layout.memories)))
+        self._recycler: Recycler | None = None
+        self._fresh = self._recipe
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Run the graph on a call's inputs, clear the list, and return the outputs.
@@ -128,33 +144,53 @@ class Replay:
         Raises `UnfitError`, `DriverError` or torch's out-of-memory error, with the inputs as they were; after a
         `DriverError` the replay is of no more use.
         """
-        return self.run(inputs, self.memory())
+        outputs = self._layout.outputs
+        with self._lock:
+            stream = self._device.stream()
+            saved = self._take(stream)
+            if saved is None:
+                memory = self.memory()
+                self._launch(inputs, memory, 0, self._recipe.slots, stream)
+                made = outputs.make(inputs, memory)
+            else:
+                memory = self._memory_with(saved)
+                self._launch(inputs, memory, saved.number, self._fresh.slots, stream)
+                made = self._made_with(saved, inputs, memory)
+            result = outputs.gather(memory, made, inputs)
+        inputs.clear()
+        return result
 
     def memory(self) -> list[torch.Tensor]:
         """Allocate what one call needs beside its inputs."""
-        allocate = self._device.allocate
-        return [allocate(memory.size, memory.stride, memory.dtype) for memory in self._layout.memories]
+        return self._recipe.make(self._device.allocate)
 
     def run(self, inputs: list[Any], memory: list[torch.Tensor]) -> Any:
         """Run the graph on a call's inputs and on memory from `memory()`; see `__call__`."""
-        addresses = [each.data_ptr() for each in memory]
+        outputs = self._layout.outputs
         with self._lock:
-            bindings = self._bindings
-            if bindings is None:
-                raise UnfitError(CLOSED)
-            binding = self._bound(bindings, inputs, addresses)
-            stream = self._device.stream()
-            if self._ticket is not None:
-                self._stay_on(stream)
-                self._ticket.advance()
-            self._driver.launch(binding.executable, stream)
-        outputs = [output.make(inputs, memory) for output in self._layout.outputs]
+            self._launch(inputs, memory, 0, self._recipe.slots, self._device.stream())
+            result = outputs.gather(memory, outputs.make(inputs, memory), inputs)
         inputs.clear()
-        return tuple(outputs) if self._layout.as_tuple else outputs
+        return result
 
-    def _bound(self, bindings: Bindings, inputs: list[Any], addresses: list[int]) -> Binding:
+    def _launch(
+        self, inputs: list[Any], memory: list[Any], number: int, fresh: list[int], stream: int
+    ) -> None:
+        """Launch; `number` and `fresh` are those of the set that `memory` is of, or 0 and all slots."""
+        bindings = self._bindings
+        if bindings is None:
+            raise UnfitError(CLOSED)
+        binding = self._bound(bindings, inputs, memory, number, fresh)
+        if self._ticket is not None:
+            self._stay_on(stream)
+            self._ticket.advance()
+        self._driver.launch(binding.executable, stream)
+
+    def _bound(
+        self, bindings: Bindings, inputs: list[Any], memory: list[Any], number: int, fresh: list[int]
+    ) -> Binding:
         try:
-            binding = bindings.bound(inputs, addresses)
+            binding = bindings.bound(inputs, memory, number, fresh)
             if self._layout.staged:
                 self._stay_on(self._device.stream())
             for index, buffer in self._layout.staged:
@@ -166,6 +202,55 @@ class Replay:
             raise UnfitError(f"a replay failed: {type(error).__name__}") from error
         self.counts.add(bindings.written)
         return binding
+
+    # --- recycled memory ---
+
+    def recycle(self, slots: Collection[int]) -> None:
+        """From now on, keep the memory of these slots from call to call while nobody sees what lies there.
+
+        None of them may hold what user code can see.
+        """
+        with self._lock:
+            if self._recycler is None and slots:
+                self._recycler = Recycler(
+                    self._layout.memories, self._layout.outputs, slots, self._device.device
+                )
+                self._fresh = _Recipe(self._layout.memories, self._recycler.fresh)
+
+    @property
+    def recycles(self) -> bool:
+        """Whether it keeps any memory."""
+        return self._recycler is not None
+
+    def slots_of(self, outputs: Sequence[Any]) -> dict[int, int]:
+        """Return the slots that a call's outputs lie in, by where the memory of each begins."""
+        slots = enumerate(map(self._layout.outputs.memory_of, range(len(outputs))))
+        return {
+            outputs[index].untyped_storage().data_ptr(): slot for index, slot in slots if slot is not None
+        }
+
+    def _take(self, stream: int) -> Saved | None:
+        # With hooks on what is saved, user code sees it, and may hand it to other streams.
+        if self._recycler is None or _torch.saved_tensors_are_seen():
+            return None
+        try:
+            return self._recycler.take(stream)
+        except torch.OutOfMemoryError:
+            self._recycler = None
+            raise
+
+    def _memory_with(self, saved: Saved) -> list[Any]:
+        memory = saved.memory.copy()
+        for slot, each in zip(self._fresh.slots, self._fresh.make(self._device.allocate), strict=True):
+            memory[slot] = each
+        return memory
+
+    def _made_with(self, saved: Saved, inputs: Sequence[Any], memory: Sequence[Any]) -> list[Any]:
+        assert self._recycler is not None
+        made, outputs = saved.made.copy(), self._layout.outputs.made
+        for index in self._recycler.to_make:
+            made[index] = outputs[index].make(inputs, memory)
+        return made
 
     def _stay_on(self, stream: int) -> None:
         # What is written at a fixed address before a launch must not overtake an earlier launch that reads it.
@@ -188,6 +273,7 @@ class Replay:
         """Destroy the executables and the graph; launches under way go on, and calls from now on do not fit."""
         with self._lock:
             bindings, self._bindings = self._bindings, None
+            self._recycler = None
         if bindings is not None:
             with contextlib.suppress(DriverError), self._driver.relaxed():
                 bindings.close()

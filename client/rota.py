@@ -27,9 +27,9 @@ MAX_CALLS = 400
 """Calls after which measuring ends with what there is; two dozen are usual."""
 MAX_OVERDUE = 100
 """Rounds that a change may wait for open forwards: more than a step has, if its layers share one graph."""
-UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3, Deployment.RELOCATE: 3}
+UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3, Deployment.RELOCATE: 4}
 """A deployment's first calls in a process, which pay for setting it up. Trees warm up, record, then replay; relocatable graphs
-see that sizes come back, record, then replay."""
+see that sizes come back, record, replay, and in training begin to keep memory."""
 
 
 class Turns:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client._torch import CompiledFacts, Cudagraphify, Runnable
     from pygraphd.client.capture import CudaRecorder
+    from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
 
 NO_DEVICE = "no CUDA device"
@@ -60,6 +61,7 @@ class Session:
         self.pid = os.getpid()
         self._watched: dict[int, _Watched] = {}
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
+        self._links: dict[int, Link] = {}
         self._not_in_trees: set[int] = set()
         self._recorders: dict[int, CudaRecorder | None] = {}
         self._latest_options: tuple[tuple[str, str], ...] = ()
@@ -123,8 +125,10 @@ class Session:
             offered.add(Deployment.RELOCATE)
         return decision.policy == policy.POLICY_VERSION and decision.deployment in offered
 
-    def relocatable(self, launch: Runnable, device_index: int) -> Relocatable | None:
-        """Return a callable as relocatable graphs, if these are wanted and can be had here."""
+    def relocatable(
+        self, launch: Runnable, device_index: int, link: Link | None = None
+    ) -> Relocatable | None:
+        """Return a callable as relocatable graphs, if these are wanted and can be had here; for `link` see there."""
         if not relocation_wanted():
             return None
         if device_index not in self._recorders:
@@ -134,7 +138,16 @@ class Session:
             return None
         from pygraphd.client.relocatable import Relocatable
 
-        return Relocatable(launch, recorder, self.report)
+        return Relocatable(launch, recorder, self.report, link)
+
+    def link(self, family: object) -> Link | None:
+        """Return what a forward and its backward know of each other's memory, one for each family."""
+        if not relocation_wanted():
+            return None
+        from pygraphd.client.recycling import Link
+
+        self._families[id(family)] = family
+        return self._links.setdefault(id(family), Link())
 
     def _recorder(self, device_index: int) -> CudaRecorder | None:
         from pygraphd.client import driver
@@ -210,6 +223,7 @@ class Plan:
         self._graphs = graphs
         self._entries = entries
         self._family = family
+        self._link = None if facts.is_inference else session.link(family)
         self._next = 0
         self._open = 0
         self._launches = False
@@ -225,7 +239,9 @@ class Plan:
             trees=original(runnable, **kwargs),
             device_index=kwargs["device_index"],
             is_backward=kwargs["is_backward"],
-            relocate=self._session.relocatable(runnable, kwargs["device_index"]),
+            relocate=self._session.relocatable(
+                runnable, kwargs["device_index"], None if kwargs["is_backward"] else self._link
+            ),
         )
         entry = self._entries.get(graph.digest)
         if self._facts.captured_differently:
@@ -258,6 +274,10 @@ class Plan:
     def complete(self, compiled: Any) -> None:
         """Finish what Inductor's `post_compile` has left to be done, now that it has run."""
         self._compiled = weakref.ref(compiled)
+        if self._next and self._link is not None:
+            from pygraphd.client import recycling
+
+            recycling.watch(compiled, self._link, is_backward=self._facts.is_backward)
         if self._next == 0:
             self._only_launch()
         elif self._open or self._launches:

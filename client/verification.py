@@ -62,7 +62,6 @@ class Trial:
         self._inputs = list(inputs)
         self._copies = copies_of(inputs)
         self._memory = replay.memory()
-        self._old = old
         self._unwritten = unwritten
         for each in old:
             each.fill_(OLD_POISON)
@@ -78,18 +77,24 @@ class Trial:
             """Whether the recording draws random numbers."""
             if generator is not None and self.random:
                 generator.set_offset(began)
+        # Looked at now, so that this memory can go before the callable needs as much.
+        self._stayed = all(bool((each == OLD_POISON).all()) for each in old)
 
     def disagreement(self, outputs: Sequence[Any]) -> str | None:
         """Return how the replay differs from the callable, which has run on the inputs and returned `outputs`."""
         if self._generator is not None and self._generator.get_offset() != self._ended:
             return "verification: it draws another number of random numbers"
-        if not all(bool((each == OLD_POISON).all()) for each in self._old):
+        if not self._stayed:
             return "verification: it writes to where it was recorded"
         return (
             _compare("output", self._comparable(outputs), outputs)
             or _compare("input", self._copies, self._inputs)
             or self._misplaced(outputs)
         )
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        self._inputs, self._copies, self._memory, self._outputs = [], [], [], ()
 
     def _comparable(self, outputs: Sequence[Any]) -> list[Any]:
         """Return the replayed outputs, with the launched one for each that no kernel writes: its value means nothing.

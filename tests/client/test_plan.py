@@ -212,7 +212,7 @@ def relocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Relocating]]:
     """Offer relocatable graphs, which refuse for the partitions whose numbers are put in `REFUSING`."""
     made: list[Relocating] = []
 
-    def relocatable(self: Session, launch: Any, device_index: int) -> Relocating:
+    def relocatable(self: Session, launch: Any, device_index: int, link: Any) -> Relocating:
         made.append(Relocating("verification: output 0 differs" if len(made) in REFUSING else None))
         return made[-1]
 

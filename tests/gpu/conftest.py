@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.client.report import Report
 
@@ -86,6 +87,8 @@ class Relocated:
         self.report = Report()
         self.made: list[Relocatable] = []
         self.calls = 0
+        self.links: dict[int, Link] = {}
+        self.link: Link | None = None
 
     def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
         """Return what runs in place of `runnable`."""
@@ -93,8 +96,32 @@ class Relocated:
         from pygraphd.client.capture import CudaRecorder
         from pygraphd.client.relocatable import Relocatable
 
-        self.made.append(Relocatable(runnable, CudaRecorder(driver.load(), device_index), self.report))
+        self.made.append(
+            Relocatable(runnable, CudaRecorder(driver.load(), device_index), self.report, self.link)
+        )
         return self.made[-1]
+
+    def compile(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
+        """Do what the hook does around Inductor's `post_compile`."""
+        from pygraphd.client import _torch, recycling
+
+        facts = _torch.facts(compiled, graph_kwargs)
+        box = graph_kwargs.get("boxed_forward_device_index")
+        link = None if facts.is_inference else self.links.setdefault(id(box), recycling.Link())
+        self.link = None if facts.is_backward else link
+        original()
+        if link is not None:
+            recycling.watch(compiled, link, is_backward=facts.is_backward)
+        _torch.realign(compiled)
+
+    @property
+    def sets(self) -> list[int]:
+        """How many sets of memory each region keeps for what its forward saves."""
+        return [
+            len(replay._recycler) if replay._recycler is not None else 0
+            for each in self.made
+            for replay in each._replays.values()
+        ]
 
     def expect(self, **counts: int) -> None:
         """Assert the named counters, and that nothing was launched but calls whose sizes were new."""
@@ -204,15 +231,11 @@ def _installed(relocated: Relocated, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     from pygraphd.client import _torch
 
-    def around_post_compile(original: Callable[[], None], compiled: Any, _kwargs: Mapping[str, Any]) -> None:
-        original()
-        _torch.realign(compiled)
-
     def around_cudagraphify(_original: Any, runnable: Any, kwargs: Mapping[str, Any]) -> Any:
         return relocated.make(runnable, kwargs["device_index"])
 
     torch._dynamo.reset()
-    uninstall = _torch.install(around_post_compile, around_cudagraphify)
+    uninstall = _torch.install(relocated.compile, around_cudagraphify)
     yield relocated
     uninstall()
     torch._dynamo.reset()

@@ -182,6 +182,9 @@ class HostRecorder:
         spans = tuple(recording.arena.allocations)
         return Capture(recording.graph.handle, list(outputs), spans, held, ticket=ticket, pool=recording)
 
+    def trim(self) -> None:
+        pass
+
     def room(self) -> int:
         return self.free
 

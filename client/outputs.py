@@ -1,0 +1,140 @@
+"""How the outputs of a call are made: which of its allocations and inputs they are, or what is made of these anew."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from pygraphd.client import _torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Output(Protocol):
+    """How one output of a call is made."""
+
+    def make(self, inputs: Sequence[Any], memory: Sequence[Any]) -> Any:
+        """Return the output; `memory` holds what the call has allocated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The same object at every call: None, a number, a constant of the module."""
+
+    value: Any
+
+    def make(self, _inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
+        """Return it."""
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """A tensor without elements."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self, _inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
+        """Return a new one."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One of the inputs itself."""
+
+    index: int
+
+    def make(self, inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
+        """Return it."""
+        return inputs[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view of an input; `offset` in elements of `dtype`, from where the input begins."""
+
+    index: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def make(self, inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
+        """Return a tensor over the input's storage."""
+        return _torch.reinterpret(inputs[self.index], self.dtype, self.size, self.stride, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All of a slot's memory."""
+
+    memory: int
+
+    def make(self, _inputs: Sequence[Any], memory: Sequence[Any]) -> Any:
+        """Return it."""
+        return memory[self.memory]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Part of a slot's memory; `offset` in elements of `dtype`."""
+
+    memory: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def make(self, _inputs: Sequence[Any], memory: Sequence[Any]) -> Any:
+        """Return a tensor over the memory's storage."""
+        return _torch.reinterpret(memory[self.memory], self.dtype, self.size, self.stride, self.offset)
+
+
+class Outputs:
+    """All outputs of a recording. What is an allocation or an input itself is picked by index, the rest, `made`, is made."""
+
+    def __init__(self, outputs: Sequence[Output], memories: int, *, as_tuple: bool) -> None:
+        self.all = tuple(outputs)
+        self.made = tuple(each for each in outputs if not isinstance(each, Whole | Input))
+        indices, first_input = [], memories + len(self.made)
+        unmade = iter(range(memories, first_input))
+        for each in outputs:
+            if isinstance(each, Whole):
+                indices.append(each.memory)
+            elif isinstance(each, Input):
+                indices.append(first_input + each.index)
+            else:
+                indices.append(next(unmade))
+        self._pick = _picker(indices)
+        self._as_tuple = as_tuple
+
+    def make(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[Any]:
+        """Make what has to be made."""
+        return [each.make(inputs, memory) for each in self.made]
+
+    def gather(self, memory: Sequence[Any], made: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        """Return the outputs in their order."""
+        outputs = self._pick([*memory, *made, *inputs])
+        return outputs if self._as_tuple else list(outputs)
+
+    def memory_of(self, index: int) -> int | None:
+        """Return which allocation an output lies in, if it lies in one."""
+        output = self.all[index]
+        return output.memory if isinstance(output, Whole | Part) else None
+
+
+def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    if indices:
+        (only,) = indices
+        return lambda pool: (pool[only],)
+    return lambda pool: ()
