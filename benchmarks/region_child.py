@@ -54,6 +54,8 @@ class RegionFigures:
     inputs: int
     outputs: int
     host_us: Figure | None
+    host_moved_us: Figure | None
+    """Of those calls for which nodes had to be written; they are in `host_us`, too."""
     gpu_us: Figure | None
     first_calls_ms: list[float]
     """The first calls on the host's clock: compiling kernels, recording and verifying are among them."""
@@ -70,6 +72,7 @@ class Timed:
         self.inputs = self.outputs = 0
         self.first_calls_ms: list[float] = []
         self.host_us: list[float] = []
+        self.host_moved_us: list[float] = []
         self.spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.call: Runnable = self._first
 
@@ -88,10 +91,19 @@ class Timed:
 
     def _on_host(self, inputs: list[Any]) -> Any:
         run = self.run
+        written = self._written()
         began = time.perf_counter_ns()
         result = run(inputs)
-        self.host_us.append((time.perf_counter_ns() - began) / 1e3)
+        elapsed_us = (time.perf_counter_ns() - began) / 1e3
+        self.host_us.append(elapsed_us)
+        if self._written() > written:
+            self.host_moved_us.append(elapsed_us)
         return result
+
+    def _written(self) -> int:
+        """Return how many nodes were written so far because something had moved."""
+        replays = self.relocatable._replays.values() if self.relocatable is not None else ()
+        return sum(replay.counts.written for replay in replays)
 
     def _on_gpu(self, inputs: list[Any]) -> Any:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -108,6 +120,7 @@ class Timed:
             inputs=self.inputs,
             outputs=self.outputs,
             host_us=summarize(self.host_us),
+            host_moved_us=summarize(self.host_moved_us),
             gpu_us=summarize([begin.elapsed_time(end) * 1e3 for begin, end in self.spans]),
             first_calls_ms=[round(ms, 3) for ms in self.first_calls_ms[:8]],
             recording=_recording(self.relocatable),

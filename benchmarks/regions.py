@@ -84,7 +84,7 @@ def _lines(record: dict[str, Any]) -> list[str]:
         return [f"{head} {record['error']}"]
     lines = [
         f"{head} {region['kind']:9} {region['inputs']:4} in {region['outputs']:4} out  "
-        f"host {_figure(region['host_us'])} us  GPU {_figure(region['gpu_us'])} us  {_costs(region['recording'])}"
+        f"host {_figure(region['host_us'])} us{_moved(region['host_moved_us'])}  GPU {_figure(region['gpu_us'])} us  {_costs(region['recording'])}"
         for region in record["regions"]
     ]
     steps = ", ".join(f"{name} {_figure(figure)}" for name, figure in record["addresses_ms"].items())
@@ -92,6 +92,10 @@ def _lines(record: dict[str, Any]) -> list[str]:
         *lines,
         f"{head} reserved {record['reserved_mb']:.0f} MB (first steps {record['first_steps_reserved_mb']:.0f}); ms a step: {steps}",
     ]
+
+
+def _moved(figure: dict[str, float] | None) -> str:
+    return f" (moved: {figure['median']:.3f}, {figure['n']} calls)" if figure else ""
 
 
 def _figure(figure: dict[str, float] | None) -> str:

@@ -339,8 +339,16 @@ def reinterpret(
 ) -> torch.Tensor:
     """Return a tensor over `tensor`'s storage that autograd takes for no view of it; `offset` in elements of `dtype`."""
     same = tensor if tensor.dtype == dtype else tensor.view(dtype)
-    reinterpreted: torch.Tensor = torch._C._dynamo.guards._reinterpret_tensor(same, size, stride, offset)
-    return reinterpreted
+    return reinterpreter()(same, size, stride, offset)
+
+
+Reinterpreter = Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor]
+
+
+def reinterpreter() -> Reinterpreter:
+    """Return what does as `reinterpret`, for one dtype."""
+    fast: Reinterpreter = torch._C._dynamo.guards._reinterpret_tensor
+    return fast
 
 
 def memory_at(address: int, size: int, device: torch.device) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.driver import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pygraphd.client.driver import Driver
     from pygraphd.client.parameters import Parameters
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 MAX_BINDINGS = 4
 """Executables of one recording: batches in rotation and kept outputs make addresses recur with short periods."""
 REMEMBERED = 8
-"""Sets of addresses that are remembered, so that one that comes back gets an executable of its own."""
+"""Sets of addresses that are remembered, so that what nearly comes back gets an executable of its own."""
 
 Unchanged = Callable[[list[Any], list[Any], list[int]], bool]
 """Says whether the tensors of a list lie where a second list says, at the indices of a third."""
@@ -73,10 +74,12 @@ class Binding:
         self._bases = list(bound)
         self._slots = {index: slot for slot, group in enumerate(groups) for index, _ in group.members}
         self._indices = list(self._slots)
+        places = [bound[slot] + offset for slot, group in enumerate(groups) for _, offset in group.members]
         self._pointers: list[int | None] = [None] * (max(self._indices, default=-1) + 1)
-        for slot, group in enumerate(groups):
-            for index, offset in group.members:
-                self._pointers[index] = bound[slot] + offset
+        for index, place in zip(self._indices, places, strict=True):
+            self._pointers[index] = place
+        self.addresses = [*places, *bound[len(groups) :]]
+        """Where each input lies that can move, and then each memory."""
         self._memory = list(bound[len(groups) :])
         self.number = 0
         """Of the set of recycled memory that it is bound to; 0: of none."""
@@ -96,34 +99,45 @@ class Binding:
             and unchanged(inputs, self._pointers, self._indices)
         )
 
-    def bind(self, inputs: Sequence[Any], memory: Sequence[Any], number: int) -> int:
-        """Bind to other addresses; return how many nodes were written.
+    def addresses_of(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[int]:
+        """Return what `addresses` would be if it were bound to these."""
+        moving = map(inputs.__getitem__, self._indices)
+        return [each.data_ptr() for tensors in (moving, memory) for each in tensors]
+
+    def bind(self, inputs: Sequence[Any], addresses: list[int], number: int) -> int:
+        """Bind to other addresses, those of `addresses_of`; return how many nodes were written.
 
         Raises `UnfitError` with nothing changed, or `DriverError`, after which the executable is of no more use.
         """
-        moved = self._moved(inputs)
+        moved = self._moved(addresses)
         # All is checked before anything is changed.
-        for slot, base in self._bases_of(moved, inputs).items():
-            self._move(slot, base)
-        for index in moved:
-            self._pointers[index] = inputs[index].data_ptr()
-        addresses = [each.data_ptr() for each in memory]
-        for slot, address in enumerate(addresses, start=len(self._groups)):
+        bases = self._bases_of(moved, inputs)
+        for index, address in moved.items():
+            self._pointers[index] = address
+        inputs_end = len(self._indices)
+        for slot, address in enumerate(addresses[inputs_end:], start=len(self._groups)):
             if address != self._bases[slot]:
-                self._move(slot, address)
-        self._memory = addresses
+                bases[slot] = address
+        for slot, base in bases.items():
+            self._move(slot, base)
+        self._memory = addresses[inputs_end:]
+        self.addresses = addresses
         self.number = number
         return self._write()
 
-    def check(self, inputs: Sequence[Any]) -> None:
+    def check(self, inputs: Sequence[Any], addresses: list[int]) -> None:
         """Raise `UnfitError` if it cannot be bound to these inputs."""
-        self._bases_of(self._moved(inputs), inputs)
+        self._bases_of(self._moved(addresses), inputs)
 
-    def _moved(self, inputs: Sequence[Any]) -> list[int]:
-        pointers = self._pointers
-        return [index for index in self._indices if inputs[index].data_ptr() != pointers[index]]
+    def _moved(self, addresses: Sequence[int]) -> dict[int, int]:
+        """Return the inputs that do not lie where they are bound to, and where they lie."""
+        return {
+            index: now
+            for index, now, bound in zip(self._indices, addresses, self.addresses, strict=False)
+            if now != bound
+        }
 
-    def _bases_of(self, moved: Sequence[int], inputs: Sequence[Any]) -> dict[int, int]:
+    def _bases_of(self, moved: Iterable[int], inputs: Sequence[Any]) -> dict[int, int]:
         slots, groups = self._slots, self._groups
         return {slot: groups[slot].base(inputs) for slot in {slots[index] for index in moved}}
 
@@ -148,6 +162,11 @@ class Binding:
                 self._driver.destroy_executable(executable)
 
 
+def _differ(first: list[int], second: list[int]) -> int:
+    """Return how many of two lists' addresses differ."""
+    return sum(map(operator.ne, first, second))
+
+
 class Bindings:
     """The executables of one graph, the one that was used last first."""
 
@@ -156,7 +175,7 @@ class Bindings:
         self._unchanged = unchanged
         self._all = [make()]
         self._most = MAX_BINDINGS
-        self._recent: deque[int] = deque(maxlen=REMEMBERED)
+        self._recent: deque[list[int]] = deque(maxlen=REMEMBERED)
         self.written = 0
         """Nodes written for the latest call."""
 
@@ -174,12 +193,17 @@ class Bindings:
         for position, binding in enumerate(self._all):
             if binding.fits(inputs, memory, number, fresh, unchanged):
                 return self._to_front(position)
-        if len(self._all) < self._most and self._deserves_another(inputs, memory, number):
-            self._all[-1].check(inputs)
-            self._add()
-        position = self._least_recent(number)
+        return self._bind(inputs, memory, number)
+
+    def _bind(self, inputs: list[Any], memory: list[Any], number: int) -> Binding:
+        addresses = self._all[0].addresses_of(inputs, memory)
+        position, moved = self._nearest(addresses)
+        if len(self._all) < self._most and self._deserves_another(addresses, number, moved):
+            self._all[position].check(inputs, addresses)
+            if self._add():
+                position = len(self._all) - 1
         chosen = self._all[position]
-        self.written = chosen.bind(inputs, memory, number)
+        self.written = chosen.bind(inputs, addresses, number)
         return self._to_front(position)
 
     def _to_front(self, position: int) -> Binding:
@@ -187,29 +211,25 @@ class Bindings:
             self._all.insert(0, self._all.pop(position))
         return self._all[0]
 
-    def _deserves_another(self, inputs: Sequence[Any], memory: Sequence[Any], number: int) -> bool:
-        came_back = self._came_back(inputs, memory)
+    def _nearest(self, addresses: list[int]) -> tuple[int, int]:
+        """Return the executable for which least has moved, of several the one that was not used for longest; and how much."""
+        moved = [_differ(binding.addresses, addresses) for binding in self._all]
+        position = max(range(len(moved)), key=lambda position: (-moved[position], position))
+        return position, moved[position]
+
+    def _deserves_another(self, addresses: list[int], number: int, moved: int) -> bool:
+        """Whether these addresses, or nearly these, come back; or memory of a set is met for the first time."""
+        came_back = any(2 * _differ(recent, addresses) <= moved for recent in self._recent)
+        self._recent.append(addresses)
         return came_back or all(binding.number != number for binding in self._all)
 
-    def _least_recent(self, number: int) -> int:
-        """Return the executable that was not used for longest: a new one, one of the same set, or any."""
-        last = len(self._all) - 1
-        if self._all[last].number == 0:
-            return last  # new, or bound to memory that comes from the allocator
-        same = [index for index, binding in enumerate(self._all) if binding.number == number]
-        return same[-1] if same else last
-
-    def _came_back(self, inputs: Sequence[Any], memory: Sequence[Any]) -> bool:
-        addresses = hash(tuple(each.data_ptr() for each in (*memory, *inputs) if hasattr(each, "data_ptr")))
-        seen = addresses in self._recent
-        self._recent.append(addresses)
-        return seen
-
-    def _add(self) -> None:
+    def _add(self) -> bool:
         try:
             self._all.append(self._make())
         except DriverError:
             self._most = len(self._all)  # those that there are go on
+            return False
+        return True
 
     def close(self) -> None:
         """Destroy all executables."""

@@ -11,7 +11,7 @@ import torch
 from pygraphd.client import _torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Output(Protocol):
@@ -101,11 +101,13 @@ class Part:
 class Outputs:
     """All outputs of a recording. What is an allocation or an input itself is picked by index, the rest, `made`, is made."""
 
-    def __init__(self, outputs: Sequence[Output], memories: int, *, as_tuple: bool) -> None:
+    def __init__(self, outputs: Sequence[Output], dtypes: Sequence[torch.dtype], *, as_tuple: bool) -> None:
+        """Describe the outputs of calls whose allocations are of these types."""
         self.all = tuple(outputs)
         self.made = tuple(each for each in outputs if not isinstance(each, Whole | Input))
-        indices, first_input = [], memories + len(self.made)
-        unmade = iter(range(memories, first_input))
+        self._dtypes = tuple(dtypes)
+        indices, first_input = [], len(dtypes) + len(self.made)
+        unmade = iter(range(len(dtypes), first_input))
         for each in outputs:
             if isinstance(each, Whole):
                 indices.append(each.memory)
@@ -116,9 +118,9 @@ class Outputs:
         self._pick = _picker(indices)
         self._as_tuple = as_tuple
 
-    def make(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[Any]:
-        """Make what has to be made."""
-        return [each.make(inputs, memory) for each in self.made]
+    def making(self, which: Iterable[int]) -> Making:
+        """Return what makes some of `made`, by index."""
+        return Making(self.made, which, self._dtypes)
 
     def gather(self, memory: Sequence[Any], made: Sequence[Any], inputs: Sequence[Any]) -> Any:
         """Return the outputs in their order."""
@@ -129,6 +131,39 @@ class Outputs:
         """Return which allocation an output lies in, if it lies in one."""
         output = self.all[index]
         return output.memory if isinstance(output, Whole | Part) else None
+
+
+class Making:
+    """Makes some outputs at each call: parts of allocations of their own type in one go, which are by far the most."""
+
+    def __init__(self, made: Sequence[Output], which: Iterable[int], dtypes: Sequence[torch.dtype]) -> None:
+        self._made = made
+        self._parts: list[int] = []
+        self._others: list[int] = []
+        parts: list[Part] = []
+        for index in which:
+            output = made[index]
+            if isinstance(output, Part) and output.dtype == dtypes[output.memory]:
+                self._parts.append(index)
+                parts.append(output)
+            else:
+                self._others.append(index)
+        self._memories = [each.memory for each in parts]
+        self._columns = (
+            [each.size for each in parts],
+            [each.stride for each in parts],
+            [each.offset for each in parts],
+        )
+        self._reinterpret = _torch.reinterpreter()
+
+    def fill(self, made: list[Any], inputs: Sequence[Any], memory: Sequence[Any]) -> list[Any]:
+        """Put what was made into `made`, at its indices; returns it."""
+        where = map(memory.__getitem__, self._memories)
+        for index, part in zip(self._parts, map(self._reinterpret, where, *self._columns), strict=True):
+            made[index] = part
+        for index in self._others:
+            made[index] = self._made[index].make(inputs, memory)
+        return made
 
 
 def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

@@ -117,7 +117,7 @@ def _build(
     layout = Layout(
         tuple(group for group, _ in groups),
         memories,
-        Outputs(outputs, len(memories), as_tuple=capture.as_tuple),
+        Outputs(outputs, [memory.dtype for memory in memories], as_tuple=capture.as_tuple),
         tuple(staged.items()),
     )
     parameters = Parameters(driver, capture.graph)
@@ -162,9 +162,7 @@ def _device(inputs: Sequence[Any], outputs: Sequence[Any]) -> torch.device:
 
 def replay_device(device: torch.device) -> Device:
     """Return what replaying on a device needs of torch."""
-    return Device(
-        device, _torch.allocator(device), _torch.pointers_unchanged(), _torch.current_stream(device)
-    )
+    return Device(_torch.allocator(device), _torch.pointers_unchanged(), _torch.current_stream(device))
 
 
 def input_groups(inputs: Sequence[Any], staged: Collection[int]) -> list[tuple[InputGroup, Span]]:

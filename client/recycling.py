@@ -21,7 +21,7 @@ from pygraphd.client.relocation import BLOCK, blocks
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from pygraphd.client._torch import Runnable
+    from pygraphd.client._torch import Allocator, Runnable
     from pygraphd.client.outputs import Outputs
     from pygraphd.client.replay import Memory, Replay
 
@@ -68,19 +68,19 @@ class Recycler:
     """The sets of one recording. All calls are made under the recording's lock."""
 
     def __init__(
-        self, memories: Sequence[Memory], outputs: Outputs, slots: Collection[int], device: torch.device
+        self, memories: Sequence[Memory], outputs: Outputs, slots: Collection[int], allocate: Allocator
     ) -> None:
         """Recycle the given slots of `memories`; `outputs` are those of the recording."""
         self._memories = memories
         self._slots = sorted(slots)
         self._outputs = outputs
-        self._device = device
+        self._allocate = allocate
         self.fresh = tuple(slot for slot in range(len(memories)) if slot not in slots)
         """The slots whose memory comes from the allocator at each call."""
-        self.to_make = tuple(
+        self.making = outputs.making(
             index for index, output in enumerate(outputs.made) if not self._is_recycled(output)
         )
-        """Which of `outputs.made` are to be made at each call."""
+        """Makes what is to be made at each call."""
         self._sets: list[Saved] = []
         self._made = 0
         self._calls = 0
@@ -109,7 +109,7 @@ class Recycler:
         for slot in self._slots:
             offsets.append(size)
             size += blocks(self._memories[slot].bytes) * BLOCK
-        arena = torch.empty(size, dtype=torch.uint8, device=self._device)
+        arena = self._allocate((size,), (1,), torch.uint8)
         memory: list[Any] = [None] * len(self._memories)
         for slot, offset in zip(self._slots, offsets, strict=True):
             shape = self._memories[slot]

@@ -91,7 +91,6 @@ class Counts:
 class Device:
     """What replaying needs of torch, chosen once: how memory is made, compared, and which stream is current."""
 
-    device: torch.device
     allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
     unchanged: Unchanged
     stream: Callable[[], int]
@@ -137,6 +136,7 @@ class Replay:
         self._recipe = _Recipe(layout.memories, range(len(layout.memories)))
         self._recycler: Recycler | None = None
         self._fresh = self._recipe
+        self._making = self._fresh_making = layout.outputs.making(range(len(layout.outputs.made)))
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Run the graph on a call's inputs, clear the list, and return the outputs.
@@ -151,11 +151,11 @@ class Replay:
             if saved is None:
                 memory = self.memory()
                 self._launch(inputs, memory, 0, self._recipe.slots, stream)
-                made = outputs.make(inputs, memory)
+                made = self._make(inputs, memory)
             else:
                 memory = self._memory_with(saved)
                 self._launch(inputs, memory, saved.number, self._fresh.slots, stream)
-                made = self._made_with(saved, inputs, memory)
+                made = self._fresh_making.fill(saved.made.copy(), inputs, memory)
             result = outputs.gather(memory, made, inputs)
         inputs.clear()
         return result
@@ -169,7 +169,7 @@ class Replay:
         outputs = self._layout.outputs
         with self._lock:
             self._launch(inputs, memory, 0, self._recipe.slots, self._device.stream())
-            result = outputs.gather(memory, outputs.make(inputs, memory), inputs)
+            result = outputs.gather(memory, self._make(inputs, memory), inputs)
         inputs.clear()
         return result
 
@@ -213,9 +213,10 @@ class Replay:
         with self._lock:
             if self._recycler is None and slots:
                 self._recycler = Recycler(
-                    self._layout.memories, self._layout.outputs, slots, self._device.device
+                    self._layout.memories, self._layout.outputs, slots, self._device.allocate
                 )
                 self._fresh = _Recipe(self._layout.memories, self._recycler.fresh)
+                self._fresh_making = self._recycler.making
 
     @property
     def recycles(self) -> bool:
@@ -239,18 +240,14 @@ class Replay:
             self._recycler = None
             raise
 
+    def _make(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[Any]:
+        return self._making.fill([None] * len(self._layout.outputs.made), inputs, memory)
+
     def _memory_with(self, saved: Saved) -> list[Any]:
         memory = saved.memory.copy()
         for slot, each in zip(self._fresh.slots, self._fresh.make(self._device.allocate), strict=True):
             memory[slot] = each
         return memory
-
-    def _made_with(self, saved: Saved, inputs: Sequence[Any], memory: Sequence[Any]) -> list[Any]:
-        assert self._recycler is not None
-        made, outputs = saved.made.copy(), self._layout.outputs.made
-        for index in self._recycler.to_make:
-            made[index] = outputs[index].make(inputs, memory)
-        return made
 
     def _stay_on(self, stream: int) -> None:
         # What is written at a fixed address before a launch must not overtake an earlier launch that reads it.

@@ -105,6 +105,28 @@ def test_addresses_that_take_turns_are_written_until_each_set_has_an_executable(
     replay.close()
 
 
+def test_what_nearly_comes_back_gets_an_executable_and_costs_what_is_new(recorder: Recorder) -> None:
+    """Nine inputs take turns between two places, and the tenth never lies where it lay."""
+    inputs, outputs = [recorder.floats(i, i) for i in range(10)], []
+    for each in inputs:
+        outputs.append(recorder.arena.allocate(2))
+        recorder.graph.scale(each, outputs[-1], 2.0)
+    replay = recorder.built(inputs, outputs).replay
+    sets = [([recorder.floats(i, turn) for i in range(9)], replay.memory()) for turn in range(2)]
+
+    written: list[int] = []
+    for turn in range(20):
+        values, memory = sets[turn % 2]
+        last = recorder.floats(turn, turn)
+        results = replay.run([*values, last], memory)
+        assert [each.tolist() for each in results] == [(each * 2).tolist() for each in (*values, last)]
+        written.append(replay.counts.written - sum(written))
+
+    assert replay.executables == 2
+    assert written[-10:] == [1] * 10
+    replay.close()
+
+
 def test_the_executable_that_was_not_used_for_longest_is_bound_anew(recorder: Recorder) -> None:
     a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
     recorder.graph.scale(a, out, 3.0)

@@ -32,8 +32,10 @@ def recycler() -> Recycler:
     memories = [Memory((FLOATS,), (1,), torch.float32), Memory((FLOATS,), (1,), torch.float32)]
     memories.append(Memory((1024,), (1,), torch.uint8))
     parts = [Part(2, (FLOATS,), (1,), offset, torch.float32) for offset in (0, 128)]
-    outputs = Outputs([Whole(0), Whole(1), *parts, Input(0)], len(memories), as_tuple=True)
-    return Recycler(memories, outputs, {1, 2}, CPU)
+    outputs = Outputs(
+        [Whole(0), Whole(1), *parts, Input(0)], [each.dtype for each in memories], as_tuple=True
+    )
+    return Recycler(memories, outputs, {1, 2}, _torch.allocator(CPU))
 
 
 def take(made: Recycler, stream: int = 0) -> Saved:
@@ -48,7 +50,7 @@ def test_a_set_holds_what_is_recycled_and_nothing_else() -> None:
     saved = take(made)
 
     assert made.fresh == (0,)
-    assert made.to_make == ()
+    assert made.making.fill(saved.made.copy(), (), ()) == saved.made
     assert saved.memory[0] is None
     assert saved.memory[1].dtype == torch.float32
     assert [each.tolist() for each in saved.made] == [
