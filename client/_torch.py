@@ -136,6 +136,8 @@ class CompiledFacts:
     refused_for_good: bool
     partitions: int
     on_cuda: bool
+    only_cuda: bool
+    """It runs on one CUDA device and on nothing else."""
     device_index: int | None
     captured_differently: bool
     static_inputs: tuple[int, ...]
@@ -158,6 +160,7 @@ def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
         refused_for_good=own_refusal is not None,
         partitions=1 if refusal else _partitions(compiled),
         on_cuda=on_cuda,
+        only_cuda=set(compiled.device_types) == {"cuda"} and len(compiled.device_idxs) == 1,
         device_index=min(compiled.device_idxs) if on_cuda and compiled.device_idxs else None,
         captured_differently=_STATE_MOVES in text and not compiled.fx_kwargs.get("is_inference"),
         static_inputs=tuple(compiled.fx_kwargs.get("static_input_idxs") or ()),
@@ -262,9 +265,12 @@ def realign(compiled: Any) -> None:
 
 
 def replace_callable(compiled: Any, old: object, new: Runnable) -> bool:
-    """Put `new` where `compiled` holds `old`: as one of its partitions, or as its callable. Return whether it was there."""
+    """Put `new` where `compiled` holds `old`: as a partition, its callable or what that wraps. Return whether it was there."""
     if compiled.current_callable is old:
         compiled.current_callable = new
+        return True
+    if getattr(compiled.current_callable, "wrapped", None) is old:
+        compiled.current_callable.wrapped = new
         return True
     partitions = getattr(compiled.compiled_fn_runner, "partitions", None) or []
     for index, partition in enumerate(partitions):

@@ -7,6 +7,7 @@ observed in a real step (`Link`), and kept to the graph that was observed.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import weakref
@@ -19,7 +20,7 @@ from pygraphd.client.outputs import Part
 from pygraphd.client.relocation import BLOCK, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from pygraphd.client._torch import Allocator, Runnable
     from pygraphd.client.outputs import Outputs
@@ -33,14 +34,16 @@ MAX_OBSERVATIONS = 32
 """Steps in which a forward and its backward may be observed together; then it is left as it is."""
 
 
+_numbers = itertools.count(1)
+"""No two sets have one number: an executable is bound to a set by it."""
+
+
 class Saved:
     """One set of memory, and every tensor that is ever made of it."""
 
-    def __init__(
-        self, number: int, arena: torch.Tensor, memory: list[Any], made: list[Any], stream: int
-    ) -> None:
+    def __init__(self, arena: torch.Tensor, memory: list[Any], made: list[Any], stream: int) -> None:
         """Take over `memory` and `made`, with None for what is not of this set."""
-        self.number = number
+        self.number = next(_numbers)
         self.memory = memory
         self.made = made
         self.stream = stream
@@ -51,21 +54,25 @@ class Saved:
 
     def rest(self) -> None:
         """Note what nobody else holding any of it looks like; to be called when that is so."""
-        self._storage_uses = _torch.storage_uses(self._storage)
+        self._storage_uses = self._uses_of_storage()
         self._uses = list(map(_torch.tensor_uses, self._tensors))
         self._references = list(map(sys.getrefcount, self._tensors))
 
     def in_use(self) -> bool:
         """Whether anybody holds any of it: another tensor over the same memory, a C++ reference, a Python one."""
         return (
-            _torch.storage_uses(self._storage) != self._storage_uses
+            self._uses_of_storage() != self._storage_uses
             or list(map(_torch.tensor_uses, self._tensors)) != self._uses
             or list(map(sys.getrefcount, self._tensors)) != self._references
         )
 
+    def _uses_of_storage(self) -> tuple[int, int]:
+        # Whoever asks a tensor for its storage gets the very object that is kept here.
+        return _torch.storage_uses(self._storage), sys.getrefcount(self._storage)
+
 
 class Recycler:
-    """The sets of one recording. All calls are made under the recording's lock."""
+    """The sets of one recording."""
 
     def __init__(
         self, memories: Sequence[Memory], outputs: Outputs, slots: Collection[int], allocate: Allocator
@@ -82,8 +89,9 @@ class Recycler:
         )
         """Makes what is to be made at each call."""
         self._sets: list[Saved] = []
-        self._made = 0
         self._calls = 0
+        self._lock = threading.Lock()
+        _all.add(self)
 
     def __len__(self) -> int:
         """Return how many sets there are."""
@@ -91,18 +99,24 @@ class Recycler:
 
     def take(self, stream: int) -> Saved | None:
         """Return a set that nobody holds, for a call on `stream`; None if all are held. May raise OutOfMemoryError."""
-        self._calls += 1
-        for saved in self._sets:
-            # What is read on one stream must not be written on another: the order of work would not be known.
-            if saved.stream == stream and not saved.in_use():
-                saved.last_use = self._calls
-                self._drop_idle()
-                return saved
-        return self._make(stream) if len(self._sets) < MAX_SETS else None
+        with self._lock:
+            self._calls += 1
+            for saved in self._sets:
+                # What is read on one stream must not be written on another: the order of work would not be known.
+                if saved.stream == stream and not saved.in_use():
+                    saved.last_use = self._calls
+                    self._drop_idle()
+                    return saved
+            return self._make(stream) if len(self._sets) < MAX_SETS else None
 
     def _drop_idle(self) -> None:
         if self._calls % IDLE_CALLS == 0:
             self._sets = [each for each in self._sets if each.last_use > self._calls - IDLE_CALLS]
+
+    def release(self) -> None:
+        """Give back every set that nobody holds."""
+        with self._lock:
+            self._sets = [each for each in self._sets if each.in_use()]
 
     def _make(self, stream: int) -> Saved:
         offsets, size = [], 0
@@ -116,8 +130,7 @@ class Recycler:
             start = offset // shape.dtype.itemsize
             memory[slot] = _torch.reinterpret(arena, shape.dtype, shape.size, shape.stride, start)
         made = [each.make((), memory) if self._is_recycled(each) else None for each in self._outputs.made]
-        self._made += 1
-        saved = Saved(self._made, arena, memory, made, stream)
+        saved = Saved(arena, memory, made, stream)
         del arena, memory, made
         saved.rest()
         saved.last_use = self._calls
@@ -126,6 +139,15 @@ class Recycler:
 
     def _is_recycled(self, output: object) -> bool:
         return isinstance(output, Part) and output.memory in self._slots
+
+
+_all: weakref.WeakSet[Recycler] = weakref.WeakSet()
+
+
+def release_all() -> None:
+    """Give back all sets of the process that nobody holds; to be called when memory is short."""
+    for each in list(_all):
+        each.release()
 
 
 class Link:
@@ -144,16 +166,23 @@ class Link:
         self.pending = _torch.missing_for_recycling() is None
         self._left = MAX_OBSERVATIONS
 
-    def replayed(self, replay: Replay, slots: dict[int, int]) -> None:
-        """Note that the forward under way is this replay, and where the slots of its outputs begin."""
-        self._call.replays = [*getattr(self._call, "replays", ()), (replay, slots)]
+    def forward_begins(self) -> None:
+        """Forget what an earlier forward of this thread has left, which may not have come to its end."""
+        self._call.replays = []
+
+    def replayed(self, replay: Replay, outputs: Sequence[Any]) -> None:
+        """Note that a part of the forward under way is this replay, and what it has returned."""
+        if self.pending and hasattr(self._call, "replays"):
+            self._call.replays.append((weakref.ref(replay), replay.slots_of(outputs)))
 
     def forward_returned(self, outputs: Sequence[Any]) -> None:
         """Note all outputs of a forward."""
-        replays = getattr(self._call, "replays", ())
-        self._call.replays = ()
-        if not replays:
-            return  # launched
+        replays, self._call.replays = self._call.replays, []
+        self._candidates = {}
+        self._observe()
+        # With hooks, the backward gets other tensors than the forward saved, and they may lie where those lay.
+        if not replays or _torch.saved_tensors_are_seen():
+            return
         returned = _torch.forward_returns()
         if returned is None:
             self.pending = False
@@ -161,11 +190,15 @@ class Link:
         visible = _storages(outputs[:returned])
         saved = _storages(outputs[returned:])
         self._candidates = {
-            base: (weakref.ref(replay), slot)
+            base: (replay, slot)
             for replay, slots in replays
             for base, slot in slots.items()
             if base in saved and base not in visible
         }
+
+    def _observe(self) -> None:
+        self._left -= 1
+        self.pending = self.pending and self._left > 0
 
     def backward_returned(self, inputs: Collection[int], outputs: Sequence[Any]) -> None:
         """Note the storages of a backward's inputs, by where they begin, and all of its outputs."""
@@ -178,8 +211,7 @@ class Link:
         for reference, slots in found.items():
             if (replay_found := reference()) is not None:
                 replay_found.recycle(slots)
-        self._left -= 1
-        self.pending = self.pending and self._left > 0 and not found
+        self.pending = self.pending and not found
 
 
 def _storages(values: Sequence[Any]) -> frozenset[int]:
@@ -189,29 +221,38 @@ def _storages(values: Sequence[Any]) -> frozenset[int]:
     )
 
 
+class Watched:
+    """A compiled forward or backward, `wrapped`, that is observed as long as there is anything to be seen."""
+
+    def __init__(self, wrapped: Runnable, link: Link, *, is_backward: bool) -> None:
+        self.wrapped = wrapped
+        self._link = link
+        self._observed = self._backward if is_backward else self._forward
+
+    def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
+        return self._observed(inputs) if self._link.pending else self.wrapped(inputs)
+
+    def _forward(self, inputs: list[Any]) -> Any:
+        self._link.forward_begins()
+        outputs = self.wrapped(inputs)
+        self._guarded(lambda: self._link.forward_returned(outputs))
+        return outputs
+
+    def _backward(self, inputs: list[Any]) -> Any:
+        before: Any = self._guarded(lambda: _storages(inputs)) or frozenset()
+        outputs = self.wrapped(inputs)
+        self._guarded(lambda: self._link.backward_returned(before, outputs))
+        return outputs
+
+    def _guarded(self, action: Callable[[], Any]) -> Any:
+        # It looks at what is on the stack, which may be of any kind; the user's call has its result already.
+        try:
+            return action()
+        except Exception:  # noqa: BLE001
+            self._link.pending = False
+            return None
+
+
 def watch(compiled: Any, link: Link, *, is_backward: bool) -> None:
-    """Have a compiled forward or backward be observed as long as there is anything to be seen."""
-    watched = _watched_backward if is_backward else _watched_forward
-    compiled.current_callable = watched(compiled.current_callable, link)
-
-
-def _watched_forward(run: Runnable, link: Link) -> Runnable:
-    def run_watched(inputs: list[Any]) -> Any:
-        outputs = run(inputs)
-        if link.pending:
-            link.forward_returned(outputs)
-        return outputs
-
-    return run_watched
-
-
-def _watched_backward(run: Runnable, link: Link) -> Runnable:
-    def run_watched(inputs: list[Any]) -> Any:
-        if not link.pending:
-            return run(inputs)
-        before = _storages(inputs)
-        outputs = run(inputs)
-        link.backward_returned(before, outputs)
-        return outputs
-
-    return run_watched
+    """Have a compiled forward or backward be observed."""
+    compiled.current_callable = Watched(compiled.current_callable, link, is_backward=is_backward)

@@ -94,26 +94,32 @@ class Relocating(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The ways in which a region may run. A backward says so to the trees, which do not see it when it is launched."""
+    """The ways in which a region may run. A backward says so to the trees, which do not see it when it is launched.
+
+    `trees` is None where the user has not asked for what they do.
+    """
 
     launch: Runnable
-    trees: Runnable
+    trees: Runnable | None
     device_index: int
     is_backward: bool
     relocate: Relocating | None = None
 
     @property
     def offered(self) -> tuple[Deployment, ...]:
-        """The deployments there are, in the order in which they are tried: the same for all regions of a process."""
+        """The deployments there are, in the order in which they are tried."""
         relocate = (Deployment.RELOCATE,) if self.relocate is not None else ()
-        return (*relocate, Deployment.TREES, Deployment.LAUNCH)
+        trees = (Deployment.TREES,) if self.trees is not None else ()
+        return (*relocate, *trees, Deployment.LAUNCH)
 
     def offers(self, deployment: Deployment) -> bool:
         """Whether a deployment can be tried in this process."""
         return deployment in self.offered
 
     def lacks(self, deployment: Deployment) -> bool:
-        """Whether a deployment has turned out not to be possible; it is launched in its place."""
+        """Whether a deployment is not there or has turned out not to be possible; it is launched in its place."""
+        if not self.offers(deployment):
+            return True
         return (
             deployment is Deployment.RELOCATE
             and self.relocate is not None
@@ -122,7 +128,7 @@ class Candidates:
 
     def runnable(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment."""
-        if deployment is Deployment.TREES:
+        if deployment is Deployment.TREES and self.trees is not None:
             return self.trees
         run = (
             self.relocate if deployment is Deployment.RELOCATE and self.relocate is not None else self.launch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import recording, verification
+from pygraphd.client import recording, recycling, verification
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.parameters import OpaqueError
@@ -35,6 +35,8 @@ MAX_RECORDINGS = 8
 """Recordings of one callable; the one that was not used for longest goes first."""
 MAX_CAPTURES = 32
 """Captures of one callable in all: sizes that take turns must not be recorded for ever."""
+IDLE_CHANGES = 16
+"""Changes of size after which a recording that was not used gives back the memory that it keeps."""
 MAX_SIZES = 64
 """Sets of integer inputs that are remembered, whether or not they were recorded; others are launched."""
 
@@ -103,6 +105,8 @@ class Relocatable:
         self._hidden: dict[tuple[int, ...], frozenset[int]] = {}
         self._seen: set[tuple[int, ...]] = set()
         self._latest: tuple[int, ...] | None = None
+        self._changes = 0
+        self._used: dict[tuple[int, ...], int] = {}
         self._captures = 0
         self.costs: Costs | None = None
         """Of the latest recording."""
@@ -132,6 +136,7 @@ class Relocatable:
         except UnfitError as error:
             reason = str(error)
         except torch.OutOfMemoryError:
+            recycling.release_all()
             reason = NO_MEMORY
         except DriverError as error:
             reason = str(error)
@@ -141,8 +146,8 @@ class Relocatable:
             return self._step_aside(reason, inputs)
         if sizes != self._latest:
             self._note_use(sizes)
-        if self._link is not None and self._link.pending and not replay.recycles:
-            self._link.replayed(replay, replay.slots_of(outputs))
+        if self._link is not None and not replay.recycles:
+            self._link.replayed(replay, outputs)
         return outputs
 
     @property
@@ -228,8 +233,7 @@ class Relocatable:
         if reason := _why_not_bind(inputs):
             raise OpaqueError(reason)
         copies = verification.bytes_to_copy(inputs)
-        if copies > self._recorder.room():
-            raise OpaqueError(NO_ROOM)
+        self._make_sure_of(copies)
         staged = {index: _buffer_for(inputs[index]) for index in sorted(hidden)}
         stand_ins, places = verification.stand_ins_for(inputs)
         bound = [staged.get(index, value) for index, value in enumerate(stand_ins)]
@@ -240,8 +244,7 @@ class Relocatable:
         times.append(time.perf_counter())
         try:
             # The launched call will need as much again, and must get it.
-            if copies + 2 * sum(built.replay.memory_sizes) > self._recorder.room():
-                raise OpaqueError(NO_ROOM)
+            self._make_sure_of(copies + 2 * sum(built.replay.memory_sizes))
             old = [*places, *capture.places(built.device)]
             trial = verification.Trial(built.replay, inputs, self._recorder.generator, old, built.unwritten)
             times.append(time.perf_counter())
@@ -253,6 +256,13 @@ class Relocatable:
         self._report.count(staged=len(staged))
         self.costs = _costs(built, times)
         return _Attempt(built.replay, trial, built.unseen)
+
+    def _make_sure_of(self, size: int) -> None:
+        """Raise OpaqueError if so many bytes cannot be had."""
+        if size > self._recorder.room():
+            recycling.release_all()
+            if size > self._recorder.room():
+                raise OpaqueError(NO_ROOM)
 
     def _capture(self, bound: Sequence[Any]) -> Capture:
         self._captures += 1
@@ -282,6 +292,7 @@ class Relocatable:
     def _drop(self, sizes: tuple[int, ...], reason: str | None) -> None:
         with self._changing:
             replay = self._replays.pop(sizes, None)
+            self._used.pop(sizes, None)
         if reason is not None:
             self._refused[sizes] = reason
         if replay is not None:
@@ -293,6 +304,12 @@ class Relocatable:
             if replay is not None:
                 self._replays[sizes] = replay
             self._latest = sizes
+            self._changes += 1
+            self._used[sizes] = self._changes
+            idle = [each for each in self._replays if self._used.get(each, 0) <= self._changes - IDLE_CHANGES]
+        for each in idle:
+            if (replay := self._replays.get(each)) is not None:
+                replay.release()
 
 
 @dataclass(frozen=True, slots=True)

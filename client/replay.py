@@ -218,6 +218,11 @@ class Replay:
                 self._fresh = _Recipe(self._layout.memories, self._recycler.fresh)
                 self._fresh_making = self._recycler.making
 
+    def release(self) -> None:
+        """Give back what memory it keeps that nobody holds."""
+        if (recycler := self._recycler) is not None:
+            recycler.release()
+
     @property
     def recycles(self) -> bool:
         """Whether it keeps any memory."""
@@ -234,11 +239,7 @@ class Replay:
         # With hooks on what is saved, user code sees it, and may hand it to other streams.
         if self._recycler is None or _torch.saved_tensors_are_seen():
             return None
-        try:
-            return self._recycler.take(stream)
-        except torch.OutOfMemoryError:
-            self._recycler = None
-            raise
+        return self._recycler.take(stream)
 
     def _make(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[Any]:
         return self._making.fill([None] * len(self._layout.outputs.made), inputs, memory)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 NO_DEVICE = "no CUDA device"
 ON_THE_CPU = "runs on the CPU"
 MODE_WITHOUT_TREES = "only LAUNCH in this mode: all else needs reduce-overhead or max-autotune"
+NOT_CAPTURED = "PyTorch does not capture it: "
 CAPTURED_DIFFERENTLY = (
     "its attention keeps random numbers elsewhere if captured: forward and backward must not differ"
 )
@@ -123,6 +124,8 @@ class Session:
         offered = {Deployment.LAUNCH, Deployment.TREES}
         if relocation_wanted():
             offered.add(Deployment.RELOCATE)
+            if decision.reason.startswith((MODE_WITHOUT_TREES, NOT_CAPTURED)):
+                return False
         return decision.policy == policy.POLICY_VERSION and decision.deployment in offered
 
     def relocatable(
@@ -243,9 +246,13 @@ class Plan:
                 runnable, kwargs["device_index"], None if kwargs["is_backward"] else self._link
             ),
         )
-        entry = self._entries.get(graph.digest)
         if self._facts.captured_differently:
-            return self._leave_to_trees(graph, candidates, entry)
+            return self._leave_to_trees(graph, candidates, self._entries.get(graph.digest))
+        return self._run_of(graph, candidates)
+
+    def _run_of(self, graph: Graph, candidates: Candidates) -> Runnable:
+        """Return what the cache says, or a region that finds out."""
+        entry = self._entries.get(graph.digest)
         if entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment):
             return self._deploy(candidates, entry.decision)
         return self._measure(graph, candidates, entry.decision if entry else None)
@@ -274,14 +281,46 @@ class Plan:
     def complete(self, compiled: Any) -> None:
         """Finish what Inductor's `post_compile` has left to be done, now that it has run."""
         self._compiled = weakref.ref(compiled)
+        whole = self._next == 0 and self._try_whole(compiled)
         if self._next and self._link is not None:
             from pygraphd.client import recycling
 
             recycling.watch(compiled, self._link, is_backward=self._facts.is_backward)
         if self._next == 0:
             self._only_launch()
+        elif whole:
+            return  # Inductor has seen to the alignment of its inputs
         elif self._open or self._launches:
             self._realign(compiled)
+
+    def _try_whole(self, compiled: Any) -> bool:
+        """Offer relocation for a graph of which PyTorch captures no part; return whether that can be.
+
+        Nothing of it runs on the CPU, so that a recording holds all that it does. What the driver does not let be captured is
+        found out then, and launched.
+        """
+        facts, device_index = self._facts, self._facts.device_index
+        if (
+            not facts.only_cuda
+            or device_index is None
+            or facts.captured_differently
+            or len(self._graphs) != 1
+        ):
+            return False
+        launch = compiled.current_callable
+        relocate = self._session.relocatable(launch, device_index, None if facts.is_backward else self._link)
+        if relocate is None:
+            return False
+        candidates = Candidates(
+            launch=launch,
+            trees=None,
+            device_index=device_index,
+            is_backward=facts.is_backward,
+            relocate=relocate,
+        )
+        compiled.current_callable = self._run_of(self._graphs[0], candidates)
+        self._next = 1
+        return True
 
     def _only_launch(self) -> None:
         """Record that nothing but LAUNCH was to be had, and why, for each partition that the cache does not know."""
@@ -298,7 +337,7 @@ class Plan:
             return policy.only_launch(ON_THE_CPU)
         if not self._facts.cudagraphs_asked:
             return policy.only_launch(MODE_WITHOUT_TREES)
-        reason = one_line(f"PyTorch does not capture it: {self._facts.refusal or 'it did not try'}")
+        reason = one_line(f"{NOT_CAPTURED}{self._facts.refusal or 'it did not try'}")
         # What another graph or a setting of the process has led to may be otherwise next time.
         return policy.only_launch(reason) if self._facts.refused_for_good else policy.not_measured(reason, 0)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pygraphd.client import _torch, fingerprint, profiler, region
-from pygraphd.client.session import CAPTURED_DIFFERENTLY, RELOCATE_VARIABLE, Session
+from pygraphd.client.session import CAPTURED_DIFFERENTLY, MODE_WITHOUT_TREES, RELOCATE_VARIABLE, Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
@@ -65,6 +65,16 @@ class Compiled:
 
 def trees(runnable: Any, **kwargs: Any) -> Any:
     return lambda inputs: "captured"
+
+
+def compile_whole(session: Session, *, backward: bool, box: object, **facts: Any) -> Compiled:
+    """Compile a graph of which Inductor captures nothing."""
+    compiled = Compiled(1)
+    vars(compiled).update(facts)
+    kwargs = {"is_backward": backward, "cudagraphs": False, "boxed_forward_device_index": box}
+    plan = session.plan(compiled, kwargs)
+    plan.complete(compiled)
+    return compiled
 
 
 def compile_once(
@@ -299,3 +309,98 @@ def test_a_part_that_refuses_is_launched_in_its_turns_and_holds_nobody_up(
             assert result == "captured"
         assert relocating[index].closed is (index in refusing)
         assert (relocating[index].calls == 1) is (index in refusing)
+
+
+@pytest.fixture
+def default_mode(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import torch._inductor.config as inductor_config
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with inductor_config.patch({"triton.cudagraphs": False}):
+        yield
+
+
+def compile_whole_pair(session: Session) -> tuple[Compiled, Compiled]:
+    box = SimpleNamespace(value=None)
+    return compile_whole(session, backward=False, box=box), compile_whole(session, backward=True, box=box)
+
+
+@pytest.mark.usefixtures("default_mode")
+def test_without_trees_a_whole_graph_is_relocated_or_launched(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    forward, backward = compile_whole_pair(session)
+
+    results = run(forward, backward, MORE)
+
+    assert {str(ahead) for ahead, _ in results} == {"['launched']", "relocated"}
+    assert all((ahead == "relocated") is (behind == "relocated") for ahead, behind in results)
+    assert results[-1] == ("relocated", "relocated")
+    assert session.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 0, "RELOCATE": 2}
+    second = Session(session.locations)
+    assert run(*compile_whole_pair(second), 2) == [("relocated", "relocated")] * 2
+    assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
+
+
+@pytest.mark.usefixtures("default_mode")
+def test_a_whole_graph_that_refuses_is_launched(session: Session, relocating: list[Relocating]) -> None:
+    REFUSING.update({0, 1})
+
+    results = run(*compile_whole_pair(session), MORE)
+
+    assert results[-1] == (["launched"], ["launched"])
+    assert session.report.summary()["deployed"] == {"LAUNCH": 2, "TREES": 0, "RELOCATE": 0}
+    assert [each.calls for each in relocating] == [1, 1]
+
+
+@pytest.mark.usefixtures("default_mode")
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"device_types": {"cuda", "cpu"}},
+        {"device_idxs": {0, 1}},
+        {
+            "inductor_post_grad_graph_str": "a = torch.ops.aten._scaled_dot_product_efficient_attention.default(b)"
+        },
+    ],
+    ids=["a part on the CPU", "two devices", "captured differently"],
+)
+def test_a_graph_that_a_recording_would_not_hold_is_not_offered_one(
+    session: Session, relocating: list[Relocating], facts: dict[str, Any]
+) -> None:
+    compiled = compile_whole(session, backward=False, box=SimpleNamespace(value=None), **facts)
+
+    assert compiled.current_callable == compiled.call
+    assert relocating == []
+    assert session.report.summary()["reasons"] == {MODE_WITHOUT_TREES: 1}
+
+
+@pytest.mark.usefixtures("default_mode")
+def test_what_was_launched_for_want_of_relocation_is_looked_at_anew_where_there_is_some(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without:
+        without.setenv(RELOCATE_VARIABLE, "0")
+        without.setattr(Session, "relocatable", lambda *_: None)
+        compile_whole_pair(session)
+        second = Session(session.locations)
+        compile_whole_pair(second)
+        assert second.report.counts["hits"] == 2
+    third = Session(session.locations)
+
+    assert run(*compile_whole_pair(third), MORE)[-1] == ("relocated", "relocated")
+    assert (third.report.counts["hits"], third.report.counts["measured"]) == (0, 2)
+
+
+def test_graphs_with_and_without_trees_are_measured_in_one_program(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    """Each is launched in the turns that it has nothing else for, and neither holds the other up."""
+    box = SimpleNamespace(value=0)
+    forward = compile_once(session, 1, backward=False, box=box)
+    backward = compile_whole(session, backward=True, box=box)
+
+    results = run(forward, backward, MORE)
+
+    assert results[-1] == (["relocated"], "relocated")
+    assert session.report.counts["measured"] == 2

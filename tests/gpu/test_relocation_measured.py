@@ -80,3 +80,49 @@ def test_what_is_deployed_stays_right(watched: Watched, monkeypatch: pytest.Monk
     for x, result in kept:
         torch.testing.assert_close(result, mine(x), rtol=1e-3, atol=1e-4)
     assert set(watched.report.fallbacks) <= {NOT_YET}
+
+
+def test_plain_compile_gets_graphs_of_its_own_and_every_result_is_the_users(watched: Watched) -> None:
+    """Without a mode: two results in a row, a cache that is changed in place, training; nothing of it is overwritten."""
+    mine, plain = network(), network()
+    run = torch.compile(mine)
+
+    losses = train(run, list(mine.parameters()))
+
+    torch.testing.assert_close(losses, train(plain, list(plain.parameters())), rtol=1e-3, atol=1e-4)
+    watched.expect(graphs=2, measured=2, captured=2)
+    assert watched.deployed().get("TREES") is None
+    kept = [(x, run(x).detach()) for x in (torch.full((32, 64), i / 10, device="cuda") for i in range(20))]
+    for x, result in kept:
+        torch.testing.assert_close(result, mine(x), rtol=1e-3, atol=1e-3)
+
+
+def test_a_cache_that_is_changed_in_place_is_relocated_without_a_mode(watched: Watched) -> None:
+    def step(cache: torch.Tensor, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(0, position, x)
+        for _ in range(12):
+            x = torch.softmax(x @ cache.T, -1) @ cache
+        return x
+
+    mine, plain = torch.zeros(64, 32, device="cuda"), torch.zeros(64, 32, device="cuda")
+    run = torch.compile(step, dynamic=False)
+    with torch.no_grad():
+        for i in range(60):
+            x, position = torch.randn(1, 32, device="cuda"), torch.tensor([i], device="cuda")
+            torch.testing.assert_close(run(mine, x, position), step(plain, x, position), rtol=1e-3, atol=1e-4)
+
+    torch.testing.assert_close(mine, plain)
+    watched.expect(graphs=1, measured=1, captured=1)
+    assert watched.deployed() == {"RELOCATE": 1}
+
+
+def test_what_a_graph_reads_on_the_host_is_launched(watched: Watched) -> None:
+    """A capture must not wait for the GPU: it fails, and the process goes on as it was."""
+    compiled = torch.compile(lambda x: x[x > 0].sum() + torch.rand_like(x).sum() * 0)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():
+        for _ in range(ENOUGH):
+            x = torch.randn(1000, device="cuda")
+            torch.testing.assert_close(compiled(x), x[x > 0].sum())
+
+    watched.expect(captured=0)
+    assert watched.deployed() == {"LAUNCH": watched.report.counts["graphs"]}

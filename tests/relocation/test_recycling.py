@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -62,9 +63,7 @@ def test_a_set_holds_what_is_recycled_and_nothing_else() -> None:
 def test_a_set_that_nobody_holds_is_taken_again() -> None:
     made = recycler()
 
-    numbers = {take(made).number for _ in range(10)}
-
-    assert numbers == {1}
+    assert len({take(made).number for _ in range(10)}) == 1
     assert len(made) == 1
 
 
@@ -107,7 +106,18 @@ def keep_for_a_backward(tensor: torch.Tensor) -> Any:
     return result
 
 
-KEEP = [keep_reference, keep_view, keep_detached, keep_storage_of_another_tensor, keep_for_a_backward]
+def keep_storage(tensor: torch.Tensor) -> Any:
+    return tensor.untyped_storage()
+
+
+KEEP = [
+    keep_storage,
+    keep_reference,
+    keep_view,
+    keep_detached,
+    keep_storage_of_another_tensor,
+    keep_for_a_backward,
+]
 
 
 @pytest.mark.parametrize("keep", KEEP)
@@ -118,27 +128,34 @@ def test_a_set_is_not_taken_while_anybody_holds_any_of_it(
     keep: Callable[[torch.Tensor], Any], pick: Callable[[Saved], torch.Tensor]
 ) -> None:
     made = recycler()
+    first = take(made).number
     kept = keep(pick(take(made)))
 
-    assert [take(made).number for _ in range(3)] == [2, 2, 2]
+    numbers = {take(made).number for _ in range(3)}
+    assert len(numbers) == 1
+    assert first not in numbers
     del kept
-    assert [take(made).number for _ in range(3)] == [1, 1, 1]
+    assert {take(made).number for _ in range(3)} == {first}
 
 
 def test_a_backward_that_has_run_lets_go() -> None:
     made = recycler()
+    first = take(made).number
     loss = keep_for_a_backward(take(made).memory[1]).sum()
 
     loss.backward(retain_graph=True)
-    assert take(made).number == 2
+    assert take(made).number != first
     loss.backward()
-    assert take(made).number == 1
+    assert take(made).number == first
 
 
 def test_what_was_used_on_one_stream_is_not_used_on_another() -> None:
     made = recycler()
 
-    assert [take(made, stream).number for stream in (7, 8, 7, 8)] == [1, 2, 1, 2]
+    first, second, third, fourth = (take(made, stream).number for stream in (7, 8, 7, 8))
+
+    assert (first, second) == (third, fourth)
+    assert first != second
 
 
 def test_more_forwards_in_flight_than_there_are_sets_get_none() -> None:
@@ -147,20 +164,36 @@ def test_more_forwards_in_flight_than_there_are_sets_get_none() -> None:
 
     assert made.take(0) is None
     kept.pop()
-    assert take(made).number == MAX_SETS
+    assert made.take(0) is not None
+    assert len(made) == MAX_SETS
 
 
 def test_sets_that_are_needed_no_more_are_given_back() -> None:
     made = recycler()
+    first = take(made).number
     kept = [take(made).memory[1] for _ in range(3)]
     memory = weakref.ref(kept[2])
     kept.clear()
 
     for _ in range(2 * IDLE_CALLS):
-        assert take(made).number == 1
+        assert take(made).number == first
 
     assert len(made) == 1
     assert memory() is None
+
+
+def test_all_that_is_free_is_given_back_when_memory_is_short() -> None:
+    first, second = recycler(), recycler()
+    kept = take(first).memory[1]
+    take(second)
+    numbers = [take(second).number, take(first).number]
+    assert (len(first), len(second)) == (2, 1)
+
+    recycling.release_all()
+
+    assert (len(first), len(second)) == (1, 0)
+    assert take(second).number not in numbers
+    del kept
 
 
 # --- in a recording ----------------------------------------------------------------------------------------------
@@ -247,9 +280,10 @@ class Step:
         self.returned: int | None = 1
 
     def run(self, *, in_backward: int = 1, given_away: bool = False, launched: bool = False) -> None:
+        self.link.forward_begins()
         outputs = self.forward.replay([self.forward.floats(1, 2)])
         if not launched:
-            self.link.replayed(self.forward.replay, self.forward.replay.slots_of(outputs))
+            self.link.replayed(self.forward.replay, outputs)
         self.link.forward_returned(outputs)
         inputs = recycling._storages(outputs[in_backward:])
         self.link.backward_returned(inputs, [outputs[1].view(2, 1)] if given_away else [torch.ones(1)])
@@ -314,6 +348,69 @@ def test_observing_ends(step: Step) -> None:
     assert not step.link.pending
     step.link.arm()
     assert step.link.pending
+
+
+def test_with_hooks_on_what_is_saved_nothing_is_observed(step: Step) -> None:
+    """The backward then gets other tensors, which may lie where the forward's lay."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        step.run()
+
+    assert not step.forward.replay.recycles
+    step.run()
+    assert step.forward.replay.recycles
+
+
+def test_a_forward_that_was_launched_is_not_taken_for_the_one_before(step: Step) -> None:
+    """Its tensors may lie where those of a forward lay that was dropped."""
+    step.link.forward_begins()
+    outputs = step.forward.replay([step.forward.floats(1, 2)])
+    step.link.replayed(step.forward.replay, outputs)
+    step.link.forward_returned(outputs)
+    step.link.forward_begins()
+    step.link.forward_returned(outputs)
+
+    step.link.backward_returned(recycling._storages(outputs[1:]), [])
+
+    assert not step.forward.replay.recycles
+
+
+def test_a_forward_that_raised_leaves_nothing_behind(step: Step) -> None:
+    step.link.forward_begins()
+    outputs = step.forward.replay([step.forward.floats(1, 2)])
+    step.link.replayed(step.forward.replay, outputs)  # and then the next part raised
+
+    step.run(launched=True)
+
+    assert not step.forward.replay.recycles
+
+
+def test_a_forward_without_a_backward_is_not_observed_for_ever(step: Step) -> None:
+    for _ in range(MAX_OBSERVATIONS):
+        step.link.forward_begins()
+        step.link.forward_returned(step.forward.replay([step.forward.floats(1, 2)]))
+
+    assert not step.link.pending
+
+
+def test_an_error_in_observing_ends_it_and_the_call_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    link, compiled = Link(), SimpleNamespace(current_callable=lambda inputs: [torch.ones(1)])
+    recycling.watch(compiled, link, is_backward=False)
+    link.arm()
+    monkeypatch.setattr(link, "forward_returned", lambda _outputs: 1 / 0)
+
+    assert compiled.current_callable([])[0].tolist() == [1]
+    assert not link.pending
+    assert compiled.current_callable([])[0].tolist() == [1]
+
+
+def test_what_is_watched_can_be_replaced() -> None:
+    region, deployed = (lambda inputs: "region"), (lambda inputs: "deployed")
+    compiled = SimpleNamespace(current_callable=region)
+    recycling.watch(compiled, Link(), is_backward=True)
+
+    assert _torch.replace_callable(compiled, region, deployed)
+
+    assert compiled.current_callable([]) == "deployed"
 
 
 def test_where_it_cannot_be_told_what_user_code_sees_nothing_is_recycled(step: Step) -> None:

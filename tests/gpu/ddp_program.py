@@ -1,0 +1,45 @@
+"""`python ddp_program.py RANK WORLD FOLDER`: one rank of a small training under DistributedDataParallel, on its own GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main(rank: int, world: int, folder: Path) -> None:
+    """Train, and write the losses."""
+    torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=world,
+        device_id=torch.device("cuda", rank),
+    )
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
+    module = DistributedDataParallel(
+        torch.nn.Sequential(*layers, torch.nn.Linear(64, 8)).cuda(), device_ids=[rank]
+    )
+    run = torch.compile(module, mode="reduce-overhead")
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    torch.manual_seed(1 + rank)
+    losses = []
+    for _ in range(80):
+        x = torch.randn(32, 64, device="cuda")
+        loss = (run(x) - x[:, :8]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    (folder / f"losses.{rank}").write_text(json.dumps(losses))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,122 @@
+"""Relocatable graphs in whole processes of users': several ranks, an allocator that is set otherwise, captures of theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from tests.gpu.conftest import Relocated
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+PROGRAM = Path(__file__).with_name("ddp_program.py")
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.py"
+
+
+def environ(folder: Path, **more: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYGRAPHD_HOME": str(folder / "home"),
+        "PYGRAPHD_AUTOSTART": "0",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        **more,
+    }
+
+
+def ours(folder: Path) -> dict[str, str]:
+    return {"PYGRAPH": "1", "PYGRAPH_RELOCATE": "1", "PYGRAPH_SUMMARY": str(folder / "summary.json")}
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    print(json.dumps(read, indent=1))  # noqa: T201 - what was deployed, for whoever runs this
+    return read
+
+
+def ranks(folder: Path, world: int, **more: str) -> list[list[float]]:
+    """Run the program on `world` GPUs, a process each; return the losses of each."""
+    folder.mkdir()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, str(rank), str(world), str(folder)],
+            env=environ(folder, **(more if rank == 0 else {**more, "PYGRAPH_SUMMARY": ""})),
+        )
+        for rank in range(world)
+    ]
+    assert [process.wait(110) for process in processes] == [0] * world
+    return [json.loads((folder / f"losses.{rank}").read_text()) for rank in range(world)]
+
+
+def test_distributed_data_parallel(tmp_path: Path) -> None:
+    """On two GPUs if there are, otherwise NCCL has one rank to talk to."""
+    world = min(2, torch.cuda.device_count())
+
+    plain = ranks(tmp_path / "plain", world)
+    mine = ranks(tmp_path / "ours", world, **ours(tmp_path / "ours"))
+
+    torch.testing.assert_close(mine, plain, rtol=1e-3, atol=1e-4)
+    said = summary(tmp_path / "ours")
+    assert said["captured"] >= 2
+    assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
+
+
+@pytest.mark.parametrize(
+    "settings", ["expandable_segments:True", "max_split_size_mb:64", "backend:cudaMallocAsync"]
+)
+def test_other_settings_of_the_allocator(tmp_path: Path, settings: str) -> None:
+    done = subprocess.run(
+        [sys.executable, QUICKSTART],
+        env=environ(tmp_path, PYTORCH_CUDA_ALLOC_CONF=settings, **ours(tmp_path)),
+        timeout=115,
+        check=False,
+    )
+
+    assert done.returncode == 0
+    said = summary(tmp_path)
+    if settings.startswith("backend"):
+        assert said["captured"] == 0
+        assert "PyTorch's own allocator is not in use" in said["fallbacks"]
+    else:
+        assert said["captured"] == said["graphs"]
+    assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
+
+
+def test_make_graphed_callables_around_it(relocated: Relocated) -> None:
+    """The user captures: within, everything is launched, and is right when their graph is replayed."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64)).cuda()
+    run = torch.compile(module, mode="reduce-overhead", dynamic=False)
+    for _ in range(4):
+        run(torch.randn(32, 64, device="cuda")).sum().backward()
+    captured = relocated.report.counts["captured"]
+    assert captured == 2
+
+    class Wrapped(torch.nn.Module):  # type: ignore[misc]
+        """A module as `make_graphed_callables` wants it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Run the compiled module."""
+            result: torch.Tensor = run(x)
+            return result
+
+    sample = torch.randn(32, 64, device="cuda", requires_grad=True)
+    graphed = torch.cuda.make_graphed_callables(Wrapped(), (sample,))
+    for _ in range(4):
+        x = torch.randn(32, 64, device="cuda", requires_grad=True)
+        result = graphed(x)
+        result.square().sum().backward()
+        expected = torch.autograd.grad(module(x).square().sum(), x)[0]
+        torch.testing.assert_close(result, module(x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(x.grad, expected, rtol=1e-3, atol=1e-3)
