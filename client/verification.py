@@ -30,6 +30,9 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torc
 """Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal."""
 
 
+_WORD = (1 << 64) - 1
+
+
 class Generator(Protocol):
     """The state of a random number generator, as far as kernels advance it."""
 
@@ -38,6 +41,9 @@ class Generator(Protocol):
 
     def set_offset(self, offset: int) -> None:
         """Put it there."""
+
+    def initial_seed(self) -> int:
+        """Return the seed that all its numbers follow from."""
 
 
 class Trial:
@@ -109,17 +115,28 @@ class Trial:
         ]
 
     def _means_nothing(self, index: int, mine: Any, right: Any) -> bool:
-        """Whether an output is of a generator and still holds nothing but what its memory was filled with.
+        """Whether an output is what attention returns of a generator, and no kernel has written it.
 
-        A state is handed to kernels that do not write it, as the only thing that is unsigned and of 64 bits. A seed is handed
-        to none: were it written through an address that nobody saw, the memory of the capture would show that.
+        A state, as the only thing that is unsigned and of 64 bits, is handed to the kernel in any case, which writes seed and
+        offset if it drops anything. A seed alone may be handed to none: were it written through an address that nobody saw,
+        the memory of the capture would show that.
         """
         if not (_is_tensor(mine) and _is_tensor(right) and mine.numel() and _form(mine) == _form(right)):
             return False
-        is_seed = mine.dtype == torch.int64 and mine.numel() == 1 and index in self._unwritten
-        if not is_seed and mine.dtype != torch.uint64:
-            return False
-        return not bool((_bytes(mine, extent(mine)) != POISON).any())
+        if mine.dtype == torch.uint64:
+            return _is_poisoned(mine) or not self._holds_seed(right)
+        return (
+            mine.dtype == torch.int64
+            and mine.numel() == 1
+            and index in self._unwritten
+            and _is_poisoned(mine)
+        )
+
+    def _holds_seed(self, state: torch.Tensor) -> bool:
+        if self._generator is None:
+            return True
+        first = int(state.detach().reshape(-1).view(torch.int64)[0])
+        return first & _WORD == self._generator.initial_seed() & _WORD
 
     def _misplaced(self, outputs: Sequence[Any]) -> str | None:
         # An output in memory of neither the call nor its inputs must be a constant, or each call would overwrite the last.
@@ -198,6 +215,11 @@ def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any]) -> str
         if not _agree(mine, right):
             return f"verification: {what} {index} differs"
     return None
+
+
+def _is_poisoned(tensor: torch.Tensor) -> bool:
+    """Whether it still holds nothing but what its memory was filled with."""
+    return not bool((_bytes(tensor, extent(tensor)) != POISON).any())
 
 
 def _agree(mine: Any, right: Any) -> bool:

@@ -147,6 +147,7 @@ def facts(**changes: object) -> _torch.CompiledFacts:
         "refusal": None,
         "partitions": 3,
         "on_cuda": True,
+        "only_cuda": True,
         "device_index": 0,
         "captured_differently": False,
         "static_inputs": (),

@@ -11,6 +11,20 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
+class Network(torch.nn.Module):  # type: ignore[misc]
+    """A class of its own: Dynamo skips torch's modules where DistributedDataParallel has broken the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [layer for _ in range(6) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
+        self.layers = torch.nn.Sequential(*layers, torch.nn.Linear(64, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return eight numbers an item."""
+        result: torch.Tensor = self.layers(x)
+        return result
+
+
 def main(rank: int, world: int, folder: Path) -> None:
     """Train, and write the losses."""
     torch.cuda.set_device(rank)
@@ -22,10 +36,7 @@ def main(rank: int, world: int, folder: Path) -> None:
         device_id=torch.device("cuda", rank),
     )
     torch.manual_seed(0)
-    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
-    module = DistributedDataParallel(
-        torch.nn.Sequential(*layers, torch.nn.Linear(64, 8)).cuda(), device_ids=[rank]
-    )
+    module = DistributedDataParallel(Network().cuda(), device_ids=[rank])
     run = torch.compile(module, mode="reduce-overhead")
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     torch.manual_seed(1 + rank)

@@ -165,7 +165,7 @@ def test_training(relocated: Relocated, name: str, optimizer: str) -> None:
     # Two modes of Inductor fuse otherwise here and there: what bf16 rounds differently grows from step to step.
     assert (mine - plain).abs().max() <= 3 * noise + 5e-3 * plain.abs().max(), (mine, plain, again)
     relocated.expect_all_captured()
-    assert relocated.sets[0] == 1
+    assert max(relocated.sets) == 1
 
 
 @pytest.mark.parametrize("name", MODELS)

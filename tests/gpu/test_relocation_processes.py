@@ -68,9 +68,7 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
     assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
 
 
-@pytest.mark.parametrize(
-    "settings", ["expandable_segments:True", "max_split_size_mb:64", "backend:cudaMallocAsync"]
-)
+@pytest.mark.parametrize("settings", ["expandable_segments:True", "max_split_size_mb:64"])
 def test_other_settings_of_the_allocator(tmp_path: Path, settings: str) -> None:
     done = subprocess.run(
         [sys.executable, QUICKSTART],
@@ -81,11 +79,7 @@ def test_other_settings_of_the_allocator(tmp_path: Path, settings: str) -> None:
 
     assert done.returncode == 0
     said = summary(tmp_path)
-    if settings.startswith("backend"):
-        assert said["captured"] == 0
-        assert "PyTorch's own allocator is not in use" in said["fallbacks"]
-    else:
-        assert said["captured"] == said["graphs"]
+    assert said["captured"] == said["measured"] > 0  # its training, by its attention, is left to PyTorch
     assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
 
 

@@ -35,6 +35,9 @@ class Operations(Protocol):
     def foreign(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
 
+SEED = -3  # of 64 bits, as a user may choose it
+
+
 class Generator:
     """Counts the random numbers that were drawn."""
 
@@ -46,6 +49,9 @@ class Generator:
 
     def set_offset(self, offset: int) -> None:
         self.offset = offset
+
+    def initial_seed(self) -> int:
+        return SEED
 
 
 class Launching:
@@ -404,6 +410,27 @@ def test_a_generators_state_that_nobody_writes_needs_not_agree(case: Case) -> No
         run([case.floats(1, 1)])
 
     case.expect(captured=1)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_generators_state_among_temporaries_must_agree_if_it_was_written(case: Case, written: bool) -> None:
+    """It may lie where a temporary lay: then the recording leaves that there, and a launched call what lay there before."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        used = operations.add(inputs[0], inputs[0])
+        if isinstance(operations, Recording):
+            temporary = operations.arena.allocate(4)
+            operations.graph.set(temporary, 7)
+            operations.arena.free(temporary)
+            return used, operations.arena.allocate(4).view(torch.uint64)
+        return used, torch.tensor([SEED if written else 12345, 8]).view(torch.uint64)
+
+    run = case.make(body)
+    for _ in range(3):
+        run([case.floats(1, 1)])
+
+    case.expect(captured=not written)
+    assert run.refusal == ("verification: output 1 differs" if written else None)
 
 
 @pytest.mark.parametrize("numbers", [1, 2])
