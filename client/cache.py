@@ -10,13 +10,23 @@ from __future__ import annotations
 
 import sqlite3
 import time
+import uuid
 from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client import spool
 from pygraphd.client.transport import Transport, TransportError
 from pygraphd.schema import messages, offline
 from pygraphd.schema.checks import InvalidMessageError
-from pygraphd.schema.messages import Entry, LookupAnswer, LookupRequest, Record, RecordAnswer, RecordRequest
+from pygraphd.schema.messages import (
+    Entry,
+    LeaseAnswer,
+    LeaseRequest,
+    LookupAnswer,
+    LookupRequest,
+    Record,
+    RecordAnswer,
+    RecordRequest,
+)
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
@@ -27,7 +37,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.locations import Locations
 
 MAX_FAILURES = 2
-_Answer = TypeVar("_Answer", LookupAnswer, RecordAnswer)
+_Answer = TypeVar("_Answer", LookupAnswer, RecordAnswer, LeaseAnswer)
 
 
 class Cache:
@@ -39,6 +49,7 @@ class Cache:
         self._origin = messages.Origin(host, VERSION)
         self._report = report
         self._failures = 0
+        self._holder = uuid.uuid4().hex
         self._spooled: dict[str, dict[str, Entry]] = {}
 
     def lookup(self, environment: Environment, graphs: Sequence[str]) -> dict[str, Entry]:
@@ -60,6 +71,12 @@ class Cache:
             self._report.count(recorded=answer.stored)
         else:
             self._spool(body, request)
+
+    def lease(self, environment: Environment, graphs: Sequence[str]) -> LeaseAnswer | None:
+        """Ask to be the one that measures some graphs, or to go on being it; None: there is no daemon to ask."""
+        request = LeaseRequest(environment.digest(), self._holder, tuple(graphs))
+        answer = self._exchange("/v1/lease", messages.encode(request), LeaseAnswer)
+        return answer if answer is not None and answer.environment == request.environment else None
 
     def _ask(self, request: LookupRequest) -> tuple[Entry, ...] | None:
         answer = self._exchange("/v1/lookup", messages.encode(request), LookupAnswer)

@@ -30,6 +30,7 @@ NO_GAIN = "no gain over LAUNCH beyond noise and 2 %"
 FORWARD_NOT_IN_TREES = "its forward is in no tree, so all that was saved for it would have to be copied"
 NO_MEMORY = "not enough free memory to try a capture beside launched calls"
 FAILED = "measuring failed"
+LEFT_TO_OTHERS = "another process was still measuring it when the program ended"
 
 
 def decide(measurements: Sequence[Measurement]) -> Decision:

@@ -18,6 +18,7 @@ import torch
 
 from pygraphd.client import _torch, policy
 from pygraphd.client._torch import Runnable
+from pygraphd.client.claims import Turn
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.rota import SAMPLES, Rota, Turns
 from pygraphd.schema.messages import Decision, Deployment, Graph, Measurement
@@ -32,12 +33,14 @@ class State(enum.Enum):
     """Where a region is in its life."""
 
     WARM_UP = "launched without timing: kernels are still being compiled, or an earlier program was too short to tell"
+    WAIT = "launched while another process measures this graph"
     MEASURE = "real calls alternate among the deployments"
     DEPLOYED = "one deployment for the rest of the process"
 
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
-    State.WARM_UP: frozenset({State.MEASURE, State.DEPLOYED}),
+    State.WARM_UP: frozenset({State.WAIT, State.MEASURE, State.DEPLOYED}),
+    State.WAIT: frozenset({State.MEASURE, State.DEPLOYED}),
     State.MEASURE: frozenset({State.DEPLOYED}),
     State.DEPLOYED: frozenset(),
 }
@@ -45,6 +48,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 WARM_UP_CALLS = 2
 MEMORY_MARGIN = 1.2
 """Free memory must exceed by this factor what a step was seen to need, or nothing is tried."""
+WAITING = "launched while another process measured its graph"
 MAX_SIZES = 64
 """Dynamic sizes that are remembered until one comes back; measuring needs a size that does."""
 
@@ -58,11 +62,15 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What a region found out: its graph, the decision, and the measurements behind it (none if it was not measured)."""
+    """What a region found out: its graph, the decision, and the measurements behind it (none if it was not measured).
+
+    `adopted`: it is another process's answer.
+    """
 
     graph: Graph
     decision: Decision
     measurements: tuple[Measurement, ...] = ()
+    adopted: bool = False
 
 
 class Host(Protocol):
@@ -70,6 +78,12 @@ class Host(Protocol):
 
     rota: Rota
     report: Report
+
+    def turn(self, region: Region) -> Decision | Turn:
+        """Return whose turn it is to measure a region, or the answer of another process that has."""
+
+    def keep_turn(self) -> None:
+        """Note that this process is still measuring."""
 
     def settle(self, region: Region, decision: Decision, measurements: tuple[Measurement, ...]) -> Decision:
         """Return the decision for a measured region in view of what was decided for others."""
@@ -223,10 +237,24 @@ class Region:
             return  # another thread is at it; this call is launched
         with contextlib.ExitStack() as stack:
             stack.callback(self._changing.release)
-            if self.state is State.WARM_UP:
+            if self.state in {State.WARM_UP, State.WAIT}:
                 self._leave_warm_up(sizes)
 
     def _leave_warm_up(self, sizes: tuple[int, ...]) -> None:
+        turn = self._guarded(lambda: self._host.turn(self))
+        if isinstance(turn, Decision) and self._can_run(turn.deployment):
+            self._deploy(Decided(self.graph, turn, adopted=True))
+        elif turn is not Turn.OTHERS:
+            self._start_measuring(sizes)
+        elif self.state is State.WARM_UP:
+            self._enter(State.WAIT)
+            self._call = self._wait
+            self._host.report.count(waited=1)
+
+    def _can_run(self, deployment: Deployment) -> bool:
+        return self._candidates is not None and self._candidates.offers(deployment)
+
+    def _start_measuring(self, sizes: tuple[int, ...]) -> None:
         if reason := self._guarded(self._why_not_measure):
             self._deploy(Decided(self.graph, policy.not_measured(reason, self.tally.calls)))
             return
@@ -244,6 +272,20 @@ class Region:
         free, _ = torch.cuda.mem_get_info(device)
         return policy.NO_MEMORY if needed * MEMORY_MARGIN > free else None
 
+    # --- WAIT ---
+
+    def _wait(self, inputs: list[Any]) -> Any:
+        sizes = _sizes(inputs)
+        if sizes in self._seen_sizes:
+            self._begin_measuring(sizes)
+        elif len(self._seen_sizes) < MAX_SIZES:
+            self._seen_sizes.add(sizes)
+        if self.state is not State.WAIT:
+            return self._call(inputs)
+        self.tally.calls += 1
+        self._host.report.step_aside(WAITING)
+        return self._launch(inputs)
+
     # --- MEASURE ---
 
     def _measure(self, inputs: list[Any]) -> Any:
@@ -251,6 +293,7 @@ class Region:
         if reason := self._why_aside(inputs):
             self._host.report.step_aside(reason)
             return self._launch(inputs)
+        self._guarded(self._host.keep_turn)
         deployment = self._host.rota.enter(self)
         if deployment is None:
             self._decide()

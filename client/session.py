@@ -16,10 +16,10 @@ import torch
 
 from pygraphd.client import _torch, fingerprint, policy
 from pygraphd.client.cache import Cache
+from pygraphd.client.claims import Claims, Interest, Turn
 from pygraphd.client.region import Candidates, Decided, Region, Tally
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
-from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
     MAX_REASON,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pygraphd.client.capture import CudaRecorder
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
+    from pygraphd.schema.keys import Environment
 
 NO_DEVICE = "no CUDA device"
 ON_THE_CPU = "runs on the CPU"
@@ -59,6 +60,7 @@ class Session:
         self.report = Report()
         self.rota = Rota()
         self.cache = Cache(self.locations, socket.gethostname(), self.report)
+        self._claims = Claims(self.cache, self.usable)
         self.pid = os.getpid()
         self._watched: dict[int, _Watched] = {}
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
@@ -107,16 +109,26 @@ class Session:
         """
         known_calls = cached.calls if cached is not None else -1
         self._families[id(family)] = family
-        self._watched[id(region.tally)] = _Watched(
-            region.graph, region.tally, environment, id(family), known_calls
-        )
+        is_backward = region.graph.kind is Kind.BACKWARD
+        interest = Interest(environment, region.graph.digest, id(family), is_backward)
+        self._claims.add(interest)
+        self._watched[id(region.tally)] = _Watched(region.graph, region.tally, interest, known_calls)
+
+    def turn(self, region: Region) -> Decision | Turn:
+        """Return whose turn it is to measure a region, or the answer of another process that has."""
+        watched = self._watched.get(id(region.tally))
+        return Turn.OURS if watched is None else self._claims.turn(watched.interest)
+
+    def keep_turn(self) -> None:
+        """Note that this process is still measuring."""
+        self._claims.keep()
 
     def settle(self, region: Region, decision: Decision, measurements: Sequence[Measurement]) -> Decision:
         """Return the decision for a measured region in view of its forward's."""
         watched = self._watched.get(id(region.tally))
         if watched is None or region.graph.kind is not Kind.BACKWARD:
             return decision
-        in_trees = watched.family not in self._not_in_trees
+        in_trees = watched.interest.family not in self._not_in_trees
         return policy.settle_backward(decision, measurements, forward_in_trees=in_trees)
 
     def usable(self, decision: Decision) -> bool:
@@ -169,12 +181,18 @@ class Session:
         watched = self._watched.pop(id(region.tally), None)
         if watched is None:
             return  # the session has been closed meanwhile
+        self._claims.remove(watched.interest)
+        if result.adopted:
+            self.report.count(adopted=1)
+            return
         if result.measurements:
             self.report.count(measured=1)
             in_trees = result.decision.deployment is Deployment.TREES
             if region.graph.kind is not Kind.BACKWARD and not in_trees:
-                self._not_in_trees.add(watched.family)
-        self.record(watched.environment, [Record(result.graph, result.decision, result.measurements)])
+                self._not_in_trees.add(watched.interest.family)
+        self.record(
+            watched.interest.environment, [Record(result.graph, result.decision, result.measurements)]
+        )
 
     def record(self, environment: Environment, records: Sequence[Record]) -> None:
         """Hand records to the cache, if there are any."""
@@ -185,10 +203,14 @@ class Session:
         """Record what was called too seldom to be measured; the last thing a process does here."""
         unfinished: dict[Environment, list[Record]] = {}
         for watched in self._watched.values():
+            if self._claims.is_left_to_others(watched.interest):
+                self.report.deploy(policy.not_measured(policy.LEFT_TO_OTHERS, watched.tally.calls))
+                continue
             decision = policy.too_few_calls(watched.tally.calls)
             self.report.deploy(decision)
             if watched.known_calls < watched.tally.calls:
-                unfinished.setdefault(watched.environment, []).append(Record(watched.graph, decision))
+                record = Record(watched.graph, decision)
+                unfinished.setdefault(watched.interest.environment, []).append(record)
         self._watched.clear()
         for environment, records in unfinished.items():
             self.record(environment, records)
@@ -196,15 +218,14 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A region that is not decided: where it runs, its family, and how many calls the cache knows of (-1: none).
+    """A region that is not decided: what is asked about it, and how many calls the cache knows of (-1: none).
 
     Not the region itself: it holds a capture, whose memory is to go with the model.
     """
 
     graph: Graph
     tally: Tally
-    environment: Environment
-    family: int
+    interest: Interest
     known_calls: int
 
 

@@ -15,9 +15,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from pygraphd import database_files, spool
+from pygraphd.leases import Holder, Leases
 from pygraphd.pruning import PruneRequest
 from pygraphd.schema import offline
-from pygraphd.schema.messages import LookupAnswer, LookupRequest, RecordAnswer, RecordRequest, decode
+from pygraphd.schema.messages import (
+    LeaseAnswer,
+    LeaseRequest,
+    LookupAnswer,
+    LookupRequest,
+    RecordAnswer,
+    RecordRequest,
+    decode,
+)
 from pygraphd.schema.version import VERSION
 from pygraphd.store import Store, StoreError
 
@@ -26,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pygraphd import queries
+    from pygraphd.peer import Peer
     from pygraphd.pruning import PruneAnswer
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import Entry
@@ -48,6 +58,7 @@ class Counters:
     misses: int = 0
     records: int = 0
     spooled: int = 0
+    leases: int = 0
     invalid: int = 0
     refused: int = 0
     failed: int = 0
@@ -82,8 +93,9 @@ class Reader:
 class Cache:
     """The store and its reader, each on a thread of its own."""
 
-    def __init__(self, locations: Locations, store: Store) -> None:
+    def __init__(self, locations: Locations, store: Store, leases: Leases) -> None:
         self.counters = Counters()
+        self._leases = leases
         self._spool = locations.spool
         self._store = store
         self._reader = Reader(locations.database)
@@ -105,11 +117,24 @@ class Cache:
         self._note_hits(request.environment, entries)
         return LookupAnswer(request.environment, VERSION, entries)
 
-    async def record(self, body: bytes, uid: int) -> RecordAnswer:
+    async def record(self, body: bytes, peer: Peer) -> RecordAnswer:
         """Store what a client sent; raises InvalidMessageError, StoreError."""
-        answer = await self._run(self._writing, self._store_body, body, uid)
-        self.counters.records += answer.stored
-        return answer
+        request, stored = await self._run(self._writing, self._store_body, body, peer.uid)
+        self.counters.records += stored
+        environment = request.environment.digest()
+        graphs = {
+            final: [each.graph.digest for each in request.records if each.decision.final is final]
+            for final in (True, False)
+        }
+        self._leases.recorded(environment, graphs[True], graphs[False], peer)
+        return RecordAnswer(environment, VERSION, stored)
+
+    def lease(self, body: bytes, peer: Peer) -> LeaseAnswer:
+        """Say which graphs a client may measure; raises InvalidMessageError."""
+        request = decode(LeaseRequest, body)
+        granted = self._leases.ask(request.environment, request.graphs, Holder.of(request.holder, peer))
+        self.counters.leases += len(granted)
+        return LeaseAnswer(request.environment, VERSION, granted, self._leases.seconds)
 
     async def prune(self, body: bytes) -> PruneAnswer:
         """Delete entries; raises InvalidMessageError, StoreError."""
@@ -182,10 +207,9 @@ class Cache:
         self._read_fault = None
         return request, entries
 
-    def _store_body(self, body: bytes, uid: int) -> RecordAnswer:
+    def _store_body(self, body: bytes, uid: int) -> tuple[RecordRequest, int]:
         request = decode(RecordRequest, body)
-        stored = self._store.record(request, uid)
-        return RecordAnswer(request.environment.digest(), VERSION, stored)
+        return request, self._store.record(request, uid)
 
     def _describe(self) -> tuple[int | None, list[str]]:
         try:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from pygraphd.durations import parse_duration
 from pygraphd.errors import UsageError
+from pygraphd.schema.messages import MAX_LEASE_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_DEFAULTS = {"idle_exit": 30 * 60.0, "housekeeping": 60.0}
+_DEFAULTS = {"idle_exit": 30 * 60.0, "housekeeping": 60.0, "lease": 60.0}
 _ENVIRONMENT_PREFIX = "PYGRAPHD_"
 
 
@@ -30,15 +31,19 @@ class Setting:
 class Config:
     """Everything that can be set. An `idle_exit` of 0 means never.
 
-    `housekeeping` is the time between two looks at the spool folder, and the longest a hit count stays unwritten.
+    `housekeeping` is the time between two looks at the spool folder, and the longest a hit count stays unwritten. `lease` is
+    how long a process may measure a graph before others may, too, unless it asks again.
     """
 
     idle_exit: Setting
     housekeeping: Setting
+    lease: Setting
 
     def __post_init__(self) -> None:
         if self.housekeeping.value < 0.1:
             raise UsageError(f"housekeeping ({self.housekeeping.origin}): at least 0.1 seconds")
+        if not 0.1 <= self.lease.value <= MAX_LEASE_S:
+            raise UsageError(f"lease ({self.lease.origin}): between 0.1 seconds and {MAX_LEASE_S:.0f}")
 
     def settings(self) -> dict[str, dict[str, float | str]]:
         """Return the settings by name, as JSON has them."""

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, by the kernel's word (SO_PEERCRED)."""
+"""Who is at the other end of a Unix socket, by the kernel's word (SO_PEERCRED), and whether it still lives."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")
 _ROOT = 0
@@ -24,6 +25,20 @@ def peer_of(connection: socket.socket) -> Peer:
     payload = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _gid = _CREDENTIALS.unpack(payload)
     return Peer(pid, uid)
+
+
+def birth_of(pid: int) -> int | None:
+    """Return when a process was started, in clock ticks since boot; None if there is none, or only its exit code is left.
+
+    With the pid it names a process for good: pids are used again.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name, in parentheses, may hold anything; "state" follows it, and "starttime" is 19 fields later (proc(5)).
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in {"Z", "X"} else int(fields[19])
 
 
 def why_refused(peer: Peer) -> str | None:

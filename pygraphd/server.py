@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-CAPABILITIES = ("lookup", "record", "stats", "prune")
+CAPABILITIES = ("lookup", "record", "lease", "stats", "prune")
 _SHUTDOWN_S = 5.0
 
 
@@ -45,7 +45,7 @@ class Server:
         self._config = config
         self._started = time.monotonic()
         self.last_used = self._started
-        """`time.monotonic()` of the last lookup, record or prune; pings and statistics keep no daemon alive."""
+        """`time.monotonic()` of the last lookup, record, lease or prune; pings and statistics keep no daemon alive."""
 
     async def listen(self, bound: socket.socket) -> web.AppRunner:
         """Begin to serve on a socket that is bound already; `cleanup()` of the answer ends it."""
@@ -63,6 +63,7 @@ class Server:
                 web.get("/v1/ping", self._ping),
                 web.post("/v1/lookup", self._lookup),
                 web.post("/v1/record", self._record),
+                web.post("/v1/lease", self._lease),
                 web.get("/v1/stats", self._stats),
                 web.post("/v1/prune", self._prune),
             ]
@@ -114,7 +115,11 @@ class Server:
 
     async def _record(self, request: web.Request) -> web.Response:
         self.last_used = time.monotonic()
-        return _json(encode(await self._cache.record(await request.read(), _peer(request).uid)))
+        return _json(encode(await self._cache.record(await request.read(), _peer(request))))
+
+    async def _lease(self, request: web.Request) -> web.Response:
+        self.last_used = time.monotonic()
+        return _json(encode(self._cache.lease(await request.read(), _peer(request))))
 
     async def _prune(self, request: web.Request) -> web.Response:
         self.last_used = time.monotonic()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pygraphd.cache import Cache
 from pygraphd.database_files import identity
 from pygraphd.errors import CommandError
+from pygraphd.leases import Leases
 from pygraphd.schema.version import VERSION
 from pygraphd.server import Server
 from pygraphd.store import Store
@@ -35,7 +36,8 @@ def serve(locations: Locations, config: Config) -> None:
         bound = _bind(locations)
         ours = identity(locations.socket)
         try:
-            asyncio.run(_serve_until_told(bound, Cache(locations, store), locations, config))
+            cache = Cache(locations, store, Leases(config.lease.value))
+            asyncio.run(_serve_until_told(bound, cache, locations, config))
         finally:
             bound.close()
             if identity(locations.socket) == ours:

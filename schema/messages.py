@@ -33,6 +33,7 @@ MAX_REASON = 400
 MAX_MICROSECONDS = 3.6e9
 """One hour: a longer call is not a sample of anything."""
 MAX_COUNT = 2**53
+MAX_LEASE_S = 86_400.0
 
 
 class Deployment(enum.StrEnum):
@@ -227,7 +228,44 @@ class RecordAnswer:
         check_int("stored", self.stored, maximum=MAX_GRAPHS)
 
 
-Message = Ping | LookupRequest | LookupAnswer | RecordRequest | RecordAnswer
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """`POST /v1/lease`: a process is about to measure some graphs (digests) in one environment (digest).
+
+    `holder` names the process, the same at each of its requests; asking again prolongs what it has.
+    """
+
+    environment: str
+    holder: str
+    graphs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_digest("environment", self.environment)
+        check_text("holder", self.holder, maximum=64)
+        _check_length("graphs", self.graphs)
+        for graph in self.graphs:
+            check_digest("graphs", graph)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswer:
+    """Which of the graphs the holder may measure, for `seconds` from now; others measure the rest. Repeats the environment."""
+
+    environment: str
+    version: str
+    granted: tuple[str, ...]
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_digest("environment", self.environment)
+        check_text("version", self.version, maximum=64)
+        _check_length("granted", self.granted)
+        for graph in self.granted:
+            check_digest("granted", graph)
+        check_number("seconds", self.seconds, maximum=MAX_LEASE_S)
+
+
+Message = Ping | LookupRequest | LookupAnswer | RecordRequest | RecordAnswer | LeaseRequest | LeaseAnswer
 
 
 def _check_length(name: str, items: Sequence[object]) -> None:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 import torch
 
-from pygraphd.client import _torch, fingerprint, profiler, region
+from pygraphd.client import _torch, claims, fingerprint, policy, profiler, region
 from pygraphd.client.session import CAPTURED_DIFFERENTLY, MODE_WITHOUT_TREES, RELOCATE_VARIABLE, Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
+from tests.daemon.conftest import Home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,6 +144,58 @@ def test_the_next_session_is_told_and_measures_nothing(session: Session) -> None
     assert run(forward, backward, 3) == [(["captured"] * 2, ["captured"])] * 3
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (3, 0)
     assert forward.current_callable == forward.call
+
+
+def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(claims, "FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(claims, "LAST_LOOK_S", 0.0)
+    home = Home(tmp_path)
+    try:
+        home.start()
+        first, second = Session(session.locations), Session(session.locations)
+        boxes = [SimpleNamespace(value=0), SimpleNamespace(value=0)]
+        models = [
+            (compile_once(each, 2, backward=False, box=box), compile_once(each, 1, backward=True, box=box))
+            for each, box in zip((first, second), boxes, strict=True)
+        ]
+        run(*models[0], region.WARM_UP_CALLS + 1)  # the first begins to measure
+
+        waiting = run(*models[1], ENOUGH)
+        run(*models[0], ENOUGH)
+        told = run(*models[1], 5)
+    finally:
+        home.close()
+
+    assert waiting == [(["launched"] * 2, ["launched"])] * ENOUGH
+    assert told[-1] == (["captured"] * 2, ["captured"])
+    counts = second.report.counts
+    assert (first.report.counts["measured"], first.report.counts["waited"]) == (3, 0)
+    assert (counts["measured"], counts["waited"], counts["adopted"], counts["recorded"]) == (0, 3, 3, 0)
+    assert second.report.fallbacks.keys() == {region.WAITING}
+    assert second.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 3, "RELOCATE": 0}
+    assert first.report.failures == second.report.failures == {}
+
+
+def test_who_waits_to_the_end_records_nothing(session: Session, tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    try:
+        home.start()
+        first, second = Session(session.locations), Session(session.locations)
+        for each in (first, second):
+            run(
+                compile_once(each, 1, backward=False, box=(box := SimpleNamespace(value=0))),
+                compile_once(each, 1, backward=True, box=box),
+                10,
+            )
+        second.close()
+        first.close()
+    finally:
+        home.close()
+
+    assert second.report.summary()["reasons"] == {policy.LEFT_TO_OTHERS: 2}
+    assert (second.report.counts["recorded"], first.report.counts["recorded"]) == (0, 2)
 
 
 def test_what_is_launched_keeps_the_copying_of_misaligned_inputs(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.client import policy
-from pygraphd.client.region import TRANSITIONS, WARM_UP_CALLS, Candidates, Decided, Region, State
+from pygraphd.client.claims import Turn
+from pygraphd.client.region import TRANSITIONS, WAITING, WARM_UP_CALLS, Candidates, Decided, Region, State
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
 from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurement
@@ -27,6 +28,13 @@ class Host:
         self.rota = Rota()
         self.report = Report()
         self.results: list[Decided] = []
+        self.turns: list[Decision | Turn] = []
+
+    def turn(self, region: Region) -> Decision | Turn:
+        return self.turns.pop(0) if self.turns else Turn.OURS
+
+    def keep_turn(self) -> None:
+        pass
 
     def settle(self, region: Region, decision: Decision, measurements: tuple[Measurement, ...]) -> Decision:
         return decision
@@ -133,6 +141,65 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
 
     assert results == ["launched"] * 8
     assert len(host.results) == 1
+    assert host.report.failures == {}
+
+
+def test_a_graph_that_another_process_measures_is_launched_until_its_answer_is_there(host: Host) -> None:
+    one = region(host)
+    answer = Decision(Deployment.TREES, "TREES is faster", policy.POLICY_VERSION)
+    host.turns = [Turn.OTHERS, Turn.OTHERS, Turn.OTHERS, answer]
+
+    results = [one([]) for _ in range(WARM_UP_CALLS + 5)]
+
+    assert results == ["launched"] * (WARM_UP_CALLS + 3) + ["captured"] * 2
+    assert host.results == [Decided(one.graph, answer, adopted=True)]
+    assert host.report.counts == {"waited": 1}
+    assert host.report.fallbacks == {WAITING: 2}
+    assert host.report.failures == {}
+
+
+def test_a_graph_that_was_left_to_nobody_is_measured_after_all(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = region(host)
+    monkeypatch.setattr(one, "_why_not_measure", lambda: None)
+    host.turns = [Turn.OTHERS, Turn.OURS]
+    for _ in range(WARM_UP_CALLS + 1):
+        one([])
+
+    states = [one.state]
+    one._begin_measuring(())
+    states.append(one.state)
+
+    assert states == [State.WAIT, State.MEASURE]
+
+
+def test_an_answer_that_cannot_be_run_here_is_measured_anew(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = region(host)
+    monkeypatch.setattr(one, "_why_not_measure", lambda: policy.NO_MEMORY)
+    host.turns = [Decision(Deployment.RELOCATE, "", policy.POLICY_VERSION)]
+    for _ in range(WARM_UP_CALLS + 1):
+        one([])
+
+    assert host.results[0].decision == policy.not_measured(policy.NO_MEMORY, WARM_UP_CALLS + 1)
+
+
+def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
+    one = region(host)
+    answer = Decision(Deployment.TREES, "TREES is faster", policy.POLICY_VERSION)
+    host.turns = [Turn.OTHERS] * 50 + [answer]
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda: results.extend(one([]) for _ in range(100))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(results) == 800
+    assert set(results) == {"launched", "captured"}
+    assert (one.state, len(host.results)) == (State.DEPLOYED, 1)
     assert host.report.failures == {}
 
 

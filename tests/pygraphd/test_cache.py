@@ -9,6 +9,8 @@ import pytest
 
 from pygraphd.cache import Cache, Reader
 from pygraphd.database_files import files_set_aside
+from pygraphd.leases import Leases
+from pygraphd.peer import Peer
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import LookupRequest, RecordRequest, encode
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
+ROOT = Peer(pid=0, uid=0)
 
 
 def _with_cache(home: Path, use: Callable[[Cache], Awaitable[T]]) -> T:
@@ -26,7 +29,7 @@ def _with_cache(home: Path, use: Callable[[Cache], Awaitable[T]]) -> T:
 
     async def run() -> T:
         locations = locate({"PYGRAPHD_HOME": str(home)})
-        cache = Cache(locations, Store(locations.database))
+        cache = Cache(locations, Store(locations.database), Leases(60.0))
         try:
             return await use(cache)
         finally:
@@ -53,7 +56,7 @@ def test_a_lookup_finds_what_was_recorded_and_counts(
     async def use(cache: Cache) -> None:
         before = await cache.lookup(_lookup_of(make_request("a")))
         assert before.entries == ()
-        assert (await cache.record(encode(make_request("a", "b")), uid=0)).stored == 2
+        assert (await cache.record(encode(make_request("a", "b")), ROOT)).stored == 2
         after = await cache.lookup(_lookup_of(make_request("a", "b", "c")))
         assert {entry.decision for entry in after.entries} == {make_request("a").records[0].decision}
         counted = dataclasses.asdict(cache.counters)
@@ -70,7 +73,7 @@ def test_hits_are_written_in_batches_and_at_the_end(
     database = tmp_path / "cache.db"
 
     async def use(cache: Cache) -> None:
-        await cache.record(encode(make_request("a", "b")), uid=0)
+        await cache.record(encode(make_request("a", "b")), ROOT)
         for _ in range(3):
             await cache.lookup(_lookup_of(make_request("a")))
         assert _hits(database) == [(0,), (0,)]
@@ -84,7 +87,7 @@ def test_hits_are_written_in_batches_and_at_the_end(
 
 def test_a_prune_counts_the_latest_hits(tmp_path: Path, make_request: Callable[..., RecordRequest]) -> None:
     async def use(cache: Cache) -> int:
-        await cache.record(encode(make_request("a", "b")), uid=0)
+        await cache.record(encode(make_request("a", "b")), ROOT)
         connection = sqlite3.connect(tmp_path / "cache.db")
         connection.execute("UPDATE decision SET created_at = 1")
         connection.commit()
@@ -111,7 +114,7 @@ def test_housekeeping_takes_in_the_spool(tmp_path: Path, make_request: Callable[
 )
 def test_bad_bodies_are_refused(tmp_path: Path, body: bytes) -> None:
     async def use(cache: Cache) -> None:
-        for ask in (cache.lookup, lambda data: cache.record(data, 0), cache.prune):
+        for ask in (cache.lookup, lambda data: cache.record(data, ROOT), cache.prune):
             with pytest.raises(InvalidMessageError):
                 await ask(body)
         assert cache.counters.lookups == 0
@@ -125,7 +128,7 @@ def test_a_file_that_turns_bad_is_a_miss_and_is_replaced(
     database = tmp_path / "cache.db"
 
     async def use(cache: Cache) -> None:
-        await cache.record(encode(make_request("a")), uid=0)
+        await cache.record(encode(make_request("a")), ROOT)
         await cache.lookup(_lookup_of(make_request("a")))
         Store(database).close()
         with database.open("r+b") as stream:
@@ -135,7 +138,7 @@ def test_a_file_that_turns_bad_is_a_miss_and_is_replaced(
         cache._reader.close()
         answer = await cache.lookup(_lookup_of(make_request("a")))
         assert answer.entries == ()
-        assert (await cache.record(encode(make_request("b")), uid=0)).stored == 1
+        assert (await cache.record(encode(make_request("b")), ROOT)).stored == 1
         assert len((await cache.lookup(_lookup_of(make_request("b")))).entries) == 1
         assert await cache.describe() == (1, [])
 

@@ -37,7 +37,7 @@ def test_a_flag_that_was_not_given_hides_nothing(environ: dict[str, str]) -> Non
     ("text", "message"),
     [
         ("idle_exit = ", "not TOML"),
-        ("idle_exti = 5", "unknown setting 'idle_exti', known are idle_exit, housekeeping"),
+        ("idle_exti = 5", "unknown setting 'idle_exti', known are idle_exit, housekeeping, lease"),
         ("idle_exit = true", "idle_exit: expected a length of time, got bool"),
         ("idle_exit = -1", "'-1' is no length of time"),
         ('idle_exit = "soon"', "'soon' is no length of time"),

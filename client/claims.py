@@ -1,0 +1,166 @@
+"""Which graphs this process measures itself, and which it leaves to another that is at it already. Knows nothing of torch.
+
+Of many processes that meet an unknown graph at once, the daemon lets one measure; the others launch, ask now and then, and
+take up the answer when it is there. Without a daemon everybody measures.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pygraphd.schema.keys import Environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pygraphd.client.cache import Cache
+    from pygraphd.schema.messages import Decision
+
+FIRST_LOOK_S = 0.5
+LAST_LOOK_S = 10.0
+"""A look costs some milliseconds: at this interval less than a thousandth of the time."""
+
+
+class Turn(enum.Enum):
+    """Who measures a graph."""
+
+    OPEN = "nobody has been asked yet"
+    OTHERS = "another process measures it"
+    OURS = "this process measures it"
+
+
+TRANSITIONS: Mapping[Turn, frozenset[Turn]] = {
+    Turn.OPEN: frozenset({Turn.OTHERS, Turn.OURS}),
+    Turn.OTHERS: frozenset({Turn.OTHERS, Turn.OURS}),
+    Turn.OURS: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """A region that is not decided: its graph's digest, its environment, and a number that a forward shares with its backward."""
+
+    environment: Environment
+    graph: str
+    family: int
+    is_backward: bool
+
+
+class Claims:
+    """The undecided regions of one process, and whose turn it is to measure each."""
+
+    def __init__(
+        self, cache: Cache, usable: Callable[[Decision], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Ask through `cache`; an answer is taken up if it is final and `usable`."""
+        self._cache = cache
+        self._usable = usable
+        self._clock = clock
+        self._turns: dict[Interest, Turn] = {}
+        self._answers: dict[Interest, Decision] = {}
+        self._next_look = 0.0
+        self._interval = FIRST_LOOK_S
+        self._renew_at = float("inf")
+        self._asking = threading.Lock()
+
+    def add(self, interest: Interest) -> None:
+        """Note a region that will have to be measured."""
+        self._turns.setdefault(interest, Turn.OPEN)
+
+    def remove(self, interest: Interest) -> None:
+        """Forget a region: it is decided."""
+        self._turns.pop(interest, None)
+        self._answers.pop(interest, None)
+
+    def is_left_to_others(self, interest: Interest) -> bool:
+        """Whether it waits for another process, or for its forward that does."""
+        return self._turns.get(interest) is Turn.OTHERS or self._follows(interest)
+
+    def turn(self, interest: Interest) -> Decision | Turn:
+        """Return whose turn it is, or another process's answer; between two looks this costs next to nothing."""
+        if self._turns.get(interest, Turn.OURS) is Turn.OURS:
+            return self._answers.get(interest) or Turn.OURS
+        if self._follows(interest):
+            return Turn.OTHERS
+        if self._is_due(interest) and self._asking.acquire(blocking=False):
+            try:
+                self._ask()
+            finally:
+                self._asking.release()
+        return self._answers.get(interest) or self._turns.get(interest, Turn.OURS)
+
+    def keep(self) -> None:
+        """Prolong what is ours, if it is time to; to be called while measuring."""
+        if self._clock() < self._renew_at or not self._asking.acquire(blocking=False):
+            return
+        try:
+            ours = [each for each, turn in list(self._turns.items()) if turn is Turn.OURS]
+            self._renew_at = float("inf")
+            for environment, some in _by_environment(ours).items():
+                self._lease(environment, some)
+        finally:
+            self._asking.release()
+
+    # --- asking ---
+
+    def _follows(self, interest: Interest) -> bool:
+        """Whether a backward has to wait since its forward is not ours: the two are measured together."""
+        return interest.is_backward and any(
+            turn is not Turn.OURS
+            for each, turn in list(self._turns.items())
+            if each.family == interest.family and not each.is_backward
+        )
+
+    def _is_due(self, interest: Interest) -> bool:
+        return self._turns.get(interest) is Turn.OPEN or self._clock() >= self._next_look
+
+    def _ask(self) -> None:
+        """Ask for all that is open or waited for, in one go for each environment."""
+        pending = [
+            each
+            for each, turn in list(self._turns.items())
+            if turn is not Turn.OURS and not self._follows(each)
+        ]
+        for environment, some in _by_environment(pending).items():
+            granted = self._lease(environment, some)
+            if granted is not None:
+                self._look_up(environment, some)
+            for interest in some:
+                ours = granted is None or interest.graph in granted
+                self._enter(interest, Turn.OURS if ours else Turn.OTHERS)
+        self._next_look = self._clock() + self._interval
+        self._interval = min(2 * self._interval, LAST_LOOK_S)
+
+    def _lease(self, environment: Environment, interests: Sequence[Interest]) -> frozenset[str] | None:
+        """Return the graphs that this process may measure; None: there is nobody to ask, so all."""
+        answer = self._cache.lease(environment, [each.graph for each in interests])
+        if answer is None:
+            return None
+        self._renew_at = self._clock() + answer.seconds / 3
+        return frozenset(answer.granted)
+
+    def _look_up(self, environment: Environment, interests: Sequence[Interest]) -> None:
+        entries = self._cache.lookup(environment, [each.graph for each in interests])
+        for interest in interests:
+            entry = entries.get(interest.graph)
+            if entry is not None and entry.decision.final and self._usable(entry.decision):
+                self._answers[interest] = entry.decision
+
+    def _enter(self, interest: Interest, turn: Turn) -> None:
+        now = self._turns.get(interest)
+        if now is None:
+            return  # decided meanwhile
+        if turn not in TRANSITIONS[now]:
+            raise RuntimeError(f"a graph's turn cannot go from {now.name} to {turn.name}")
+        self._turns[interest] = turn
+
+
+def _by_environment(interests: Iterable[Interest]) -> dict[Environment, list[Interest]]:
+    sorted_out: dict[Environment, list[Interest]] = {}
+    for interest in interests:
+        sorted_out.setdefault(interest.environment, []).append(interest)
+    return sorted_out

@@ -1,0 +1,206 @@
+"""Of many processes one measures a graph, the others take up its answer, and none waits for ever.
+
+The daemon's own leases stand behind the clients' caches here, without the socket; tests/daemon has both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pygraphd.client.claims import LAST_LOOK_S, TRANSITIONS, Claims, Interest, Turn
+from pygraphd.leases import Holder, Leases
+from pygraphd.peer import Peer
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import Decision, Deployment, Entry, LeaseAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.client.cache import Cache
+
+ENVIRONMENT = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
+ANSWER = Decision(Deployment.TREES, "TREES is faster", 1)
+FORWARD = Interest(ENVIRONMENT, "a" * 64, 1, is_backward=False)
+BACKWARD = Interest(ENVIRONMENT, "b" * 64, 1, is_backward=True)
+OTHER = Interest(ENVIRONMENT, "c" * 64, 2, is_backward=False)
+
+
+class Daemon:
+    """What all processes share: a clock, leases, answers."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.leases = Leases(60.0, lambda: self.now)
+        self.answers: dict[str, Decision] = {}
+        self.asked: list[tuple[str, ...]] = []
+        self.absent = False
+
+    def process(self, name: str) -> Claims:
+        return Claims(
+            cast("Cache", Client(self, name)), lambda decision: decision.policy == 1, lambda: self.now
+        )
+
+    def record(self, interest: Interest, decision: Decision = ANSWER) -> None:
+        self.answers[interest.graph] = decision
+        self.leases.recorded(interest.environment.digest(), [interest.graph], [], Peer(0, 0))
+
+
+class Client:
+    """A process's way to the daemon."""
+
+    def __init__(self, daemon: Daemon, name: str) -> None:
+        self._daemon = daemon
+        self._name = name
+
+    def lease(self, environment: Environment, graphs: Sequence[str]) -> LeaseAnswer | None:
+        if self._daemon.absent:
+            return None
+        self._daemon.asked.append(tuple(graphs))
+        holder = Holder(self._name, 0, None)
+        granted = self._daemon.leases.ask(environment.digest(), graphs, holder)
+        return LeaseAnswer(environment.digest(), "1", granted, self._daemon.leases.seconds)
+
+    def lookup(self, environment: Environment, graphs: Sequence[str]) -> dict[str, Entry]:
+        found = self._daemon.answers
+        return {graph: Entry(graph, found[graph]) for graph in graphs if graph in found}
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    return Daemon()
+
+
+def interested(daemon: Daemon, name: str, *interests: Interest) -> Claims:
+    claims = daemon.process(name)
+    for interest in interests:
+        claims.add(interest)
+    return claims
+
+
+def test_the_table_of_transitions_is_complete() -> None:
+    assert set(TRANSITIONS) == set(Turn)
+    assert all(Turn.OPEN not in following for following in TRANSITIONS.values())
+
+
+def test_one_measures_and_the_other_takes_up_the_answer(daemon: Daemon) -> None:
+    first, second = (interested(daemon, name, FORWARD) for name in ("first", "second"))
+
+    assert (first.turn(FORWARD), second.turn(FORWARD)) == (Turn.OURS, Turn.OTHERS)
+    assert [each.is_left_to_others(FORWARD) for each in (first, second)] == [False, True]
+    daemon.record(FORWARD)
+    daemon.now = LAST_LOOK_S
+
+    assert second.turn(FORWARD) == ANSWER
+
+
+def test_an_answer_that_is_there_already_is_taken_up_at_once(daemon: Daemon) -> None:
+    daemon.record(FORWARD)
+    assert interested(daemon, "late", FORWARD).turn(FORWARD) == ANSWER
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Decision(Deployment.TREES, "", 2), Decision(Deployment.LAUNCH, "", 1, final=False)],
+    ids=["not usable", "not final"],
+)
+def test_not_every_answer_is_one(daemon: Daemon, answer: Decision) -> None:
+    daemon.record(FORWARD, answer)
+    assert interested(daemon, "late", FORWARD).turn(FORWARD) is Turn.OURS
+
+
+def test_without_a_daemon_everybody_measures(daemon: Daemon) -> None:
+    daemon.absent = True
+    for name in ("first", "second"):
+        assert interested(daemon, name, FORWARD).turn(FORWARD) is Turn.OURS
+
+
+def test_a_daemon_that_goes_away_leaves_the_graph_to_whoever_asks_next(daemon: Daemon) -> None:
+    interested(daemon, "first", FORWARD).turn(FORWARD)
+    second = interested(daemon, "second", FORWARD)
+    assert second.turn(FORWARD) is Turn.OTHERS
+    daemon.absent = True
+    daemon.now = LAST_LOOK_S
+
+    assert second.turn(FORWARD) is Turn.OURS
+
+
+def test_all_that_is_open_is_asked_for_at_once_and_backwards_follow(daemon: Daemon) -> None:
+    first = interested(daemon, "first", FORWARD, BACKWARD, OTHER)
+
+    assert first.turn(BACKWARD) is Turn.OTHERS  # until its forward has asked
+    assert [first.turn(each) for each in (FORWARD, OTHER, BACKWARD)] == [Turn.OURS] * 3
+    assert daemon.asked == [(FORWARD.graph, OTHER.graph), (BACKWARD.graph,)]
+
+
+def test_a_backward_is_not_measured_without_its_forward(daemon: Daemon) -> None:
+    interested(daemon, "first", FORWARD).turn(FORWARD)
+    second = interested(daemon, "second", FORWARD, BACKWARD)
+
+    assert [second.turn(each) for each in (FORWARD, BACKWARD)] == [Turn.OTHERS] * 2
+    assert (BACKWARD.graph,) not in daemon.asked
+    second.remove(FORWARD)  # it has taken up the answer
+    assert second.turn(BACKWARD) is Turn.OURS
+
+
+def test_looks_become_rare_and_cost_nothing_in_between(daemon: Daemon) -> None:
+    interested(daemon, "first", FORWARD).turn(FORWARD)
+    second = interested(daemon, "second", FORWARD)
+    daemon.asked.clear()
+    for step in range(600_00):  # ten minutes, a hundred calls a second, while the first holds on
+        daemon.now = step / 100
+        second.turn(FORWARD)
+        if step % 1000 == 0:
+            daemon.leases.ask(ENVIRONMENT.digest(), [FORWARD.graph], Holder("first", 0, None))
+
+    assert 60 <= len(daemon.asked) <= 66
+
+
+def test_who_measures_long_holds_on(daemon: Daemon) -> None:
+    first, second = (interested(daemon, name, FORWARD) for name in ("first", "second"))
+    first.turn(FORWARD)
+    for step in range(600):
+        daemon.now = float(step)
+        first.keep()
+        assert second.turn(FORWARD) is Turn.OTHERS
+
+    assert len([1 for asked in daemon.asked if asked]) < 200
+
+
+def test_what_is_decided_is_not_prolonged(daemon: Daemon) -> None:
+    first = interested(daemon, "first", FORWARD)
+    first.turn(FORWARD)
+    first.remove(FORWARD)
+    daemon.asked.clear()
+    daemon.now = 1000.0
+    first.keep()
+
+    assert daemon.asked == []
+    assert first.turn(FORWARD) is Turn.OURS  # nothing to be waited for
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 3), st.floats(0, 30), st.booleans()), max_size=60)
+
+
+@given(steps=STEPS)
+def test_never_two_at_once_and_all_end_with_one_answer(steps: list[tuple[int, float, bool]]) -> None:
+    daemon = Daemon()
+    processes = [interested(daemon, str(index), FORWARD) for index in range(4)]
+    measuring: set[int] = set()
+    for index, wait, finishes in steps:
+        daemon.now += wait
+        for each in measuring:
+            processes[each].keep()
+        if processes[index].turn(FORWARD) is Turn.OURS:
+            measuring.add(index)
+        assert len(measuring) == 1
+        if finishes and index in measuring:
+            daemon.record(FORWARD)
+            break
+    daemon.now += LAST_LOOK_S
+    answers = {index: process.turn(FORWARD) for index, process in enumerate(processes)}
+    done = bool(daemon.answers)
+    assert all((answer == ANSWER) is (done and index not in measuring) for index, answer in answers.items())

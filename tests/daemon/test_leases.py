@@ -1,0 +1,148 @@
+"""Single flight over a real socket: one process measures, the others wait, and a dead one holds up nobody."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.client.cache import Cache
+from pygraphd.client.report import Report
+from pygraphd.schema.messages import LeaseAnswer, LeaseRequest, RecordRequest, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.daemon.conftest import Home
+
+pytestmark = pytest.mark.daemon
+
+# Asks for the graphs it is told, says which it may measure, and lives on.
+PROCESS = """
+import json, sys
+from pygraphd.client.cache import Cache
+from pygraphd.client.report import Report
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.locations import locate
+
+factors, graphs = json.loads(sys.argv[1])
+cache = Cache(locate(), "here", Report())
+answer = cache.lease(Environment(**factors), graphs)
+print(json.dumps(answer and answer.granted), flush=True)
+sys.stdin.read()
+"""
+
+
+def _start(home: Home, request: RecordRequest) -> subprocess.Popen[str]:
+    what = json.dumps([request.environment.factors(), [each.graph.digest for each in request.records]])
+    return subprocess.Popen(
+        [sys.executable, "-c", PROCESS, what],
+        env=home.environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _granted(process: subprocess.Popen[str]) -> list[str]:
+    assert process.stdout is not None
+    answer = json.loads(process.stdout.readline())
+    assert isinstance(answer, list)
+    return answer
+
+
+def _end(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_of_many_processes_one_measures(home: Home, make_request: Callable[..., RecordRequest]) -> None:
+    home.start()
+    request = make_request("a", "b", "c")
+    processes = [_start(home, request) for _ in range(6)]
+    try:
+        granted = [_granted(process) for process in processes]
+    finally:
+        _end(processes)
+
+    *others, one = sorted(granted, key=len)
+    assert others == [[]] * 5
+    assert sorted(one) == sorted(each.graph.digest for each in request.records)
+    assert home.ask("GET", "/v1/stats")[1]["leases"] == 3
+
+
+def test_a_measurer_that_is_killed_frees_its_graphs(
+    home: Home, make_request: Callable[..., RecordRequest]
+) -> None:
+    home.start()
+    request = make_request("a")
+    first = _start(home, request)
+    try:
+        assert len(_granted(first)) == 1
+        ours = Cache(home.locations, "here", Report())
+        graphs = [each.graph.digest for each in request.records]
+        held = ours.lease(request.environment, graphs)
+        first.kill()  # and nobody asks for its exit code yet
+        deadline = time.monotonic() + 10
+        while not (free := ours.lease(request.environment, graphs)) or not free.granted:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        _end([first])
+
+    assert held is not None
+    assert held.granted == ()
+    assert free.granted == tuple(graphs)
+
+
+def test_an_answer_frees_what_was_measured(home: Home, make_request: Callable[..., RecordRequest]) -> None:
+    home.start()
+    request = make_request("a")
+    ask = [
+        encode(LeaseRequest(request.environment.digest(), name, (request.records[0].graph.digest,)))
+        for name in ("first", "second")
+    ]
+
+    def granted(body: bytes) -> int:
+        status, answer = home.ask("POST", "/v1/lease", body)
+        assert status == 200
+        return len(decode(LeaseAnswer, json.dumps(answer).encode()).granted)
+
+    assert [granted(body) for body in ask] == [1, 0]
+    assert home.ask("POST", "/v1/record", encode(request))[0] == 200
+    assert granted(ask[1]) == 1
+
+
+def test_a_lease_has_an_end(home: Home, make_request: Callable[..., RecordRequest]) -> None:
+    home.variables["PYGRAPHD_LEASE"] = "0.5s"
+    home.start()
+    request = make_request("a")
+    graphs = [request.records[0].graph.digest]
+    first, second = (Cache(home.locations, "here", Report()) for _ in range(2))
+
+    answers = [each.lease(request.environment, graphs) for each in (first, second)]
+    time.sleep(0.6)
+    answers.append(second.lease(request.environment, graphs))
+
+    assert [answer and len(answer.granted) for answer in answers] == [1, 0, 1]
+    assert answers[0] is not None
+    assert answers[0].seconds == 0.5
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"environment": "x", "holder": "a", "graphs": []}', "environment"),
+        (b'{"environment": "%s", "graphs": []}' % (b"a" * 64), "holder is missing"),
+        (b'{"environment": "%s", "holder": "%s", "graphs": []}' % (b"a" * 64, b"h" * 65), "holder"),
+    ],
+)
+def test_bad_requests_are_refused_by_name(shared_home: Home, body: bytes, why: str) -> None:
+    status, answer = shared_home.ask("POST", "/v1/lease", body)
+    assert status == 400
+    assert why in answer["error"]
