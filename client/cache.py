@@ -43,7 +43,9 @@ _Answer = TypeVar("_Answer", LookupAnswer, RecordAnswer, LeaseAnswer)
 class Cache:
     """One process's view of the shared cache."""
 
-    def __init__(self, locations: Locations, host: str, report: Report) -> None:
+    def __init__(self, locations: Locations, host: str, report: Report, *, readonly: bool = False) -> None:
+        """Ask as `host`; `readonly`: nothing is added, and nothing is said of what is being measured."""
+        self._readonly = readonly
         self._locations = locations
         self._transport = Transport(locations.socket)
         self._origin = messages.Origin(host, VERSION)
@@ -64,6 +66,9 @@ class Cache:
 
     def record(self, environment: Environment, records: Sequence[Record]) -> None:
         """Add records: to the daemon, else to the spool folder."""
+        if self._readonly:
+            self._report.count(withheld=len(records))
+            return
         request = RecordRequest(environment, self._origin, tuple(records))
         body = messages.encode(request)
         answer = self._exchange("/v1/record", body, RecordAnswer)
@@ -73,7 +78,9 @@ class Cache:
             self._spool(body, request)
 
     def lease(self, environment: Environment, graphs: Sequence[str]) -> LeaseAnswer | None:
-        """Ask to be the one that measures some graphs, or to go on being it; None: there is no daemon to ask."""
+        """Ask to be the one that measures some graphs, or to go on being it; None: there is nobody to ask."""
+        if self._readonly:
+            return None  # others are not to wait for an answer that will not come
         request = LeaseRequest(environment.digest(), self._holder, tuple(graphs))
         answer = self._exchange("/v1/lease", messages.encode(request), LeaseAnswer)
         return answer if answer is not None and answer.environment == request.environment else None

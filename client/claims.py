@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pygraphd.client.cache import Cache
-    from pygraphd.schema.messages import Decision
+    from pygraphd.schema.messages import Decision, Entry
 
 FIRST_LOOK_S = 0.5
 LAST_LOOK_S = 10.0
@@ -62,19 +62,23 @@ class Claims:
         self._clock = clock
         self._turns: dict[Interest, Turn] = {}
         self._answers: dict[Interest, Decision] = {}
+        self._rejected: dict[Interest, Entry] = {}
         self._next_look = 0.0
         self._interval = FIRST_LOOK_S
         self._renew_at = float("inf")
         self._asking = threading.Lock()
 
-    def add(self, interest: Interest) -> None:
-        """Note a region that will have to be measured."""
+    def add(self, interest: Interest, rejected: Entry | None = None) -> None:
+        """Note a region that will have to be measured; `rejected` is what the cache says and what is not believed."""
         self._turns.setdefault(interest, Turn.OPEN)
+        if rejected is not None:
+            self._rejected[interest] = rejected
 
     def remove(self, interest: Interest) -> None:
         """Forget a region: it is decided."""
         self._turns.pop(interest, None)
         self._answers.pop(interest, None)
+        self._rejected.pop(interest, None)
 
     def is_left_to_others(self, interest: Interest) -> bool:
         """Whether it waits for another process, or for its forward that does."""
@@ -147,7 +151,9 @@ class Claims:
         entries = self._cache.lookup(environment, [each.graph for each in interests])
         for interest in interests:
             entry = entries.get(interest.graph)
-            if entry is not None and entry.decision.final and self._usable(entry.decision):
+            if entry is None or entry == self._rejected.get(interest):
+                continue
+            if entry.decision.final and self._usable(entry.decision):
                 self._answers[interest] = entry.decision
 
     def _enter(self, interest: Interest, turn: Turn) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client import report
+from pygraphd.client import options, report
 from pygraphd.client.on_import import when_imported
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ class Hook:
     # --- on and off ---
 
     def enable(self, *, everything: bool = True) -> None:
-        """Install the hook, now if Inductor is imported, else as soon as it is."""
+        """Install the hook, now if Inductor is imported, else as soon as it is; not at all if that is forbidden."""
+        if options.is_disabled(os.environ):
+            return
         self.everything |= everything
         if self._forget_import is None:
             report.claim_summary()
@@ -82,6 +84,8 @@ class Hook:
                 _complain(f"not enabled: {reason}")
                 return
             self.session = Session()
+            if misread := self.session.options.misread:
+                _complain("; ".join(misread))
             self._uninstall = _torch.install(self._around_post_compile, self._around_cudagraphify)
             if reason := autostart.ensure(Transport(self.session.locations.socket)):
                 self.session.report.fail(f"daemon: {reason}")

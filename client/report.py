@@ -31,7 +31,8 @@ class Report:
     def count(self, **counts: int) -> None:
         """Add to the named counters.
 
-        They are `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`, `waited` (regions
+        They are `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`, `withheld` (records that were not to
+        be added), `waited` (regions
         that another process was measuring), `adopted` (of these, those that took up its answer), and of relocatable graphs
         `captured` (recordings made) and `staged` (inputs that these copy).
         """
@@ -66,6 +67,7 @@ class Report:
                 "measured",
                 "recorded",
                 "spooled",
+                "withheld",
                 "waited",
                 "adopted",
                 "captured",

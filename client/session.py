@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client import _torch, fingerprint, policy
+from pygraphd.client import _torch, fingerprint, options, policy
 from pygraphd.client.cache import Cache
 from pygraphd.client.claims import Claims, Interest, Turn
 from pygraphd.client.region import Candidates, Decided, Region, Tally
@@ -59,7 +59,11 @@ class Session:
         self.locations = locations or locate()
         self.report = Report()
         self.rota = Rota()
-        self.cache = Cache(self.locations, socket.gethostname(), self.report)
+        self.options = options.read(os.environ)
+        readonly = self.options.readonly
+        self.cache = Cache(self.locations, socket.gethostname(), self.report, readonly=readonly)
+        for misread in self.options.misread:
+            self.report.fail(misread)
         self._claims = Claims(self.cache, self.usable)
         self.pid = os.getpid()
         self._watched: dict[int, _Watched] = {}
@@ -80,10 +84,11 @@ class Session:
         graphs = fingerprint.graphs(facts, self._options_of(family, is_backward=facts.is_backward))
         environment = fingerprint.environment(facts.device_index)
         found = self.cache.lookup(environment, [graph.digest for graph in graphs])
-        entries = {graph: entry for graph, entry in found.items() if self.usable(entry.decision)}
+        rejected = {graph: entry for graph, entry in found.items() if not self._believed(entry)}
+        entries = {graph: entry for graph, entry in found.items() if graph not in rejected}
         hits = sum(graph.digest in entries for graph in graphs)
         self.report.count(graphs=len(graphs), looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
-        return Plan(self, facts, environment, graphs, entries, family)
+        return Plan(self, facts, environment, graphs, entries, rejected, family)
 
     def _options_of(self, family: object, *, is_backward: bool) -> tuple[tuple[str, str], ...]:
         """Return the options in force; for a backward, those of its forward.
@@ -100,18 +105,27 @@ class Session:
         )
         return options
 
+    def _believed(self, entry: Entry) -> bool:
+        return not self.options.refresh and self.usable(entry.decision)
+
     def watch(
-        self, region: Region, environment: Environment, family: object, cached: Decision | None
+        self,
+        region: Region,
+        environment: Environment,
+        family: object,
+        cached: Decision | None,
+        rejected: Entry | None = None,
     ) -> None:
         """Keep a region that is not decided, so that `close` can say at least how often it was called.
 
-        `family` is one object for a forward and its backward.
+        `family` is one object for a forward and its backward. `cached` is what the cache knows of it, `rejected` what it says
+        and what is not believed.
         """
         known_calls = cached.calls if cached is not None else -1
         self._families[id(family)] = family
         is_backward = region.graph.kind is Kind.BACKWARD
         interest = Interest(environment, region.graph.digest, id(family), is_backward)
-        self._claims.add(interest)
+        self._claims.add(interest, rejected)
         self._watched[id(region.tally)] = _Watched(region.graph, region.tally, interest, known_calls)
 
     def turn(self, region: Region) -> Decision | Turn:
@@ -239,6 +253,7 @@ class Plan:
         environment: Environment,
         graphs: tuple[Graph, ...],
         entries: Mapping[str, Entry],
+        rejected: Mapping[str, Entry],
         family: object,
     ) -> None:
         self._session = session
@@ -246,6 +261,7 @@ class Plan:
         self._environment = environment
         self._graphs = graphs
         self._entries = entries
+        self._rejected = rejected
         self._family = family
         self._link = None if facts.is_inference else session.link(family)
         self._next = 0
@@ -296,7 +312,8 @@ class Plan:
             graph, candidates, self._session, self._on_deployed, id(self._family), warm_up_calls=calls
         )
         self._open += 1
-        self._session.watch(region, self._environment, self._family, cached)
+        rejected = self._rejected.get(graph.digest)
+        self._session.watch(region, self._environment, self._family, cached, rejected)
         return region
 
     def complete(self, compiled: Any) -> None:

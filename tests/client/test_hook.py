@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.client.conftest import TRAINING, Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 
@@ -139,3 +144,50 @@ def test_a_forked_child_compiles_with_a_session_of_its_own(run: Run) -> None:
 
     assert outcome.output == "0\n"
     assert outcome.summary["graphs"] == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        TRAINING.format(arguments=""),
+        "import pygraphd; pygraphd.enable()\n" + TRAINING.format(arguments=""),
+        TRAINING.format(arguments=', backend="pygraph"'),
+    ],
+    ids=["PYGRAPH=1", "enable", "backend"],
+)
+def test_a_program_can_be_rid_of_us_whatever_asks_for_us(run: Run, program: str) -> None:
+    check = """
+import os, pathlib, sys
+pathlib.Path(os.environ["PYGRAPH_SUMMARY"]).write_text("{}")  # for the harness: we must not write it
+print("pygraphd.client.session" in sys.modules)
+"""
+    outcome = run(program + check, PYGRAPH_DISABLE="1")
+
+    assert outcome.output == "False\n"
+    assert outcome.summary == {}
+    assert outcome.graphs == {}
+
+
+def test_a_cache_that_is_only_read_stays_as_it_is(run: Run) -> None:
+    program = TRAINING.format(arguments="")
+    outcome = run(program, PYGRAPH_READONLY="1")
+
+    summary = outcome.summary
+    assert outcome.graphs == {}
+    assert (summary["graphs"], summary["recorded"], summary["spooled"], summary["withheld"]) == (3, 0, 0, 3)
+
+
+def test_what_is_to_be_refreshed_is_a_miss_and_is_recorded_anew(run: Run, tmp_path: Path) -> None:
+    program = TRAINING.format(arguments="")
+    home = {"PYGRAPHD_HOME": str(tmp_path / "home")}
+    summaries = [run(program, **home, **more).summary for more in ({}, {}, {"PYGRAPH_REFRESH": "1"})]
+
+    assert [(each["hits"], each["misses"], each["spooled"]) for each in summaries] == [
+        (0, 3, 3), (3, 0, 0), (0, 3, 3),
+    ]  # fmt: skip
+
+
+def test_an_option_that_is_not_understood_is_named_in_one_line(run: Run) -> None:
+    outcome = run(TRAINING.format(arguments=""), PYGRAPH_REFRESH="maybe")
+
+    assert outcome.summary["failures"]["PYGRAPH_REFRESH=maybe is not understood: set it to 1 or 0"] == 1

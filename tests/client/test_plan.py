@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 import torch
 
-from pygraphd.client import _torch, claims, fingerprint, policy, profiler, region
+from pygraphd.client import _torch, claims, fingerprint, options, policy, profiler, region
 from pygraphd.client.session import CAPTURED_DIFFERENTLY, MODE_WITHOUT_TREES, RELOCATE_VARIABLE, Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
@@ -176,6 +176,36 @@ def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(
     assert second.report.fallbacks.keys() == {region.WAITING}
     assert second.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 3, "RELOCATE": 0}
     assert first.report.failures == second.report.failures == {}
+
+
+def test_what_is_refreshed_is_measured_anew_and_replaces_what_was_there(
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def train(steps: int = ENOUGH) -> Session:
+        each, box = Session(session.locations), SimpleNamespace(value=0)
+        run(
+            compile_once(each, 1, backward=False, box=box),
+            compile_once(each, 1, backward=True, box=box),
+            steps,
+        )
+        return each
+
+    home = Home(tmp_path)
+    try:
+        home.start()
+        train()
+        monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0})
+        with monkeypatch.context() as refreshing:
+            refreshing.setenv(options.REFRESH, "1")
+            anew = train()
+        told = train(3)
+    finally:
+        home.close()
+
+    counts = anew.report.counts
+    assert (counts["hits"], counts["measured"], counts["adopted"]) == (0, 2, 0)
+    assert anew.report.summary()["deployed"]["LAUNCH"] == 2
+    assert (told.report.counts["hits"], told.report.summary()["deployed"]["LAUNCH"]) == (2, 2)
 
 
 def test_who_waits_to_the_end_records_nothing(session: Session, tmp_path: Path) -> None:

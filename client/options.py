@@ -1,0 +1,54 @@
+"""What a user can set in the environment of a program; a value that is not understood is named, and the default stands.
+
+| variable | values | |
+| --- | --- | --- |
+| `PYGRAPH_DISABLE` | 1 | nothing of ours is installed, whatever else asks for it |
+| `PYGRAPH_READONLY` | 1 | the cache is read and never added to |
+| `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DISABLE = "PYGRAPH_DISABLE"
+READONLY = "PYGRAPH_READONLY"
+REFRESH = "PYGRAPH_REFRESH"
+
+_OFF = frozenset({"", "0", "off", "false", "no"})
+_ON = frozenset({"1", "on", "true", "yes"})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The settings of one process; `misread` says what was set and not understood."""
+
+    readonly: bool = False
+    refresh: bool = False
+    misread: tuple[str, ...] = ()
+
+
+def read(environ: Mapping[str, str]) -> Options:
+    """Return the options in an environment."""
+    misread: list[str] = []
+    return Options(
+        readonly=_switch(READONLY, environ, misread),
+        refresh=_switch(REFRESH, environ, misread),
+        misread=tuple(misread),
+    )
+
+
+def is_disabled(environ: Mapping[str, str]) -> bool:
+    """Whether PyGraph is to stay out of this process: by any value but "off", as who sets it wants to be rid of us."""
+    return environ.get(DISABLE, "").strip().lower() not in _OFF
+
+
+def _switch(name: str, environ: Mapping[str, str], misread: list[str]) -> bool:
+    value = environ.get(name, "").strip().lower()
+    if value not in _ON | _OFF:
+        misread.append(f"{name}={environ[name]} is not understood: set it to 1 or 0")
+    return value in _ON

@@ -1,0 +1,33 @@
+"""What the environment says, and what it says wrongly."""
+
+from __future__ import annotations
+
+import pytest
+
+from pygraphd.client import options
+from pygraphd.client.options import DISABLE, READONLY, REFRESH, Options
+
+
+@pytest.mark.parametrize("value", ["1", "on", "TRUE", " yes "])
+def test_switches_are_on(value: str) -> None:
+    assert options.read({READONLY: value, REFRESH: value}) == Options(readonly=True, refresh=True)
+
+
+@pytest.mark.parametrize("value", ["", "0", "off", "False", "no"])
+def test_switches_are_off(value: str) -> None:
+    assert options.read({READONLY: value, REFRESH: value}) == options.read({}) == Options()
+    assert not options.is_disabled({DISABLE: value})
+
+
+def test_what_is_not_understood_is_named_and_changes_nothing() -> None:
+    read = options.read({READONLY: "perhaps", REFRESH: "1"})
+
+    assert read == Options(
+        refresh=True, misread=("PYGRAPH_READONLY=perhaps is not understood: set it to 1 or 0",)
+    )
+
+
+@pytest.mark.parametrize("value", ["1", "true", "please"])
+def test_who_wants_to_be_rid_of_us_is(value: str) -> None:
+    assert options.is_disabled({DISABLE: value})
+    assert not options.is_disabled({})
