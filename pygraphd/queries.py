@@ -34,7 +34,7 @@ def record(connection: sa.Connection, request: RecordRequest, uid: int, now: flo
     )
     for record in request.records:
         connection.execute(insert(tables.Graph).on_conflict_do_nothing(), _graph_row(record))
-        connection.execute(_UPSERT_DECISION, _decision_row(environment, record, uid, now))
+        connection.execute(_UPSERT_DECISION, _decision_row(environment, record, request, uid, now))
         if record.measurements:
             rows = _measurement_rows(environment, record, request, uid, now)
             connection.execute(sa.insert(tables.Measurement), rows)
@@ -52,7 +52,9 @@ def _graph_row(record: Record) -> dict[str, Any]:
     }
 
 
-def _decision_row(environment: str, record: Record, uid: int, now: float) -> dict[str, Any]:
+def _decision_row(
+    environment: str, record: Record, request: RecordRequest, uid: int, now: float
+) -> dict[str, Any]:
     decision = record.decision
     return {
         "id": entry_id(environment, record.graph.digest),
@@ -67,6 +69,9 @@ def _decision_row(environment: str, record: Record, uid: int, now: float) -> dic
         "created_at": now,
         "hits": 0,
         "last_hit": None,
+        "host": request.origin.host,
+        "measured_at": now if record.measurements else None,
+        "forward_in_trees": record.conditions.forward_in_trees,
     }
 
 
@@ -93,11 +98,16 @@ def _measurement_rows(
     ]
 
 
-_REPLACED = ("deployment", "reason", "policy", "final", "calls", "uid", "created_at")
+_KEPT = frozenset({"id", "environment", "graph", "hits", "last_hit"})
+"""What stays of an entry whose decision is replaced."""
 _decision_insert = insert(tables.Decision)
 _UPSERT_DECISION = _decision_insert.on_conflict_do_update(
     index_elements=["environment", "graph"],
-    set_={name: _decision_insert.excluded[name] for name in _REPLACED},
+    set_={
+        column.name: _decision_insert.excluded[column.name]
+        for column in sa.inspect(tables.Decision).columns
+        if column.name not in _KEPT
+    },
     # A guess made because a program ended early never replaces what a longer one found out.
     where=_decision_insert.excluded.final >= tables.Decision.final,
 )

@@ -136,13 +136,23 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cached answer: the decision for one graph in the environment that was asked about."""
+    """A cached answer: the decision for one graph in the environment that was asked about, and who took it.
+
+    `cost_us` is the median that the decided deployment had when it was last measured there; None if it never was.
+    """
 
     graph: str
     decision: Decision
+    uid: int = 0
+    host: str = ""
+    cost_us: float | None = None
 
     def __post_init__(self) -> None:
         check_digest("graph", self.graph)
+        check_int("uid", self.uid, maximum=2**32)
+        check_text("host", self.host, maximum=256)
+        if self.cost_us is not None:
+            check_number("cost_us", self.cost_us, maximum=MAX_MICROSECONDS)
 
 
 @dataclass(frozen=True, slots=True)

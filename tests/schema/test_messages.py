@@ -41,12 +41,11 @@ ENVIRONMENTS = st.builds(Environment, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, TEXTS
 ONE_OF_EACH = st.lists(MEASUREMENTS, max_size=3, unique_by=lambda measurement: measurement.deployment)
 CONDITIONS = st.builds(Conditions, st.none() | st.booleans())
 RECORDS = st.builds(Record, GRAPHS, DECISIONS, ONE_OF_EACH.map(tuple), CONDITIONS)
+ENTRIES = st.builds(Entry, DIGESTS, DECISIONS, COUNTS, TEXTS, st.none() | TIMES)
 MESSAGES = st.one_of(
     st.builds(Ping, TEXTS, TEXTS, st.integers(1, 9), COUNTS, st.lists(TEXTS, max_size=3).map(tuple)),
     st.builds(LookupRequest, DIGESTS, st.lists(DIGESTS, max_size=3).map(tuple)),
-    st.builds(
-        LookupAnswer, DIGESTS, TEXTS, st.lists(st.builds(Entry, DIGESTS, DECISIONS), max_size=3).map(tuple)
-    ),
+    st.builds(LookupAnswer, DIGESTS, TEXTS, st.lists(ENTRIES, max_size=3).map(tuple)),
     st.builds(
         RecordRequest, ENVIRONMENTS, st.builds(Origin, TEXTS, TEXTS), st.lists(RECORDS, max_size=3).map(tuple)
     ),
@@ -148,6 +147,33 @@ def test_a_record_from_before_there_were_conditions_is_read() -> None:
     record = messages.decode(Record, json.dumps({"graph": graph, "decision": decision}).encode())
 
     assert record.conditions == Conditions(None)
+
+
+def test_an_entry_of_a_peer_that_says_no_more_is_read() -> None:
+    decision = {"deployment": "LAUNCH", "reason": "", "policy": 1}
+
+    entry = messages.decode(Entry, json.dumps({"graph": "a" * 64, "decision": decision}).encode())
+
+    assert (entry.uid, entry.host, entry.cost_us) == (0, "", None)
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("uid", -1),
+        ("uid", 2**40),
+        ("uid", None),
+        ("host", None),
+        ("host", "x" * 257),
+        ("host", "a\nb"),
+        ("cost_us", -1.0),
+        ("cost_us", float("inf")),
+        ("cost_us", "1"),
+    ],
+)
+def test_what_an_entry_says_beside_its_decision_is_checked_too(field: str, bad: object) -> None:
+    with pytest.raises(InvalidMessageError, match=f"^{field}: "):
+        Entry("a" * 64, Decision(Deployment.LAUNCH, "", 1), **{field: bad})  # type: ignore[arg-type]
 
 
 def test_a_lookup_of_20_graphs_is_small() -> None:
