@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from pygraphd import database, database_files, queries
 from pygraphd.pruning import PruneAnswer
 from pygraphd.rederiving import summary
+from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -100,6 +101,20 @@ class Store:
             outcomes += self._rederive(some, dry_run=request.dry_run)
         unmeasured = self._write(queries.count_unmeasured)
         return summary(outcomes, unmeasured, dry_run=request.dry_run)
+
+    def rederive_outdated(self, within_s: float) -> tuple[int, int]:
+        """Derive anew what older policies decided, for so long; returns how many were looked at, and how many were left.
+
+        Raises StoreError.
+        """
+        deadline = time.monotonic() + within_s
+        ids = self._write(lambda connection: queries.measured(connection, policy_below=POLICY_VERSION))
+        done = 0
+        for some in queries.chunks(ids):
+            if time.monotonic() >= deadline:
+                break
+            done += len(self._rederive(some, dry_run=False))
+        return done, len(ids) - done
 
     def _rederive(self, ids: Sequence[str], *, dry_run: bool) -> list[Outcome]:
         now = time.time()

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
@@ -115,6 +116,32 @@ def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, outdat
     assert control.ping(home.locations.socket) is None
     listing = json.loads(home.pygraphd("cache", "inspect", "--json").stdout)
     assert sorted(entry["deployment"] for entry in listing["entries"]) == ["LAUNCH", "TREES"]
+
+
+def test_a_daemon_does_it_by_itself_when_it_starts(home: Home, outdated: RecordRequest) -> None:
+    home.start()
+    home.ask("POST", "/v1/record", encode(outdated))
+    home.pygraphd("stop")
+    home.start()
+    assert _decisions(home, outdated) == [("TREES", POLICY_VERSION), ("LAUNCH", POLICY_VERSION - 1)]
+    assert f"policy {POLICY_VERSION}: 1 entries looked at anew" in home.locations.log.read_text()
+
+
+def test_a_database_of_a_newer_version_keeps_no_daemon_from_starting(
+    home: Home, outdated: RecordRequest
+) -> None:
+    home.start()
+    home.ask("POST", "/v1/record", encode(outdated))
+    home.pygraphd("stop")
+    connection = sqlite3.connect(home.locations.database)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    home.start()
+    assert _decisions(home, outdated) == [("LAUNCH", POLICY_VERSION - 1)] * 2
+    done = home.pygraphd("cache", "rederive")
+    assert done.returncode == 1
+    assert "the daemon refused /v1/rederive" in done.stderr
+    assert "upgrade pygraphd" in done.stderr
 
 
 def test_a_daemon_that_hangs_is_named_and_nothing_is_done(home: Home, outdated: RecordRequest) -> None:

@@ -267,6 +267,33 @@ def test_more_entries_than_fit_one_transaction_are_all_reached(store: Store, dat
     assert {decision.deployment for decision in answers(database, *range(count))} == {TREES}
 
 
+class TestOutdated:
+    """What a daemon does by itself when it starts."""
+
+    @pytest.fixture
+    def mixed(self, store: Store) -> Store:
+        newer = Decision(LAUNCH, "a newer policy's reason", POLICY_VERSION + 1)
+        current = Decision(LAUNCH, "a reason of its own", POLICY_VERSION)
+        for name, decision in enumerate((OLD_LAUNCH, current, newer)):
+            add(store, decision, measured(LAUNCH=100, TREES=50), name=name)
+        add(store, OLD_LAUNCH, name=3)
+        return store
+
+    def test_only_what_an_older_policy_derived_is_derived_anew(self, mixed: Store, database: Path) -> None:
+        before = answers(database, 1, 2, 3)
+
+        assert mixed.rederive_outdated(60.0) == (1, 0)
+
+        assert answers(database, 0) == [Decision(TREES, "TREES is faster", POLICY_VERSION)]
+        assert answers(database, 1, 2, 3) == before
+        assert mixed.rederive_outdated(60.0) == (0, 0)
+
+    def test_it_ends_when_its_time_is_over(self, mixed: Store, database: Path) -> None:
+        assert mixed.rederive_outdated(0.0) == (0, 1)
+
+        assert answers(database, 0) == [OLD_LAUNCH]
+
+
 def test_nothing_measured_is_nothing_to_do(store: Store) -> None:
     assert rederive(store) == RederiveAnswer(POLICY_VERSION, 0, 0, 0, (), (), 0, dry_run=False)
 
