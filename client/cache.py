@@ -146,4 +146,4 @@ class Cache:
             self._report.fail(f"spool: {error.strerror or error}")
         else:
             self._report.count(spooled=len(request.records))
-            spool.merge(self._spooled.get(request.environment.digest(), {}), request.records, newer=True)
+            spool.merge(self._spooled.get(request.environment.digest(), {}), request, newer=True)

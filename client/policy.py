@@ -1,68 +1,21 @@
-"""Measurements in, decision out: a pure function with a version, so that cached facts outlive a better rule.
+"""What a client decides without measurements: graphs for which there is no choice, and those that could not be measured.
 
-A graph is captured only if that wins by more than the noise and by at least `MIN_GAIN`; a tie goes to LAUNCH, which costs no
-memory and has no semantics of its own.
+What measurements speak for is `schema.policy`'s.
 """
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+from pygraphd.schema.messages import Decision, Deployment
+from pygraphd.schema.policy import POLICY_VERSION, TOO_FEW_CALLS
 
-from pygraphd.schema.messages import Decision, Deployment, Measurement
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-POLICY_VERSION = 1
-MIN_SAMPLES = 8
-MIN_GAIN = 0.02
-"""Share of LAUNCH's time that a capture must save."""
-NOISE_FACTOR = 3.0
-"""How many standard errors of the difference of two medians a gain must exceed."""
-
-# The standard error of a median of normal data is 1.2533 sigma / sqrt(n), and sigma is 1.4826 times the median absolute
-# deviation; both constants are textbook values.
-_ERROR_OF_MEDIAN = 1.2533 * 1.4826
-
-TOO_FEW_CALLS = "too few calls to measure"
-NO_GAIN = "no gain over LAUNCH beyond noise and 2 %"
-FORWARD_NOT_IN_TREES = "its forward is in no tree, so all that was saved for it would have to be copied"
 NO_MEMORY = "not enough free memory to try a capture beside launched calls"
 FAILED = "measuring failed"
 LEFT_TO_OTHERS = "another process was still measuring it when the program ended"
 
 
-def decide(measurements: Sequence[Measurement]) -> Decision:
-    """Return the deployment that the measurements of one graph speak for; the order of `measurements` is irrelevant."""
-    enough = {m.deployment: m for m in measurements if m.samples >= MIN_SAMPLES}
-    launch = enough.pop(Deployment.LAUNCH, None)
-    if launch is None or not enough:
-        return _launch(TOO_FEW_CALLS, final=False)
-    best = min(enough.values(), key=lambda m: (m.median_us, m.deployment))
-    if not wins(best, launch):
-        return _launch(NO_GAIN)
-    return Decision(best.deployment, f"{best.deployment} is faster", POLICY_VERSION)
-
-
-def wins(candidate: Measurement, launch: Measurement) -> bool:
-    """Whether `candidate` beats `launch` by more than the noise and the minimum gain."""
-    gain = launch.median_us - candidate.median_us
-    return gain > max(MIN_GAIN * launch.median_us, NOISE_FACTOR * noise_us(candidate, launch))
-
-
-def noise_us(first: Measurement, second: Measurement) -> float:
-    """Return the standard error of the difference of two medians, in microseconds."""
-    return math.hypot(_standard_error(first), _standard_error(second))
-
-
-def _standard_error(measurement: Measurement) -> float:
-    return _ERROR_OF_MEDIAN * measurement.mad_us / math.sqrt(measurement.samples)
-
-
 def only_launch(reason: str) -> Decision:
     """Return the decision for a graph that can only be launched, with the reason for that."""
-    return _launch(reason)
+    return Decision(Deployment.LAUNCH, reason, POLICY_VERSION)
 
 
 def only_trees(reason: str) -> Decision:
@@ -78,21 +31,3 @@ def too_few_calls(calls: int) -> Decision:
 def not_measured(reason: str, calls: int) -> Decision:
     """Return the provisional decision for a graph that could not be measured in this process."""
     return Decision(Deployment.LAUNCH, reason, POLICY_VERSION, final=False, calls=calls)
-
-
-def settle_backward(
-    decision: Decision, measurements: Sequence[Measurement], *, forward_in_trees: bool
-) -> Decision:
-    """Return the decision for a backward that was measured together with its forward.
-
-    It was timed with its forward in the same deployment. Trees take what their own forward has saved where it lies, and copy
-    what comes from anywhere else.
-    """
-    if decision.deployment is not Deployment.TREES or forward_in_trees:
-        return decision
-    without = decide([each for each in measurements if each.deployment is not Deployment.TREES])
-    return without if without.deployment is not Deployment.LAUNCH else _launch(FORWARD_NOT_IN_TREES)
-
-
-def _launch(reason: str, *, final: bool = True) -> Decision:
-    return Decision(Deployment.LAUNCH, reason, POLICY_VERSION, final=final)

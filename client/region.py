@@ -11,7 +11,7 @@ import enum
 import functools
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -21,7 +21,8 @@ from pygraphd.client._torch import Runnable
 from pygraphd.client.claims import Turn
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.rota import SAMPLES, Rota, Turns
-from pygraphd.schema.messages import Decision, Deployment, Graph, Measurement
+from pygraphd.schema.messages import Conditions, Decision, Deployment, Graph, Measurement
+from pygraphd.schema.policy import decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +63,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What a region found out: its graph, the decision, and the measurements behind it (none if it was not measured).
+    """What a region found out: its graph, the decision, and what is behind it (no measurements if it was not measured).
 
     `adopted`: it is another process's answer.
     """
@@ -70,6 +71,7 @@ class Decided:
     graph: Graph
     decision: Decision
     measurements: tuple[Measurement, ...] = ()
+    conditions: Conditions = field(default_factory=Conditions)
     adopted: bool = False
 
 
@@ -85,8 +87,8 @@ class Host(Protocol):
     def keep_turn(self) -> None:
         """Note that this process is still measuring."""
 
-    def settle(self, region: Region, decision: Decision, measurements: tuple[Measurement, ...]) -> Decision:
-        """Return the decision for a measured region in view of what was decided for others."""
+    def conditions(self, region: Region) -> Conditions:
+        """Return what was decided for others, as far as the decision for a measured region depends on it."""
 
     def decided(self, region: Region, result: Decided) -> None:
         """Take note of a result; called once for a region, never raises."""
@@ -343,12 +345,12 @@ class Region:
 
     def _judge(self) -> Decided:
         measurements = self._profiler.measurements()
-        decision = policy.decide(measurements)
+        conditions = self._host.conditions(self)
+        decision = decide(measurements, conditions)
         if not decision.final:
             decision = policy.too_few_calls(self.tally.calls)
-        decision = self._host.settle(self, decision, measurements)
         self._host.report.measuring_ms += self._price_ms(measurements, decision.deployment)
-        return Decided(self.graph, decision, measurements)
+        return Decided(self.graph, decision, measurements, conditions)
 
     def _price_ms(self, measurements: tuple[Measurement, ...], deployment: Deployment) -> float:
         """Return the host time of the timed calls beyond what they would have taken with the decision known."""

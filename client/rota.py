@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
-from pygraphd.client import policy
+from pygraphd.schema import policy
 from pygraphd.schema.messages import Deployment, Kind
 
 if TYPE_CHECKING:

@@ -23,14 +23,15 @@ from pygraphd.client.rota import Rota
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
     MAX_REASON,
+    Conditions,
     Decision,
     Deployment,
     Entry,
     Graph,
     Kind,
-    Measurement,
     Record,
 )
+from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +70,7 @@ class Session:
         self._watched: dict[int, _Watched] = {}
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
         self._links: dict[int, Link] = {}
-        self._not_in_trees: set[int] = set()
+        self._forward_in_trees: dict[int, bool] = {}  # of the families whose forward was measured here
         self._recorders: dict[int, CudaRecorder | None] = {}
         self._latest_options: tuple[tuple[str, str], ...] = ()
         self._options: dict[int, tuple[tuple[str, str], ...]] = {}
@@ -137,13 +138,12 @@ class Session:
         """Note that this process is still measuring."""
         self._claims.keep()
 
-    def settle(self, region: Region, decision: Decision, measurements: Sequence[Measurement]) -> Decision:
-        """Return the decision for a measured region in view of its forward's."""
+    def conditions(self, region: Region) -> Conditions:
+        """Return what the decision for a measured region depends on beside its measurements: its forward's."""
         watched = self._watched.get(id(region.tally))
         if watched is None or region.graph.kind is not Kind.BACKWARD:
-            return decision
-        in_trees = watched.interest.family not in self._not_in_trees
-        return policy.settle_backward(decision, measurements, forward_in_trees=in_trees)
+            return Conditions()
+        return Conditions(self._forward_in_trees.get(watched.interest.family))
 
     def usable(self, decision: Decision) -> bool:
         """Whether a cached decision is one that this process could have taken; anything else is looked at anew."""
@@ -152,7 +152,7 @@ class Session:
             offered.add(Deployment.RELOCATE)
             if decision.reason.startswith((MODE_WITHOUT_TREES, NOT_CAPTURED)):
                 return False
-        return decision.policy == policy.POLICY_VERSION and decision.deployment in offered
+        return decision.policy == POLICY_VERSION and decision.deployment in offered
 
     def relocatable(
         self, launch: Runnable, device_index: int, link: Link | None = None
@@ -201,12 +201,15 @@ class Session:
             return
         if result.measurements:
             self.report.count(measured=1)
-            in_trees = result.decision.deployment is Deployment.TREES
-            if region.graph.kind is not Kind.BACKWARD and not in_trees:
-                self._not_in_trees.add(watched.interest.family)
-        self.record(
-            watched.interest.environment, [Record(result.graph, result.decision, result.measurements)]
-        )
+            if region.graph.kind is not Kind.BACKWARD:
+                self._note_forward(watched.interest.family, result.decision.deployment)
+        record = Record(result.graph, result.decision, result.measurements, result.conditions)
+        self.record(watched.interest.environment, [record])
+
+    def _note_forward(self, family: int, deployment: Deployment) -> None:
+        """Note how a part of a forward runs: it is in trees if all its parts are."""
+        before = self._forward_in_trees.get(family, True)
+        self._forward_in_trees[family] = before and deployment is Deployment.TREES
 
     def record(self, environment: Environment, records: Sequence[Record]) -> None:
         """Hand records to the cache, if there are any."""

@@ -16,7 +16,7 @@ from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import MAX_BODY_BYTES, Entry, RecordRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pygraphd.schema.messages import Decision, Record
@@ -57,16 +57,22 @@ def read_entries(folder: Path, environment: str) -> dict[str, Entry]:
     for request in _requests(folder):
         if request.environment.digest() != environment:
             continue
-        merge(entries, request.records, newer=False)
+        merge(entries, request, newer=False)
     return entries
 
 
-def merge(entries: dict[str, Entry], records: Iterable[Record], *, newer: bool) -> None:
+def merge(entries: dict[str, Entry], request: RecordRequest, *, newer: bool) -> None:
     """Add records to entries that are newer or older than they; one that is not final never hides one that is."""
-    for record in records:
+    for record in request.records:
         known = entries.get(record.graph.digest)
         if known is None or _replaces(record.decision, known.decision, newer=newer):
-            entries[record.graph.digest] = Entry(record.graph.digest, record.decision)
+            entries[record.graph.digest] = _entry(record, request.origin.host)
+
+
+def _entry(record: Record, host: str) -> Entry:
+    decision = record.decision
+    costs = {each.deployment: each.median_us for each in record.measurements}
+    return Entry(record.graph.digest, decision, os.getuid(), host, costs.get(decision.deployment))
 
 
 def _replaces(decision: Decision, known: Decision, *, newer: bool) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 from pygraphd import database_files, spool
 from pygraphd.leases import Holder, Leases
 from pygraphd.pruning import PruneRequest
+from pygraphd.rederiving import RederiveRequest
 from pygraphd.schema import offline
 from pygraphd.schema.messages import (
     LeaseAnswer,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pygraphd import queries
     from pygraphd.peer import Peer
     from pygraphd.pruning import PruneAnswer
+    from pygraphd.rederiving import RederiveAnswer
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import Entry
 
@@ -142,6 +144,11 @@ class Cache:
         with contextlib.suppress(StoreError):
             await self.write_hits()
         return await self._run(self._writing, self._store.prune, request)
+
+    async def rederive(self, body: bytes) -> RederiveAnswer:
+        """Derive decisions anew; raises InvalidMessageError, StoreError."""
+        request = decode(RederiveRequest, body)
+        return await self._run(self._writing, self._store.rederive, request)
 
     async def describe(self) -> tuple[int | None, list[str]]:
         """Return the number of entries, if it can be counted, and what is wrong."""

@@ -1,10 +1,10 @@
-"""The commands of `pygraphd cache`: look at the entries, show one, delete some. None of them starts the daemon."""
+"""The commands of `pygraphd cache`: look at entries, show, delete or derive them anew. None of them starts the daemon."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -13,11 +13,17 @@ from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema.locations import locate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pygraphd.pruning import PruneAnswer, PruneRequest
+    from pygraphd.rederiving import RederiveAnswer, RederiveRequest
     from pygraphd.schema.locations import Locations
+    from pygraphd.store import Store
+
+_Answer = TypeVar("_Answer")
 
 cache = typer.Typer(
-    no_args_is_help=True, help="Look at the cached measurements and decisions, or delete some."
+    no_args_is_help=True, help="Look at the cached measurements and decisions, delete some, or decide anew."
 )
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -81,6 +87,19 @@ def prune(
     _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))
 
 
+@cache.command()
+def rederive(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    json: _AsJson = False,
+) -> None:
+    """Decide anew, with this version's policy, from the measurements that are stored; no GPU is needed."""
+    from pygraphd import render
+    from pygraphd.rederiving import RederiveRequest
+
+    answer = _rederive(locate(), RederiveRequest(dry_run))
+    _say(render.as_json(answer.as_json()) if json else render.rederive_text(answer))
+
+
 def _age(text: str | None) -> float | None:
     try:
         return None if text is None else parse_duration(text)
@@ -94,16 +113,30 @@ def _prune(locations: Locations, request: PruneRequest) -> PruneAnswer:
 
     if control.ping(locations.socket):
         return control.prune(locations.socket, request)
-    return _prune_without_daemon(locations, request)
+    return _without_daemon(locations, lambda store: store.prune(request), "delete")
 
 
-def _prune_without_daemon(locations: Locations, request: PruneRequest) -> PruneAnswer:
+def _rederive(locations: Locations, request: RederiveRequest) -> RederiveAnswer:
+    from pygraphd import control
+
+    running = control.ping(locations.socket)
+    if running is None:
+        return _without_daemon(locations, lambda store: store.rederive(request), "derive anew")
+    if "rederive" not in running.capabilities:
+        raise CommandError(
+            f"the daemon is version {running.version}, which cannot derive decisions anew; run: pygraphd restart"
+        )
+    return control.rederive(locations.socket, request)
+
+
+def _without_daemon(locations: Locations, task: Callable[[Store], _Answer], what: str) -> _Answer:
+    """Be the one writer for one task, under the daemon's lock; raises CommandError."""
     from pygraphd import folders
     from pygraphd.claim import claim, hung_text
     from pygraphd.store import Store, StoreError
 
     if not locations.database.exists():
-        raise CommandError(f"{locations.database}: there is no cache yet, so there is nothing to delete")
+        raise CommandError(f"{locations.database}: there is no cache yet, so there is nothing to {what}")
     os.umask(0o077)
     folders.prepare_runtime(locations)
     held = claim(locations, timeout_s=1.0)
@@ -111,7 +144,7 @@ def _prune_without_daemon(locations: Locations, request: PruneRequest) -> PruneA
         raise CommandError(hung_text(locations))
     try:
         with held, Store(locations.database) as store:
-            return store.prune(request)
+            return task(store)
     except StoreError as error:
         raise CommandError(str(error)) from error
 

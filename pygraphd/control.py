@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pygraphd.errors import CommandError
 from pygraphd.peer import Peer, peer_of
 from pygraphd.pruning import PruneAnswer, PruneRequest
+from pygraphd.rederiving import RederiveAnswer, RederiveRequest
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import Ping, decode
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PING_TIMEOUT_S = 1.0
-_PRUNE_TIMEOUT_S = 300.0
+_WRITING_TIMEOUT_S = 300.0
 
 
 class _Connection(http.client.HTTPConnection):
@@ -74,7 +75,13 @@ def stats(path: Path) -> dict[str, object]:
 def prune(path: Path, request: PruneRequest) -> PruneAnswer:
     """Have the daemon delete entries; raises CommandError if it cannot."""
     body = json.dumps(request.as_json()).encode()
-    return decode(PruneAnswer, _ask_successfully(path, "POST", "/v1/prune", body, _PRUNE_TIMEOUT_S))
+    return decode(PruneAnswer, _ask_successfully(path, "POST", "/v1/prune", body, _WRITING_TIMEOUT_S))
+
+
+def rederive(path: Path, request: RederiveRequest) -> RederiveAnswer:
+    """Have the daemon derive decisions anew; raises CommandError if it cannot."""
+    body = json.dumps(request.as_json()).encode()
+    return decode(RederiveAnswer, _ask_successfully(path, "POST", "/v1/rederive", body, _WRITING_TIMEOUT_S))
 
 
 def _ask_successfully(path: Path, method: str, target: str, body: bytes, timeout_s: float) -> bytes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
+from pygraphd.rederiving import rederive
 from pygraphd.schema import tables
 from pygraphd.schema.keys import entry_id
 
@@ -14,12 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pygraphd.pruning import PruneRequest
+    from pygraphd.rederiving import Outcome, Row
     from pygraphd.schema.messages import Record, RecordRequest
 
 KEPT_MEASUREMENTS = 32
 """Newest measurements kept for each deployment of an entry."""
 _CHUNK = 64
-"""Entries deleted in one transaction: few, so that the log of a nearly full disk stays small."""
+"""Entries changed in one transaction: few, so that the log of a nearly full disk stays small."""
 
 Key = tuple[str, str]
 """(environment digest, graph digest)."""
@@ -34,7 +36,7 @@ def record(connection: sa.Connection, request: RecordRequest, uid: int, now: flo
     )
     for record in request.records:
         connection.execute(insert(tables.Graph).on_conflict_do_nothing(), _graph_row(record))
-        connection.execute(_UPSERT_DECISION, _decision_row(environment, record, uid, now))
+        connection.execute(_UPSERT_DECISION, _decision_row(environment, record, request, uid, now))
         if record.measurements:
             rows = _measurement_rows(environment, record, request, uid, now)
             connection.execute(sa.insert(tables.Measurement), rows)
@@ -52,7 +54,9 @@ def _graph_row(record: Record) -> dict[str, Any]:
     }
 
 
-def _decision_row(environment: str, record: Record, uid: int, now: float) -> dict[str, Any]:
+def _decision_row(
+    environment: str, record: Record, request: RecordRequest, uid: int, now: float
+) -> dict[str, Any]:
     decision = record.decision
     return {
         "id": entry_id(environment, record.graph.digest),
@@ -67,6 +71,9 @@ def _decision_row(environment: str, record: Record, uid: int, now: float) -> dic
         "created_at": now,
         "hits": 0,
         "last_hit": None,
+        "host": request.origin.host,
+        "measured_at": now if record.measurements else None,
+        "forward_in_trees": record.conditions.forward_in_trees,
     }
 
 
@@ -93,11 +100,16 @@ def _measurement_rows(
     ]
 
 
-_REPLACED = ("deployment", "reason", "policy", "final", "calls", "uid", "created_at")
+_KEPT = frozenset({"id", "environment", "graph", "hits", "last_hit"})
+"""What stays of an entry whose decision is replaced."""
 _decision_insert = insert(tables.Decision)
 _UPSERT_DECISION = _decision_insert.on_conflict_do_update(
     index_elements=["environment", "graph"],
-    set_={name: _decision_insert.excluded[name] for name in _REPLACED},
+    set_={
+        column.name: _decision_insert.excluded[column.name]
+        for column in sa.inspect(tables.Decision).columns
+        if column.name not in _KEPT
+    },
     # A guess made because a program ended early never replaces what a longer one found out.
     where=_decision_insert.excluded.final >= tables.Decision.final,
 )
@@ -180,6 +192,78 @@ def delete_orphans(connection: sa.Connection) -> None:
     connection.execute(sa.delete(tables.Graph).where(tables.Graph.digest.not_in(graphs)))
     environments = sa.select(tables.Decision.environment)
     connection.execute(sa.delete(tables.Environment).where(tables.Environment.id.not_in(environments)))
+
+
+def measured(connection: sa.Connection, policy_below: int | None = None) -> list[str]:
+    """Return the ids of the entries whose decision rests on measurements, or only those of older policies."""
+    query = sa.select(tables.Decision.id).where(tables.Decision.measured_at.is_not(None))
+    if policy_below is not None:
+        query = query.where(tables.Decision.policy < policy_below)
+    return list(connection.scalars(query))
+
+
+def rederive_entries(
+    connection: sa.Connection, ids: Sequence[str], now: float, *, dry_run: bool
+) -> list[Outcome]:
+    """Decide some entries anew from their measurements; returns what became of them."""
+    decisions = sa.select(*sa.inspect(tables.Decision).columns).where(tables.Decision.id.in_(ids))
+    stored = _rows(connection, decisions)
+    newest = _measured_last(connection, ids)
+    outcomes = {
+        row["id"]: rederive(row, newest.get((row["environment"], row["graph"]), [])) for row in stored
+    }
+    rows = [_derived_row(id_, outcome, now) for id_, outcome in outcomes.items() if outcome.is_new]
+    if rows and not dry_run:
+        connection.execute(_REPLACE_DECISION, rows)
+    return list(outcomes.values())
+
+
+def _measured_last(connection: sa.Connection, ids: Sequence[str]) -> dict[Key, list[Row]]:
+    """Return, by entry, the newest measurements that were taken together: those as new as the newest of all."""
+    measurement = tables.Measurement
+    latest = (
+        sa.select(sa.func.max(measurement.id))
+        .where(_of_entries(ids))
+        .group_by(measurement.environment, measurement.graph, measurement.deployment)
+    )
+    query = sa.select(*sa.inspect(measurement).columns).where(measurement.id.in_(latest))
+    batches: dict[Key, list[Row]] = {}
+    for row in _rows(connection, query.order_by(measurement.id.desc())):
+        batch = batches.setdefault((row["environment"], row["graph"]), [row])
+        if row is not batch[0] and row["measured_at"] == batch[0]["measured_at"]:
+            batch.append(row)
+    return batches
+
+
+def _rows(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]]) -> list[Row]:
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _derived_row(id_: str, outcome: Outcome, now: float) -> dict[str, Any]:
+    decision = outcome.after
+    assert decision is not None
+    return {
+        "of_id": id_,
+        "deployment": decision.deployment.value,
+        "reason": decision.reason,
+        "policy": decision.policy,
+        "final": int(decision.final),
+        "created_at": now,
+    }
+
+
+# Not whose it is: the facts are still theirs.
+_REPLACE_DECISION = (
+    sa.update(tables.Decision)
+    .where(tables.Decision.id == sa.bindparam("of_id"))
+    .values({name: sa.bindparam(name) for name in ("deployment", "reason", "policy", "final", "created_at")})
+)
+
+
+def count_unmeasured(connection: sa.Connection) -> int:
+    """Return how many entries' decisions rest on no measurement."""
+    count = sa.select(sa.func.count()).select_from(tables.Decision)
+    return connection.scalar(count.where(tables.Decision.measured_at.is_(None))) or 0
 
 
 def count_entries(connection: sa.Connection) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pygraphd.catalogue import CachedEntry, EntryDetails
     from pygraphd.pruning import PruneAnswer
+    from pygraphd.rederiving import RederiveAnswer
     from pygraphd.status import Status
 
 _DEPLOYMENTS = ("LAUNCH", "TREES", "RELOCATE")
@@ -96,6 +97,20 @@ def prune_text(answer: PruneAnswer) -> str:
     if answer.dry_run:
         return f"would delete {what}"
     return f"deleted {what}, {answer.freed_bytes / 1024:.0f} KiB freed"
+
+
+def rederive_text(answer: RederiveAnswer) -> str:
+    """Return what a derivation changed, or would change, and what it left alone for which reason."""
+    looked_at = _plural(answer.entries, "entry", "entries")
+    facts = [("looked at", f"{looked_at} with measurements, policy {answer.policy}")]
+    facts.extend((f"{each.before} -> {each.after}", str(each.entries)) for each in answer.changed)
+    facts.append(("renewed", f"{answer.renewed} with the same deployment"))
+    facts.append(("unchanged", str(answer.unchanged)))
+    facts.extend(("kept", f"{each.entries}: {each.reason}") for each in answer.kept)
+    facts.append(("left alone", f"{answer.unmeasured} that rest on no measurement"))
+    if answer.dry_run:
+        facts.append(("dry run", "nothing was written"))
+    return pairs(facts)
 
 
 def pairs(facts: Sequence[tuple[str, str]]) -> str:

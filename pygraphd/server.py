@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-CAPABILITIES = ("lookup", "record", "lease", "stats", "prune")
+CAPABILITIES = ("lookup", "record", "lease", "stats", "prune", "rederive")
 _SHUTDOWN_S = 5.0
 
 
@@ -45,7 +45,7 @@ class Server:
         self._config = config
         self._started = time.monotonic()
         self.last_used = self._started
-        """`time.monotonic()` of the last lookup, record, lease or prune; pings and statistics keep no daemon alive."""
+        """`time.monotonic()` of the last request but pings and statistics, which keep no daemon alive."""
 
     async def listen(self, bound: socket.socket) -> web.AppRunner:
         """Begin to serve on a socket that is bound already; `cleanup()` of the answer ends it."""
@@ -66,6 +66,7 @@ class Server:
                 web.post("/v1/lease", self._lease),
                 web.get("/v1/stats", self._stats),
                 web.post("/v1/prune", self._prune),
+                web.post("/v1/rederive", self._rederive),
             ]
         )
         return application
@@ -124,6 +125,11 @@ class Server:
     async def _prune(self, request: web.Request) -> web.Response:
         self.last_used = time.monotonic()
         answer = await self._cache.prune(await request.read())
+        return _json(json.dumps(answer.as_json()).encode())
+
+    async def _rederive(self, request: web.Request) -> web.Response:
+        self.last_used = time.monotonic()
+        answer = await self._cache.rederive(await request.read())
         return _json(json.dumps(answer.as_json()).encode())
 
     async def _stats(self, _request: web.Request) -> web.Response:

@@ -16,9 +16,10 @@ from pygraphd.cache import Cache
 from pygraphd.database_files import identity
 from pygraphd.errors import CommandError
 from pygraphd.leases import Leases
+from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.version import VERSION
 from pygraphd.server import Server
-from pygraphd.store import Store
+from pygraphd.store import Store, StoreError
 
 if TYPE_CHECKING:
     from pygraphd.config import Config
@@ -28,11 +29,14 @@ _log = logging.getLogger(__name__)
 
 _END_S = 10
 """How long an ending daemon may take."""
+_REDERIVING_S = 1.0
+"""How long a starting daemon may decide anew before it answers: some ten thousand entries."""
 
 
 def serve(locations: Locations, config: Config) -> None:
     """Serve until told to stop, or unused for long; the caller holds the lock. Raises CommandError."""
     with Store(locations.database) as store:
+        _rederive_outdated(store)
         bound = _bind(locations)
         ours = identity(locations.socket)
         try:
@@ -43,6 +47,19 @@ def serve(locations: Locations, config: Config) -> None:
             if identity(locations.socket) == ours:
                 locations.socket.unlink(missing_ok=True)
     _log.info("stopped")
+
+
+def _rederive_outdated(store: Store) -> None:
+    """Decide anew what an older policy has decided: clients of this version would have to measure it again."""
+    try:
+        done, left = store.rederive_outdated(_REDERIVING_S)
+    except StoreError as error:
+        _log.warning("nothing is decided anew: %s", error)
+        return
+    if done:
+        _log.info("policy %d: %d entries looked at anew", POLICY_VERSION, done)
+    if left:
+        _log.warning("%d entries of an older policy are left; run: pygraphd cache rederive", left)
 
 
 def _bind(locations: Locations) -> socket.socket:

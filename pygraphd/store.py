@@ -16,12 +16,15 @@ import sqlalchemy as sa
 
 from pygraphd import database, database_files, queries
 from pygraphd.pruning import PruneAnswer
+from pygraphd.rederiving import summary
+from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pygraphd.pruning import PruneRequest
+    from pygraphd.rederiving import Outcome, RederiveAnswer, RederiveRequest
     from pygraphd.schema.messages import RecordRequest
 
 _log = logging.getLogger(__name__)
@@ -90,6 +93,37 @@ class Store:
         self._shrink()
         self._fault = None
         return PruneAnswer(len(ids), measurements, max(before - self._write(queries.size), 0), dry_run=False)
+
+    def rederive(self, request: RederiveRequest) -> RederiveAnswer:
+        """Derive all decisions anew that rest on measurements. Raises StoreError; what was done until then stays."""
+        outcomes: list[Outcome] = []
+        for some in queries.chunks(self._write(queries.measured)):
+            outcomes += self._rederive(some, dry_run=request.dry_run)
+        unmeasured = self._write(queries.count_unmeasured)
+        return summary(outcomes, unmeasured, dry_run=request.dry_run)
+
+    def rederive_outdated(self, within_s: float) -> tuple[int, int]:
+        """Derive anew what older policies decided, for so long; returns how many were looked at, and how many were left.
+
+        Raises StoreError.
+        """
+        deadline = time.monotonic() + within_s
+        ids = self._write(lambda connection: queries.measured(connection, policy_below=POLICY_VERSION))
+        done = 0
+        for some in queries.chunks(ids):
+            if time.monotonic() >= deadline:
+                break
+            done += len(self._rederive(some, dry_run=False))
+        return done, len(ids) - done
+
+    def _rederive(self, ids: Sequence[str], *, dry_run: bool) -> list[Outcome]:
+        now = time.time()
+        outcomes = self._write(
+            lambda connection: queries.rederive_entries(connection, ids, now, dry_run=dry_run)
+        )
+        if not dry_run:
+            self._fault = None
+        return outcomes
 
     def count_entries(self) -> int:
         """Return the number of entries. Raises StoreError."""

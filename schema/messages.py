@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import json
-import typing
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pygraphd.schema.checks import (
     InvalidMessageError,
@@ -24,6 +21,10 @@ from pygraphd.schema.checks import (
     check_text,
 )
 from pygraphd.schema.keys import Environment
+from pygraphd.schema.readers import reader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 API_VERSION = 1
 MAX_GRAPHS = 1024
@@ -80,7 +81,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which deployment a graph runs in, and why; derived by `policy` (its version) from measurements.
+    """Which deployment a graph runs in, and why; derived by `policy` (its version) from measurements and conditions.
 
     A decision that is not `final` was taken because the program ended before enough calls were seen: `calls` says how
     many there were, and a program that makes more of them measures again.
@@ -97,6 +98,21 @@ class Decision:
         check_int("policy", self.policy, maximum=10**6)
         check_bool("final", self.final)
         check_int("calls", self.calls, maximum=MAX_COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a decision depends on beside its graph's own measurements.
+
+    `forward_in_trees` is of a backward that was measured together with its forward: whether that forward runs in TREES. It
+    is None for all other graphs.
+    """
+
+    forward_in_trees: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.forward_in_trees is not None:
+            check_bool("forward_in_trees", self.forward_in_trees)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +137,36 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cached answer: the decision for one graph in the environment that was asked about."""
+    """A cached answer: the decision for one graph in the environment that was asked about, and who took it.
+
+    `cost_us` is the median that the decided deployment had when it was last measured there; None if it never was.
+    """
 
     graph: str
     decision: Decision
+    uid: int = 0
+    host: str = ""
+    cost_us: float | None = None
 
     def __post_init__(self) -> None:
         check_digest("graph", self.graph)
+        check_int("uid", self.uid, maximum=2**32)
+        check_text("host", self.host, maximum=256)
+        if self.cost_us is not None:
+            check_number("cost_us", self.cost_us, maximum=MAX_MICROSECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a client adds to the cache: a graph, the decision for it, and the measurements it rests on (if any)."""
+    """What a client adds to the cache: a graph, the decision for it, and the measurements and conditions it rests on."""
 
     graph: Graph
     decision: Decision
     measurements: tuple[Measurement, ...] = ()
+    conditions: Conditions = Conditions()
 
     def __post_init__(self) -> None:
-        if len(self.measurements) > len(Deployment):
+        if len({each.deployment for each in self.measurements}) < len(self.measurements):
             raise InvalidMessageError("measurements: at most one of each deployment")
 
 
@@ -289,62 +316,6 @@ def decode(kind: type[_M], data: bytes) -> _M:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidMessageError(f"not JSON: {error}") from error
-    built = _reader(typing.cast(Any, kind))(kind.__name__, value)
+    built = reader(cast(Any, kind))(kind.__name__, value)
     assert isinstance(built, kind)
     return built
-
-
-# A reader turns one JSON value into one field's type; it is worked out once for each type. Ranges are the
-# constructors' business, so a reader of text or numbers hands its value on.
-_Reader = Callable[[str, object], object]
-
-
-@functools.cache
-def _reader(kind: Any) -> _Reader:
-    if dataclasses.is_dataclass(kind):
-        return _read_dataclass(kind)
-    if typing.get_origin(kind) is tuple:
-        return _read_tuple(typing.get_args(kind)[0])
-    if issubclass(kind, enum.Enum):
-        return _read_enum(kind)
-    return lambda name, value: value
-
-
-def _read_dataclass(kind: Any) -> _Reader:
-    types = typing.get_type_hints(kind)
-    readers = [(f.name, f.default, _reader(types[f.name])) for f in dataclasses.fields(kind)]
-
-    def read(name: str, value: object) -> object:
-        if not isinstance(value, dict):
-            raise InvalidMessageError(f"{name}: expected an object, got {type(value).__name__}")
-        values = {}
-        for field, default, reader in readers:
-            if field in value:
-                values[field] = reader(field, value[field])
-            elif default is dataclasses.MISSING:
-                raise InvalidMessageError(f"{name}: {field} is missing")
-        return kind(**values)
-
-    return read
-
-
-def _read_tuple(item: Any) -> _Reader:
-    reader = _reader(item)
-
-    def read(name: str, value: object) -> object:
-        if not isinstance(value, list):
-            raise InvalidMessageError(f"{name}: expected a list, got {type(value).__name__}")
-        return tuple(reader(name, element) for element in value)
-
-    return read
-
-
-def _read_enum(kind: type[enum.Enum]) -> _Reader:
-    members = {member.value: member for member in kind}
-
-    def read(name: str, value: object) -> object:
-        if not isinstance(value, str) or value not in members:
-            raise InvalidMessageError(f"{name}: expected one of {', '.join(members)}, got {value!r:.40}")
-        return members[value]
-
-    return read

@@ -17,15 +17,22 @@ from pygraphd.schema.messages import Decision, Deployment, Entry, LookupRequest
 if TYPE_CHECKING:
     from pathlib import Path
 
-DATABASE_VERSION = 1
+DATABASE_VERSION = 2
 """`PRAGMA user_version` of the schema that `SELECT_DECISIONS` fits."""
 BUSY_TIMEOUT_S = 0.1
 
 SELECT_DECISIONS = """
-SELECT graph, deployment, reason, policy, final, calls
+SELECT graph, deployment, reason, policy, final, calls, uid, host, (
+    SELECT median_us
+    FROM measurement
+    WHERE environment = decision.environment AND graph = decision.graph AND deployment = decision.deployment
+    ORDER BY id DESC
+    LIMIT 1
+)
 FROM decision
 WHERE environment = ? AND graph IN (SELECT value FROM json_each(?))
 """
+"""The answer's columns; the last one is what the deployment cost when it was last measured there."""
 
 
 def connect(database: Path, timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
@@ -54,5 +61,16 @@ def select_entries(connection: sqlite3.Connection, request: LookupRequest) -> tu
     return tuple(_entry(*row) for row in rows)
 
 
-def _entry(graph: str, deployment: str, reason: str, policy: int, final: int, calls: int) -> Entry:
-    return Entry(graph, Decision(Deployment(deployment), reason, policy, bool(final), calls))
+def _entry(
+    graph: str,
+    deployment: str,
+    reason: str,
+    policy: int,
+    final: int,
+    calls: int,
+    uid: int,
+    host: str,
+    cost_us: float | None,
+) -> Entry:
+    decision = Decision(Deployment(deployment), reason, policy, bool(final), calls)
+    return Entry(graph, decision, uid, host, cost_us)

@@ -90,6 +90,7 @@ class Decision(Base):
         UniqueConstraint("environment", "graph", name="decision_key"),
         Index("decision_by_graph", "graph"),
         CheckConstraint("final IN (0, 1)", name="decision_final"),
+        CheckConstraint("forward_in_trees IN (0, 1)", name="decision_forward_in_trees"),
         _STRICT,
     )
 
@@ -108,3 +109,9 @@ class Decision(Base):
     hits: Mapped[int]
     """Since the row was made; kept when the decision is replaced."""
     last_hit: Mapped[float | None]
+    host: Mapped[str] = mapped_column(server_default="")
+    """Of whoever recorded it, as `uid` is; empty in rows from before this column."""
+    measured_at: Mapped[float | None]
+    """`Measurement.measured_at` of what it was derived from; NULL if it rests on a rule and not on measurements."""
+    forward_in_trees: Mapped[int | None]
+    """`schema.messages.Conditions`; NULL where that is not a matter."""

@@ -25,6 +25,7 @@ from pygraphd.schema.messages import (
     Graph,
     Kind,
     LookupAnswer,
+    Measurement,
     Message,
     Record,
     RecordAnswer,
@@ -39,6 +40,8 @@ ENVIRONMENT = Environment("none", "", 0, 0, "", "2.13.0", "", "", "", "")
 GRAPH = "a" * 64
 DECISION = Decision(Deployment.LAUNCH, "no CUDA device", 1)
 RECORD = Record(Graph(GRAPH, Kind.FORWARD, 0, 1, 3), DECISION)
+MINE = Entry(GRAPH, DECISION, os.getuid(), "host")
+"""What a client makes of RECORD when it was spooled here."""
 
 
 @pytest.fixture
@@ -185,7 +188,21 @@ def test_what_was_spooled_is_found_by_the_next_process(places: Locations) -> Non
 
     found = Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH, "b" * 64])
 
-    assert found == {GRAPH: Entry(GRAPH, DECISION)}
+    assert found == {GRAPH: MINE}
+
+
+def test_what_was_spooled_says_what_it_cost(places: Locations) -> None:
+    measurements = tuple(
+        Measurement(deployment, 8, median, 0.0, 1.0, 1.0, 0.0)
+        for deployment, median in {Deployment.TREES: 50.0, Deployment.LAUNCH: 70.0}.items()
+    )
+    Cache(places, "host", Report()).record(
+        ENVIRONMENT, [dataclasses.replace(RECORD, measurements=measurements)]
+    )
+
+    found = Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH])
+
+    assert found == {GRAPH: dataclasses.replace(MINE, cost_us=70.0)}
 
 
 def test_a_process_without_a_daemon_knows_what_it_found_itself(places: Locations) -> None:
@@ -193,7 +210,7 @@ def test_a_process_without_a_daemon_knows_what_it_found_itself(places: Locations
     assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
     cache.record(ENVIRONMENT, [RECORD])
 
-    assert cache.lookup(ENVIRONMENT, [GRAPH]) == {GRAPH: Entry(GRAPH, DECISION)}
+    assert cache.lookup(ENVIRONMENT, [GRAPH]) == {GRAPH: MINE}
 
 
 def test_what_was_spooled_elsewhere_is_not(places: Locations) -> None:

@@ -13,7 +13,8 @@ from pygraphd.client.claims import Turn
 from pygraphd.client.region import TRANSITIONS, WAITING, WARM_UP_CALLS, Candidates, Decided, Region, State
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
-from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurement
+from pygraphd.schema.messages import Conditions, Decision, Deployment, Graph, Kind, Measurement
+from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
@@ -28,6 +29,7 @@ class Host:
         self.rota = Rota()
         self.report = Report()
         self.results: list[Decided] = []
+        self.told = Conditions()
         self.turns: list[Decision | Turn] = []
 
     def turn(self, region: Region) -> Decision | Turn:
@@ -36,11 +38,21 @@ class Host:
     def keep_turn(self) -> None:
         pass
 
-    def settle(self, region: Region, decision: Decision, measurements: tuple[Measurement, ...]) -> Decision:
-        return decision
+    def conditions(self, region: Region) -> Conditions:
+        return self.told
 
     def decided(self, region: Region, result: Decided) -> None:
         self.results.append(result)
+
+
+class Measured:
+    """In place of a profiler, which needs a GPU: it has measured this."""
+
+    def __init__(self, measurements: tuple[Measurement, ...]) -> None:
+        self._measurements = measurements
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        return self._measurements
 
 
 def launch(inputs: list[Any]) -> str:
@@ -146,7 +158,7 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
 
 def test_a_graph_that_another_process_measures_is_launched_until_its_answer_is_there(host: Host) -> None:
     one = region(host)
-    answer = Decision(Deployment.TREES, "TREES is faster", policy.POLICY_VERSION)
+    answer = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)
     host.turns = [Turn.OTHERS, Turn.OTHERS, Turn.OTHERS, answer]
 
     results = [one([]) for _ in range(WARM_UP_CALLS + 5)]
@@ -179,7 +191,7 @@ def test_an_answer_that_cannot_be_run_here_is_measured_anew(
 ) -> None:
     one = region(host)
     monkeypatch.setattr(one, "_why_not_measure", lambda: policy.NO_MEMORY)
-    host.turns = [Decision(Deployment.RELOCATE, "", policy.POLICY_VERSION)]
+    host.turns = [Decision(Deployment.RELOCATE, "", POLICY_VERSION)]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
 
@@ -188,7 +200,7 @@ def test_an_answer_that_cannot_be_run_here_is_measured_anew(
 
 def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
     one = region(host)
-    answer = Decision(Deployment.TREES, "TREES is faster", policy.POLICY_VERSION)
+    answer = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)
     host.turns = [Turn.OTHERS] * 50 + [answer]
     results: list[Any] = []
     threads = [threading.Thread(target=lambda: results.extend(one([]) for _ in range(100))) for _ in range(8)]
@@ -237,33 +249,35 @@ def test_an_error_of_the_users_is_the_users(host: Host) -> None:
         one([])
 
 
-def measured(launch: float, trees: float, relocate: float | None = None) -> list[Measurement]:
-    times = {Deployment.LAUNCH: launch, Deployment.TREES: trees, Deployment.RELOCATE: relocate}
-    return [
-        Measurement(deployment, 10, time, 0.1, time, time, 0.0)
-        for deployment, time in times.items()
-        if time is not None
-    ]
+def test_a_region_that_was_measured_too_little_is_launched_and_says_how_often_it_ran(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = region(host)
+    one.tally.calls = 17
+    few = tuple(
+        Measurement(each, 3, 100.0, 0.0, 100.0, 100.0, 0.0) for each in (Deployment.LAUNCH, Deployment.TREES)
+    )
+    monkeypatch.setattr(one, "_profiler", Measured(few))
+
+    assert one._judge() == Decided(one.graph, policy.too_few_calls(17), few)
 
 
 @pytest.mark.parametrize(
-    ("measurements", "in_trees", "out_of_trees"),
-    [
-        (measured(100, 200), Deployment.LAUNCH, Deployment.LAUNCH),
-        (measured(100, 50), Deployment.TREES, Deployment.LAUNCH),
-        (measured(100, 50, 70), Deployment.TREES, Deployment.RELOCATE),
-        (measured(100, 50, 99.9), Deployment.TREES, Deployment.LAUNCH),
-        (measured(100, 50, 40), Deployment.RELOCATE, Deployment.RELOCATE),
-    ],
+    ("forward_in_trees", "deployment"),
+    [(None, Deployment.TREES), (True, Deployment.TREES), (False, Deployment.LAUNCH)],
 )
-def test_a_backward_runs_in_trees_only_if_its_forward_does(
-    measurements: list[Measurement], in_trees: Deployment, out_of_trees: Deployment
+def test_a_region_decides_under_the_conditions_of_its_host_and_passes_them_on(
+    host: Host, monkeypatch: pytest.MonkeyPatch, forward_in_trees: bool | None, deployment: Deployment
 ) -> None:
-    decision = policy.decide(measurements)
+    one = region(host)
+    host.told = Conditions(forward_in_trees)
+    measurements = tuple(
+        Measurement(each, 10, time, 0.1, time, time, 0.0)
+        for each, time in {Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0}.items()
+    )
+    monkeypatch.setattr(one, "_profiler", Measured(measurements))
 
-    settled = [
-        policy.settle_backward(decision, measurements, forward_in_trees=each).deployment
-        for each in (True, False)
-    ]
+    result = one._judge()
 
-    assert settled == [in_trees, out_of_trees]
+    assert (result.decision.deployment, result.decision.final) == (deployment, True)
+    assert (result.measurements, result.conditions) == (measurements, host.told)

@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client import _torch, policy
-from pygraphd.client.region import Candidates, Region
+from pygraphd.client import _torch
+from pygraphd.client.region import Candidates, Decided, Region
 from pygraphd.client.session import RELOCATE_VARIABLE, Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
-from pygraphd.schema.messages import Decision, Deployment, Graph, Kind
+from pygraphd.schema.messages import (
+    Conditions,
+    Decision,
+    Deployment,
+    Graph,
+    Kind,
+    Measurement,
+    Record,
+    RecordRequest,
+    decode,
+)
+from pygraphd.schema.policy import POLICY_VERSION, TOO_FEW_CALLS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,10 +44,10 @@ def session(tmp_path: Path) -> Session:
 @pytest.mark.parametrize(
     ("decision", "believed"),
     [
-        (Decision(Deployment.LAUNCH, "", policy.POLICY_VERSION), True),
-        (Decision(Deployment.TREES, "", policy.POLICY_VERSION), True),
-        (Decision(Deployment.RELOCATE, "", policy.POLICY_VERSION), False),
-        (Decision(Deployment.LAUNCH, "", policy.POLICY_VERSION + 1), False),
+        (Decision(Deployment.LAUNCH, "", POLICY_VERSION), True),
+        (Decision(Deployment.TREES, "", POLICY_VERSION), True),
+        (Decision(Deployment.RELOCATE, "", POLICY_VERSION), False),
+        (Decision(Deployment.LAUNCH, "", POLICY_VERSION + 1), False),
     ],
     ids=["launch", "trees", "not offered here", "another policy"],
 )
@@ -51,7 +62,7 @@ def test_relocatable_graphs_are_believed_in_where_they_are_wanted(
 ) -> None:
     monkeypatch.setenv(RELOCATE_VARIABLE, "1")
 
-    assert session.usable(Decision(Deployment.RELOCATE, "", policy.POLICY_VERSION))
+    assert session.usable(Decision(Deployment.RELOCATE, "", POLICY_VERSION))
 
 
 def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
@@ -98,7 +109,7 @@ def test_an_undecided_region_goes_with_its_model_and_is_remembered(session: Sess
     assert gone() is None
     session.close()
 
-    assert session.report.summary()["reasons"] == {policy.TOO_FEW_CALLS: 1}
+    assert session.report.summary()["reasons"] == {TOO_FEW_CALLS: 1}
     assert session.report.counts["spooled"] == 1
 
 
@@ -114,3 +125,64 @@ def test_a_backward_has_its_forwards_options(session: Session, monkeypatch: pyte
 
     assert session._options_of(family, is_backward=True) == forward == (("a", "1"),)
     assert session._options_of(other, is_backward=True) == (("a", "2"),)
+
+
+class TestConditions:
+    """A backward is told how the forward runs that was measured with it; nothing else is."""
+
+    def _watched(self, session: Session, family: object, kind: Kind, partition: int = 0) -> Region:
+        graph = Graph("a" * 64, kind, partition, 2, 1)
+        candidates = Candidates(lambda inputs: None, lambda inputs: None, 0, kind is Kind.BACKWARD)
+        region = Region(graph, candidates, session, lambda *_: None, id(family))
+        session.watch(region, ENVIRONMENT, family, None)
+        return region
+
+    def _decide(self, session: Session, region: Region, deployment: Deployment) -> None:
+        measurements = (Measurement(deployment, 8, 1.0, 0.0, 1.0, 1.0, 0.0),)
+        decision = Decision(deployment, "for a test", POLICY_VERSION)
+        session.decided(region, Decided(region.graph, decision, measurements))
+
+    @pytest.mark.parametrize(
+        ("deployments", "in_trees"),
+        [
+            ([Deployment.TREES, Deployment.TREES], True),
+            ([Deployment.LAUNCH], False),
+            ([Deployment.RELOCATE], False),
+            ([Deployment.LAUNCH, Deployment.TREES], False),
+            ([Deployment.TREES, Deployment.LAUNCH], False),
+            ([], None),
+        ],
+        ids=lambda value: "-".join(value) if isinstance(value, list) else str(value),
+    )
+    def test_a_forward_is_in_trees_if_all_its_parts_are(
+        self, session: Session, deployments: list[Deployment], in_trees: bool | None
+    ) -> None:
+        family = object()
+        backward = self._watched(session, family, Kind.BACKWARD)
+        for partition, deployment in enumerate(deployments):
+            self._decide(session, self._watched(session, family, Kind.FORWARD, partition), deployment)
+
+        assert session.conditions(backward) == Conditions(in_trees)
+
+    def test_a_forward_has_none(self, session: Session) -> None:
+        family = object()
+        self._decide(session, self._watched(session, family, Kind.FORWARD), Deployment.LAUNCH)
+
+        assert session.conditions(self._watched(session, family, Kind.FORWARD, 1)) == Conditions()
+
+    def test_another_models_forward_does_not_matter(self, session: Session) -> None:
+        family, other = object(), object()
+        self._decide(session, self._watched(session, other, Kind.FORWARD), Deployment.LAUNCH)
+
+        assert session.conditions(self._watched(session, family, Kind.BACKWARD)) == Conditions()
+
+    def test_they_are_recorded_with_the_decision(self, session: Session) -> None:
+        region = self._watched(session, object(), Kind.BACKWARD)
+        measurements = (Measurement(Deployment.LAUNCH, 8, 1.0, 0.0, 1.0, 1.0, 0.0),)
+        decision = Decision(Deployment.LAUNCH, "for a test", POLICY_VERSION)
+
+        session.decided(region, Decided(region.graph, decision, measurements, Conditions(False)))
+
+        (file,) = session.locations.spool.iterdir()
+        (record,) = decode(RecordRequest, file.read_bytes()).records
+        assert record == Record(region.graph, decision, measurements, Conditions(False))

@@ -42,7 +42,7 @@ def test_ping(shared_home: Home) -> None:
     ping = control.ping(shared_home.locations.socket)
     assert ping is not None
     assert (ping.name, ping.version, ping.api, ping.pid) == ("pygraphd", __version__, API_VERSION, pid)
-    assert set(ping.capabilities) >= {"lookup", "record", "stats", "prune"}
+    assert set(ping.capabilities) >= {"lookup", "record", "stats", "prune", "rederive"}
 
 
 def test_what_is_recorded_is_found_by_another_client(
@@ -126,12 +126,12 @@ _BODIES = st.one_of(
 )
 
 
-@given(body=_BODIES, target=st.sampled_from(["/v1/lookup", "/v1/record", "/v1/prune"]))
+@given(body=_BODIES, target=st.sampled_from(["/v1/lookup", "/v1/record", "/v1/prune", "/v1/rederive"]))
 @settings(max_examples=150, deadline=None)
 def test_no_random_body_is_accepted_or_fatal(shared_home: Home, body: bytes, target: str) -> None:
     status, answer = shared_home.ask("POST", target, body)
-    # A random prune may be well-formed: {"gpu": "x"} is.
-    assert 400 <= status < 500 or (target == "/v1/prune" and status == 200)
+    # A random one of these may be well-formed: {"gpu": "x"} is.
+    assert 400 <= status < 500 or (target in ("/v1/prune", "/v1/rederive") and status == 200)
     assert status == 200 or answer["error"]
     assert shared_home.processes[0].poll() is None
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import policy
 from pygraphd.client.session import MODE_WITHOUT_TREES
+from pygraphd.schema import policy
 from pygraphd.schema.messages import Decision, Deployment, Measurement
 
 if TYPE_CHECKING:
@@ -109,14 +109,14 @@ def force(monkeypatch: pytest.MonkeyPatch, *deployments: Deployment) -> None:
     """Decide in turn for the given deployments, whatever was measured."""
     left = list(deployments)
 
-    def decide(measurements: Sequence[Measurement]) -> Decision:
+    def fastest(measurements: Sequence[Measurement]) -> Decision:
         if {m.deployment for m in measurements} == {Deployment.LAUNCH}:
             return Decision(Deployment.LAUNCH, "nothing else was left to choose", 0)
         assert {m.deployment for m in measurements} == {Deployment.LAUNCH, Deployment.TREES}
         assert all(m.samples >= policy.MIN_SAMPLES for m in measurements)
         return Decision(left.pop(0), "forced", 0)
 
-    monkeypatch.setattr(policy, "decide", decide)
+    monkeypatch.setattr(policy, "fastest", fastest)
 
 
 @pytest.mark.parametrize("forward", [Deployment.LAUNCH, Deployment.TREES])

@@ -62,11 +62,11 @@ def test_all_three_are_measured_and_the_result_is_right(watched: Watched) -> Non
 
 def test_what_is_deployed_stays_right(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relocatable graphs win whatever is measured."""
-    from pygraphd.client import policy
+    from pygraphd.schema import policy
     from pygraphd.schema.messages import Decision, Deployment
 
     chosen = Decision(Deployment.RELOCATE, "for a test", policy.POLICY_VERSION)
-    monkeypatch.setattr(policy, "decide", lambda _measurements: chosen)
+    monkeypatch.setattr(policy, "fastest", lambda _measurements: chosen)
     mine = network()
     run = torch.compile(mine, mode="reduce-overhead")
     train(run, list(mine.parameters()))

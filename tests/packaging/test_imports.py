@@ -28,7 +28,14 @@ def modules_after(statement: str, **variables: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["pygraphd", "pygraphd.client", "pygraphd.client.autoload", "pygraphd.schema", "pygraphd.launch"],
+    [
+        "pygraphd",
+        "pygraphd.client",
+        "pygraphd.client.autoload",
+        "pygraphd.schema",
+        "pygraphd.schema.policy",
+        "pygraphd.launch",
+    ],
 )
 def test_importing_ours_imports_nothing_heavy(module: str) -> None:
     imported = modules_after(f"import {module}")

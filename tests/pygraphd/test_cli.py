@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd import __version__
+from pygraphd import __version__, control
 from pygraphd.cli import main
 from pygraphd.schema.locations import Locations, locate
+from pygraphd.schema.messages import Ping
 from pygraphd.schema.version import VERSION
 from pygraphd.store import Store
 
@@ -52,6 +54,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("nonsense",),
         ("cache", "nonsense"),
         ("cache", "show"),
+        ("cache", "rederive", "everything"),
+        ("cache", "rederive", "--gpu", "H200"),
         ("status", "--xml"),
         ("start", "now"),
     ],
@@ -70,7 +74,9 @@ def test_no_command_prints_help(words: tuple[str, ...], capsys: pytest.CaptureFi
     assert "Usage: pygraphd" in captured.out + captured.err
 
 
-@pytest.mark.parametrize("words", [("start",), ("cache",), ("cache", "prune"), ("run",), ("status",)])
+@pytest.mark.parametrize(
+    "words", [("start",), ("cache",), ("cache", "prune"), ("cache", "rederive"), ("run",), ("status",)]
+)
 def test_each_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert _pygraphd(*words, "--help") == 0
     assert "Usage: pygraphd" in capsys.readouterr().out
@@ -143,6 +149,47 @@ def test_prune_of_nothing_makes_nothing(locations: Locations, capsys: pytest.Cap
     assert _pygraphd("cache", "prune", "--gpu", "H200") == 1
     assert "there is no cache yet" in capsys.readouterr().err
     assert not locations.database.exists()
+
+
+def test_rederive_without_a_daemon(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    # TREES took as long as LAUNCH in all of them.
+    assert _pygraphd("cache", "rederive", "--dry-run", "--json") == 0
+    dry = json.loads(capsys.readouterr().out)
+    assert dry["changed"] == [{"before": "TREES", "after": "LAUNCH", "entries": 3}]
+    assert (dry["schema"], dry["entries"], dry["dry_run"]) == (1, 3, True)
+    assert _pygraphd("cache", "rederive") == 0
+    assert "TREES -> LAUNCH  3" in capsys.readouterr().out
+    assert _pygraphd("cache", "rederive") == 0
+    assert "unchanged   3" in capsys.readouterr().out
+
+
+def test_rederive_of_nothing_makes_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd("cache", "rederive") == 1
+    assert "there is no cache yet, so there is nothing to derive anew" in capsys.readouterr().err
+    assert not locations.database.exists()
+
+
+def test_a_database_of_a_newer_version_is_not_derived_anew(
+    filled: Locations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connection = sqlite3.connect(filled.database)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    content = filled.database.read_bytes()
+    assert _pygraphd("cache", "rederive") == 1
+    assert "upgrade pygraphd" in capsys.readouterr().err
+    assert filled.database.read_bytes() == content
+
+
+def test_a_daemon_that_cannot_derive_is_named(
+    filled: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = Ping("pygraphd", "0.0.9", 1, 1, ("lookup", "record", "stats", "prune"))
+    monkeypatch.setattr(control, "ping", lambda path: older)
+    assert _pygraphd("cache", "rederive") == 1
+    assert capsys.readouterr().err == (
+        "pygraphd: the daemon is version 0.0.9, which cannot derive decisions anew; run: pygraphd restart\n"
+    )
 
 
 def test_a_bad_configuration_is_a_usage_error(

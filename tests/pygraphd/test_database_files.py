@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd import database_files
 from pygraphd.database_files import BALLAST_BYTES, ballast_file, files_set_aside, identity, make_ballast
+from pygraphd.schema.offline import DATABASE_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,4 +53,6 @@ def test_a_newer_version_is_only_read(database: Path) -> None:
     connection = sqlite3.connect(database)
     connection.execute("PRAGMA user_version=7")
     connection.close()
-    assert "database version 7, this one writes 1" in str(database_files.why_read_only(database))
+    assert f"database version 7, this one writes {DATABASE_VERSION}" in str(
+        database_files.why_read_only(database)
+    )

@@ -7,6 +7,8 @@ import pytest
 from pygraphd import render
 from pygraphd.catalogue import CachedEntry, EntryDetails
 from pygraphd.pruning import PruneAnswer
+from pygraphd.rederiving import Changed, Kept, RederiveAnswer
+from pygraphd.schema.messages import Deployment
 from pygraphd.status import Status
 
 _FACTS = {
@@ -155,3 +157,28 @@ def test_a_running_status_says_since_when() -> None:
 )
 def test_what_a_prune_did(answer: PruneAnswer, text: str) -> None:
     assert render.prune_text(answer) == text
+
+
+def test_what_a_derivation_changed_and_why_it_did_not() -> None:
+    answer = RederiveAnswer(
+        policy=2,
+        entries=17,
+        unchanged=8,
+        renewed=4,
+        changed=(
+            Changed(Deployment.LAUNCH, Deployment.TREES, 3),
+            Changed(Deployment.TREES, Deployment.LAUNCH, 1),
+        ),
+        kept=(Kept("too few calls to measure", 1),),
+        unmeasured=5,
+        dry_run=False,
+    )
+    assert render.rederive_text(answer).splitlines() == [
+        "looked at        17 entries with measurements, policy 2",
+        "LAUNCH -> TREES  3",
+        "TREES -> LAUNCH  1",
+        "renewed          4 with the same deployment",
+        "unchanged        8",
+        "kept             1: too few calls to measure",
+        "left alone       5 that rest on no measurement",
+    ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 import time
 from typing import TYPE_CHECKING
@@ -7,11 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from pygraphd import database as database_module
 from pygraphd.database_files import BALLAST_BYTES, ballast_file, files_set_aside
 from pygraphd.pruning import PruneAnswer, PruneRequest
 from pygraphd.queries import KEPT_MEASUREMENTS
-from pygraphd.schema.messages import Deployment, LookupRequest, RecordRequest
+from pygraphd.schema.messages import Conditions, Deployment, LookupRequest, Origin, RecordRequest
 from pygraphd.schema.offline import DATABASE_VERSION, read_entries
 from pygraphd.store import DiskFullError, Store, StoreError
 
@@ -49,7 +49,10 @@ def test_what_is_recorded_is_there(
 ) -> None:
     assert store.record(make_request("a", "b"), uid=1000) == 2
     assert store.count_entries() == 2
-    assert _query(database, "SELECT deployment, uid, hits FROM decision") == [("TREES", 1000, 0)] * 2
+    assert (
+        _query(database, "SELECT deployment, uid, host, hits FROM decision")
+        == [("TREES", 1000, "host-a", 0)] * 2
+    )
     assert _query(database, "SELECT count(*), min(host), min(uid) FROM measurement") == [(4, "host-a", 1000)]
     assert _query(database, "SELECT gpu, driver FROM environment") == [("NVIDIA H200", "580.1")]
 
@@ -72,6 +75,32 @@ def test_a_newer_record_replaces_the_decision_and_adds_measurements(
     assert _answer(database, make_request("a")) == Deployment.LAUNCH
     assert store.count_entries() == 1
     assert _query(database, "SELECT count(*) FROM measurement WHERE deployment = 'LAUNCH'") == [(2,)]
+
+
+@pytest.mark.parametrize("forward_in_trees", [None, True, False])
+def test_a_decision_is_stored_with_what_it_rests_on(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest], forward_in_trees: bool | None
+) -> None:
+    request = make_request("a")
+    (record,) = request.records
+    store.record(request, uid=0)
+    record = dataclasses.replace(record, conditions=Conditions(forward_in_trees))
+    store.record(dataclasses.replace(request, origin=Origin("host-b", "1"), records=(record,)), uid=0)
+    ((host, measured_at, stored),) = _query(
+        database, "SELECT host, measured_at, forward_in_trees FROM decision"
+    )
+    assert (host, stored) == ("host-b", forward_in_trees)
+    assert [(measured_at,)] == _query(database, "SELECT max(measured_at) FROM measurement")
+
+
+def test_a_decision_by_a_rule_rests_on_no_measurement(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    request = make_request("a")
+    store.record(request, uid=0)
+    (record,) = request.records
+    store.record(dataclasses.replace(request, records=(dataclasses.replace(record, measurements=()),)), uid=0)
+    assert _query(database, "SELECT measured_at FROM decision") == [(None,)]
 
 
 @pytest.mark.parametrize(
@@ -287,38 +316,3 @@ def _damage(database: Path, how: str) -> None:
         middle = len(content) // 8192 * 4096
         content = content[:middle] + bytes(8192) + content[middle + 8192 :]
     database.write_bytes(content)
-
-
-class TestMigration:
-    def test_the_usual_start_imports_no_alembic(self, database: Path) -> None:
-        import subprocess
-        import sys
-
-        Store(database).close()
-        code = f"import sys; from pathlib import Path; from pygraphd.store import Store; Store(Path({str(database)!r})); print('alembic' in sys.modules)"
-        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert answer.stdout == "False\n"
-
-    def test_an_older_database_is_copied_first(
-        self, database: Path, make_request: Callable[..., RecordRequest]
-    ) -> None:
-        with Store(database) as store:
-            store.record(make_request("a"), uid=0)
-        _query(database, "PRAGMA user_version=0")
-        with Store(database) as store:
-            assert store.problems() == []
-            assert store.count_entries() == 1
-        assert _query(database, "PRAGMA user_version") == [(DATABASE_VERSION,)]
-        assert _query(database.with_name("cache.db.backup-v0"), "SELECT count(*) FROM decision") == [(1,)]
-
-    def test_a_migration_that_fails_changes_nothing(
-        self, database: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail_after_a_table(connection: sa.Connection) -> None:
-            connection.exec_driver_sql("CREATE TABLE half (x INTEGER)")
-            raise sa.exc.OperationalError("upgrade", {}, sqlite3.OperationalError("broken"))
-
-        monkeypatch.setattr(database_module, "upgrade", fail_after_a_table)
-        with Store(database) as store:
-            assert "broken" in store.problems()[0]
-        assert _query(database, "SELECT name FROM sqlite_schema") == []

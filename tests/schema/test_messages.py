@@ -12,6 +12,7 @@ from pygraphd.schema import messages
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import (
+    Conditions,
     Decision,
     Deployment,
     Entry,
@@ -37,13 +38,14 @@ MEASUREMENTS = st.builds(
 )
 GRAPHS = st.builds(Graph, DIGESTS, st.sampled_from(Kind), st.integers(0, 3), st.integers(4, 9), COUNTS)
 ENVIRONMENTS = st.builds(Environment, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS)
-RECORDS = st.builds(Record, GRAPHS, DECISIONS, st.lists(MEASUREMENTS, max_size=3).map(tuple))
+ONE_OF_EACH = st.lists(MEASUREMENTS, max_size=3, unique_by=lambda measurement: measurement.deployment)
+CONDITIONS = st.builds(Conditions, st.none() | st.booleans())
+RECORDS = st.builds(Record, GRAPHS, DECISIONS, ONE_OF_EACH.map(tuple), CONDITIONS)
+ENTRIES = st.builds(Entry, DIGESTS, DECISIONS, COUNTS, TEXTS, st.none() | TIMES)
 MESSAGES = st.one_of(
     st.builds(Ping, TEXTS, TEXTS, st.integers(1, 9), COUNTS, st.lists(TEXTS, max_size=3).map(tuple)),
     st.builds(LookupRequest, DIGESTS, st.lists(DIGESTS, max_size=3).map(tuple)),
-    st.builds(
-        LookupAnswer, DIGESTS, TEXTS, st.lists(st.builds(Entry, DIGESTS, DECISIONS), max_size=3).map(tuple)
-    ),
+    st.builds(LookupAnswer, DIGESTS, TEXTS, st.lists(ENTRIES, max_size=3).map(tuple)),
     st.builds(
         RecordRequest, ENVIRONMENTS, st.builds(Origin, TEXTS, TEXTS), st.lists(RECORDS, max_size=3).map(tuple)
     ),
@@ -122,6 +124,56 @@ def test_a_time_is_finite_and_in_range(bad: object) -> None:
 def test_a_partition_lies_within_its_graph() -> None:
     with pytest.raises(InvalidMessageError, match="partition"):
         Graph("a" * 64, Kind.FORWARD, 2, 2, 0)
+
+
+def test_a_record_has_at_most_one_measurement_of_each_deployment() -> None:
+    measurement = Measurement(Deployment.LAUNCH, 1, 1.0, 0.0, 1.0, 1.0, 0.0)
+    graph = Graph("a" * 64, Kind.FORWARD, 0, 1, 1)
+
+    with pytest.raises(InvalidMessageError, match="at most one of each deployment"):
+        Record(graph, Decision(Deployment.LAUNCH, "", 1), (measurement, measurement))
+
+
+@pytest.mark.parametrize("bad", [0, 1, "true", []])
+def test_conditions_are_true_false_or_not_a_matter(bad: object) -> None:
+    with pytest.raises(InvalidMessageError, match="forward_in_trees: expected true or false"):
+        Conditions(bad)  # type: ignore[arg-type]
+
+
+def test_a_record_from_before_there_were_conditions_is_read() -> None:
+    graph = {"digest": "a" * 64, "kind": "forward", "partition": 0, "partitions": 1, "operators": 1}
+    decision = {"deployment": "LAUNCH", "reason": "", "policy": 1}
+
+    record = messages.decode(Record, json.dumps({"graph": graph, "decision": decision}).encode())
+
+    assert record.conditions == Conditions(None)
+
+
+def test_an_entry_of_a_peer_that_says_no_more_is_read() -> None:
+    decision = {"deployment": "LAUNCH", "reason": "", "policy": 1}
+
+    entry = messages.decode(Entry, json.dumps({"graph": "a" * 64, "decision": decision}).encode())
+
+    assert (entry.uid, entry.host, entry.cost_us) == (0, "", None)
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("uid", -1),
+        ("uid", 2**40),
+        ("uid", None),
+        ("host", None),
+        ("host", "x" * 257),
+        ("host", "a\nb"),
+        ("cost_us", -1.0),
+        ("cost_us", float("inf")),
+        ("cost_us", "1"),
+    ],
+)
+def test_what_an_entry_says_beside_its_decision_is_checked_too(field: str, bad: object) -> None:
+    with pytest.raises(InvalidMessageError, match=f"^{field}: "):
+        Entry("a" * 64, Decision(Deployment.LAUNCH, "", 1), **{field: bad})  # type: ignore[arg-type]
 
 
 def test_a_lookup_of_20_graphs_is_small() -> None:

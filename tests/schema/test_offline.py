@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
+import json
 import sqlite3
 from typing import TYPE_CHECKING
 
@@ -16,6 +19,7 @@ from pygraphd.schema.messages import (
     Graph,
     Kind,
     LookupRequest,
+    Measurement,
     Origin,
     Record,
     RecordRequest,
@@ -48,8 +52,54 @@ def filled(tmp_path: Path) -> Path:
 def test_reads_what_the_store_wrote(filled: Path) -> None:
     entries = offline.read_entries(filled, LookupRequest(_HERE.digest(), tuple(_DIGESTS)))
     assert set(entries) == {
-        Entry(digest, decision) for digest, decision in zip(_DIGESTS, _DECISIONS, strict=False)
+        Entry(digest, decision, uid=1000, host="here")
+        for digest, decision in zip(_DIGESTS, _DECISIONS, strict=False)
     }
+
+
+def _measured(deployment: Deployment, median_us: float) -> Measurement:
+    return Measurement(deployment, 8, median_us, 0.0, median_us, median_us, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("newer", "cost_us"),
+    [
+        ((), 50.0),
+        ((_measured(Deployment.LAUNCH, 90.0),), 50.0),
+        ((_measured(Deployment.LAUNCH, 90.0), _measured(Deployment.TREES, 60.0)), 60.0),
+    ],
+    ids=["measured once", "since then only another deployment", "since then the decided one"],
+)
+def test_a_decision_costs_what_its_deployment_cost_last(
+    tmp_path: Path, newer: tuple[Measurement, ...], cost_us: float
+) -> None:
+    graph = Graph(_DIGESTS[0], Kind.FORWARD, 0, 1, 1)
+    trees = Decision(Deployment.TREES, "TREES is faster", policy=1)
+    guess = Decision(Deployment.LAUNCH, "too few calls to measure", policy=1, final=False, calls=3)
+    first = Record(graph, trees, (_measured(Deployment.LAUNCH, 100.0), _measured(Deployment.TREES, 50.0)))
+    elsewhere = dataclasses.replace(_HERE, gpu="NVIDIA A100")
+    with Store(tmp_path / "cache.db") as store:
+        store.record(RecordRequest(_HERE, Origin("here", "1"), (first,)), uid=7)
+        store.record(RecordRequest(_HERE, Origin("there", "1"), (Record(graph, guess, newer),)), uid=8)
+        other = Record(graph, trees, (_measured(Deployment.TREES, 1.0),))
+        store.record(RecordRequest(elsewhere, Origin("elsewhere", "1"), (other,)), uid=9)
+
+    found = offline.read_entries(tmp_path / "cache.db", LookupRequest(_HERE.digest(), (_DIGESTS[0],)))
+
+    assert found == (Entry(_DIGESTS[0], trees, 7, "here", cost_us),)
+
+
+def test_a_lookup_goes_by_indexes_alone(filled: Path) -> None:
+    with contextlib.closing(offline.connect(filled)) as connection:
+        parameters = (_HERE.digest(), json.dumps(_DIGESTS))
+        plan = [
+            row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {offline.SELECT_DECISIONS}", parameters)
+        ]
+    searches = [step for step in plan if "decision" in step or "measurement" in step]
+    assert len(searches) == 2
+    assert all("SEARCH" in step and "USING INDEX" in step for step in searches)
+    # No sorting either: the newest measurement is the last in the index.
+    assert not any("TEMP B-TREE" in step for step in plan)
 
 
 def test_agrees_with_the_daemons_lookup(filled: Path) -> None:
@@ -67,7 +117,9 @@ def test_another_version_is_refused(filled: Path) -> None:
     connection = sqlite3.connect(filled)
     connection.execute("PRAGMA user_version=99")
     connection.close()
-    with pytest.raises(sqlite3.DatabaseError, match="database version 99, this program reads 1"):
+    with pytest.raises(
+        sqlite3.DatabaseError, match=f"database version 99, this program reads {offline.DATABASE_VERSION}"
+    ):
         offline.read_entries(filled, LookupRequest(_HERE.digest(), ()))
 
 
@@ -84,4 +136,4 @@ def test_reads_while_the_writer_has_the_file_open(tmp_path: Path) -> None:
     with Store(tmp_path / "cache.db") as store:
         store.record(request, uid=0)
         found = offline.read_entries(tmp_path / "cache.db", LookupRequest(_HERE.digest(), (_DIGESTS[0],)))
-    assert found == (Entry(_DIGESTS[0], _DECISIONS[0]),)
+    assert found == (Entry(_DIGESTS[0], _DECISIONS[0], uid=0, host="h"),)

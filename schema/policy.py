@@ -1,0 +1,85 @@
+"""Measurements in, decision out: a pure function with a version, so that cached facts outlive a better rule.
+
+A graph is captured only if that wins by more than the noise and by at least `MIN_GAIN`; a tie goes to LAUNCH, which costs no
+memory and has no semantics of its own. The client decides with it when it has measured, the daemon when it derives
+decisions anew from stored facts. What a client decides without measurements is `client.policy`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from pygraphd.schema.messages import Decision, Deployment, Measurement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.schema.messages import Conditions
+
+POLICY_VERSION = 1
+"""Raise it with any change to what `decide` answers: decisions of other versions are derived or measured anew."""
+MIN_SAMPLES = 8
+MIN_GAIN = 0.02
+"""Share of LAUNCH's time that a capture must save."""
+NOISE_FACTOR = 3.0
+"""How many standard errors of the difference of two medians a gain must exceed."""
+
+# The standard error of a median of normal data is 1.2533 sigma / sqrt(n), and sigma is 1.4826 times the median absolute
+# deviation; both constants are textbook values.
+_ERROR_OF_MEDIAN = 1.2533 * 1.4826
+
+TOO_FEW_CALLS = "too few calls to measure"
+NO_GAIN = "no gain over LAUNCH beyond noise and 2 %"
+FORWARD_NOT_IN_TREES = "its forward is in no tree, so all that was saved for it would have to be copied"
+
+
+def decide(measurements: Sequence[Measurement], conditions: Conditions) -> Decision:
+    """Return the deployment that one graph's measurements, at most one of each deployment, and conditions speak for.
+
+    The order of `measurements` is irrelevant. A decision that is not final says that they are too few.
+    """
+    decision = fastest(measurements)
+    if decision.deployment is Deployment.TREES and conditions.forward_in_trees is False:
+        return _without_trees(measurements)
+    return decision
+
+
+def _without_trees(measurements: Sequence[Measurement]) -> Decision:
+    """Decide for a backward whose forward is in no tree, although it was fastest with both in trees.
+
+    Trees take what their own forward has saved where it lies, and copy what comes from anywhere else.
+    """
+    rest = fastest([each for each in measurements if each.deployment is not Deployment.TREES])
+    return rest if rest.deployment is not Deployment.LAUNCH else _launch(FORWARD_NOT_IN_TREES)
+
+
+def fastest(measurements: Sequence[Measurement]) -> Decision:
+    """Return the deployment that the measurements alone speak for."""
+    enough = {m.deployment: m for m in measurements if m.samples >= MIN_SAMPLES}
+    launch = enough.pop(Deployment.LAUNCH, None)
+    if launch is None or not enough:
+        return _launch(TOO_FEW_CALLS, final=False)
+    best = min(enough.values(), key=lambda m: (m.median_us, m.deployment))
+    if not wins(best, launch):
+        return _launch(NO_GAIN)
+    return Decision(best.deployment, f"{best.deployment} is faster", POLICY_VERSION)
+
+
+def wins(candidate: Measurement, launch: Measurement) -> bool:
+    """Whether `candidate` beats `launch` by more than the noise and the minimum gain."""
+    gain = launch.median_us - candidate.median_us
+    return gain > max(MIN_GAIN * launch.median_us, NOISE_FACTOR * noise_us(candidate, launch))
+
+
+def noise_us(first: Measurement, second: Measurement) -> float:
+    """Return the standard error of the difference of two medians, in microseconds."""
+    return math.hypot(_standard_error(first), _standard_error(second))
+
+
+def _standard_error(measurement: Measurement) -> float:
+    return _ERROR_OF_MEDIAN * measurement.mad_us / math.sqrt(measurement.samples)
+
+
+def _launch(reason: str, *, final: bool = True) -> Decision:
+    return Decision(Deployment.LAUNCH, reason, POLICY_VERSION, final=final)

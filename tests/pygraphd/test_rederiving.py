@@ -1,0 +1,338 @@
+"""Decisions derived anew, in a real store, from what was measured, and never from less."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pygraphd.queries import _CHUNK
+from pygraphd.rederiving import MEASURED_SINCE, NOT_VALID, Changed, Kept, RederiveAnswer, RederiveRequest
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import (
+    Conditions,
+    Decision,
+    Deployment,
+    Graph,
+    Kind,
+    LookupRequest,
+    Measurement,
+    Origin,
+    Record,
+    RecordRequest,
+    decode,
+)
+from pygraphd.schema.offline import read_entries
+from pygraphd.schema.policy import (
+    FORWARD_NOT_IN_TREES,
+    MIN_SAMPLES,
+    NO_GAIN,
+    POLICY_VERSION,
+    TOO_FEW_CALLS,
+)
+from pygraphd.store import Store, StoreError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
+OLDER = POLICY_VERSION - 1
+OLD_LAUNCH = Decision(LAUNCH, "an older policy's reason", OLDER)
+OLD_TREES = Decision(TREES, "an older policy's reason", OLDER)
+
+
+def measured(samples: int = MIN_SAMPLES, **medians: float) -> tuple[Measurement, ...]:
+    return tuple(
+        Measurement(Deployment(name), samples, time, 0.0, time, time, 0.5) for name, time in medians.items()
+    )
+
+
+def add(
+    store: Store,
+    decision: Decision,
+    measurements: tuple[Measurement, ...] = (),
+    name: int = 0,
+    forward_in_trees: bool | None = None,
+) -> None:
+    """Record a decision as another process would have sent it."""
+    graph = Graph(f"{name:064x}", Kind.BACKWARD, 0, 1, 3)
+    record = Record(graph, decision, measurements, Conditions(forward_in_trees))
+    store.record(RecordRequest(HERE, Origin("host-a", "0.1.0"), (record,)), uid=1000)
+
+
+def answers(database: Path, *names: int) -> list[Decision]:
+    asked = LookupRequest(HERE.digest(), tuple(f"{name:064x}" for name in names or (0,)))
+    return [entry.decision for entry in sorted(read_entries(database, asked), key=lambda entry: entry.graph)]
+
+
+def query(database: Path, statement: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(database)
+    try:
+        rows = connection.execute(statement).fetchall()
+        connection.commit()
+        return rows
+    finally:
+        connection.close()
+
+
+def rederive(store: Store, *, dry_run: bool = False) -> RederiveAnswer:
+    return store.rederive(RederiveRequest(dry_run))
+
+
+def test_what_an_older_policy_decided_is_decided_anew(store: Store, database: Path) -> None:
+    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50), name=0)
+    add(store, OLD_TREES, measured(LAUNCH=100, TREES=99.5), name=1)
+    add(store, OLD_TREES, measured(LAUNCH=100, TREES=50), name=2)
+    add(store, Decision(LAUNCH, NO_GAIN, POLICY_VERSION), measured(LAUNCH=100, TREES=120), name=3)
+
+    assert rederive(store) == RederiveAnswer(
+        policy=POLICY_VERSION,
+        entries=4,
+        unchanged=1,
+        renewed=1,
+        changed=(Changed(LAUNCH, TREES, 1), Changed(TREES, LAUNCH, 1)),
+        kept=(),
+        unmeasured=0,
+        dry_run=False,
+    )
+
+    trees = Decision(TREES, "TREES is faster", POLICY_VERSION)
+    launch = Decision(LAUNCH, NO_GAIN, POLICY_VERSION)
+    assert answers(database, 0, 1, 2, 3) == [trees, launch, trees, launch]
+
+
+def test_a_second_time_changes_nothing(store: Store) -> None:
+    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50))
+
+    first, second = rederive(store), rederive(store)
+
+    assert (first.unchanged, len(first.changed)) == (0, 1)
+    assert (second.unchanged, second.changed, second.renewed) == (1, (), 0)
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(store: Store, database: Path) -> None:
+    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50))
+    before = query(database, "SELECT * FROM decision")
+
+    dry = rederive(store, dry_run=True)
+
+    assert query(database, "SELECT * FROM decision") == before
+    assert (dry.changed, dry.dry_run) == (rederive(store).changed, True)
+    assert query(database, "SELECT * FROM decision") != before
+
+
+def test_whose_it_is_and_its_hits_stay_and_the_time_is_the_decisions(store: Store, database: Path) -> None:
+    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50))
+    store.add_hits({(HERE.digest(), f"{0:064x}"): (3, 100.0)})
+    facts = query(database, "SELECT * FROM measurement")
+    began = time.time()
+
+    rederive(store)
+
+    ((uid, host, hits, last_hit, created_at, measured_at),) = query(
+        database, "SELECT uid, host, hits, last_hit, created_at, measured_at FROM decision"
+    )
+    assert (uid, host, hits, last_hit) == (1000, "host-a", 3, 100.0)
+    assert isinstance(created_at, float)
+    assert isinstance(measured_at, float)
+    assert created_at >= began > measured_at
+    assert query(database, "SELECT * FROM measurement") == facts
+
+
+@pytest.mark.parametrize(
+    ("forward_in_trees", "decision"),
+    [
+        (None, Decision(TREES, "TREES is faster", POLICY_VERSION)),
+        (True, Decision(TREES, "TREES is faster", POLICY_VERSION)),
+        (False, Decision(LAUNCH, FORWARD_NOT_IN_TREES, POLICY_VERSION)),
+    ],
+)
+def test_the_conditions_are_those_of_the_decision(
+    store: Store, database: Path, forward_in_trees: bool | None, decision: Decision
+) -> None:
+    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50), forward_in_trees=forward_in_trees)
+
+    rederive(store)
+
+    assert answers(database) == [decision]
+
+
+def test_a_rule_is_left_alone(store: Store, database: Path) -> None:
+    add(store, OLD_LAUNCH, name=0)
+    # Measured at first, but then a rule said otherwise.
+    add(store, OLD_TREES, measured(LAUNCH=100, TREES=50), name=1)
+    add(store, OLD_LAUNCH, name=1)
+
+    answer = rederive(store)
+
+    assert (answer.entries, answer.unmeasured) == (0, 2)
+    assert answers(database, 0, 1) == [OLD_LAUNCH, OLD_LAUNCH]
+
+
+@pytest.mark.parametrize(
+    "measurements",
+    [measured(7, LAUNCH=100, TREES=50), measured(TREES=50), measured(LAUNCH=100)],
+    ids=["too few samples", "without LAUNCH", "of LAUNCH alone"],
+)
+def test_what_does_not_suffice_never_replaces_a_final_decision(
+    store: Store, database: Path, measurements: tuple[Measurement, ...]
+) -> None:
+    add(store, OLD_TREES, measurements)
+
+    answer = rederive(store)
+
+    assert (answer.kept, answer.changed, answer.renewed) == ((Kept(TOO_FEW_CALLS, 1),), (), 0)
+    assert answers(database) == [OLD_TREES]
+
+
+def test_what_does_not_suffice_stays_open_and_says_how_often_it_ran(store: Store, database: Path) -> None:
+    add(
+        store,
+        Decision(LAUNCH, TOO_FEW_CALLS, OLDER, final=False, calls=17),
+        measured(3, LAUNCH=100, TREES=50),
+    )
+
+    answer = rederive(store)
+
+    assert (answer.renewed, answer.kept) == (1, ())
+    assert answers(database) == [Decision(LAUNCH, TOO_FEW_CALLS, POLICY_VERSION, final=False, calls=17)]
+
+
+def test_a_policy_that_needs_less_closes_what_was_open(store: Store, database: Path) -> None:
+    add(store, Decision(LAUNCH, TOO_FEW_CALLS, OLDER, final=False, calls=17), measured(LAUNCH=100, TREES=50))
+
+    assert rederive(store).changed == (Changed(LAUNCH, TREES, 1),)
+
+    (decision,) = answers(database)
+    assert (decision.deployment, decision.final) == (TREES, True)
+
+
+def test_measurements_of_different_times_are_not_compared(store: Store, database: Path) -> None:
+    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=10))
+    add(store, OLD_LAUNCH, measured(LAUNCH=100, RELOCATE=99.5))
+
+    rederive(store)
+
+    assert answers(database) == [Decision(LAUNCH, NO_GAIN, POLICY_VERSION)]
+
+
+def test_newer_measurements_that_led_to_no_decision_keep_the_older_ones(store: Store, database: Path) -> None:
+    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50))
+    add(
+        store,
+        Decision(LAUNCH, TOO_FEW_CALLS, OLDER, final=False, calls=9),
+        measured(3, LAUNCH=100, TREES=120),
+    )
+
+    answer = rederive(store)
+
+    assert answer.kept == (Kept(MEASURED_SINCE, 1),)
+    assert answers(database) == [OLD_LAUNCH]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE measurement SET deployment = 'TELEPORT' WHERE graph LIKE '%1'",
+        "UPDATE measurement SET median_us = -1 WHERE graph LIKE '%1'",
+        "UPDATE decision SET deployment = 'TELEPORT' WHERE graph LIKE '%1'",
+    ],
+)
+def test_rows_that_make_no_sense_harm_no_others(store: Store, database: Path, damage: str) -> None:
+    for name in range(2):
+        add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50), name=name)
+    query(database, damage)
+    before = query(database, "SELECT * FROM decision WHERE graph LIKE '%1'")
+
+    answer = rederive(store)
+
+    assert (answer.kept, answer.changed) == ((Kept(NOT_VALID, 1),), (Changed(LAUNCH, TREES, 1),))
+    assert query(database, "SELECT * FROM decision WHERE graph LIKE '%1'") == before
+
+
+def test_more_entries_than_fit_one_transaction_are_all_reached(store: Store, database: Path) -> None:
+    count = 2 * _CHUNK + 1
+    for name in range(count):
+        add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50), name=name)
+
+    assert rederive(store).changed == (Changed(LAUNCH, TREES, count),)
+
+    assert {decision.deployment for decision in answers(database, *range(count))} == {TREES}
+
+
+class TestOutdated:
+    """What a daemon does by itself when it starts."""
+
+    @pytest.fixture
+    def mixed(self, store: Store) -> Store:
+        newer = Decision(LAUNCH, "a newer policy's reason", POLICY_VERSION + 1)
+        current = Decision(LAUNCH, "a reason of its own", POLICY_VERSION)
+        for name, decision in enumerate((OLD_LAUNCH, current, newer)):
+            add(store, decision, measured(LAUNCH=100, TREES=50), name=name)
+        add(store, OLD_LAUNCH, name=3)
+        return store
+
+    def test_only_what_an_older_policy_derived_is_derived_anew(self, mixed: Store, database: Path) -> None:
+        before = answers(database, 1, 2, 3)
+
+        assert mixed.rederive_outdated(60.0) == (1, 0)
+
+        assert answers(database, 0) == [Decision(TREES, "TREES is faster", POLICY_VERSION)]
+        assert answers(database, 1, 2, 3) == before
+        assert mixed.rederive_outdated(60.0) == (0, 0)
+
+    def test_it_ends_when_its_time_is_over(self, mixed: Store, database: Path) -> None:
+        assert mixed.rederive_outdated(0.0) == (0, 1)
+
+        assert answers(database, 0) == [OLD_LAUNCH]
+
+
+def test_nothing_measured_is_nothing_to_do(store: Store) -> None:
+    assert rederive(store) == RederiveAnswer(POLICY_VERSION, 0, 0, 0, (), (), 0, dry_run=False)
+
+
+def test_a_database_that_cannot_be_written_is_an_error(store: Store, database: Path) -> None:
+    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50))
+    query(database, "PRAGMA user_version=99")
+    store.check()
+
+    with pytest.raises(StoreError, match="written by a newer pygraphd"):
+        rederive(store)
+
+
+COUNTS = st.integers(0, 2**40)
+ANSWERS = st.builds(
+    RederiveAnswer,
+    COUNTS,
+    COUNTS,
+    COUNTS,
+    COUNTS,
+    st.lists(st.builds(Changed, st.sampled_from(Deployment), st.sampled_from(Deployment), COUNTS)).map(tuple),
+    st.lists(st.builds(Kept, st.text("abc ", max_size=9), COUNTS)).map(tuple),
+    COUNTS,
+    st.booleans(),
+)
+
+
+@given(ANSWERS)
+def test_an_answer_survives_the_wire(answer: RederiveAnswer) -> None:
+    assert decode(RederiveAnswer, json.dumps(answer.as_json()).encode()) == answer
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_request_survives_the_wire(dry_run: bool) -> None:
+    request = RederiveRequest(dry_run)
+    assert decode(RederiveRequest, json.dumps(request.as_json()).encode()) == request
+
+
+@pytest.mark.parametrize("body", [b'{"dry_run": 1}', b'{"dry_run": null}', b"[]", b""])
+def test_a_bad_request_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidMessageError):
+        decode(RederiveRequest, body)

@@ -1,0 +1,205 @@
+"""The policy captures only what wins for sure, whatever the order of its input."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pygraphd.schema import policy
+from pygraphd.schema.messages import Conditions, Decision, Deployment, Measurement
+
+LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+
+
+def measured(deployment: Deployment, median: float, mad: float = 0.0, samples: int = 8) -> Measurement:
+    return Measurement(deployment, samples, median, mad, median, median, 0.0)
+
+
+def decide(*measurements: Measurement, forward_in_trees: bool | None = None) -> Decision:
+    return policy.decide(measurements, Conditions(forward_in_trees))
+
+
+TIMES = st.floats(1, 1e6)
+NOISE = st.floats(0, 1e4)
+SAMPLES = st.integers(1, 40)
+CONDITIONS = st.builds(Conditions, st.sampled_from([None, True, False]))
+LAUNCHES = st.builds(measured, st.just(LAUNCH), TIMES, NOISE, SAMPLES)
+CANDIDATES = st.builds(measured, st.sampled_from([TREES, RELOCATE]), TIMES, NOISE, SAMPLES)
+CLEAR = st.sampled_from([TREES, RELOCATE]).flatmap(
+    lambda deployment: st.builds(measured, st.just(deployment), TIMES, st.floats(0, 1), st.integers(8, 40))
+)
+ONE_OF_EACH = st.lists(
+    LAUNCHES | CANDIDATES | CLEAR, max_size=3, unique_by=lambda measurement: measurement.deployment
+)
+
+
+def with_median(measurements: list[Measurement], which: Deployment, factor: float) -> list[Measurement]:
+    """Return the same measurements, but with another median of one deployment."""
+    return [
+        dataclasses.replace(m, median_us=m.median_us * factor) if m.deployment is which else m
+        for m in measurements
+    ]
+
+
+@pytest.mark.parametrize(
+    ("launch", "trees", "deployment", "reason"),
+    [
+        (100.0, 50.0, TREES, "TREES is faster"),
+        (100.0, 97.9, TREES, "TREES is faster"),
+        (100.0, 98.1, LAUNCH, policy.NO_GAIN),
+        (100.0, 100.0, LAUNCH, policy.NO_GAIN),
+        (100.0, 150.0, LAUNCH, policy.NO_GAIN),
+    ],
+)
+def test_a_capture_must_win_by_two_percent(
+    launch: float, trees: float, deployment: Deployment, reason: str
+) -> None:
+    decision = decide(measured(LAUNCH, launch), measured(TREES, trees))
+
+    assert decision == Decision(deployment, reason, policy.POLICY_VERSION)
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    decision = decide(measured(LAUNCH, 100, mad=10), measured(TREES, 90, mad=10))
+
+    assert decision.deployment is LAUNCH
+
+
+def test_the_best_of_several_is_taken() -> None:
+    decision = decide(measured(LAUNCH, 100), measured(TREES, 60), measured(RELOCATE, 50))
+
+    assert decision.deployment is RELOCATE
+
+
+@pytest.mark.parametrize(
+    "measurements",
+    [
+        [],
+        [measured(LAUNCH, 100)],
+        [measured(TREES, 1)],
+        [measured(LAUNCH, 100, samples=7), measured(TREES, 1)],
+        [measured(LAUNCH, 100), measured(TREES, 1, samples=7)],
+    ],
+    ids=range(5),
+)
+def test_too_few_samples_decide_nothing_for_good(measurements: list[Measurement]) -> None:
+    decision = decide(*measurements)
+
+    assert decision == Decision(LAUNCH, policy.TOO_FEW_CALLS, policy.POLICY_VERSION, final=False)
+
+
+@pytest.mark.parametrize(
+    ("medians", "in_trees", "out_of_trees"),
+    [
+        ((100, 200), LAUNCH, LAUNCH),
+        ((100, 50), TREES, LAUNCH),
+        ((100, 50, 70), TREES, RELOCATE),
+        ((100, 50, 99.9), TREES, LAUNCH),
+        ((100, 50, 40), RELOCATE, RELOCATE),
+    ],
+)
+def test_a_backward_runs_in_trees_only_if_its_forward_does(
+    medians: tuple[float, ...], in_trees: Deployment, out_of_trees: Deployment
+) -> None:
+    measurements = [
+        measured(each, time) for each, time in zip((LAUNCH, TREES, RELOCATE), medians, strict=False)
+    ]
+
+    assert decide(*measurements, forward_in_trees=None).deployment is in_trees
+    assert decide(*measurements, forward_in_trees=True).deployment is in_trees
+    assert decide(*measurements, forward_in_trees=False).deployment is out_of_trees
+
+
+def test_a_backward_that_is_launched_for_its_forwards_sake_says_so() -> None:
+    decision = decide(measured(LAUNCH, 100), measured(TREES, 50), forward_in_trees=False)
+
+    assert decision == Decision(LAUNCH, policy.FORWARD_NOT_IN_TREES, policy.POLICY_VERSION)
+
+
+@given(ONE_OF_EACH, CONDITIONS)
+def test_the_order_of_measurements_is_irrelevant(
+    measurements: list[Measurement], conditions: Conditions
+) -> None:
+    decision = policy.decide(measurements, conditions)
+
+    assert policy.decide(measurements[::-1], conditions) == decision
+    assert policy.decide(measurements[1:] + measurements[:1], conditions) == decision
+    assert policy.decide(tuple(measurements), conditions) == decision
+
+
+@given(ONE_OF_EACH, CONDITIONS, st.floats(0.1, 1.0))
+def test_a_capture_that_is_faster_still_is_chosen_all_the_same(
+    measurements: list[Measurement], conditions: Conditions, factor: float
+) -> None:
+    chosen = policy.decide(measurements, conditions).deployment
+    faster = with_median(measurements, chosen, factor)
+
+    if chosen is not LAUNCH:
+        assert policy.decide(faster, conditions).deployment is chosen
+
+
+@given(ONE_OF_EACH, CONDITIONS, st.floats(1.0, 10.0))
+def test_a_slower_launch_never_makes_a_capture_a_launch(
+    measurements: list[Measurement], conditions: Conditions, factor: float
+) -> None:
+    chosen = policy.decide(measurements, conditions).deployment
+    slower = with_median(measurements, LAUNCH, factor)
+
+    if chosen is not LAUNCH:
+        assert policy.decide(slower, conditions).deployment is not LAUNCH
+
+
+@given(ONE_OF_EACH, CONDITIONS, st.floats(0.1, 1.0))
+def test_a_faster_launch_never_makes_a_launch_a_capture(
+    measurements: list[Measurement], conditions: Conditions, factor: float
+) -> None:
+    faster = with_median(measurements, LAUNCH, factor)
+
+    if policy.decide(measurements, conditions).deployment is LAUNCH:
+        assert policy.decide(faster, conditions).deployment is LAUNCH
+
+
+@given(ONE_OF_EACH, CONDITIONS)
+def test_what_is_captured_was_measured_enough_and_is_faster_than_launching(
+    measurements: list[Measurement], conditions: Conditions
+) -> None:
+    by_deployment = {m.deployment: m for m in measurements}
+    chosen = policy.decide(measurements, conditions)
+
+    if chosen.deployment is not LAUNCH:
+        candidate, launch = by_deployment[chosen.deployment], by_deployment[LAUNCH]
+        assert candidate.median_us < (1 - policy.MIN_GAIN) * launch.median_us
+        assert min(candidate.samples, launch.samples) >= policy.MIN_SAMPLES
+        assert chosen.final
+
+
+@given(LAUNCHES, st.sampled_from([TREES, RELOCATE]), CONDITIONS)
+def test_a_tie_is_launched(launch: Measurement, deployment: Deployment, conditions: Conditions) -> None:
+    tied = dataclasses.replace(launch, deployment=deployment)
+
+    assert policy.decide([launch, tied], conditions).deployment is LAUNCH
+
+
+@given(ONE_OF_EACH, CONDITIONS)
+def test_only_a_decision_with_enough_samples_of_two_is_final(
+    measurements: list[Measurement], conditions: Conditions
+) -> None:
+    enough = {m.deployment for m in measurements if m.samples >= policy.MIN_SAMPLES}
+
+    assert policy.decide(measurements, conditions).final == (LAUNCH in enough and len(enough) > 1)
+
+
+@given(ONE_OF_EACH)
+def test_a_backward_whose_forward_is_in_no_tree_never_runs_in_them(measurements: list[Measurement]) -> None:
+    assert decide(*measurements, forward_in_trees=False).deployment is not TREES
+
+
+@given(LAUNCHES, CANDIDATES, st.floats(1.0, 10.0))
+def test_more_noise_never_captures_more(launch: Measurement, candidate: Measurement, factor: float) -> None:
+    noisier = dataclasses.replace(candidate, mad_us=min(candidate.mad_us * factor, 1e9))
+
+    if decide(launch, candidate).deployment is LAUNCH:
+        assert decide(launch, noisier).deployment is LAUNCH
