@@ -6,24 +6,17 @@ memory and has no semantics of its own.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.messages import Decision, Deployment, Measurement
+from pygraphd.schema.policy import MIN_GAIN as MIN_GAIN
+from pygraphd.schema.policy import MIN_SAMPLES as MIN_SAMPLES
+from pygraphd.schema.policy import wins
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 POLICY_VERSION = 1
-MIN_SAMPLES = 8
-MIN_GAIN = 0.02
-"""Share of LAUNCH's time that a capture must save."""
-NOISE_FACTOR = 3.0
-"""How many standard errors of the difference of two medians a gain must exceed."""
-
-# The standard error of a median of normal data is 1.2533 sigma / sqrt(n), and sigma is 1.4826 times the median absolute
-# deviation; both constants are textbook values.
-_ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
 TOO_FEW_CALLS = "too few calls to measure"
 NO_GAIN = "no gain over LAUNCH beyond noise and 2 %"
@@ -42,21 +35,6 @@ def decide(measurements: Sequence[Measurement]) -> Decision:
     if not wins(best, launch):
         return _launch(NO_GAIN)
     return Decision(best.deployment, f"{best.deployment} is faster", POLICY_VERSION)
-
-
-def wins(candidate: Measurement, launch: Measurement) -> bool:
-    """Whether `candidate` beats `launch` by more than the noise and the minimum gain."""
-    gain = launch.median_us - candidate.median_us
-    return gain > max(MIN_GAIN * launch.median_us, NOISE_FACTOR * noise_us(candidate, launch))
-
-
-def noise_us(first: Measurement, second: Measurement) -> float:
-    """Return the standard error of the difference of two medians, in microseconds."""
-    return math.hypot(_standard_error(first), _standard_error(second))
-
-
-def _standard_error(measurement: Measurement) -> float:
-    return _ERROR_OF_MEDIAN * measurement.mad_us / math.sqrt(measurement.samples)
 
 
 def only_launch(reason: str) -> Decision:
