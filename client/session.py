@@ -31,6 +31,7 @@ from pygraphd.schema.messages import (
     Measurement,
     Record,
 )
+from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -169,6 +170,8 @@ class Session:
         watched = self._watched.pop(id(region.tally), None)
         if watched is None:
             return  # the session has been closed meanwhile
+        source = Source.MEASURED if result.measurements else Source.RULE
+        self.report.deploy(result.graph, watched.environment, result.decision, source)
         if result.measurements:
             self.report.count(measured=1)
             in_trees = result.decision.deployment is Deployment.TREES
@@ -186,7 +189,7 @@ class Session:
         unfinished: dict[Environment, list[Record]] = {}
         for watched in self._watched.values():
             decision = policy.too_few_calls(watched.tally.calls)
-            self.report.deploy(decision)
+            self.report.deploy(watched.graph, watched.environment, decision, Source.UNFINISHED)
             if watched.known_calls < watched.tally.calls:
                 unfinished.setdefault(watched.environment, []).append(Record(watched.graph, decision))
         self._watched.clear()
@@ -254,7 +257,7 @@ class Plan:
         """Return what the cache says, or a region that finds out."""
         entry = self._entries.get(graph.digest)
         if entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment):
-            return self._deploy(candidates, entry.decision)
+            return self._deploy(graph, candidates, entry.decision)
         return self._measure(graph, candidates, entry.decision if entry else None)
 
     def _leave_to_trees(self, graph: Graph, candidates: Candidates, entry: Entry | None) -> Runnable:
@@ -262,12 +265,19 @@ class Plan:
         decision = policy.only_trees(CAPTURED_DIFFERENTLY)
         if entry is None or entry.decision != decision:
             self._session.record(self._environment, [Record(graph, decision)])
-        return self._deploy(candidates, decision)
+        return self._deploy(graph, candidates, decision)
 
-    def _deploy(self, candidates: Candidates, decision: Decision) -> Runnable:
-        self._session.report.deploy(decision)
+    def _deploy(self, graph: Graph, candidates: Candidates, decision: Decision) -> Runnable:
+        self._note(graph, decision)
         self._launches |= decision.deployment is not Deployment.TREES
         return candidates.runnable(decision.deployment)
+
+    def _note(self, graph: Graph, decision: Decision) -> None:
+        """Report how a graph runs that is not measured here: as the cache has it, or by a rule that it may not know."""
+        entry = self._entries.get(graph.digest)
+        looked_up = entry is not None and entry.decision == decision
+        source = Source.CACHE if looked_up else Source.RULE
+        self._session.report.deploy(graph, self._environment, decision, source)
 
     def _measure(self, graph: Graph, candidates: Candidates, cached: Decision | None) -> Region:
         calls = cached.calls if cached is not None else 0
@@ -325,8 +335,8 @@ class Plan:
     def _only_launch(self) -> None:
         """Record that nothing but LAUNCH was to be had, and why, for each partition that the cache does not know."""
         decision = self._only_launch_decision()
-        for _ in self._graphs:
-            self._session.report.deploy(decision)
+        for graph in self._graphs:
+            self._note(graph, decision)
         unknown = [graph for graph in self._graphs if graph.digest not in self._entries]
         self._session.record(self._environment, [Record(graph, decision) for graph in unknown])
 
