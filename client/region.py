@@ -214,7 +214,6 @@ class Region:
         # The trees free a recording's memory when nobody can call it any more.
         self._candidates = None
         self._guarded(lambda: candidates.let_go_of_all_but(result.decision.deployment))
-        self._host.report.deploy(result.decision)
         self._guarded(lambda: self._on_deployed(self, self._call, result.decision.deployment))
         self._guarded(lambda: self._host.decided(self, result))
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pygraphd.schema.messages import Decision, Deployment
+from pygraphd.schema.messages import Deployment
+from pygraphd.schema.summary import SUMMARY_VERSION, Deployed, Source
+
+if TYPE_CHECKING:
+    from pygraphd.schema.keys import Environment
+    from pygraphd.schema.messages import Decision, Graph
 
 SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
+MAX_DECISIONS = 10_000
+"""Decisions that a summary lists. A job that goes on compiling only counts the rest, so that its memory is bounded."""
 _OWNER_VARIABLE = "_PYGRAPH_SUMMARY_OWNER"
 
 
@@ -26,7 +34,10 @@ class Report:
         self.lookup_ms = 0.0
         self.measuring_ms = 0.0
         self.daemon_version: str | None = None
-        self._decisions: list[Decision] = []
+        self._deployed: Counter[Deployment] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._environments: dict[str, Environment] = {}
+        self._decisions: list[Deployed] = []
 
     def count(self, **counts: int) -> None:
         """Add to the named counters.
@@ -49,16 +60,20 @@ class Report:
         with self._lock:
             self.fallbacks[reason] += 1
 
-    def deploy(self, decision: Decision) -> None:
-        """Note how one more region runs from now on."""
+    def deploy(self, graph: Graph, environment: Environment, decision: Decision, source: Source) -> None:
+        """Note how one more region runs from now on, and where that is known from."""
+        key, deployment, reason = environment.digest(), decision.deployment, decision.reason
+        deployed = Deployed(graph.digest, graph.kind, key, deployment, reason, decision.final, source)
         with self._lock:
-            self._decisions.append(decision)
+            self._deployed[deployment] += 1
+            self._reasons[reason] += 1
+            if len(self._decisions) < MAX_DECISIONS:
+                self._environments[key] = environment
+                self._decisions.append(deployed)
 
     def summary(self) -> dict[str, Any]:
         """Return the JSON object that a summary file holds."""
         with self._lock:
-            decisions = list(self._decisions)
-            deployed = Counter(decision.deployment for decision in decisions)
             names = (
                 "graphs",
                 "looked_up",
@@ -74,15 +89,18 @@ class Report:
                 "staged",
             )
             return {
-                "schema": 1,
+                "schema": SUMMARY_VERSION,
                 **{name: self.counts[name] for name in names},
-                "deployed": {deployment.value: deployed[deployment] for deployment in Deployment},
-                "reasons": dict(Counter(decision.reason for decision in decisions)),
+                "deployed": {deployment.value: self._deployed[deployment] for deployment in Deployment},
+                "reasons": dict(self._reasons),
                 "fallbacks": dict(self.fallbacks),
                 "failures": dict(self.failures),
                 "lookup_ms": round(self.lookup_ms, 3),
                 "measuring_ms": round(self.measuring_ms, 3),
                 "daemon": {"version": self.daemon_version},
+                "environments": {key: each.factors() for key, each in self._environments.items()},
+                "decisions": [dataclasses.asdict(each) for each in self._decisions],
+                "decisions_left_out": self._deployed.total() - len(self._decisions),
             }
 
 

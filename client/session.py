@@ -32,6 +32,7 @@ from pygraphd.schema.messages import (
     Record,
 )
 from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -196,6 +197,8 @@ class Session:
         if watched is None:
             return  # the session has been closed meanwhile
         self._claims.remove(watched.interest)
+        environment = watched.interest.environment
+        self.report.deploy(result.graph, environment, result.decision, _source(result))
         if result.adopted:
             self.report.count(adopted=1)
             return
@@ -204,7 +207,7 @@ class Session:
             if region.graph.kind is not Kind.BACKWARD:
                 self._note_forward(watched.interest.family, result.decision.deployment)
         record = Record(result.graph, result.decision, result.measurements, result.conditions)
-        self.record(watched.interest.environment, [record])
+        self.record(environment, [record])
 
     def _note_forward(self, family: int, deployment: Deployment) -> None:
         """Note how a part of a forward runs: it is in trees if all its parts are."""
@@ -220,14 +223,15 @@ class Session:
         """Record what was called too seldom to be measured; the last thing a process does here."""
         unfinished: dict[Environment, list[Record]] = {}
         for watched in self._watched.values():
-            if self._claims.is_left_to_others(watched.interest):
-                self.report.deploy(policy.not_measured(policy.LEFT_TO_OTHERS, watched.tally.calls))
-                continue
-            decision = policy.too_few_calls(watched.tally.calls)
-            self.report.deploy(decision)
-            if watched.known_calls < watched.tally.calls:
+            environment, calls = watched.interest.environment, watched.tally.calls
+            left = self._claims.is_left_to_others(watched.interest)
+            decision = (
+                policy.not_measured(policy.LEFT_TO_OTHERS, calls) if left else policy.too_few_calls(calls)
+            )
+            self.report.deploy(watched.graph, environment, decision, Source.UNFINISHED)
+            if not left and watched.known_calls < calls:
                 record = Record(watched.graph, decision)
-                unfinished.setdefault(watched.interest.environment, []).append(record)
+                unfinished.setdefault(environment, []).append(record)
         self._watched.clear()
         for environment, records in unfinished.items():
             self.record(environment, records)
@@ -294,7 +298,7 @@ class Plan:
         """Return what the cache says, or a region that finds out."""
         entry = self._entries.get(graph.digest)
         if entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment):
-            return self._deploy(candidates, entry.decision)
+            return self._deploy(graph, candidates, entry.decision)
         return self._measure(graph, candidates, entry.decision if entry else None)
 
     def _leave_to_trees(self, graph: Graph, candidates: Candidates, entry: Entry | None) -> Runnable:
@@ -302,12 +306,19 @@ class Plan:
         decision = policy.only_trees(CAPTURED_DIFFERENTLY)
         if entry is None or entry.decision != decision:
             self._session.record(self._environment, [Record(graph, decision)])
-        return self._deploy(candidates, decision)
+        return self._deploy(graph, candidates, decision)
 
-    def _deploy(self, candidates: Candidates, decision: Decision) -> Runnable:
-        self._session.report.deploy(decision)
+    def _deploy(self, graph: Graph, candidates: Candidates, decision: Decision) -> Runnable:
+        self._note(graph, decision)
         self._launches |= decision.deployment is not Deployment.TREES
         return candidates.runnable(decision.deployment)
+
+    def _note(self, graph: Graph, decision: Decision) -> None:
+        """Report how a graph runs that is not measured here: as the cache has it, or by a rule that it may not know."""
+        entry = self._entries.get(graph.digest)
+        looked_up = entry is not None and entry.decision == decision
+        source = Source.CACHE if looked_up else Source.RULE
+        self._session.report.deploy(graph, self._environment, decision, source)
 
     def _measure(self, graph: Graph, candidates: Candidates, cached: Decision | None) -> Region:
         calls = cached.calls if cached is not None else 0
@@ -366,8 +377,8 @@ class Plan:
     def _only_launch(self) -> None:
         """Record that nothing but LAUNCH was to be had, and why, for each partition that the cache does not know."""
         decision = self._only_launch_decision()
-        for _ in self._graphs:
-            self._session.report.deploy(decision)
+        for graph in self._graphs:
+            self._note(graph, decision)
         unknown = [graph for graph in self._graphs if graph.digest not in self._entries]
         self._session.record(self._environment, [Record(graph, decision) for graph in unknown])
 
@@ -397,6 +408,12 @@ class Plan:
         if not self._open and not self._launches and self._without_realign is not None:
             _torch.replace_callable(compiled, *self._without_realign)
         _torch.replace_callable(compiled, region, runnable)
+
+
+def _source(result: Decided) -> Source:
+    if result.adopted:
+        return Source.CACHE
+    return Source.MEASURED if result.measurements else Source.RULE
 
 
 def relocation_wanted() -> bool:

@@ -1,4 +1,4 @@
-"""The commands of `pygraphd cache`: look at entries, show, delete or derive them anew. None of them starts the daemon."""
+"""The commands of `pygraphd cache`: look at entries, explain, delete or derive them anew. None of them starts the daemon."""
 
 from __future__ import annotations
 
@@ -68,6 +68,26 @@ def show(
     with Catalogue(locate().database) as catalogue:
         details = catalogue.show(entry)
     _say(render.as_json(details.as_json()) if json else render.entry_text(details))
+
+
+@cache.command()
+def explain(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="GRAPH|SUMMARY",
+            help="The first digits of a graph or of an entry's id, or a file written for PYGRAPH_SUMMARY.",
+        ),
+    ],
+    json: _AsJson = False,
+) -> None:
+    """Say why graphs run as they do: the figures compared, why others lost, what differs where one was not known."""
+    from pygraphd import render
+    from pygraphd.explain import explain as explain_target
+    from pygraphd.render_explanations import answer_text
+
+    answer = explain_target(target, locate())
+    _say(render.as_json(answer.as_json()) if json else answer_text(answer))
 
 
 @cache.command()

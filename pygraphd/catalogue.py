@@ -29,6 +29,7 @@ _ENTRY = (
     tables.Decision.calls,
     tables.Decision.uid,
     tables.Decision.created_at,
+    tables.Decision.measured_at,
     tables.Decision.hits,
     tables.Decision.last_hit,
     tables.Decision.environment,
@@ -93,7 +94,27 @@ class Catalogue:
 
     def show(self, prefix: str) -> EntryDetails:
         """Return the one entry whose id, or graph digest, begins with `prefix`; raises UsageError otherwise."""
-        entry = self._one(prefix)
+        return self._details(self._one(prefix))
+
+    def of_graph(self, graph: str) -> list[EntryDetails]:
+        """Return the entries of one graph (its whole digest), one for each environment, newest first."""
+        return self._all_details(tables.Decision.graph == graph, graph)
+
+    def of_prefix(self, prefix: str) -> list[EntryDetails]:
+        """Return the entries, newest first, whose id or graph begins with `prefix`; UsageError if they are of several graphs."""
+        found = self._rows(_select_entries().where(_begins_with(prefix)))
+        digests = sorted({row["graph"] for row in found})
+        if len(digests) > 1:
+            raise UsageError(f"{prefix}: {_ambiguous(digests, 'graphs')} or of a GRAPH")
+        return self._all_details(_begins_with(prefix), digests[0]) if digests else []
+
+    def _all_details(self, where: sa.ColumnElement[bool], graph: str) -> list[EntryDetails]:
+        query = _select_entries().where(where)
+        rows = self._rows(query.order_by(tables.Decision.created_at.desc(), tables.Decision.id))
+        medians = self._medians(graph)
+        return [self._details(_entry(row, medians)) for row in rows]
+
+    def _details(self, entry: CachedEntry) -> EntryDetails:
         environment, graph = entry.facts["environment"], entry.facts["graph"]
         factors = self._rows(
             sa.select(*_columns(tables.Environment)).where(tables.Environment.id == environment)
@@ -110,14 +131,16 @@ class Catalogue:
                 f"{prefix}: no entry has an id or graph that begins so; see: pygraphd cache inspect"
             )
         if len(rows) > 1:
-            raise UsageError(f"{prefix}: {_ambiguous([row['id'] for row in rows])}")
+            raise UsageError(f"{prefix}: {_ambiguous([row['id'] for row in rows], 'entries')}")
         return _entry(rows[0], self._medians())
 
-    def _medians(self) -> dict[tuple[str, str], dict[str, float]]:
-        """Return the newest medians by entry and deployment."""
+    def _medians(self, graph: str = "") -> dict[tuple[str, str], dict[str, float]]:
+        """Return the newest medians by entry and deployment, of one graph or of all."""
         measurement = tables.Measurement
         key = (measurement.environment, measurement.graph, measurement.deployment)
         newest = sa.select(sa.func.max(measurement.id)).group_by(*key)
+        if graph:
+            newest = newest.where(measurement.graph == graph)
         medians: dict[tuple[str, str], dict[str, float]] = {}
         for row in self._rows(sa.select(*key, measurement.median_us).where(measurement.id.in_(newest))):
             medians.setdefault((row["environment"], row["graph"]), {})[row["deployment"]] = row["median_us"]
@@ -154,9 +177,10 @@ def _begins_with(prefix: str) -> sa.ColumnElement[bool]:
     )
 
 
-def _ambiguous(ids: list[str]) -> str:
-    shown = ", ".join(entry_id[:12] for entry_id in ids[:5])
-    return f"begins the id or graph of {len(ids)} entries ({shown}{', ...' if len(ids) > 5 else ''}): give more digits of an ID"
+def _ambiguous(digests: list[str], what: str) -> str:
+    shown = ", ".join(digest[:12] for digest in digests[:5])
+    more = ", ..." if len(digests) > 5 else ""
+    return f"begins the id or graph of {len(digests)} {what} ({shown}{more}): give more digits of an ID"
 
 
 def _entry(facts: dict[str, Any], medians: dict[tuple[str, str], dict[str, float]]) -> CachedEntry:

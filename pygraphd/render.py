@@ -44,6 +44,8 @@ _RIGHT = frozenset(
         "SPAN us",
     }
 )
+FIGURES = ("DEPLOYMENT", "SAMPLES", "MEDIAN us", "MAD us", "HOST us", "SPAN us", "GPU BUSY")
+"""The columns of `figure_cells`."""
 
 
 def as_json(value: object) -> str:
@@ -93,7 +95,7 @@ def status_text(status: Status) -> str:
 
 def prune_text(answer: PruneAnswer) -> str:
     """Return what a prune did, or would do."""
-    what = f"{_plural(answer.entries, 'entry', 'entries')} and {_plural(answer.measurements, 'measurement', 'measurements')}"
+    what = f"{plural(answer.entries, 'entry', 'entries')} and {plural(answer.measurements, 'measurement', 'measurements')}"
     if answer.dry_run:
         return f"would delete {what}"
     return f"deleted {what}, {answer.freed_bytes / 1024:.0f} KiB freed"
@@ -101,7 +103,7 @@ def prune_text(answer: PruneAnswer) -> str:
 
 def rederive_text(answer: RederiveAnswer) -> str:
     """Return what a derivation changed, or would change, and what it left alone for which reason."""
-    looked_at = _plural(answer.entries, "entry", "entries")
+    looked_at = plural(answer.entries, "entry", "entries")
     facts = [("looked at", f"{looked_at} with measurements, policy {answer.policy}")]
     facts.extend((f"{each.before} -> {each.after}", str(each.entries)) for each in answer.changed)
     facts.append(("renewed", f"{answer.renewed} with the same deployment"))
@@ -111,6 +113,25 @@ def rederive_text(answer: RederiveAnswer) -> str:
     if answer.dry_run:
         facts.append(("dry run", "nothing was written"))
     return pairs(facts)
+
+
+def kind_text(facts: dict[str, object]) -> str:
+    """Return which part of a compiled module a graph is."""
+    partition = int(str(facts["partition"])) + 1
+    return f"{facts['kind']}, partition {partition} of {facts['partitions']}, {facts['operators']} operators"
+
+
+def figure_cells(row: dict[str, object]) -> tuple[str, ...]:
+    """Return what one measurement found, as a line of a table."""
+    times = (f"{row[name]:.1f}" for name in ("median_us", "mad_us", "host_us", "span_us"))
+    busy = row["busy"]
+    assert isinstance(busy, float)
+    return (str(row["deployment"]), str(row["samples"]), *times, f"{busy:.0%}")
+
+
+def plural(count: int, one: str, many: str) -> str:
+    """Return a count with its noun."""
+    return f"{count} {one if count == 1 else many}"
 
 
 def pairs(facts: Sequence[tuple[str, str]]) -> str:
@@ -189,10 +210,7 @@ def _entry_facts(facts: dict[str, object], now: float) -> list[tuple[str, str]]:
     return [
         ("entry", str(facts["id"])),
         ("graph", str(facts["graph"])),
-        (
-            "kind",
-            f"{facts['kind']}, partition {int(str(facts['partition'])) + 1} of {facts['partitions']}, {facts['operators']} operators",
-        ),
+        ("kind", kind_text(facts)),
         ("deployment", f"{facts['deployment']}{not_final}"),
         ("reason", str(facts["reason"])),
         (
@@ -210,30 +228,15 @@ def _environment_facts(environment: dict[str, object]) -> list[tuple[str, str]]:
 def _measured(details: EntryDetails, now: float) -> str:
     if not details.measurements:
         return "no measurements"
-    header = (
-        "DEPLOYMENT",
-        "SAMPLES",
-        "MEDIAN us",
-        "MAD us",
-        "HOST us",
-        "SPAN us",
-        "GPU BUSY",
-        "HOST",
-        "VERSION",
-        "UID",
-        "AGE",
-    )
+    header = (*FIGURES, "HOST", "VERSION", "UID", "AGE")
     return table(header, [_measurement_cells(row, now) for row in details.measurements])
 
 
 def _measurement_cells(row: dict[str, object], now: float) -> tuple[str, ...]:
-    times = (f"{row[name]:.1f}" for name in ("median_us", "mad_us", "host_us", "span_us"))
-    measured_at, busy = row["measured_at"], row["busy"]
+    measured_at = row["measured_at"]
     assert isinstance(measured_at, float)
-    assert isinstance(busy, float)
     origin = (str(row["host"]), str(row["version"]), str(row["uid"]))
-    age = human_duration(now - measured_at)
-    return (str(row["deployment"]), str(row["samples"]), *times, f"{busy:.0%}", *origin, age)
+    return (*figure_cells(row), *origin, human_duration(now - measured_at))
 
 
 def _running(status: Status) -> str:
@@ -246,7 +249,3 @@ def _setting(setting: dict[str, object]) -> str:
     value = setting["value"]
     assert isinstance(value, int | float)
     return f"{human_duration(value) if value else 'never'} ({setting['origin']})"
-
-
-def _plural(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

@@ -316,6 +316,11 @@ def decode(kind: type[_M], data: bytes) -> _M:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidMessageError(f"not JSON: {error}") from error
+    return read(kind, value)
+
+
+def read(kind: type[_M], value: object) -> _M:
+    """Return the object of type `kind` that a JSON value describes; raises InvalidMessageError for anything else."""
     built = reader(cast(Any, kind))(kind.__name__, value)
     assert isinstance(built, kind)
     return built

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.client.conftest import TRAINING, Run
+from tests.client.conftest import TRAINING, Run, digests
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +40,25 @@ def test_a_cold_compile_and_both_cache_hits_are_hooked_and_have_the_same_keys(ru
         assert outcome.summary["deployed"] == {"LAUNCH": 3, "TREES": 0, "RELOCATE": 0}
         assert outcome.summary["reasons"] == {"no CUDA device": 3}
         assert outcome.summary["measured"] == 0
+
+
+def test_the_summary_says_of_each_graph_how_it_ran_and_whether_that_was_known(
+    run: Run, tmp_path: Path
+) -> None:
+    program = TRAINING.format(arguments="")
+    first = run(program, PYGRAPHD_HOME=str(tmp_path / "home"))
+    second = run(program, PYGRAPHD_HOME=str(tmp_path / "home"))
+
+    for outcome, source in ((first, "rule"), (second, "cache")):
+        (environment,) = outcome.summary["environments"]
+        assert outcome.summary["environments"][environment]["gpu"] == "none"
+        decisions = outcome.summary["decisions"]
+        assert {each["kind"]: each["graph"] for each in decisions} == digests(tmp_path / "home")
+        assert {each["environment"] for each in decisions} == {environment}
+        assert {
+            (each["deployment"], each["reason"], each["final"], each["source"]) for each in decisions
+        } == {("LAUNCH", "no CUDA device", True, source)}
+        assert outcome.summary["decisions_left_out"] == 0
 
 
 def test_the_mode_is_part_of_the_key_on_every_path(run: Run) -> None:

@@ -108,6 +108,10 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
         yield Session(locate({"PYGRAPHD_HOME": str(tmp_path)}))
 
 
+def sources(session: Session) -> set[tuple[str, str]]:
+    return {(each["deployment"], each["source"]) for each in session.report.summary()["decisions"]}
+
+
 def run(forward: Compiled, backward: Compiled, steps: int = ENOUGH) -> list[tuple[Any, Any]]:
     x = torch.ones(1)
     return [(forward.current_callable([x]), backward.current_callable([x])) for _ in range(steps)]
@@ -130,6 +134,7 @@ def test_all_parts_are_decided_and_ours_are_gone(session: Session) -> None:
     slots = forward.compiled_fn_runner.partitions + backward.compiled_fn_runner.partitions
     assert not any(isinstance(slot, region.Region) for slot in slots)
     assert session.report.counts["measured"] == 5
+    assert sources(session) == {("TREES", "measured")}
     assert session.report.failures.keys() <= {"daemon: no daemon"}
 
 
@@ -143,6 +148,7 @@ def test_the_next_session_is_told_and_measures_nothing(session: Session) -> None
 
     assert run(forward, backward, 3) == [(["captured"] * 2, ["captured"])] * 3
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (3, 0)
+    assert sources(second) == {("TREES", "cache")}
     assert forward.current_callable == forward.call
 
 
@@ -258,6 +264,7 @@ def test_a_program_that_ends_early_says_how_often_it_called(session: Session) ->
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
     assert second.report.counts["spooled"] == 0
     assert second.report.summary()["deployed"]["LAUNCH"] == 2
+    assert sources(session) == sources(second) == {("LAUNCH", "unfinished")}
 
 
 def test_attention_that_saves_its_state_elsewhere_if_captured_is_left_to_the_trees(
@@ -277,6 +284,7 @@ def test_attention_that_saves_its_state_elsewhere_if_captured_is_left_to_the_tre
     second = Session(session.locations)
     compile_once(second, 1, backward=False, box=box, text=text)
     assert (second.report.counts["hits"], second.report.counts["spooled"]) == (1, 0)
+    assert (sources(session), sources(second)) == ({("TREES", "rule")}, {("TREES", "cache")})
 
 
 # --- relocatable graphs ------------------------------------------------------------------------------------------

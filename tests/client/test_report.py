@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.client import report
-from pygraphd.schema.messages import Decision, Deployment
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import Decision, Deployment, Graph, Kind
+from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+GRAPH = Graph("a" * 64, Kind.BACKWARD, 0, 1, 17)
+ENVIRONMENT = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
+NO_DEVICE = Decision(Deployment.LAUNCH, "no CUDA device", 1)
 
 
 @pytest.fixture
@@ -26,9 +32,9 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def filled() -> report.Report:
     made = report.Report()
     made.count(graphs=3, looked_up=3, hits=1, misses=2)
-    made.deploy(Decision(Deployment.LAUNCH, "no CUDA device", 1))
-    made.deploy(Decision(Deployment.LAUNCH, "no CUDA device", 1))
-    made.deploy(Decision(Deployment.TREES, "TREES is faster", 1))
+    made.deploy(GRAPH, ENVIRONMENT, NO_DEVICE, Source.RULE)
+    made.deploy(GRAPH, ENVIRONMENT, NO_DEVICE, Source.CACHE)
+    made.deploy(GRAPH, ENVIRONMENT, Decision(Deployment.TREES, "TREES is faster", 1), Source.MEASURED)
     made.fail("daemon: no daemon")
     return made
 
@@ -55,6 +61,45 @@ def test_the_summary_has_the_promised_fields(target: Path) -> None:
     }
     assert summary["failures"] == {"daemon: no daemon": 1}
     assert list(target.parent.iterdir()) == [target]
+
+
+def test_the_summary_says_how_each_graph_ran_and_where() -> None:
+    made = report.Report()
+    made.deploy(
+        GRAPH,
+        ENVIRONMENT,
+        Decision(Deployment.LAUNCH, "too few calls", 1, final=False, calls=3),
+        Source.UNFINISHED,
+    )
+
+    summary = json.loads(json.dumps(made.summary()))
+
+    environment = ENVIRONMENT.digest()
+    assert summary["environments"] == {environment: ENVIRONMENT.factors()}
+    assert summary["decisions"] == [
+        {
+            "graph": "a" * 64,
+            "kind": "backward",
+            "environment": environment,
+            "deployment": "LAUNCH",
+            "reason": "too few calls",
+            "final": False,
+            "source": "unfinished",
+        }
+    ]
+    assert summary["decisions_left_out"] == 0
+
+
+def test_a_job_that_never_stops_compiling_only_counts_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MAX_DECISIONS", 3)
+    made = report.Report()
+    for _ in range(5):
+        made.deploy(GRAPH, ENVIRONMENT, NO_DEVICE, Source.RULE)
+
+    summary = made.summary()
+
+    assert (len(summary["decisions"]), summary["decisions_left_out"]) == (3, 2)
+    assert summary["deployed"]["LAUNCH"] == summary["reasons"]["no CUDA device"] == 5
 
 
 def test_a_child_with_graphs_writes_beside_its_parent(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

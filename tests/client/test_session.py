@@ -109,7 +109,9 @@ def test_an_undecided_region_goes_with_its_model_and_is_remembered(session: Sess
     assert gone() is None
     session.close()
 
-    assert session.report.summary()["reasons"] == {TOO_FEW_CALLS: 1}
+    (decision,) = session.report.summary()["decisions"]
+    assert (decision["graph"], decision["environment"]) == ("a" * 64, ENVIRONMENT.digest())
+    assert (decision["reason"], decision["source"]) == (TOO_FEW_CALLS, "unfinished")
     assert session.report.counts["spooled"] == 1
 
 

@@ -56,6 +56,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("cache", "show"),
         ("cache", "rederive", "everything"),
         ("cache", "rederive", "--gpu", "H200"),
+        ("cache", "explain"),
         ("status", "--xml"),
         ("start", "now"),
     ],
@@ -75,7 +76,16 @@ def test_no_command_prints_help(words: tuple[str, ...], capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    "words", [("start",), ("cache",), ("cache", "prune"), ("cache", "rederive"), ("run",), ("status",)]
+    "words",
+    [
+        ("start",),
+        ("cache",),
+        ("cache", "prune"),
+        ("cache", "explain"),
+        ("cache", "rederive"),
+        ("run",),
+        ("status",),
+    ],
 )
 def test_each_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert _pygraphd(*words, "--help") == 0
@@ -126,6 +136,23 @@ def test_show(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry["id"] in capsys.readouterr().out
     assert _pygraphd("cache", "show", "zzz") == 2
     assert "no entry has an id or graph" in capsys.readouterr().err
+
+
+def test_explain(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    _pygraphd("cache", "inspect", "--json", "--gpu", "a100")
+    graph = json.loads(capsys.readouterr().out)["entries"][0]["graph"]
+    assert _pygraphd("cache", "explain", graph[:10], "--json") == 0
+    assert [each["graph"] for each in json.loads(capsys.readouterr().out)["graphs"]] == [graph]
+    assert _pygraphd("cache", "explain", graph[:10]) == 0
+    assert "not chosen   RELOCATE: not measured" in capsys.readouterr().out
+    assert _pygraphd("cache", "explain", __file__) == 2
+    assert "test_cli.py: is no summary that can be explained" in capsys.readouterr().err
+
+
+def test_explain_of_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd("cache", "explain", "ab") == 1
+    assert "there is no cache yet" in capsys.readouterr().err
+    assert not locations.database.exists()
 
 
 def test_prune_without_a_filter_is_refused(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:

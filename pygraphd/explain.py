@@ -1,0 +1,230 @@
+"""What `pygraphd cache explain` knows: for each graph, how it ran, what that rests on, and where else it is known.
+
+Facts only; `render_explanations` puts them into words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pygraphd import spool, summaries
+from pygraphd.catalogue import CachedEntry, Catalogue
+from pygraphd.errors import UsageError
+from pygraphd.rejections import why_rejected
+from pygraphd.schema.messages import Deployment, Measurement
+from pygraphd.schema.summary import Deployed, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.catalogue import EntryDetails
+    from pygraphd.schema.locations import Locations
+    from pygraphd.summaries import Summary
+
+APART = "measured at another time, so not weighed"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One deployment's measurement, as the cache has it; `weighed` if it is one of those that the decision compared."""
+
+    measurement: dict[str, Any]
+    weighed: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the measurement as in `cache show --json`, and whether it was weighed."""
+        return {**self.measurement, "weighed": self.weighed}
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A deployment that was not chosen, and why."""
+
+    deployment: Deployment
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A factor of the environment that is not the same there (where the graph is known) and here."""
+
+    factor: str
+    there: str | int
+    here: str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The nearest other environment in which the graph is known: fewest factors differ, of these the newest decision."""
+
+    entry: CachedEntry
+    differences: tuple[Difference, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry there, and each factor that differs."""
+        return {
+            "entry": self.entry.as_json(),
+            "differences": [dataclasses.asdict(difference) for difference in self.differences],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One graph in one environment.
+
+    `ran` is what the program says (None if no summary was given), `times` how often it says so, `entry` what the cache
+    says; `nearest` is looked for where the program did not find the graph, or the cache does not know it.
+    """
+
+    graph: str
+    kind: str
+    environment: str
+    factors: dict[str, str | int]
+    ran: Deployed | None
+    times: int
+    entry: CachedEntry | None
+    figures: tuple[Figure, ...] = ()
+    rejected: tuple[Rejection, ...] = ()
+    nearest: Neighbour | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one item of `cache explain --json`."""
+        return {
+            "graph": self.graph,
+            "kind": self.kind,
+            "environment": {"id": self.environment, **self.factors},
+            "ran": None if self.ran is None else {**_how(self.ran), "times": self.times},
+            "entry": self.entry and self.entry.as_json(),
+            "figures": [figure.as_json() for figure in self.figures],
+            "rejected": [dataclasses.asdict(rejection) for rejection in self.rejected],
+            "nearest": self.nearest and self.nearest.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All explanations; how many graphs the summary leaves out, and how many files no daemon has taken in yet."""
+
+    explanations: tuple[Explanation, ...]
+    left_out: int
+    spool_waiting: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `cache explain --json` prints."""
+        return {
+            "schema": 1,
+            "graphs": [explanation.as_json() for explanation in self.explanations],
+            "left_out": self.left_out,
+            "spool_waiting": self.spool_waiting,
+        }
+
+
+def explain(target: str, locations: Locations) -> Answer:
+    """Explain the graphs of a summary file, else the graph that `target` is the beginning of; raises CommandError."""
+    waiting = spool.state(locations.spool).waiting
+    if summaries.is_file(target):
+        summary = summaries.read_summary(Path(target))
+        with Catalogue(locations.database) as catalogue:
+            return Answer(explain_summary(summary, catalogue), summary.left_out, waiting)
+    with Catalogue(locations.database) as catalogue:
+        found = catalogue.of_prefix(target)
+    if not found:
+        raise UsageError(
+            f"{target}: is no file, and no entry has an id or graph that begins so; see: pygraphd cache inspect"
+        )
+    return Answer(tuple(map(explain_entry, found)), 0, waiting)
+
+
+def explain_summary(summary: Summary, catalogue: Catalogue) -> tuple[Explanation, ...]:
+    """Explain each graph of a summary, in its order; what ran alike more than once is explained once."""
+    times = Counter(summary.decisions)
+    known = {graph: catalogue.of_graph(graph) for graph in {ran.graph for ran in times}}
+    return tuple(
+        _explain_run(ran, count, summary.environments[ran.environment].factors(), known[ran.graph])
+        for ran, count in times.items()
+    )
+
+
+def explain_entry(details: EntryDetails) -> Explanation:
+    """Explain what the cache says of one graph in one environment."""
+    facts = details.entry.facts
+    figures = _figures(details)
+    return Explanation(
+        graph=facts["graph"],
+        kind=facts["kind"],
+        environment=facts["environment"],
+        factors={name: value for name, value in details.environment.items() if name != "id"},
+        ran=None,
+        times=0,
+        entry=details.entry,
+        figures=figures,
+        rejected=_rejected(facts["deployment"], figures),
+    )
+
+
+def _explain_run(
+    ran: Deployed, times: int, factors: dict[str, str | int], known: Sequence[EntryDetails]
+) -> Explanation:
+    here = next((each for each in known if each.entry.facts["environment"] == ran.environment), None)
+    if here is None:
+        nearest = _nearest(factors, known)
+        return Explanation(ran.graph, ran.kind, ran.environment, factors, ran, times, None, nearest=nearest)
+    # Why the program did not find what is known now: at that time it was known, if at all, in another environment.
+    before = [each for each in known if each.entry.facts["created_at"] < here.entry.facts["created_at"]]
+    nearest = None if ran.source is Source.CACHE else _nearest(factors, before)
+    return dataclasses.replace(explain_entry(here), ran=ran, times=times, nearest=nearest)
+
+
+def _nearest(here: dict[str, str | int], known: Sequence[EntryDetails]) -> Neighbour | None:
+    neighbours = [Neighbour(each.entry, _differences(each.environment, here)) for each in known]
+    return min(
+        neighbours,
+        key=lambda each: (len(each.differences), -each.entry.facts["created_at"]),
+        default=None,
+    )
+
+
+def _differences(there: dict[str, Any], here: dict[str, str | int]) -> tuple[Difference, ...]:
+    return tuple(Difference(name, there[name], value) for name, value in here.items() if there[name] != value)
+
+
+def _figures(details: EntryDetails) -> tuple[Figure, ...]:
+    """Return for each deployment the measurement that was weighed, else its newest."""
+    weighed = {row["deployment"]: row for row in _measured_together(details)}
+    newest = {row["deployment"]: row for row in reversed(details.measurements)}
+    rows = newest | weighed
+    return tuple(Figure(rows[name], name in weighed) for name in Deployment if name in rows)
+
+
+def _measured_together(details: EntryDetails) -> list[dict[str, Any]]:
+    """Return the measurements that the decision rests on; if there are none, the newest that came together."""
+    rows, moment = details.measurements, details.entry.facts["measured_at"]
+    with_decision = [row for row in rows if row["measured_at"] == moment]
+    return with_decision or [row for row in rows if row["measured_at"] == rows[0]["measured_at"]]
+
+
+def _rejected(chosen: str, figures: Sequence[Figure]) -> tuple[Rejection, ...]:
+    weighed = {each.deployment: each for each in map(_measurement, figures) if each}
+    apart = {figure.measurement["deployment"] for figure in figures if not figure.weighed}
+    return tuple(
+        Rejection(other, APART if other in apart else why_rejected(other, Deployment(chosen), weighed))
+        for other in Deployment
+        if other != chosen
+    )
+
+
+def _measurement(figure: Figure) -> Measurement | None:
+    """Return a figure as the policy takes it, if it was weighed."""
+    if not figure.weighed:
+        return None
+    names = (field.name for field in dataclasses.fields(Measurement))
+    values = {name: figure.measurement[name] for name in names}
+    return Measurement(**{**values, "deployment": Deployment(values["deployment"])})
+
+
+def _how(ran: Deployed) -> dict[str, Any]:
+    return {name: getattr(ran, name) for name in ("deployment", "reason", "final", "source")}

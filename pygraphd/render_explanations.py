@@ -1,0 +1,143 @@
+"""How `pygraphd cache explain` puts its answer into words: a block for each graph, with a table where there are figures."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from pygraphd import render
+from pygraphd.durations import human_duration
+from pygraphd.schema.summary import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pygraphd.catalogue import CachedEntry
+    from pygraphd.explain import Answer, Explanation, Figure, Neighbour, Rejection
+    from pygraphd.schema.summary import Deployed
+
+_DIGITS = 12
+_SOURCES = {
+    Source.CACHE: "looked up in the cache",
+    Source.MEASURED: "measured by this program",
+    Source.RULE: "a rule; nothing was measured",
+    Source.UNFINISHED: "unfinished; the program ended before it was decided",
+}
+_UNKNOWN = "not known in any environment; recorded when a program that compiles it runs long enough"
+
+
+def answer_text(answer: Answer, now: float | None = None) -> str:
+    """Return the explanations, and what they leave out."""
+    moment = time.time() if now is None else now
+    blocks = [_explanation(each, moment) for each in answer.explanations]
+    return "\n\n".join([*(blocks or ["no graphs: the program compiled none"]), *_remarks(answer)])
+
+
+def _remarks(answer: Answer) -> Iterator[str]:
+    if answer.left_out:
+        yield f"and {answer.left_out} more, which the summary only counts"
+    if answer.spool_waiting:
+        files = render.plural(answer.spool_waiting, "file", "files")
+        yield f"{files} of results not in the cache yet; take them in with: pygraphd start"
+
+
+def _explanation(explanation: Explanation, now: float) -> str:
+    facts = [
+        ("graph", explanation.graph),
+        ("kind", _kind(explanation)),
+        ("environment", _environment(explanation)),
+        *_said(explanation, now),
+        *_nearest(explanation.nearest, now),
+        *_measured(explanation.figures, now),
+        *_not_chosen(explanation.rejected),
+    ]
+    text = render.pairs(facts)
+    return f"{text}\n{_table(explanation.figures)}" if explanation.figures else text
+
+
+def _kind(explanation: Explanation) -> str:
+    if explanation.entry is None:
+        return explanation.kind
+    return render.kind_text(explanation.entry.facts)
+
+
+def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
+    """Yield what the program says and what the cache says, the latter without its reason where it is the same."""
+    ran, entry = explanation.ran, explanation.entry
+    if ran is not None:
+        times = f" ({explanation.times} times)" if explanation.times > 1 else ""
+        yield "ran as", f"{_deployment(ran.deployment, ran.final)}: {ran.reason}{times}"
+        yield "source", _SOURCES[ran.source]
+    if entry is None:
+        yield "cache", _UNKNOWN if explanation.nearest is None else "not known in this environment"
+    elif ran is not None and _agree(ran, entry):
+        yield "cache", f"the same, decided {_decided(entry, now)}"
+    else:
+        facts = entry.facts
+        yield "cache", f"{_deployment(facts['deployment'], facts['final'])}: {facts['reason']}"
+        yield "decided", _decided(entry, now)
+
+
+def _agree(ran: Deployed, entry: CachedEntry) -> bool:
+    return all(getattr(ran, name) == entry.facts[name] for name in ("deployment", "reason", "final"))
+
+
+def _deployment(name: str, final: bool) -> str:
+    return name if final else f"{name}?"
+
+
+def _decided(entry: CachedEntry, now: float) -> str:
+    return f"{human_duration(now - entry.facts['created_at'])} ago by uid {entry.facts['uid']}"
+
+
+def _environment(explanation: Explanation) -> str:
+    factors = (f"{name} {value}" for name, value in explanation.factors.items() if value)
+    return f"{explanation.environment[:_DIGITS]} ({', '.join(factors)})"
+
+
+def _nearest(nearest: Neighbour | None, now: float) -> Iterator[tuple[str, str]]:
+    if nearest is None:
+        return
+    facts = nearest.entry.facts
+    there = (
+        f"{_deployment(facts['deployment'], facts['final'])} there, decided {_decided(nearest.entry, now)}"
+    )
+    changes = (f"{each.factor} {_value(each.there)} -> {_value(each.here)}" for each in nearest.differences)
+    yield "nearest", f"environment {facts['environment'][:_DIGITS]} ({there})"
+    yield "differs in", ", ".join(changes) or "no factor: its key is of another version"
+
+
+def _value(factor: str | int) -> str:
+    return str(factor) or "none"
+
+
+def _measured(figures: Sequence[Figure], now: float) -> Iterator[tuple[str, str]]:
+    for origin, deployments in _grouped((_origin(each, now), _deployment_of(each)) for each in figures):
+        yield "measured", f"{deployments}: {origin}"
+
+
+def _origin(figure: Figure, now: float) -> str:
+    row = figure.measurement
+    age = human_duration(now - row["measured_at"])
+    return f"{age} ago on {row['host']} by uid {row['uid']}, pygraphd {row['version']}"
+
+
+def _deployment_of(figure: Figure) -> str:
+    return str(figure.measurement["deployment"])
+
+
+def _not_chosen(rejected: Sequence[Rejection]) -> Iterator[tuple[str, str]]:
+    for reason, deployments in _grouped((each.reason, each.deployment.value) for each in rejected):
+        yield "not chosen", f"{deployments}: {reason}"
+
+
+def _grouped(items: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield each text once, with all names that it goes for."""
+    names: dict[str, list[str]] = {}
+    for text, name in items:
+        names.setdefault(text, []).append(name)
+    return ((text, ", ".join(some)) for text, some in names.items())
+
+
+def _table(figures: Sequence[Figure]) -> str:
+    return render.table(render.FIGURES, [render.figure_cells(each.measurement) for each in figures])

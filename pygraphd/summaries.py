@@ -1,0 +1,73 @@
+"""Reading the summary that a program left (`PYGRAPH_SUMMARY=FILE`): which graphs ran how, and in which environments."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pygraphd.errors import UsageError
+from pygraphd.schema.checks import InvalidMessageError, check_int
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import MAX_COUNT, read
+from pygraphd.schema.summary import SUMMARY_VERSION, Deployed
+
+MAX_BYTES = 64 * 2**20
+"""Several times what a client writes at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a summary says of its graphs; `environments` has each that a decision names, `left_out` counts decisions unlisted."""
+
+    environments: dict[str, Environment]
+    decisions: tuple[Deployed, ...]
+    left_out: int
+
+
+def is_file(target: str) -> bool:
+    """Whether a word of the command line names a file, and not a graph."""
+    try:
+        path = Path(target)
+        return path.exists() and not path.is_dir()
+    except OSError:
+        return False  # too long for a path, or in a folder that cannot be searched
+
+
+def read_summary(path: Path) -> Summary:
+    """Return the summary in a file; raises UsageError for any other file."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise InvalidMessageError(f"more than {MAX_BYTES} bytes")
+        return _summary(json.loads(data))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path}: is no summary that can be explained: {error}; a program run with PYGRAPH_SUMMARY=FILE writes one"
+        ) from error
+
+
+def _summary(value: Any) -> Summary:
+    if not isinstance(value, dict) or value.get("schema") != SUMMARY_VERSION:
+        raise InvalidMessageError(f"expected an object with schema {SUMMARY_VERSION}")
+    environments, decisions = value.get("environments"), value.get("decisions")
+    if not isinstance(environments, dict) or not isinstance(decisions, list):
+        raise InvalidMessageError("it lists no decisions (those of older versions do not)")
+    return _checked(
+        Summary(
+            {key: read(Environment, factors) for key, factors in environments.items()},
+            tuple(read(Deployed, decision) for decision in decisions),
+            check_int("decisions_left_out", value.get("decisions_left_out", 0), maximum=MAX_COUNT),
+        )
+    )
+
+
+def _checked(summary: Summary) -> Summary:
+    unknown = {decision.environment for decision in summary.decisions} - summary.environments.keys()
+    if unknown:
+        raise InvalidMessageError(f"the environment {min(unknown)} is missing")
+    return summary

@@ -1,0 +1,43 @@
+"""What the summary of a program (`PYGRAPH_SUMMARY=FILE`) says of each graph: written by the client, read by `cache explain`."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from pygraphd.schema.checks import check_bool, check_digest, check_text
+from pygraphd.schema.messages import MAX_REASON, Deployment, Kind
+
+SUMMARY_VERSION = 1
+
+
+class Source(enum.StrEnum):
+    """Where a process had a decision from."""
+
+    CACHE = "cache"
+    """It was looked up."""
+    MEASURED = "measured"
+    """The process measured the graph itself."""
+    RULE = "rule"
+    """Nothing was measured: there was nothing to choose from (no CUDA device, say), or it could not be done."""
+    UNFINISHED = "unfinished"
+    """The program ended before enough calls were seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """How one graph ran in one process, from when on it was decided; `graph` and `environment` are digests."""
+
+    graph: str
+    kind: Kind
+    environment: str
+    deployment: Deployment
+    reason: str
+    final: bool
+    source: Source
+
+    def __post_init__(self) -> None:
+        check_digest("graph", self.graph)
+        check_digest("environment", self.environment)
+        check_text("reason", self.reason, maximum=MAX_REASON)
+        check_bool("final", self.final)

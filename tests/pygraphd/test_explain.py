@@ -1,0 +1,331 @@
+"""What is known of each graph, out of a real store: figures, rejections, and the nearest environment of a miss."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.catalogue import Catalogue
+from pygraphd.errors import CommandError, Exit, UsageError
+from pygraphd.explain import (
+    APART,
+    Difference,
+    Explanation,
+    Rejection,
+    explain,
+    explain_entry,
+    explain_summary,
+)
+from pygraphd.schema.keys import Environment, entry_id
+from pygraphd.schema.locations import Locations, locate
+from pygraphd.schema.messages import (
+    Decision,
+    Deployment,
+    Graph,
+    Kind,
+    Measurement,
+    Origin,
+    Record,
+    RecordRequest,
+)
+from pygraphd.schema.summary import Deployed, Source
+from pygraphd.store import Store
+from pygraphd.summaries import Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.2", "91400")
+OLD_DRIVER = dataclasses.replace(HERE, driver="580.1")
+OLD_TORCH_AND_DRIVER = dataclasses.replace(OLD_DRIVER, torch="2.12.0")
+GRAPH = "ab" * 32
+FASTER = Decision(TREES, "TREES is faster", 1)
+
+
+def measured(deployment: Deployment, median: float, samples: int = 8) -> Measurement:
+    return Measurement(deployment, samples, median, 0.1, median, median, 0.5)
+
+
+def record(
+    store: Store,
+    decision: Decision = FASTER,
+    *measurements: Measurement,
+    environment: Environment = HERE,
+    graph: str = GRAPH,
+    uid: int = 7,
+) -> None:
+    records = (Record(Graph(graph, Kind.FORWARD, 0, 3, 17), decision, measurements),)
+    store.record(RecordRequest(environment, Origin("host-a", "0.1.0"), records), uid)
+
+
+def ran(source: Source = Source.MEASURED, environment: Environment = HERE, graph: str = GRAPH) -> Deployed:
+    return Deployed(graph, Kind.FORWARD, environment.digest(), TREES, "TREES is faster", True, source)
+
+
+def summary(*decisions: Deployed) -> Summary:
+    return Summary({each.digest(): each for each in (HERE, OLD_DRIVER)}, decisions, 0)
+
+
+@pytest.fixture
+def catalogue(store: Store, database: Path) -> Iterator[Catalogue]:
+    with Catalogue(database) as opened:
+        yield opened
+
+
+def entry(catalogue: Catalogue) -> Explanation:
+    (details,) = catalogue.of_graph(GRAPH)
+    return explain_entry(details)
+
+
+def run(catalogue: Catalogue, *decisions: Deployed) -> Explanation:
+    (explanation,) = explain_summary(summary(*decisions), catalogue)
+    return explanation
+
+
+# --- figures and rejections ---
+
+
+def test_an_entry_rests_on_the_figures_that_were_recorded_with_it(store: Store, catalogue: Catalogue) -> None:
+    record(store, FASTER, measured(LAUNCH, 500), measured(TREES, 400), uid=3)
+    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+
+    explanation = entry(catalogue)
+
+    assert (explanation.environment, explanation.factors) == (HERE.digest(), HERE.factors())
+    rows = [figure.measurement for figure in explanation.figures]
+    assert [(row["deployment"], row["median_us"], row["uid"], row["host"]) for row in rows] == [
+        ("LAUNCH", 100, 7, "host-a"),
+        ("TREES", 60, 7, "host-a"),
+    ]
+    assert all(figure.weighed for figure in explanation.figures)
+    assert explanation.rejected == (Rejection(LAUNCH, "slower by 67 %"), Rejection(RELOCATE, "not measured"))
+
+
+def test_a_figure_of_another_time_is_shown_but_not_weighed(store: Store, catalogue: Catalogue) -> None:
+    record(store, FASTER, measured(RELOCATE, 10), measured(LAUNCH, 500))
+    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+
+    explanation = entry(catalogue)
+
+    assert [(f.measurement["deployment"], f.weighed) for f in explanation.figures] == [
+        ("LAUNCH", True),
+        ("TREES", True),
+        ("RELOCATE", False),
+    ]
+    assert explanation.rejected[1] == Rejection(RELOCATE, APART)
+
+
+def test_later_figures_that_decided_nothing_are_not_what_it_rests_on(
+    store: Store, catalogue: Catalogue
+) -> None:
+    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+    guess = Decision(LAUNCH, "too few calls", 1, final=False, calls=9)
+    record(store, guess, measured(LAUNCH, 90, samples=2), measured(TREES, 95, samples=2))
+
+    explanation = entry(catalogue)
+
+    assert [figure.measurement["median_us"] for figure in explanation.figures] == [100, 60]
+    assert explanation.rejected[0].reason == "slower by 67 %"
+
+
+def test_a_rule_that_overrode_the_figures_is_told_from_them(store: Store, catalogue: Catalogue) -> None:
+    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+    record(store, Decision(LAUNCH, "PyTorch does not capture it: a CPU operator", 1))
+
+    explanation = entry(catalogue)
+
+    assert explanation.rejected[0].reason == "faster by 40 %; ruled out, but not by its figures"
+
+
+def test_without_figures_nothing_was_measured(store: Store, catalogue: Catalogue) -> None:
+    record(store, Decision(LAUNCH, "no CUDA device", 1))
+
+    explanation = entry(catalogue)
+
+    assert explanation.figures == ()
+    assert explanation.rejected == (Rejection(TREES, "not measured"), Rejection(RELOCATE, "not measured"))
+
+
+# --- summaries ---
+
+
+def test_a_hit_is_explained_by_the_cache_and_has_no_neighbour(store: Store, catalogue: Catalogue) -> None:
+    record(store, environment=OLD_DRIVER)
+    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+
+    explanation = run(catalogue, ran(Source.CACHE))
+
+    assert explanation.ran == ran(Source.CACHE)
+    assert explanation.entry is not None
+    assert explanation.entry.facts["id"] == entry_id(HERE.digest(), GRAPH)
+    assert explanation.rejected[0].reason == "slower by 67 %"
+    assert explanation.nearest is None
+
+
+def test_a_miss_names_the_nearest_environment_and_each_factor_that_differs(
+    store: Store, catalogue: Catalogue
+) -> None:
+    record(store, environment=OLD_DRIVER)
+    record(store, environment=OLD_TORCH_AND_DRIVER)
+
+    explanation = run(catalogue, ran())
+
+    assert (explanation.entry, explanation.figures, explanation.rejected) == (None, (), ())
+    assert explanation.nearest is not None
+    assert explanation.nearest.entry.facts["environment"] == OLD_DRIVER.digest()
+    assert explanation.nearest.differences == (Difference("driver", "580.1", "580.2"),)
+
+
+def test_of_environments_equally_near_the_newest_is_named(store: Store, catalogue: Catalogue) -> None:
+    other_torch = dataclasses.replace(HERE, torch="2.12.0")
+    record(store, environment=OLD_DRIVER)
+    record(store, environment=other_torch)
+
+    explanation = run(catalogue, ran())
+
+    assert explanation.nearest is not None
+    assert explanation.nearest.differences == (Difference("torch", "2.12.0", "2.13.0"),)
+
+
+def test_every_factor_that_differs_is_named(store: Store, catalogue: Catalogue) -> None:
+    record(store, environment=OLD_TORCH_AND_DRIVER)
+
+    explanation = run(catalogue, ran())
+
+    assert explanation.nearest is not None
+    assert [each.factor for each in explanation.nearest.differences] == ["torch", "driver"]
+
+
+def test_what_was_measured_because_the_driver_changed_says_so_afterwards(
+    store: Store, catalogue: Catalogue
+) -> None:
+    record(store, environment=OLD_DRIVER)
+    record(store, environment=HERE)
+
+    new, old = explain_summary(summary(ran(), ran(environment=OLD_DRIVER)), catalogue)
+
+    assert new.entry is not None
+    assert new.nearest is not None
+    assert new.nearest.differences == (Difference("driver", "580.1", "580.2"),)
+    assert old.nearest is None  # it was the first; that another environment knows it now was no help then
+
+
+def test_another_graph_is_no_neighbour(store: Store, catalogue: Catalogue) -> None:
+    record(store, environment=OLD_DRIVER, graph="cd" * 32)
+
+    explanation = run(catalogue, ran())
+
+    assert (explanation.entry, explanation.nearest) == (None, None)
+
+
+def test_what_ran_alike_is_explained_once_and_counted(store: Store, catalogue: Catalogue) -> None:
+    first, second = explain_summary(summary(ran(), ran(Source.CACHE), ran()), catalogue)
+
+    assert (first.times, second.times) == (2, 1)
+
+
+# --- the command's argument ---
+
+
+@pytest.fixture
+def locations(tmp_path: Path) -> Locations:
+    return locate({"PYGRAPHD_HOME": str(tmp_path)})
+
+
+@pytest.fixture
+def filled(locations: Locations) -> Locations:
+    with Store(locations.database) as store:
+        record(store, environment=OLD_DRIVER)
+        record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+        record(store, graph="ac" * 32)
+    return locations
+
+
+def test_a_graph_is_explained_in_every_environment_newest_first(filled: Locations) -> None:
+    answer = explain("ABA", filled)
+
+    assert [each.factors["driver"] for each in answer.explanations] == ["580.2", "580.1"]
+    assert {each.graph for each in answer.explanations} == {GRAPH}
+    assert {each.ran for each in answer.explanations} == {None}
+
+
+def test_an_entry_is_explained_alone(filled: Locations) -> None:
+    (explanation,) = explain(entry_id(OLD_DRIVER.digest(), GRAPH)[:16], filled).explanations
+
+    assert (explanation.graph, explanation.environment) == (GRAPH, OLD_DRIVER.digest())
+
+
+def test_a_file_wins_over_a_graph(filled: Locations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ab").write_text(
+        json.dumps({"schema": 1, "environments": {}, "decisions": [], "decisions_left_out": 4})
+    )
+
+    answer = explain("ab", filled)
+
+    assert (answer.explanations, answer.left_out) == ((), 4)
+
+
+def test_what_is_in_the_spool_is_counted(filled: Locations) -> None:
+    filled.spool.mkdir()
+    (filled.spool / "1.json").touch()
+
+    assert explain("ab", filled).spool_waiting == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("a", r"a: begins the id or graph of 2 graphs \(abababababab, acacacacacac\): give more digits"),
+        ("zz", "zz: is no file, and no entry has an id or graph that begins so; see: pygraphd cache inspect"),
+        ("/", "/: is no file"),
+    ],
+)
+def test_what_names_no_one_graph_is_a_usage_error(filled: Locations, target: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        explain(target, filled)
+
+
+def test_without_a_cache_there_is_nothing_to_explain(locations: Locations) -> None:
+    with pytest.raises(CommandError, match="there is no cache yet") as caught:
+        explain("ab", locations)
+    assert caught.value.exit_code == Exit.ERROR
+
+
+def test_the_json_is_stable(filled: Locations) -> None:
+    value = json.loads(json.dumps(explain("ab", filled).as_json()))
+
+    assert value.keys() == {"schema", "graphs", "left_out", "spool_waiting"}
+    first = value["graphs"][0]
+    assert first.keys() == {
+        "graph", "kind", "environment", "ran", "entry", "figures", "rejected", "nearest",
+    }  # fmt: skip
+    assert first["environment"] == {"id": HERE.digest(), **HERE.factors()}
+    assert (first["ran"], first["nearest"], first["entry"]["deployment"]) == (None, None, "TREES")
+    assert [(each["deployment"], each["weighed"]) for each in first["figures"]] == [
+        ("LAUNCH", True),
+        ("TREES", True),
+    ]
+    assert first["rejected"][0] == {"deployment": "LAUNCH", "reason": "slower by 67 %"}
+
+
+def test_the_json_of_a_miss_has_the_program_and_the_neighbour(store: Store, catalogue: Catalogue) -> None:
+    record(store, environment=OLD_DRIVER)
+
+    value = json.loads(json.dumps(run(catalogue, ran()).as_json()))
+
+    assert value["ran"] == {
+        "deployment": "TREES",
+        "reason": "TREES is faster",
+        "final": True,
+        "source": "measured",
+        "times": 1,
+    }
+    assert value["entry"] is None
+    assert value["nearest"]["entry"]["environment"] == OLD_DRIVER.digest()
+    assert value["nearest"]["differences"] == [{"factor": "driver", "there": "580.1", "here": "580.2"}]

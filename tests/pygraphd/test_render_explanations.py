@@ -1,0 +1,120 @@
+"""The words and columns of `cache explain`, where standard output is no terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pygraphd.catalogue import CachedEntry
+from pygraphd.explain import Answer, Difference, Explanation, Figure, Neighbour, Rejection
+from pygraphd.render_explanations import answer_text
+from pygraphd.schema.messages import Deployment, Kind
+from pygraphd.schema.summary import Deployed, Source
+
+RAN = Deployed("a" * 64, Kind.FORWARD, "c" * 64, Deployment.TREES, "TREES is faster", True, Source.CACHE)
+FACTS = {
+    "id": "1" * 64, "graph": "a" * 64, "kind": "forward", "partition": 0, "partitions": 3, "operators": 12,
+    "deployment": "TREES", "reason": "TREES is faster", "policy": 1, "final": True, "calls": 0, "uid": 1000,
+    "created_at": 1000.0, "hits": 5, "last_hit": None, "environment": "d" * 64, "gpu": "NVIDIA H200",
+}  # fmt: skip
+ROW = {
+    "deployment": "TREES", "samples": 12, "median_us": 60.04, "mad_us": 1.0, "host_us": 50.0, "span_us": 40.0,
+    "busy": 0.25, "host": "host-a", "version": "0.1.0", "uid": 1000, "measured_at": 1000.0,
+}  # fmt: skip
+ENTRY = CachedEntry(FACTS, {})
+HIT = Explanation(
+    "a" * 64,
+    "forward",
+    "c" * 64,
+    {"gpu": "NVIDIA H200", "mig": "", "driver": "580.2"},
+    RAN,
+    1,
+    ENTRY,
+    (Figure(ROW | {"deployment": "LAUNCH", "median_us": 100.0}, weighed=True), Figure(ROW, weighed=True)),
+    (Rejection(Deployment.LAUNCH, "slower by 67 %"), Rejection(Deployment.RELOCATE, "not measured")),
+)
+MISS = dataclasses.replace(
+    HIT,
+    entry=None,
+    figures=(),
+    rejected=(),
+    nearest=Neighbour(ENTRY, (Difference("driver", "580.1", "580.2"), Difference("mig", "1g.10gb", ""))),
+)
+
+
+def text(*explanations: Explanation, left_out: int = 0, waiting: int = 0) -> str:
+    return answer_text(Answer(explanations, left_out, waiting), now=1000.0 + 2 * 86400)
+
+
+def test_a_hit_says_who_measured_it_and_why_the_others_lost() -> None:
+    assert text(HIT).splitlines() == [
+        f"graph        {'a' * 64}",
+        "kind         forward, partition 1 of 3, 12 operators",
+        "environment  cccccccccccc (gpu NVIDIA H200, driver 580.2)",
+        "ran as       TREES: TREES is faster",
+        "source       looked up in the cache",
+        "cache        the same, decided 2d ago by uid 1000",
+        "measured     LAUNCH, TREES: 2d ago on host-a by uid 1000, pygraphd 0.1.0",
+        "not chosen   LAUNCH: slower by 67 %",
+        "not chosen   RELOCATE: not measured",
+        "DEPLOYMENT  SAMPLES  MEDIAN us  MAD us  HOST us  SPAN us  GPU BUSY",
+        "LAUNCH           12      100.0     1.0     50.0     40.0  25%",
+        "TREES            12       60.0     1.0     50.0     40.0  25%",
+    ]
+
+
+def test_figures_of_different_times_say_so() -> None:
+    older = Figure(ROW | {"deployment": "RELOCATE", "measured_at": 1000.0 - 86400}, weighed=False)
+    lines = text(dataclasses.replace(HIT, figures=(*HIT.figures, older))).splitlines()
+
+    assert "measured     RELOCATE: 3d ago on host-a by uid 1000, pygraphd 0.1.0" in lines
+
+
+def test_a_miss_names_what_differs() -> None:
+    lines = text(MISS).splitlines()
+
+    assert lines[1] == "kind         forward"
+    assert lines[-3:] == [
+        "cache        not known in this environment",
+        "nearest      environment dddddddddddd (TREES there, decided 2d ago by uid 1000)",
+        "differs in   driver 580.1 -> 580.2, mig 1g.10gb -> none",
+    ]
+
+
+def test_a_graph_that_nobody_knows_says_when_it_will_be() -> None:
+    assert text(dataclasses.replace(MISS, nearest=None)).splitlines()[-1] == (
+        "cache        not known in any environment; recorded when a program that compiles it runs long enough"
+    )
+
+
+def test_a_program_that_says_otherwise_than_the_cache_is_shown_beside_it() -> None:
+    guess = dataclasses.replace(
+        RAN, deployment=Deployment.LAUNCH, reason="too few calls", final=False, source=Source.UNFINISHED
+    )
+    lines = text(dataclasses.replace(HIT, ran=guess, times=3)).splitlines()
+
+    assert "ran as       LAUNCH?: too few calls (3 times)" in lines
+    assert "source       unfinished; the program ended before it was decided" in lines
+    assert "cache        TREES: TREES is faster" in lines
+    assert "decided      2d ago by uid 1000" in lines
+
+
+def test_every_source_has_its_words() -> None:
+    sources = {text(dataclasses.replace(HIT, ran=dataclasses.replace(RAN, source=each))) for each in Source}
+
+    assert len(sources) == len(Source)
+
+
+def test_deployments_that_lost_alike_share_a_line() -> None:
+    rejected = tuple(Rejection(each, "not measured") for each in (Deployment.TREES, Deployment.RELOCATE))
+
+    assert text(dataclasses.replace(HIT, figures=(), rejected=rejected)).splitlines()[-1] == (
+        "not chosen   TREES, RELOCATE: not measured"
+    )
+
+
+def test_what_is_left_out_is_said_at_the_end() -> None:
+    assert text(MISS, left_out=2, waiting=1).split("\n\n")[1:] == [
+        "and 2 more, which the summary only counts",
+        "1 file of results not in the cache yet; take them in with: pygraphd start",
+    ]
+    assert text() == "no graphs: the program compiled none"

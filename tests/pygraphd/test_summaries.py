@@ -1,0 +1,103 @@
+"""A summary is read as its program wrote it, and any other file is refused with what it is."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd import summaries
+from pygraphd.errors import Exit, UsageError
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import Deployment, Kind
+from pygraphd.schema.summary import Deployed, Source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENVIRONMENT = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
+KEY = ENVIRONMENT.digest()
+DECISION = {
+    "graph": "a" * 64, "kind": "forward", "environment": KEY, "deployment": "TREES", "reason": "TREES is faster",
+    "final": True, "source": "measured",
+}  # fmt: skip
+SUMMARY = {
+    "schema": 1,
+    "graphs": 1,
+    "environments": {KEY: ENVIRONMENT.factors()},
+    "decisions": [DECISION],
+    "decisions_left_out": 3,
+}
+
+
+def test_a_summary_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(SUMMARY))
+
+    summary = summaries.read_summary(path)
+
+    assert summary.environments == {KEY: ENVIRONMENT}
+    ran = Deployed("a" * 64, Kind.FORWARD, KEY, Deployment.TREES, "TREES is faster", True, Source.MEASURED)
+    assert (summary.decisions, summary.left_out) == ((ran,), 3)
+
+
+def changed(**changes: Any) -> str:
+    value = copy.deepcopy(SUMMARY)
+    for name, change in changes.items():
+        value[name] = change
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "Expecting value"),
+        ("{\xff}", "codec can't decode"),
+        ("[" * 100_000, "recursion"),
+        ("[]", "expected an object with schema 1"),
+        ('{"schema": 2}', "expected an object with schema 1"),
+        ('{"schema": 1, "graphs": 3}', "it lists no decisions"),
+        (changed(environments={}), f"the environment {KEY} is missing"),
+        (changed(environments={KEY: {"gpu": "x"}}), "capability is missing"),
+        (changed(decisions=[1]), "expected an object, got int"),
+        (changed(decisions=[DECISION | {"source": "hearsay"}]), "expected one of cache, measured"),
+        (changed(decisions=[DECISION | {"reason": "\x1b[2J"}]), "control characters"),
+        (changed(decisions=[DECISION | {"graph": "a"}]), "graph: expected 64 hex digits"),
+        (changed(decisions_left_out=-1), "decisions_left_out: -1 is outside"),
+    ],
+    ids=lambda value: value[:30] if len(value) < 60 else "",
+)
+def test_another_file_is_refused_with_a_reason(tmp_path: Path, content: str, problem: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content.encode("latin-1"))
+
+    with pytest.raises(
+        UsageError, match=f"{path}: is no summary that can be explained: .*{problem}"
+    ) as caught:
+        summaries.read_summary(path)
+
+    assert caught.value.exit_code == Exit.USAGE
+    assert "PYGRAPH_SUMMARY=FILE writes one" in str(caught.value)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summaries, "MAX_BYTES", 10)
+    (tmp_path / "file").write_text(json.dumps(SUMMARY))
+
+    with pytest.raises(UsageError, match="more than 10 bytes"):
+        summaries.read_summary(tmp_path / "file")
+
+
+def test_what_vanishes_before_it_is_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        summaries.read_summary(tmp_path / "gone")
+
+
+def test_only_a_file_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    assert summaries.is_file(str(tmp_path / "file"))
+    for word in (str(tmp_path), str(tmp_path / "none"), "", "a" * 5000, "a\0b"):
+        assert not summaries.is_file(word)
