@@ -203,3 +203,17 @@ def test_more_noise_never_captures_more(launch: Measurement, candidate: Measurem
 
     if decide(launch, candidate).deployment is LAUNCH:
         assert decide(launch, noisier).deployment is LAUNCH
+
+
+@given(ONE_OF_EACH)
+def test_one_more_candidate_never_makes_a_capture_a_launch(measurements: list[Measurement]) -> None:
+    without = [each for each in measurements if each.deployment is not RELOCATE]
+
+    if decide(*without).deployment is not LAUNCH:
+        assert decide(*measurements).deployment is not LAUNCH
+
+
+def test_a_noisy_candidate_does_not_hide_one_that_wins_for_sure() -> None:
+    measurements = [measured(LAUNCH, 100), measured(TREES, 59, mad=40), measured(RELOCATE, 60)]
+
+    assert decide(*measurements).deployment is RELOCATE
