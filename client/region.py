@@ -18,6 +18,7 @@ import torch
 
 from pygraphd.client import _torch, policy
 from pygraphd.client._torch import Runnable
+from pygraphd.client.agreement import ALONE, Part
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.rota import SAMPLES, Rota, Turns
 from pygraphd.schema.messages import Decision, Deployment, Graph, Measurement
@@ -73,6 +74,9 @@ class Host(Protocol):
 
     def settle(self, region: Region, decision: Decision, measurements: tuple[Measurement, ...]) -> Decision:
         """Return the decision for a measured region in view of what was decided for others."""
+
+    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
+        """Return what is to run, of what is offered, in view of what other ranks have decided."""
 
     def decided(self, region: Region, result: Decided) -> None:
         """Take note of a result; called once for a region, never raises."""
@@ -156,9 +160,11 @@ class Region:
         on_deployed: Callable[[Region, Runnable, Deployment], None],
         family: int,
         warm_up_calls: int = WARM_UP_CALLS,
+        part: Part = ALONE,
     ) -> None:
         self.graph = graph
         self.family = family
+        self.part = part
         self.state = State.WARM_UP
         self.tally = Tally()
         self._changing = threading.Lock()
@@ -194,12 +200,14 @@ class Region:
         self._enter(State.DEPLOYED)
         candidates = self._candidates
         assert candidates is not None
-        self._call = candidates.runnable(result.decision.deployment)
+        agreed = self._guarded(lambda: self._host.agree(self, result, candidates.offered))
+        decision = agreed or policy.not_measured(policy.FAILED, self.tally.calls)
+        self._call = candidates.runnable(decision.deployment)
         # The trees free a recording's memory when nobody can call it any more.
         self._candidates = None
-        self._guarded(lambda: candidates.let_go_of_all_but(result.decision.deployment))
-        self._host.report.deploy(result.decision)
-        self._guarded(lambda: self._on_deployed(self, self._call, result.decision.deployment))
+        self._guarded(lambda: candidates.let_go_of_all_but(decision.deployment))
+        self._host.report.deploy(decision)
+        self._guarded(lambda: self._on_deployed(self, self._call, decision.deployment))
         self._guarded(lambda: self._host.decided(self, result))
 
     def _enter(self, state: State) -> None:

@@ -31,7 +31,8 @@ class Report:
     def count(self, **counts: int) -> None:
         """Add to the named counters.
 
-        They are `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`, and of relocatable graphs
+        They are `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`; under a process group `led` and
+        `followed` (graphs that this rank finds out about, and that it leaves to another); and of relocatable graphs
         `captured` (recordings made) and `staged` (inputs that these copy).
         """
         with self._lock:
@@ -65,6 +66,8 @@ class Report:
                 "measured",
                 "recorded",
                 "spooled",
+                "led",
+                "followed",
                 "captured",
                 "staged",
             )

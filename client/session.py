@@ -6,6 +6,7 @@ is to run. A plan never fails: whatever goes wrong leaves the graph to PyTorch, 
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import weakref
@@ -15,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client import _torch, fingerprint, policy
+from pygraphd.client.agreement import ALONE, Part, possible
 from pygraphd.client.cache import Cache
+from pygraphd.client.following import Follower, Pace
+from pygraphd.client.group import Groups
 from pygraphd.client.region import Candidates, Decided, Region, Tally
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
@@ -47,6 +51,7 @@ NOT_CAPTURED = "PyTorch does not capture it: "
 CAPTURED_DIFFERENTLY = (
     "its attention keeps random numbers elsewhere if captured: forward and backward must not differ"
 )
+STILL_WAITING = "ranks: the program ended before there was a decision"
 RELOCATE_VARIABLE = "PYGRAPH_RELOCATE"
 """Relocatable graphs are tried only where this is 1: they have not been proven yet on any GPU."""
 
@@ -57,13 +62,19 @@ class Session:
     def __init__(self, locations: Locations | None = None) -> None:
         self.locations = locations or locate()
         self.report = Report()
+        self.groups = Groups(self.report)
         self.rota = Rota()
         self.cache = Cache(self.locations, socket.gethostname(), self.report)
         self.pid = os.getpid()
         self._watched: dict[int, _Watched] = {}
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
         self._links: dict[int, Link] = {}
+        self._claims: dict[int, str] = {}
+        self._paces: dict[int, Pace] = {}
+        self._waiting = 0
         self._not_in_trees: set[int] = set()
+        self._overruled: set[int] = set()
+        """Families whose forward does not run in trees although it was measured so."""
         self._recorders: dict[int, CudaRecorder | None] = {}
         self._latest_options: tuple[tuple[str, str], ...] = ()
         self._options: dict[int, tuple[tuple[str, str], ...]] = {}
@@ -77,11 +88,31 @@ class Session:
         family = box if box is not None else object()
         graphs = fingerprint.graphs(facts, self._options_of(family, is_backward=facts.is_backward))
         environment = fingerprint.environment(facts.device_index)
+        part = self._part(family, graphs, environment)
+        self.report.count(graphs=len(graphs))
+        entries = self._look_up(graphs, environment) if part.leads else {}
+        return Plan(self, facts, environment, graphs, entries, family, part)
+
+    def _look_up(self, graphs: Sequence[Graph], environment: Environment) -> dict[str, Entry]:
         found = self.cache.lookup(environment, [graph.digest for graph in graphs])
         entries = {graph: entry for graph, entry in found.items() if self.usable(entry.decision)}
         hits = sum(graph.digest in entries for graph in graphs)
-        self.report.count(graphs=len(graphs), looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
-        return Plan(self, facts, environment, graphs, entries, family)
+        self.report.count(looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
+        return entries
+
+    def _part(self, family: object, graphs: Sequence[Graph], environment: Environment) -> Part:
+        """Return what this process has to do about some graphs: all of it, unless ranks share it.
+
+        One rank leads for a forward and its backward, which are measured together.
+        """
+        agreement = self.groups.agreement()
+        if agreement is None:
+            return ALONE
+        self._families[id(family)] = family
+        claim = self._claims.setdefault(id(family), graphs[0].digest)
+        part = agreement.part(claim, [graph.digest for graph in graphs], environment.digest())
+        self.report.count(**{"led" if part.leads else "followed": len(graphs)})
+        return part
 
     def _options_of(self, family: object, *, is_backward: bool) -> tuple[tuple[str, str], ...]:
         """Return the options in force; for a backward, those of its forward.
@@ -118,6 +149,37 @@ class Session:
             return decision
         in_trees = watched.family not in self._not_in_trees
         return policy.settle_backward(decision, measurements, forward_in_trees=in_trees)
+
+    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
+        """Return what is to run in view of what other ranks have decided."""
+        own = result.decision
+        if region.family in self._overruled:
+            own = policy.settle_backward(own, result.measurements, forward_in_trees=False)
+        decision = possible(region.part.propose(region.graph.digest, own), offered)
+        lost_trees = own.deployment is Deployment.TREES and decision.deployment is not Deployment.TREES
+        if lost_trees and region.graph.kind is not Kind.BACKWARD:
+            self._overruled.add(region.family)
+        return decision
+
+    def follow(
+        self,
+        graph: Graph,
+        launch: Runnable,
+        family: object,
+        part: Part,
+        deploy: Callable[[Follower, Decision], Runnable],
+    ) -> Follower:
+        """Return what runs a graph until another rank has decided."""
+        self._waiting += 1
+        self._families[id(family)] = family
+        pace = self._paces.setdefault(id(family), Pace())
+        ask = functools.partial(part.wait, graph.digest)
+        return Follower(launch, pace, ask, deploy, self.report, is_backward=graph.kind is Kind.BACKWARD)
+
+    def followed(self, decision: Decision) -> None:
+        """Take note of another rank's decision for a graph that waited for it."""
+        self._waiting -= 1
+        self.report.deploy(decision)
 
     def usable(self, decision: Decision) -> bool:
         """Whether a cached decision is one that this process could have taken; anything else is looked at anew."""
@@ -189,7 +251,10 @@ class Session:
             self.report.deploy(decision)
             if watched.known_calls < watched.tally.calls:
                 unfinished.setdefault(watched.environment, []).append(Record(watched.graph, decision))
+        for _ in range(self._waiting):
+            self.report.deploy(policy.not_measured(STILL_WAITING, 0))
         self._watched.clear()
+        self._waiting = 0
         for environment, records in unfinished.items():
             self.record(environment, records)
 
@@ -219,6 +284,7 @@ class Plan:
         graphs: tuple[Graph, ...],
         entries: Mapping[str, Entry],
         family: object,
+        part: Part,
     ) -> None:
         self._session = session
         self._facts = facts
@@ -226,6 +292,7 @@ class Plan:
         self._graphs = graphs
         self._entries = entries
         self._family = family
+        self._part = part
         self._link = None if facts.is_inference else session.link(family)
         self._next = 0
         self._open = 0
@@ -251,17 +318,21 @@ class Plan:
         return self._run_of(graph, candidates)
 
     def _run_of(self, graph: Graph, candidates: Candidates) -> Runnable:
-        """Return what the cache says, or a region that finds out."""
+        """Return what the group or the cache says, or what finds out."""
         entry = self._entries.get(graph.digest)
-        if entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment):
-            return self._deploy(candidates, entry.decision)
+        usable = entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment)
+        decision = self._part.settled(graph.digest, entry.decision if entry and usable else None)
+        if decision is not None:
+            return self._deploy(candidates, possible(decision, candidates.offered))
+        if not self._part.leads:
+            return self._follow(graph, candidates)
         return self._measure(graph, candidates, entry.decision if entry else None)
 
     def _leave_to_trees(self, graph: Graph, candidates: Candidates, entry: Entry | None) -> Runnable:
         """Run a graph as PyTorch has it, whatever would be faster."""
         decision = policy.only_trees(CAPTURED_DIFFERENTLY)
         if entry is None or entry.decision != decision:
-            self._session.record(self._environment, [Record(graph, decision)])
+            self._record([Record(graph, decision)])
         return self._deploy(candidates, decision)
 
     def _deploy(self, candidates: Candidates, decision: Decision) -> Runnable:
@@ -272,11 +343,35 @@ class Plan:
     def _measure(self, graph: Graph, candidates: Candidates, cached: Decision | None) -> Region:
         calls = cached.calls if cached is not None else 0
         region = Region(
-            graph, candidates, self._session, self._on_deployed, id(self._family), warm_up_calls=calls
+            graph,
+            candidates,
+            self._session,
+            self._on_deployed,
+            id(self._family),
+            warm_up_calls=calls,
+            part=self._part,
         )
         self._open += 1
         self._session.watch(region, self._environment, self._family, cached)
         return region
+
+    def _follow(self, graph: Graph, candidates: Candidates) -> Follower:
+        def deploy(follower: Follower, decision: Decision) -> Runnable:
+            decision = possible(decision, candidates.offered)
+            candidates.let_go_of_all_but(decision.deployment)
+            self._session.followed(decision)
+            runnable = candidates.runnable(decision.deployment)
+            self._on_deployed(follower, runnable, decision.deployment)
+            return runnable
+
+        self._open += 1
+        launch = candidates.runnable(Deployment.LAUNCH)
+        return self._session.follow(graph, launch, self._family, self._part, deploy)
+
+    def _record(self, records: Sequence[Record]) -> None:
+        """Add to the cache what this process knows of itself; one rank does for all."""
+        if self._part.leads:
+            self._session.record(self._environment, records)
 
     def complete(self, compiled: Any) -> None:
         """Finish what Inductor's `post_compile` has left to be done, now that it has run."""
@@ -325,10 +420,11 @@ class Plan:
     def _only_launch(self) -> None:
         """Record that nothing but LAUNCH was to be had, and why, for each partition that the cache does not know."""
         decision = self._only_launch_decision()
-        for _ in self._graphs:
-            self._session.report.deploy(decision)
+        for graph in self._graphs:
+            agreed = self._part.propose(graph.digest, decision)
+            self._session.report.deploy(possible(agreed, [Deployment.LAUNCH]))
         unknown = [graph for graph in self._graphs if graph.digest not in self._entries]
-        self._session.record(self._environment, [Record(graph, decision) for graph in unknown])
+        self._record([Record(graph, decision) for graph in unknown])
 
     def _only_launch_decision(self) -> Decision:
         if not torch.cuda.is_available():
@@ -347,7 +443,7 @@ class Plan:
         _torch.realign(compiled)
         self._without_realign = (compiled.current_callable, before)
 
-    def _on_deployed(self, region: Region, runnable: Runnable, deployment: Deployment) -> None:
+    def _on_deployed(self, region: Runnable, runnable: Runnable, deployment: Deployment) -> None:
         self._open -= 1
         self._launches |= deployment is not Deployment.TREES
         compiled = self._compiled()

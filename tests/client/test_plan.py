@@ -92,10 +92,7 @@ def compile_once(
     return compiled
 
 
-@pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    import torch._inductor.config as inductor_config
-
+def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region, "Profiler", Clock)
     monkeypatch.setattr(region.Region, "_why_not_measure", lambda self: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
@@ -103,6 +100,13 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     monkeypatch.setattr(_torch, "note_backward", lambda index: None)
     environment = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
     monkeypatch.setattr(fingerprint, "environment", lambda index: environment)
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    import torch._inductor.config as inductor_config
+
+    pretend_there_is_a_gpu(monkeypatch)
     with inductor_config.patch({"triton.cudagraphs": True}):
         yield Session(locate({"PYGRAPHD_HOME": str(tmp_path)}))
 

@@ -31,6 +31,9 @@ class Host:
     def settle(self, region: Region, decision: Decision, measurements: tuple[Measurement, ...]) -> Decision:
         return decision
 
+    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
+        return result.decision
+
     def decided(self, region: Region, result: Decided) -> None:
         self.results.append(result)
 
