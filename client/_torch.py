@@ -323,6 +323,30 @@ def compile_with_inductor(
     return wrapper(graph, example_inputs)
 
 
+# --- process groups ---------------------------------------------------------------------------------------------
+
+
+GROUP_REQUIRED = (
+    ("torch.distributed.distributed_c10d", "_get_default_store"),
+    ("torch.distributed", "Store.clone"),
+    ("torch.distributed", "PrefixStore.underlying_store"),
+    ("torch.distributed", "TCPStore"),
+)
+"""What ranks need to agree."""
+
+
+@functools.cache
+def missing_for_groups() -> str | None:
+    """Return what this torch lacks for ranks to agree, or None; there may be no `torch.distributed` in it at all."""
+    names = [f"{module}.{name}" for module, name in GROUP_REQUIRED if not _has(module, name)]
+    return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
+
+
+def default_store() -> Any:
+    """Return the store of the default process group, which must be there."""
+    return importlib.import_module("torch.distributed.distributed_c10d")._get_default_store()
+
+
 # --- what relocatable graphs need -------------------------------------------------------------------------------
 
 

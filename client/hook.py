@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from pygraphd.client._torch import Cudagraphify, Runnable
-    from pygraphd.client.session import Plan, Session
+    from pygraphd.client.plan import Plan
+    from pygraphd.client.session import Session
 
 _COMPILE_FX = "torch._inductor.compile_fx"
 

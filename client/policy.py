@@ -8,8 +8,16 @@ from __future__ import annotations
 from pygraphd.schema.messages import Decision, Deployment
 from pygraphd.schema.policy import POLICY_VERSION, TOO_FEW_CALLS
 
+NO_DEVICE = "no CUDA device"
+ON_THE_CPU = "runs on the CPU"
+MODE_WITHOUT_TREES = "only LAUNCH in this mode: all else needs reduce-overhead or max-autotune"
+NOT_CAPTURED = "PyTorch does not capture it: "
+CAPTURED_DIFFERENTLY = (
+    "its attention keeps random numbers elsewhere if captured: forward and backward must not differ"
+)
 NO_MEMORY = "not enough free memory to try a capture beside launched calls"
 FAILED = "measuring failed"
+STILL_WAITING = "ranks: the program ended before there was a decision"
 LEFT_TO_OTHERS = "another process was still measuring it when the program ended"
 
 

@@ -18,6 +18,7 @@ import torch
 
 from pygraphd.client import _torch, policy
 from pygraphd.client._torch import Runnable
+from pygraphd.client.agreement import ALONE, Part
 from pygraphd.client.claims import Turn
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.rota import SAMPLES, Rota, Turns
@@ -90,8 +91,11 @@ class Host(Protocol):
     def conditions(self, region: Region) -> Conditions:
         """Return what was decided for others, as far as the decision for a measured region depends on it."""
 
-    def decided(self, region: Region, result: Decided) -> None:
-        """Take note of a result; called once for a region, never raises."""
+    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
+        """Return what is to run, of what is offered, in view of what other ranks have decided."""
+
+    def decided(self, region: Region, result: Decided, runs: Decision) -> None:
+        """Take note of a result, and of what was agreed to run; called once for a region, never raises."""
 
 
 class Relocating(Protocol):
@@ -172,9 +176,11 @@ class Region:
         on_deployed: Callable[[Region, Runnable, Deployment], None],
         family: int,
         warm_up_calls: int = WARM_UP_CALLS,
+        part: Part = ALONE,
     ) -> None:
         self.graph = graph
         self.family = family
+        self.part = part
         self.state = State.WARM_UP
         self.tally = Tally()
         self._changing = threading.Lock()
@@ -210,12 +216,14 @@ class Region:
         self._enter(State.DEPLOYED)
         candidates = self._candidates
         assert candidates is not None
-        self._call = candidates.runnable(result.decision.deployment)
+        agreed = self._guarded(lambda: self._host.agree(self, result, candidates.offered))
+        decision = agreed or policy.not_measured(policy.FAILED, self.tally.calls)
+        self._call = candidates.runnable(decision.deployment)
         # The trees free a recording's memory when nobody can call it any more.
         self._candidates = None
-        self._guarded(lambda: candidates.let_go_of_all_but(result.decision.deployment))
-        self._guarded(lambda: self._on_deployed(self, self._call, result.decision.deployment))
-        self._guarded(lambda: self._host.decided(self, result))
+        self._guarded(lambda: candidates.let_go_of_all_but(decision.deployment))
+        self._guarded(lambda: self._on_deployed(self, self._call, decision.deployment))
+        self._guarded(lambda: self._host.decided(self, result, decision))
 
     def _enter(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:

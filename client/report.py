@@ -43,8 +43,9 @@ class Report:
         """Add to the named counters.
 
         They are `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`, `withheld` (records that were not to
-        be added), `waited` (regions
-        that another process was measuring), `adopted` (of these, those that took up its answer), and of relocatable graphs
+        be added), `waited` (regions that another process was measuring), `adopted` (of these, those that took up its answer);
+        under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
+        relocatable graphs
         `captured` (recordings made) and `staged` (inputs that these copy).
         """
         with self._lock:
@@ -85,6 +86,8 @@ class Report:
                 "withheld",
                 "waited",
                 "adopted",
+                "led",
+                "followed",
                 "captured",
                 "staged",
             )

@@ -1,28 +1,22 @@
-"""What one process knows: its view of the cache, its report, the regions that are being measured. No torch is patched here.
-
-For each compiled graph it makes a `Plan`: which partitions there are, what the cache says of them, and from that how each
-is to run. A plan never fails: whatever goes wrong leaves the graph to PyTorch, with a reason in the report.
-"""
+"""What one process knows: its view of the cache, its report, the regions that are being measured. No torch is patched here."""
 
 from __future__ import annotations
 
 import os
 import socket
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from pygraphd.client import _torch, fingerprint, options, policy
 from pygraphd.client.cache import Cache
 from pygraphd.client.claims import Claims, Interest, Turn
-from pygraphd.client.region import Candidates, Decided, Region, Tally
+from pygraphd.client.plan import Known, Plan
+from pygraphd.client.ranks import Ranks
+from pygraphd.client.region import Decided, Region, Tally
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
-    MAX_REASON,
     Conditions,
     Decision,
     Deployment,
@@ -35,21 +29,14 @@ from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from pygraphd.client._torch import CompiledFacts, Cudagraphify, Runnable
+    from pygraphd.client._torch import Runnable
     from pygraphd.client.capture import CudaRecorder
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.schema.keys import Environment
 
-NO_DEVICE = "no CUDA device"
-ON_THE_CPU = "runs on the CPU"
-MODE_WITHOUT_TREES = "only LAUNCH in this mode: all else needs reduce-overhead or max-autotune"
-NOT_CAPTURED = "PyTorch does not capture it: "
-CAPTURED_DIFFERENTLY = (
-    "its attention keeps random numbers elsewhere if captured: forward and backward must not differ"
-)
 RELOCATE_VARIABLE = "PYGRAPH_RELOCATE"
 """Relocatable graphs are tried only where this is 1: they have not been proven yet on any GPU."""
 
@@ -60,6 +47,7 @@ class Session:
     def __init__(self, locations: Locations | None = None) -> None:
         self.locations = locations or locate()
         self.report = Report()
+        self.ranks = Ranks(self.report)
         self.rota = Rota()
         self.options = options.read(os.environ)
         readonly = self.options.readonly
@@ -85,12 +73,18 @@ class Session:
         family = box if box is not None else object()
         graphs = fingerprint.graphs(facts, self._options_of(family, is_backward=facts.is_backward))
         environment = fingerprint.environment(facts.device_index)
+        part = self.ranks.part(family, graphs, environment)
+        self.report.count(graphs=len(graphs))
+        known = self._look_up(graphs, environment) if part.leads else Known({}, {})
+        return Plan(self, facts, environment, graphs, known, family, part)
+
+    def _look_up(self, graphs: Sequence[Graph], environment: Environment) -> Known:
         found = self.cache.lookup(environment, [graph.digest for graph in graphs])
         rejected = {graph: entry for graph, entry in found.items() if not self._believed(entry)}
         entries = {graph: entry for graph, entry in found.items() if graph not in rejected}
         hits = sum(graph.digest in entries for graph in graphs)
-        self.report.count(graphs=len(graphs), looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
-        return Plan(self, facts, environment, graphs, entries, rejected, family)
+        self.report.count(looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
+        return Known(entries, rejected)
 
     def _options_of(self, family: object, *, is_backward: bool) -> tuple[tuple[str, str], ...]:
         """Return the options in force; for a backward, those of its forward.
@@ -146,12 +140,16 @@ class Session:
             return Conditions()
         return Conditions(self._forward_in_trees.get(watched.interest.family))
 
+    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
+        """Return what is to run, of what is offered, in view of what other ranks have decided."""
+        return self.ranks.agree(region, result, offered)
+
     def usable(self, decision: Decision) -> bool:
         """Whether a cached decision is one that this process could have taken; anything else is looked at anew."""
         offered = {Deployment.LAUNCH, Deployment.TREES}
         if relocation_wanted():
             offered.add(Deployment.RELOCATE)
-            if decision.reason.startswith((MODE_WITHOUT_TREES, NOT_CAPTURED)):
+            if decision.reason.startswith((policy.MODE_WITHOUT_TREES, policy.NOT_CAPTURED)):
                 return False
         return decision.policy == POLICY_VERSION and decision.deployment in offered
 
@@ -191,14 +189,14 @@ class Session:
             self.report.fail(f"relocatable graphs: {error}")
             return None
 
-    def decided(self, region: Region, result: Decided) -> None:
-        """Take a region's result and hand it to the cache."""
+    def decided(self, region: Region, result: Decided, runs: Decision) -> None:
+        """Take note of what runs from now on, and hand what this process found out to the cache."""
         watched = self._watched.pop(id(region.tally), None)
         if watched is None:
             return  # the session has been closed meanwhile
         self._claims.remove(watched.interest)
         environment = watched.interest.environment
-        self.report.deploy(result.graph, environment, result.decision, _source(result))
+        self.report.deploy(result.graph, environment, runs, _source(result, runs))
         if result.adopted:
             self.report.count(adopted=1)
             return
@@ -232,6 +230,7 @@ class Session:
             if not left and watched.known_calls < calls:
                 record = Record(watched.graph, decision)
                 unfinished.setdefault(environment, []).append(record)
+        self.ranks.close()
         self._watched.clear()
         for environment, records in unfinished.items():
             self.record(environment, records)
@@ -250,167 +249,9 @@ class _Watched:
     known_calls: int
 
 
-class Plan:
-    """How the partitions of one compiled graph are to run. Made before Inductor's `post_compile`, completed after it."""
-
-    def __init__(
-        self,
-        session: Session,
-        facts: CompiledFacts,
-        environment: Environment,
-        graphs: tuple[Graph, ...],
-        entries: Mapping[str, Entry],
-        rejected: Mapping[str, Entry],
-        family: object,
-    ) -> None:
-        self._session = session
-        self._facts = facts
-        self._environment = environment
-        self._graphs = graphs
-        self._entries = entries
-        self._rejected = rejected
-        self._family = family
-        self._link = None if facts.is_inference else session.link(family)
-        self._next = 0
-        self._open = 0
-        self._launches = False
-        self._compiled: Callable[[], Any] = lambda: None
-        self._without_realign: tuple[Any, Any] | None = None
-
-    def cudagraphify(self, original: Cudagraphify, runnable: Runnable, kwargs: Mapping[str, Any]) -> Runnable:
-        """Return what runs the next partition: what the cache says, or a region that finds out."""
-        graph = self._graphs[self._next]
-        self._next += 1
-        candidates = Candidates(
-            launch=runnable,
-            trees=original(runnable, **kwargs),
-            device_index=kwargs["device_index"],
-            is_backward=kwargs["is_backward"],
-            relocate=self._session.relocatable(
-                runnable, kwargs["device_index"], None if kwargs["is_backward"] else self._link
-            ),
-        )
-        if self._facts.captured_differently:
-            return self._leave_to_trees(graph, candidates, self._entries.get(graph.digest))
-        return self._run_of(graph, candidates)
-
-    def _run_of(self, graph: Graph, candidates: Candidates) -> Runnable:
-        """Return what the cache says, or a region that finds out."""
-        entry = self._entries.get(graph.digest)
-        if entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment):
-            return self._deploy(graph, candidates, entry.decision)
-        return self._measure(graph, candidates, entry.decision if entry else None)
-
-    def _leave_to_trees(self, graph: Graph, candidates: Candidates, entry: Entry | None) -> Runnable:
-        """Run a graph as PyTorch has it, whatever would be faster."""
-        decision = policy.only_trees(CAPTURED_DIFFERENTLY)
-        if entry is None or entry.decision != decision:
-            self._session.record(self._environment, [Record(graph, decision)])
-        return self._deploy(graph, candidates, decision)
-
-    def _deploy(self, graph: Graph, candidates: Candidates, decision: Decision) -> Runnable:
-        self._note(graph, decision)
-        self._launches |= decision.deployment is not Deployment.TREES
-        return candidates.runnable(decision.deployment)
-
-    def _note(self, graph: Graph, decision: Decision) -> None:
-        """Report how a graph runs that is not measured here: as the cache has it, or by a rule that it may not know."""
-        entry = self._entries.get(graph.digest)
-        looked_up = entry is not None and entry.decision == decision
-        source = Source.CACHE if looked_up else Source.RULE
-        self._session.report.deploy(graph, self._environment, decision, source)
-
-    def _measure(self, graph: Graph, candidates: Candidates, cached: Decision | None) -> Region:
-        calls = cached.calls if cached is not None else 0
-        region = Region(
-            graph, candidates, self._session, self._on_deployed, id(self._family), warm_up_calls=calls
-        )
-        self._open += 1
-        rejected = self._rejected.get(graph.digest)
-        self._session.watch(region, self._environment, self._family, cached, rejected)
-        return region
-
-    def complete(self, compiled: Any) -> None:
-        """Finish what Inductor's `post_compile` has left to be done, now that it has run."""
-        self._compiled = weakref.ref(compiled)
-        whole = self._next == 0 and self._try_whole(compiled)
-        if self._next and self._link is not None:
-            from pygraphd.client import recycling
-
-            recycling.watch(compiled, self._link, is_backward=self._facts.is_backward)
-        if self._next == 0:
-            self._only_launch()
-        elif whole:
-            return  # Inductor has seen to the alignment of its inputs
-        elif self._open or self._launches:
-            self._realign(compiled)
-
-    def _try_whole(self, compiled: Any) -> bool:
-        """Offer relocation for a graph of which PyTorch captures no part; return whether that can be.
-
-        Nothing of it runs on the CPU, so that a recording holds all that it does. What the driver does not let be captured is
-        found out then, and launched.
-        """
-        facts, device_index = self._facts, self._facts.device_index
-        if (
-            not facts.only_cuda
-            or device_index is None
-            or facts.captured_differently
-            or len(self._graphs) != 1
-        ):
-            return False
-        launch = compiled.current_callable
-        relocate = self._session.relocatable(launch, device_index, None if facts.is_backward else self._link)
-        if relocate is None:
-            return False
-        candidates = Candidates(
-            launch=launch,
-            trees=None,
-            device_index=device_index,
-            is_backward=facts.is_backward,
-            relocate=relocate,
-        )
-        compiled.current_callable = self._run_of(self._graphs[0], candidates)
-        self._next = 1
-        return True
-
-    def _only_launch(self) -> None:
-        """Record that nothing but LAUNCH was to be had, and why, for each partition that the cache does not know."""
-        decision = self._only_launch_decision()
-        for graph in self._graphs:
-            self._note(graph, decision)
-        unknown = [graph for graph in self._graphs if graph.digest not in self._entries]
-        self._session.record(self._environment, [Record(graph, decision) for graph in unknown])
-
-    def _only_launch_decision(self) -> Decision:
-        if not torch.cuda.is_available():
-            return policy.only_launch(NO_DEVICE)
-        if not self._facts.on_cuda:
-            return policy.only_launch(ON_THE_CPU)
-        if not self._facts.cudagraphs_asked:
-            return policy.only_launch(MODE_WITHOUT_TREES)
-        reason = one_line(f"{NOT_CAPTURED}{self._facts.refusal or 'it did not try'}")
-        # What another graph or a setting of the process has led to may be otherwise next time.
-        return policy.only_launch(reason) if self._facts.refused_for_good else policy.not_measured(reason, 0)
-
-    def _realign(self, compiled: Any) -> None:
-        # Inductor leaves the alignment of inputs to the captured graph where it believes that there is one.
-        before = compiled.current_callable
-        _torch.realign(compiled)
-        self._without_realign = (compiled.current_callable, before)
-
-    def _on_deployed(self, region: Region, runnable: Runnable, deployment: Deployment) -> None:
-        self._open -= 1
-        self._launches |= deployment is not Deployment.TREES
-        compiled = self._compiled()
-        if compiled is None:
-            return
-        if not self._open and not self._launches and self._without_realign is not None:
-            _torch.replace_callable(compiled, *self._without_realign)
-        _torch.replace_callable(compiled, region, runnable)
-
-
-def _source(result: Decided) -> Source:
+def _source(result: Decided, runs: Decision) -> Source:
+    if runs != result.decision:
+        return Source.GROUP
     if result.adopted:
         return Source.CACHE
     return Source.MEASURED if result.measurements else Source.RULE
@@ -419,9 +260,3 @@ def _source(result: Decided) -> Source:
 def relocation_wanted() -> bool:
     """Whether relocatable graphs are to be tried."""
     return os.environ.get(RELOCATE_VARIABLE) == "1"
-
-
-def one_line(text: str) -> str:
-    """Return the first line of a reason, printable and short enough for the cache."""
-    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
-    return "".join(c if c.isprintable() else " " for c in line)[:MAX_REASON]

@@ -20,6 +20,7 @@ _DIGITS = 12
 _SOURCES = {
     Source.CACHE: "looked up in the cache",
     Source.MEASURED: "measured by this program",
+    Source.GROUP: "another rank of the process group",
     Source.RULE: "a rule; nothing was measured",
     Source.UNFINISHED: "unfinished; the program ended before it was decided",
 }

@@ -18,6 +18,8 @@ class Source(enum.StrEnum):
     """It was looked up."""
     MEASURED = "measured"
     """The process measured the graph itself."""
+    GROUP = "group"
+    """Another rank of its process group came to it."""
     RULE = "rule"
     """Nothing was measured: there was nothing to choose from (no CUDA device, say), or it could not be done."""
     UNFINISHED = "unfinished"

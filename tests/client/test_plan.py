@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pygraphd.client import _torch, claims, fingerprint, options, policy, profiler, region
-from pygraphd.client.session import CAPTURED_DIFFERENTLY, MODE_WITHOUT_TREES, RELOCATE_VARIABLE, Session
+from pygraphd.client.session import RELOCATE_VARIABLE, Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
@@ -93,10 +93,7 @@ def compile_once(
     return compiled
 
 
-@pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    import torch._inductor.config as inductor_config
-
+def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region, "Profiler", Clock)
     monkeypatch.setattr(region.Region, "_why_not_measure", lambda self: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
@@ -104,6 +101,13 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     monkeypatch.setattr(_torch, "note_backward", lambda index: None)
     environment = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
     monkeypatch.setattr(fingerprint, "environment", lambda index: environment)
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    import torch._inductor.config as inductor_config
+
+    pretend_there_is_a_gpu(monkeypatch)
     with inductor_config.patch({"triton.cudagraphs": True}):
         yield Session(locate({"PYGRAPHD_HOME": str(tmp_path)}))
 
@@ -278,7 +282,7 @@ def test_attention_that_saves_its_state_elsewhere_if_captured_is_left_to_the_tre
     backward = compile_once(session, 1, backward=True, box=box, text=text)
 
     assert run(forward, backward, ENOUGH) == [(["captured"], ["captured"])] * ENOUGH
-    assert session.report.summary()["reasons"] == {CAPTURED_DIFFERENTLY: 2}
+    assert session.report.summary()["reasons"] == {policy.CAPTURED_DIFFERENTLY: 2}
     assert session.report.counts["measured"] == 0
 
     second = Session(session.locations)
@@ -463,7 +467,7 @@ def test_a_graph_that_a_recording_would_not_hold_is_not_offered_one(
 
     assert compiled.current_callable == compiled.call
     assert relocating == []
-    assert session.report.summary()["reasons"] == {MODE_WITHOUT_TREES: 1}
+    assert session.report.summary()["reasons"] == {policy.MODE_WITHOUT_TREES: 1}
 
 
 @pytest.mark.usefixtures("default_mode")

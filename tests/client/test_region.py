@@ -41,7 +41,10 @@ class Host:
     def conditions(self, region: Region) -> Conditions:
         return self.told
 
-    def decided(self, region: Region, result: Decided) -> None:
+    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
+        return result.decision
+
+    def decided(self, region: Region, result: Decided, runs: Decision) -> None:
         self.results.append(result)
 
 

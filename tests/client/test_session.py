@@ -142,7 +142,7 @@ class TestConditions:
     def _decide(self, session: Session, region: Region, deployment: Deployment) -> None:
         measurements = (Measurement(deployment, 8, 1.0, 0.0, 1.0, 1.0, 0.0),)
         decision = Decision(deployment, "for a test", POLICY_VERSION)
-        session.decided(region, Decided(region.graph, decision, measurements))
+        session.decided(region, Decided(region.graph, decision, measurements), decision)
 
     @pytest.mark.parametrize(
         ("deployments", "in_trees"),
@@ -183,7 +183,7 @@ class TestConditions:
         measurements = (Measurement(Deployment.LAUNCH, 8, 1.0, 0.0, 1.0, 1.0, 0.0),)
         decision = Decision(Deployment.LAUNCH, "for a test", POLICY_VERSION)
 
-        session.decided(region, Decided(region.graph, decision, measurements, Conditions(False)))
+        session.decided(region, Decided(region.graph, decision, measurements, Conditions(False)), decision)
 
         (file,) = session.locations.spool.iterdir()
         (record,) = decode(RecordRequest, file.read_bytes()).records

@@ -77,3 +77,20 @@ def test_a_torch_without_cuda_is_told_from_one_that_can_relocate() -> None:
         assert "_cuda_memorySnapshot" in str(_torch.missing_for_relocation())
     else:
         assert _torch.missing_for_relocation() is None
+
+
+def test_ranks_can_agree_with_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _torch.missing_for_groups() is None
+    monkeypatch.setattr(_torch, "GROUP_REQUIRED", (("torch.distributed", "Store.clone_gone"),))
+
+    assert "lacks torch.distributed.Store.clone_gone" in str(_torch.missing_for_groups.__wrapped__())
+
+
+def test_a_store_takes_what_registers_hand_over() -> None:
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+
+    assert not store.check(["key"])
+    assert [store.compare_set("key", "", value) for value in ("first", "second")] == [b"first"] * 2
+    assert (store.check(["key"]), store.get("key")) == (True, b"first")

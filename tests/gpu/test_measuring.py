@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.session import MODE_WITHOUT_TREES
+from pygraphd.client.policy import MODE_WITHOUT_TREES
 from pygraphd.schema import policy
 from pygraphd.schema.messages import Decision, Deployment, Measurement
 

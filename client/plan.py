@@ -1,0 +1,235 @@
+"""How the partitions of one compiled graph are to run: as its group or the cache says, or by a region that finds out.
+
+A plan never fails: whatever goes wrong leaves the graph to PyTorch, with a reason in the report.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client import _torch, policy
+from pygraphd.client.agreement import Part, possible
+from pygraphd.client.region import Candidates, Region
+from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Record
+from pygraphd.schema.summary import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pygraphd.client._torch import CompiledFacts, Cudagraphify, Runnable
+    from pygraphd.client.following import Follower
+    from pygraphd.client.session import Session
+    from pygraphd.schema.keys import Environment
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the cache says of some graphs, by digest: what is believed, and what is not."""
+
+    entries: Mapping[str, Entry]
+    rejected: Mapping[str, Entry]
+
+
+class Plan:
+    """How the partitions of one compiled graph are to run. Made before Inductor's `post_compile`, completed after it."""
+
+    def __init__(
+        self,
+        session: Session,
+        facts: CompiledFacts,
+        environment: Environment,
+        graphs: tuple[Graph, ...],
+        known: Known,
+        family: object,
+        part: Part,
+    ) -> None:
+        self._session = session
+        self._facts = facts
+        self._environment = environment
+        self._graphs = graphs
+        self._entries = known.entries
+        self._rejected = known.rejected
+        self._family = family
+        self._part = part
+        self._link = None if facts.is_inference else session.link(family)
+        self._next = 0
+        self._open = 0
+        self._launches = False
+        self._compiled: Callable[[], Any] = lambda: None
+        self._without_realign: tuple[Any, Any] | None = None
+
+    def cudagraphify(self, original: Cudagraphify, runnable: Runnable, kwargs: Mapping[str, Any]) -> Runnable:
+        """Return what runs the next partition: what the cache says, or a region that finds out."""
+        graph = self._graphs[self._next]
+        self._next += 1
+        candidates = Candidates(
+            launch=runnable,
+            trees=original(runnable, **kwargs),
+            device_index=kwargs["device_index"],
+            is_backward=kwargs["is_backward"],
+            relocate=self._session.relocatable(
+                runnable, kwargs["device_index"], None if kwargs["is_backward"] else self._link
+            ),
+        )
+        if self._facts.captured_differently:
+            return self._leave_to_trees(graph, candidates, self._entries.get(graph.digest))
+        return self._run_of(graph, candidates)
+
+    def _run_of(self, graph: Graph, candidates: Candidates) -> Runnable:
+        """Return what the group or the cache says, or what finds out."""
+        entry = self._entries.get(graph.digest)
+        usable = entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment)
+        decision = self._part.settled(graph.digest, entry.decision if entry and usable else None)
+        if decision is not None:
+            return self._deploy(graph, candidates, possible(decision, candidates.offered), Source.GROUP)
+        if not self._part.leads:
+            return self._follow(graph, candidates)
+        return self._measure(graph, candidates, entry.decision if entry else None)
+
+    def _leave_to_trees(self, graph: Graph, candidates: Candidates, entry: Entry | None) -> Runnable:
+        """Run a graph as PyTorch has it, whatever would be faster."""
+        decision = policy.only_trees(policy.CAPTURED_DIFFERENTLY)
+        if entry is None or entry.decision != decision:
+            self._record([Record(graph, decision)])
+        return self._deploy(graph, candidates, decision, Source.RULE)
+
+    def _deploy(
+        self, graph: Graph, candidates: Candidates, decision: Decision, otherwise: Source
+    ) -> Runnable:
+        self._note(graph, decision, otherwise)
+        self._launches |= decision.deployment is not Deployment.TREES
+        return candidates.runnable(decision.deployment)
+
+    def _note(self, graph: Graph, decision: Decision, otherwise: Source) -> None:
+        """Report how a graph runs that is not measured here: as the cache has it, or why it runs otherwise."""
+        entry = self._entries.get(graph.digest)
+        looked_up = entry is not None and entry.decision == decision
+        source = Source.CACHE if looked_up else otherwise
+        self._session.report.deploy(graph, self._environment, decision, source)
+
+    def _measure(self, graph: Graph, candidates: Candidates, cached: Decision | None) -> Region:
+        calls = cached.calls if cached is not None else 0
+        region = Region(
+            graph,
+            candidates,
+            self._session,
+            self._on_deployed,
+            id(self._family),
+            warm_up_calls=calls,
+            part=self._part,
+        )
+        self._open += 1
+        rejected = self._rejected.get(graph.digest)
+        self._session.watch(region, self._environment, self._family, cached, rejected)
+        return region
+
+    def _follow(self, graph: Graph, candidates: Candidates) -> Follower:
+        def deploy(follower: Follower, decision: Decision) -> Runnable:
+            decision = possible(decision, candidates.offered)
+            candidates.let_go_of_all_but(decision.deployment)
+            self._session.ranks.followed(graph, self._environment, decision)
+            runnable = candidates.runnable(decision.deployment)
+            self._on_deployed(follower, runnable, decision.deployment)
+            return runnable
+
+        self._open += 1
+        launch = candidates.runnable(Deployment.LAUNCH)
+        ranks = self._session.ranks
+        return ranks.follow(graph, self._environment, launch, self._family, self._part, deploy)
+
+    def _record(self, records: Sequence[Record]) -> None:
+        """Add to the cache what this process knows of itself; one rank does for all."""
+        if self._part.leads:
+            self._session.record(self._environment, records)
+
+    def complete(self, compiled: Any) -> None:
+        """Finish what Inductor's `post_compile` has left to be done, now that it has run."""
+        self._compiled = weakref.ref(compiled)
+        whole = self._next == 0 and self._try_whole(compiled)
+        if self._next and self._link is not None:
+            from pygraphd.client import recycling
+
+            recycling.watch(compiled, self._link, is_backward=self._facts.is_backward)
+        if self._next == 0:
+            self._only_launch()
+        elif whole:
+            return  # Inductor has seen to the alignment of its inputs
+        elif self._open or self._launches:
+            self._realign(compiled)
+
+    def _try_whole(self, compiled: Any) -> bool:
+        """Offer relocation for a graph of which PyTorch captures no part; return whether that can be.
+
+        Nothing of it runs on the CPU, so that a recording holds all that it does. What the driver does not let be captured is
+        found out then, and launched.
+        """
+        facts, device_index = self._facts, self._facts.device_index
+        if (
+            not facts.only_cuda
+            or device_index is None
+            or facts.captured_differently
+            or len(self._graphs) != 1
+        ):
+            return False
+        launch = compiled.current_callable
+        relocate = self._session.relocatable(launch, device_index, None if facts.is_backward else self._link)
+        if relocate is None:
+            return False
+        candidates = Candidates(
+            launch=launch,
+            trees=None,
+            device_index=device_index,
+            is_backward=facts.is_backward,
+            relocate=relocate,
+        )
+        compiled.current_callable = self._run_of(self._graphs[0], candidates)
+        self._next = 1
+        return True
+
+    def _only_launch(self) -> None:
+        """Record that nothing but LAUNCH was to be had, and why, for each partition that the cache does not know."""
+        decision = self._only_launch_decision()
+        for graph in self._graphs:
+            agreed = self._part.propose(graph.digest, decision)
+            otherwise = Source.RULE if agreed == decision else Source.GROUP
+            self._note(graph, possible(agreed, [Deployment.LAUNCH]), otherwise)
+        unknown = [graph for graph in self._graphs if graph.digest not in self._entries]
+        self._record([Record(graph, decision) for graph in unknown])
+
+    def _only_launch_decision(self) -> Decision:
+        if not torch.cuda.is_available():
+            return policy.only_launch(policy.NO_DEVICE)
+        if not self._facts.on_cuda:
+            return policy.only_launch(policy.ON_THE_CPU)
+        if not self._facts.cudagraphs_asked:
+            return policy.only_launch(policy.MODE_WITHOUT_TREES)
+        reason = one_line(f"{policy.NOT_CAPTURED}{self._facts.refusal or 'it did not try'}")
+        # What another graph or a setting of the process has led to may be otherwise next time.
+        return policy.only_launch(reason) if self._facts.refused_for_good else policy.not_measured(reason, 0)
+
+    def _realign(self, compiled: Any) -> None:
+        # Inductor leaves the alignment of inputs to the captured graph where it believes that there is one.
+        before = compiled.current_callable
+        _torch.realign(compiled)
+        self._without_realign = (compiled.current_callable, before)
+
+    def _on_deployed(self, region: Runnable, runnable: Runnable, deployment: Deployment) -> None:
+        self._open -= 1
+        self._launches |= deployment is not Deployment.TREES
+        compiled = self._compiled()
+        if compiled is None:
+            return
+        if not self._open and not self._launches and self._without_realign is not None:
+            _torch.replace_callable(compiled, *self._without_realign)
+        _torch.replace_callable(compiled, region, runnable)
+
+
+def one_line(text: str) -> str:
+    """Return the first line of a reason, printable and short enough for the cache."""
+    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
+    return "".join(c if c.isprintable() else " " for c in line)[:MAX_REASON]

@@ -1,0 +1,89 @@
+"""What this process does for its process group, and what it leaves to other ranks; `agreement` says how they agree."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from pygraphd.client import policy
+from pygraphd.client.agreement import ALONE, Part, possible
+from pygraphd.client.following import Follower, Pace
+from pygraphd.client.group import Groups
+from pygraphd.schema.messages import Conditions, Decision, Deployment, Graph, Kind
+from pygraphd.schema.policy import decide
+from pygraphd.schema.summary import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pygraphd.client._torch import Runnable
+    from pygraphd.client.region import Decided, Region
+    from pygraphd.client.report import Report
+    from pygraphd.schema.keys import Environment
+
+
+class Ranks:
+    """The process group as a session sees it; `family` is one object for a forward and its backward."""
+
+    def __init__(self, report: Report) -> None:
+        self.groups = Groups(report)
+        self._report = report
+        self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
+        self._claims: dict[int, str] = {}
+        self._paces: dict[int, Pace] = {}
+        self._followers: dict[str, tuple[Graph, Environment]] = {}
+        self._overruled: set[int] = set()
+        """Families whose forward does not run in trees although it was measured so."""
+
+    def part(self, family: object, graphs: Sequence[Graph], environment: Environment) -> Part:
+        """Return what this process has to do about some graphs: all of it, unless ranks share it.
+
+        One rank leads for a forward and its backward, which are measured together.
+        """
+        agreement = self.groups.agreement()
+        if agreement is None:
+            return ALONE
+        self._families[id(family)] = family
+        claim = self._claims.setdefault(id(family), graphs[0].digest)
+        part = agreement.part(claim, [graph.digest for graph in graphs], environment.digest())
+        self._report.count(**{"led" if part.leads else "followed": len(graphs)})
+        return part
+
+    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
+        """Return what is to run, of what is offered, now that this rank has come to a result."""
+        own = result.decision
+        if region.family in self._overruled and own.deployment is Deployment.TREES and result.measurements:
+            own = decide(result.measurements, Conditions(forward_in_trees=False))
+        decision = possible(region.part.propose(region.graph.digest, own), offered)
+        lost_trees = own.deployment is Deployment.TREES and decision.deployment is not Deployment.TREES
+        if lost_trees and region.graph.kind is not Kind.BACKWARD:
+            self._overruled.add(region.family)
+        return decision
+
+    def follow(
+        self,
+        graph: Graph,
+        environment: Environment,
+        launch: Runnable,
+        family: object,
+        part: Part,
+        deploy: Callable[[Follower, Decision], Runnable],
+    ) -> Follower:
+        """Return what runs a graph until another rank has decided; `deploy` then puts the decision in place."""
+        self._families[id(family)] = family
+        self._followers[graph.digest] = graph, environment
+        pace = self._paces.setdefault(id(family), Pace())
+        ask = functools.partial(part.wait, graph.digest)
+        return Follower(launch, pace, ask, deploy, self._report, is_backward=graph.kind is Kind.BACKWARD)
+
+    def followed(self, graph: Graph, environment: Environment, decision: Decision) -> None:
+        """Take note of another rank's decision for a graph that waited for it."""
+        self._followers.pop(graph.digest, None)
+        self._report.deploy(graph, environment, decision, Source.GROUP)
+
+    def close(self) -> None:
+        """Report what still waits."""
+        while self._followers:
+            _, (graph, environment) = self._followers.popitem()
+            decision = policy.not_measured(policy.STILL_WAITING, 0)
+            self._report.deploy(graph, environment, decision, Source.UNFINISHED)

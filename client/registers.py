@@ -1,0 +1,115 @@
+"""Registers in the store of a process group that are written once: what is decided for a graph, and which rank finds out.
+
+Whoever writes first has written for all. A collective would not do: ranks compile in an order of their own, and one of ours
+could meet one of the user's. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from pygraphd.schema import messages
+from pygraphd.schema.checks import InvalidMessageError, check_digest
+from pygraphd.schema.messages import Decision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OPERATION_S = 5.0
+"""What one answer may take; tens to hundreds of microseconds are usual."""
+
+_T = TypeVar("_T")
+
+
+class Store(Protocol):
+    """What is used of `torch.distributed.Store`; every operation may raise anything, or never return."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are there."""
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key; waits for one that is not there."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Set a key that has the expected value, or is not there if that is empty; return what it then holds."""
+
+
+class RegisterError(Exception):
+    """A register gave no answer, or one that makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a register holds: the decision for a graph, and the environment of the rank that took it."""
+
+    environment: str
+    decision: Decision
+
+    def __post_init__(self) -> None:
+        check_digest("environment", self.environment)
+
+
+class Registers:
+    """The registers of one group, for the rank called `name`. Every method raises RegisterError, and ends in `limit_s`."""
+
+    def __init__(self, store: Store, name: str, limit_s: float = OPERATION_S) -> None:
+        self._store = store
+        self._name = name
+        self._limit_s = limit_s
+
+    def claim(self, about: str) -> bool:
+        """Put this rank down as the one that finds out, unless another is; return whether it is this one."""
+        return self._write(f"asks/{about}", self._name) == self._name.encode()
+
+    def read(self, graph: str) -> Verdict | None:
+        """Return what is decided for a graph, or None."""
+        data = within(self._limit_s, lambda: self._read(f"decided/{graph}"))
+        return None if data is None else _decode(data)
+
+    def write(self, graph: str, verdict: Verdict) -> Verdict:
+        """Decide for a graph if nobody has; return what is decided."""
+        return _decode(self._write(f"decided/{graph}", json.dumps(dataclasses.asdict(verdict))))
+
+    def _read(self, key: str) -> bytes | None:
+        # `get` alone would wait for the key. What is there once stays.
+        return self._store.get(key) if self._store.check([key]) else None
+
+    def _write(self, key: str, value: str) -> bytes:
+        return within(self._limit_s, lambda: self._store.compare_set(key, "", value))
+
+
+def _decode(data: bytes) -> Verdict:
+    try:
+        return messages.decode(Verdict, data)
+    except InvalidMessageError as error:
+        raise RegisterError("a register was not understood") from error
+
+
+def within(limit_s: float, action: Callable[[], _T]) -> _T:
+    """Return what `action` returns; raises RegisterError if it raises, or has not come back in time.
+
+    In a thread of its own: where the process that serves a TCPStore hangs, `check`, `compare_set` and `clone` wait for ever,
+    and so do `get` and `wait`, whatever time-out the store has (torch 2.11 to 2.15).
+    """
+    results: list[_T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except Exception as error:  # noqa: BLE001
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="pygraph-registers", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise RegisterError("no thread could be started") from error
+    thread.join(limit_s)
+    if results:
+        return results[0]
+    raise RegisterError(type(errors[0]).__name__ if errors else "no answer in time")

@@ -1,0 +1,201 @@
+"""How often a follower looks, in which order those of one family do, and that it never gets into a user's way."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.client.following import COMPILING_CALLS, Follower, Pace
+from pygraphd.client.report import Report
+from pygraphd.schema.messages import Decision, Deployment
+
+if TYPE_CHECKING:
+    from pygraphd.client._torch import Runnable
+
+TREES = Decision(Deployment.TREES, "TREES is faster", 1)
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Family:
+    """Followers of one family; what is put in `answers` is decided, by name."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.pace = Pace(self.clock)
+        self.report = Report()
+        self.answers: dict[str, Decision] = {}
+        self.looks: list[str] = []
+
+    def follower(self, name: str, *, is_backward: bool = False) -> Follower:
+        def ask(waited_s: float) -> Decision | None:
+            self.looks.append(name)
+            return self.answers.get(name)
+
+        def deploy(follower: Follower, decision: Decision) -> Runnable:
+            return lambda inputs: "captured"
+
+        return Follower(
+            lambda inputs: "launched", self.pace, ask, deploy, self.report, is_backward=is_backward
+        )
+
+
+@pytest.fixture
+def family() -> Family:
+    return Family()
+
+
+def test_two_minutes_take_two_dozen_looks(family: Family) -> None:
+    one = family.follower("one")
+    for _ in range(120_000):
+        family.clock.now += 0.001
+        assert one([]) == "launched"
+
+    assert 20 <= len(family.looks) <= 30
+
+
+def test_waiting_begins_after_compiling(family: Family) -> None:
+    one = family.follower("one")
+    for _ in range(COMPILING_CALLS):
+        one([])
+        family.clock.now += 1000
+
+    assert (family.looks, family.pace.waited_s()) == ([], 0.0)
+    one([])
+    assert (family.looks, family.pace.waited_s()) == (["one"], 0.0)
+
+
+def test_what_is_decided_runs_from_that_call_on_and_nothing_is_asked_again(family: Family) -> None:
+    one = family.follower("one")
+    assert [one([]) for _ in range(5)] == ["launched"] * 5
+    family.answers["one"] = TREES
+    family.clock.now += 1
+
+    assert [one([]) for _ in range(3)] == ["captured"] * 3
+    assert len(family.looks) == 2
+    family.clock.now += 1000
+    assert (one([]), len(family.looks)) == ("captured", 2)
+
+
+def test_a_backward_follows_in_the_step_in_which_its_forward_does(family: Family) -> None:
+    forward = [family.follower(name) for name in ("first", "second")]
+    backward = family.follower("backward", is_backward=True)
+
+    def step() -> list[Any]:
+        family.clock.now += 0.01
+        return [part([]) for part in (*forward, backward)]
+
+    for _ in range(60):
+        step()
+    assert set(family.looks) == {"first", "second"}
+    family.answers = dict.fromkeys(["first", "second", "backward"], TREES)
+    steps = [step() for _ in range(60)]
+
+    assert steps[0] == ["launched"] * 3
+    assert steps[-1] == ["captured"] * 3
+    assert all(len(set(each)) == 1 for each in steps)
+
+
+def test_parts_that_are_decided_apart_run_apart_for_one_step(family: Family) -> None:
+    forward = [family.follower(name) for name in ("first", "second")]
+    family.answers["second"] = TREES
+
+    steps = [[part([]) for part in forward] for _ in range(COMPILING_CALLS + 1)]
+    family.answers["first"] = TREES
+    steps.append([part([]) for part in forward])
+
+    assert steps[-2:] == [["launched", "captured"], ["captured", "captured"]]
+
+
+def test_an_error_of_ours_is_counted_and_the_call_is_launched(family: Family) -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError("ours")
+
+    broken = Follower(
+        lambda inputs: "launched", family.pace, lambda _: TREES, fail, family.report, is_backward=False
+    )
+
+    assert [broken([]) for _ in range(9)] == ["launched"] * 9
+    assert family.report.failures == {"ranks: following: ValueError": 1}
+
+
+def test_an_error_of_the_users_is_the_users(family: Family) -> None:
+    def fail(inputs: list[Any]) -> None:
+        raise ZeroDivisionError
+
+    one = Follower(fail, family.pace, lambda _: None, lambda *_: fail, family.report, is_backward=False)
+
+    for _ in range(5):
+        with pytest.raises(ZeroDivisionError):
+            one([])
+    assert family.report.failures == {}
+
+
+def test_of_several_threads_one_looks_and_the_others_are_launched(family: Family) -> None:
+    asked, answer = threading.Event(), threading.Event()
+    looks = []
+
+    def ask(waited_s: float) -> Decision:
+        looks.append(waited_s)
+        asked.set()
+        answer.wait(10)
+        return TREES
+
+    one = Follower(
+        lambda inputs: "launched",
+        family.pace,
+        ask,
+        lambda *_: lambda inputs: "captured",
+        family.report,
+        is_backward=False,
+    )
+    for _ in range(COMPILING_CALLS):
+        one([])
+    looker = threading.Thread(target=one, args=([],))
+    looker.start()
+    assert asked.wait(10)
+    family.clock.now += 100
+
+    assert [one([]) for _ in range(3)] == ["launched"] * 3
+    answer.set()
+    looker.join()
+    assert one([]) == "captured"
+    assert len(looks) == 1
+
+
+def test_no_round_begins_in_the_middle_of_a_step(family: Family) -> None:
+    one, two = family.follower("one"), family.follower("two")
+    for _ in range(COMPILING_CALLS + 1):
+        one([])
+        two([])
+    family.answers = dict.fromkeys(("one", "two"), TREES)
+
+    steps = []
+    for _ in range(50):
+        first = one([])
+        family.clock.now += 0.03  # a look may have become due between the two
+        steps.append((first, two([])))
+
+    assert steps[-1] == ("captured", "captured")
+    assert {*steps} == {("launched", "launched"), ("captured", "captured")}
+
+
+def test_a_follower_that_is_dropped_does_not_keep_the_others_from_looking(family: Family) -> None:
+    one, two = family.follower("one"), family.follower("two")
+    del one
+    family.answers["two"] = TREES
+    for _ in range(COMPILING_CALLS + 2):
+        family.clock.now += 1.0
+        last = two([])
+
+    assert last == "captured"

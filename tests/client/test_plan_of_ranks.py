@@ -1,0 +1,227 @@
+"""How a plan is carried out on ranks that share it: two sessions in one process stand for two ranks, a real store between them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+
+from pygraphd.client import fingerprint, policy
+from pygraphd.client.agreement import Agreement
+from pygraphd.client.following import Follower
+from pygraphd.client.group import Groups
+from pygraphd.client.registers import Registers
+from pygraphd.client.session import Session
+from pygraphd.schema.locations import locate
+from pygraphd.schema.messages import Deployment
+from pygraphd.schema.policy import FORWARD_NOT_IN_TREES
+from tests.client.test_plan import (
+    Clock,
+    Compiled,
+    compile_once,
+    compile_whole,
+    pretend_there_is_a_gpu,
+    run,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+
+class TwoRanks(Groups):
+    """Finds a group without there being one: each session is a rank of it."""
+
+    def __init__(self, session: Session, store: dist.Store, name: str, wait_limit_s: float) -> None:
+        super().__init__(session.report)
+        self._of_two = Agreement(Registers(store, name), session.report, wait_limit_s)
+
+    def agreement(self) -> Agreement:
+        return self._of_two
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Session]]:
+    """Return two ranks with a home each."""
+    import torch._inductor.config as inductor_config
+
+    pretend_there_is_a_gpu(monkeypatch)
+    with inductor_config.patch({"triton.cudagraphs": True}):
+        yield sessions(tmp_path)
+
+
+def sessions(folder: Path, wait_limit_s: float = 120.0) -> list[Session]:
+    store = dist.HashStore()
+    made = []
+    for name in ("one", "two"):
+        (folder / name).mkdir(exist_ok=True)
+        session = Session(locate({"PYGRAPHD_HOME": str(folder / name)}))
+        session.ranks.groups = TwoRanks(session, store, name, wait_limit_s)
+        made.append(session)
+    return made
+
+
+def pair(session: Session, parts: int = 1, text: str | None = None) -> tuple[Compiled, Compiled]:
+    box = SimpleNamespace(value=0)
+    forward = compile_once(session, parts, backward=False, box=box, text=text)
+    return forward, compile_once(session, 1, backward=True, box=box, text=text)
+
+
+def test_one_rank_measures_and_the_other_follows(ranks: list[Session]) -> None:
+    leader, other = ranks
+    measured, followed = pair(leader, 2), pair(other, 2)
+    assert run(*followed, 5) == [(["launched"] * 2, ["launched"])] * 5
+    assert (
+        followed[0].current_callable != followed[0].call
+    )  # misaligned inputs are copied while it is launched
+
+    assert run(*measured)[-1] == (["captured"] * 2, ["captured"])
+    steps = wait_for(other, followed)
+
+    assert all(len({*ahead, *behind}) == 1 for ahead, behind in steps)
+    assert followed[0].current_callable == followed[0].call
+    slots = followed[0].compiled_fn_runner.partitions + followed[1].compiled_fn_runner.partitions
+    assert not any(isinstance(slot, Follower) for slot in slots)
+    assert (leader.report.counts["led"], leader.report.counts["measured"]) == (3, 3)
+    counts = other.report.counts
+    assert (counts["followed"], counts["looked_up"], counts["measured"], counts["spooled"]) == (3, 0, 0, 0)
+    assert other.report.summary()["reasons"] == leader.report.summary()["reasons"]
+    assert other.report.failures == {}
+
+
+def wait_for(session: Session, compiled: tuple[Compiled, Compiled]) -> list[tuple[Any, Any]]:
+    """Run until the graphs are decided; return all steps."""
+    steps = []
+    while session.ranks._followers:
+        steps += run(*compiled, 1)
+        assert len(steps) < 10**6
+    return steps + run(*compiled, 1)
+
+
+def test_who_comes_late_runs_what_is_decided_from_the_first_call(ranks: list[Session]) -> None:
+    run(*pair(ranks[0]))
+
+    assert run(*pair(ranks[1]), 3) == [(["captured"], ["captured"])] * 3
+    assert ranks[1].report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 2, "RELOCATE": 0}
+
+
+def test_a_leader_that_comes_too_late_launches_like_the_others_and_keeps_what_it_found(
+    ranks: list[Session], tmp_path: Path
+) -> None:
+    leader, other = sessions(tmp_path, wait_limit_s=0.0)
+    measured, followed = pair(leader), pair(other)
+
+    run(*followed, 5)
+    assert run(*measured)[-1] == (["launched"], ["launched"])
+
+    reasons = {"ranks: no decision within 0 s": 2}
+    assert leader.report.summary()["reasons"] == other.report.summary()["reasons"] == reasons
+    assert (leader.report.counts["measured"], leader.report.counts["spooled"]) == (2, 2)
+    later = Session(leader.locations)
+    assert run(*pair(later), 1) == [(["captured"], ["captured"])]
+
+
+def test_a_backward_of_a_forward_that_lost_its_trees_does_not_run_in_them(ranks: list[Session]) -> None:
+    leader, other = ranks
+    measured = pair(leader)
+    digest = measured[0].compiled_fn_runner.partitions[0].graph.digest
+    environment = fingerprint.environment(0)
+    assert isinstance(other.ranks.groups, TwoRanks)
+    other.ranks.groups.agreement().propose(digest, environment.digest(), policy.only_launch("too late"))
+
+    assert run(*measured)[-1] == (["launched"], ["launched"])
+
+    assert leader.report.summary()["reasons"] == {"too late": 1, FORWARD_NOT_IN_TREES: 1}
+    assert run(*pair(Session(leader.locations)), 1) == [(["captured"], ["captured"])]
+
+
+def test_a_rank_that_cannot_capture_has_all_launch(ranks: list[Session]) -> None:
+    leader, other = ranks
+    compile_whole(other, backward=False, box=None, disabled_cudagraphs_reason="mutated inputs")
+    forward = compile_once(leader, 1, backward=False, box=None)
+
+    assert run(forward, forward)[-1] == (["launched"], ["launched"])
+
+    assert other.report.counts["led"] == 1
+    assert leader.report.summary()["deployed"] == {"LAUNCH": 1, "TREES": 0, "RELOCATE": 0}
+    assert leader.report.summary()["reasons"] == other.report.summary()["reasons"]
+
+
+def test_a_rank_that_cannot_have_what_is_decided_launches_it_and_says_so(ranks: list[Session]) -> None:
+    leader, other = ranks
+    forward = compile_once(leader, 1, backward=False, box=None)
+    run(forward, forward)
+
+    compile_whole(other, backward=False, box=None, disabled_cudagraphs_reason="mutated inputs")
+
+    assert leader.report.summary()["deployed"]["TREES"] == 1
+    assert other.report.summary()["deployed"] == {"LAUNCH": 1, "TREES": 0, "RELOCATE": 0}
+    assert other.report.summary()["reasons"] == {"ranks: TREES was decided, and cannot be had here": 1}
+    assert other.report.counts["spooled"] == 0
+
+
+def test_a_graph_that_must_run_in_trees_does_so_without_being_asked_about(ranks: list[Session]) -> None:
+    text = "  a = torch.ops.aten._scaled_dot_product_efficient_attention.default(q, k, v, None, True, 0.1)"
+
+    results = [run(*pair(session, text=text), 1) for session in ranks]
+
+    assert results == [[(["captured"], ["captured"])]] * 2
+    assert [session.report.counts["spooled"] for session in ranks] == [2, 0]
+    assert ranks[1].report.summary()["reasons"] == {policy.CAPTURED_DIFFERENTLY: 2}
+
+
+def test_without_memory_to_spare_on_the_leader_all_launch(
+    ranks: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pygraphd.client.region import Region
+
+    monkeypatch.setattr(Region, "_why_not_measure", lambda self: policy.NO_MEMORY)
+    measured, followed = pair(ranks[0]), pair(ranks[1])
+    run(*measured, 5)
+    wait_for(ranks[1], followed)
+
+    assert ranks[1].report.summary()["reasons"] == {policy.NO_MEMORY: 2}
+
+
+def test_a_program_that_ends_while_it_waits_says_so(ranks: list[Session]) -> None:
+    pair(ranks[0])
+    run(*pair(ranks[1]), 5)
+
+    ranks[1].close()
+
+    assert ranks[1].report.summary()["reasons"] == {policy.STILL_WAITING: 2}
+    assert ranks[1].report.counts["spooled"] == 0
+
+
+def test_what_waits_goes_with_its_model(ranks: list[Session]) -> None:
+    pair(ranks[0])
+    forward, backward = pair(ranks[1])
+    run(forward, backward, 5)
+    gone = weakref.ref(forward.compiled_fn_runner.partitions[0])
+    assert isinstance(gone(), Follower)
+
+    del forward, backward
+    gc.collect()
+
+    assert gone() is None
+
+
+def test_graphs_of_before_the_group_stay_this_ranks_own(
+    ranks: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, other = ranks
+    group, other.ranks.groups = other.ranks.groups, Groups(other.report)
+    own = pair(other)
+    other.ranks.groups = group
+    with monkeypatch.context() as here:
+        here.setattr(Clock, "times_us", {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0})
+        assert run(*pair(leader))[-1] == (["launched"], ["launched"])
+
+    assert run(*own)[-1] == (["captured"], ["captured"])
+    assert (other.report.counts["followed"], other.report.counts["measured"]) == (0, 2)
