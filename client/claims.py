@@ -54,11 +54,11 @@ class Claims:
     """The undecided regions of one process, and whose turn it is to measure each."""
 
     def __init__(
-        self, cache: Cache, usable: Callable[[Decision], bool], clock: Callable[[], float] = time.monotonic
+        self, cache: Cache, trusted: Callable[[Entry], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Ask through `cache`; an answer is taken up if it is final and `usable`."""
+        """Ask through `cache`; an answer is taken up if it is final and `trusted`."""
         self._cache = cache
-        self._usable = usable
+        self._trusted = trusted
         self._clock = clock
         self._turns: dict[Interest, Turn] = {}
         self._answers: dict[Interest, Decision] = {}
@@ -153,7 +153,7 @@ class Claims:
             entry = entries.get(interest.graph)
             if entry is None or entry == self._rejected.get(interest):
                 continue
-            if entry.decision.final and self._usable(entry.decision):
+            if entry.decision.final and self._trusted(entry):
                 self._answers[interest] = entry.decision
 
     def _enter(self, interest: Interest, turn: Turn) -> None:

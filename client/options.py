@@ -4,11 +4,13 @@
 | --- | --- | --- |
 | `PYGRAPH_DISABLE` | 1 | nothing of ours is installed, whatever else asks for it |
 | `PYGRAPH_READONLY` | 1 | the cache is read and never added to |
+| `PYGRAPH_TRUST` | `all`, `verify`, `local` | what another user or host has decided is believed; is checked on a few calls (default); is not used |
 | `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,11 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DISABLE = "PYGRAPH_DISABLE"
+TRUST = "PYGRAPH_TRUST"
 READONLY = "PYGRAPH_READONLY"
 REFRESH = "PYGRAPH_REFRESH"
 
 _OFF = frozenset({"", "0", "off", "false", "no"})
 _ON = frozenset({"1", "on", "true", "yes"})
+
+
+class Trust(enum.StrEnum):
+    """What becomes of a decision that another user or host has taken."""
+
+    ALL = "all"
+    """It is used."""
+    VERIFY = "verify"
+    """It is used, and checked on a few calls."""
+    LOCAL = "local"
+    """It is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +43,7 @@ class Options:
 
     readonly: bool = False
     refresh: bool = False
+    trust: Trust = Trust.VERIFY
     misread: tuple[str, ...] = ()
 
 
@@ -38,6 +53,7 @@ def read(environ: Mapping[str, str]) -> Options:
     return Options(
         readonly=_switch(READONLY, environ, misread),
         refresh=_switch(REFRESH, environ, misread),
+        trust=_trust(environ, misread),
         misread=tuple(misread),
     )
 
@@ -45,6 +61,14 @@ def read(environ: Mapping[str, str]) -> Options:
 def is_disabled(environ: Mapping[str, str]) -> bool:
     """Whether PyGraph is to stay out of this process: by any value but "off", as who sets it wants to be rid of us."""
     return environ.get(DISABLE, "").strip().lower() not in _OFF
+
+
+def _trust(environ: Mapping[str, str], misread: list[str]) -> Trust:
+    value = environ.get(TRUST, "").strip().lower() or Trust.VERIFY
+    if value not in list(Trust):
+        misread.append(f"{TRUST}={environ[TRUST]} is not understood: set it to {', '.join(Trust)}")
+        return Trust.VERIFY
+    return Trust(value)
 
 
 def _switch(name: str, environ: Mapping[str, str], misread: list[str]) -> bool:

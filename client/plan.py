@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client import _torch, policy
-from pygraphd.client.agreement import Part, possible
+from pygraphd.client.agreement import ALONE, Part, possible
+from pygraphd.client.checking import Checked, Claimed
 from pygraphd.client.region import Candidates, Region
 from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Record
 from pygraphd.schema.summary import Source
@@ -84,6 +85,8 @@ class Plan:
         """Return what the group or the cache says, or what finds out."""
         entry = self._entries.get(graph.digest)
         usable = entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment)
+        if entry is not None and usable and self._part is ALONE and self._session.must_check(entry):
+            return self._check(graph, candidates, entry)
         decision = self._part.settled(graph.digest, entry.decision if entry and usable else None)
         if decision is not None:
             return self._deploy(graph, candidates, possible(decision, candidates.offered), Source.GROUP)
@@ -112,7 +115,9 @@ class Plan:
         source = Source.CACHE if looked_up else otherwise
         self._session.report.deploy(graph, self._environment, decision, source)
 
-    def _measure(self, graph: Graph, candidates: Candidates, cached: Decision | None) -> Region:
+    def _measure(
+        self, graph: Graph, candidates: Candidates, cached: Decision | None, disputed: Entry | None = None
+    ) -> Region:
         calls = cached.calls if cached is not None else 0
         region = Region(
             graph,
@@ -124,9 +129,31 @@ class Plan:
             part=self._part,
         )
         self._open += 1
-        rejected = self._rejected.get(graph.digest)
+        rejected = disputed or self._rejected.get(graph.digest)
         self._session.watch(region, self._environment, self._family, cached, rejected)
         return region
+
+    def _check(self, graph: Graph, candidates: Candidates, entry: Entry) -> Checked:
+        """Run a graph as somebody else has decided, and measure it if that does not hold here."""
+        decision = entry.decision
+        runnable = candidates.runnable(decision.deployment)
+
+        def settle(checked: Checked, holds: bool) -> Runnable:
+            self._session.end_check(number, holds=holds)
+            if holds:
+                candidates.let_go_of_all_but(decision.deployment)
+                self._on_deployed(checked, runnable, decision.deployment)
+                return runnable
+            region = self._measure(graph, candidates, None, entry)
+            self._open -= 1
+            self._replace(checked, region)
+            return region
+
+        self._open += 1
+        number = self._session.begin_check(graph, self._environment, decision)
+        assert entry.cost_us is not None
+        claimed = Claimed(decision.deployment, entry.cost_us)
+        return Checked(runnable, claimed, candidates.device_index, settle, self._session.report)
 
     def _follow(self, graph: Graph, candidates: Candidates) -> Follower:
         def deploy(follower: Follower, decision: Decision) -> Runnable:
@@ -227,6 +254,11 @@ class Plan:
         if not self._open and not self._launches and self._without_realign is not None:
             _torch.replace_callable(compiled, *self._without_realign)
         _torch.replace_callable(compiled, region, runnable)
+
+    def _replace(self, one: Runnable, other: Runnable) -> None:
+        compiled = self._compiled()
+        if compiled is not None:
+            _torch.replace_callable(compiled, one, other)
 
 
 def one_line(text: str) -> str:

@@ -43,7 +43,8 @@ class Report:
         """Add to the named counters.
 
         They are `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`, `withheld` (records that were not to
-        be added), `waited` (regions that another process was measuring), `adopted` (of these, those that took up its answer);
+        be added), `waited` (regions that another process was measuring), `adopted` (of these, those that took up its answer),
+        `checked` (decisions from elsewhere that were timed) and `disputed` (of these, those that did not hold);
         under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
         relocatable graphs
         `captured` (recordings made) and `staged` (inputs that these copy).
@@ -86,6 +87,8 @@ class Report:
                 "withheld",
                 "waited",
                 "adopted",
+                "checked",
+                "disputed",
                 "led",
                 "followed",
                 "captured",

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.client import _torch, fingerprint, options, policy
 from pygraphd.client.cache import Cache
+from pygraphd.client.checking import DISPUTED
 from pygraphd.client.claims import Claims, Interest, Turn
+from pygraphd.client.options import Trust
 from pygraphd.client.plan import Known, Plan
 from pygraphd.client.ranks import Ranks
 from pygraphd.client.region import Decided, Region, Tally
@@ -50,11 +52,12 @@ class Session:
         self.ranks = Ranks(self.report)
         self.rota = Rota()
         self.options = options.read(os.environ)
-        readonly = self.options.readonly
-        self.cache = Cache(self.locations, socket.gethostname(), self.report, readonly=readonly)
+        self._host = socket.gethostname()
+        self.cache = Cache(self.locations, self._host, self.report, readonly=self.options.readonly)
         for misread in self.options.misread:
             self.report.fail(misread)
-        self._claims = Claims(self.cache, self.usable)
+        self._claims = Claims(self.cache, self._trusted)
+        self._checked: dict[int, tuple[Graph, Environment, Decision]] = {}
         self.pid = os.getpid()
         self._watched: dict[int, _Watched] = {}
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
@@ -102,7 +105,37 @@ class Session:
         return options
 
     def _believed(self, entry: Entry) -> bool:
-        return not self.options.refresh and self.usable(entry.decision)
+        return not self.options.refresh and self._trusted(entry)
+
+    def _trusted(self, entry: Entry) -> bool:
+        if self.options.trust is Trust.LOCAL and self._is_foreign(entry):
+            return False
+        return self.usable(entry.decision)
+
+    def _is_foreign(self, entry: Entry) -> bool:
+        """Whether another user or host has decided; rows of old databases do not say where."""
+        return entry.uid != os.geteuid() or entry.host not in {"", self._host}
+
+    def must_check(self, entry: Entry) -> bool:
+        """Whether a decision is to be timed on a few calls; one that rests on no measurement has nothing to hold it against."""
+        verify = self.options.trust is Trust.VERIFY
+        return verify and entry.cost_us is not None and self._is_foreign(entry)
+
+    def begin_check(self, graph: Graph, environment: Environment, decision: Decision) -> int:
+        """Note that a graph runs as somebody else has decided, for the time being; returns a number for `end_check`."""
+        self.report.count(checked=1)
+        number = self.report.counts["checked"]
+        self._checked[number] = graph, environment, decision
+        return number
+
+    def end_check(self, number: int, *, holds: bool) -> None:
+        """Note whether that decision stays."""
+        graph, environment, decision = self._checked.pop(number)
+        if holds:
+            self.report.deploy(graph, environment, decision, Source.CACHE)
+        else:
+            self.report.count(disputed=1)
+            self.report.step_aside(DISPUTED)
 
     def watch(
         self,
@@ -230,7 +263,10 @@ class Session:
             if not left and watched.known_calls < calls:
                 record = Record(watched.graph, decision)
                 unfinished.setdefault(environment, []).append(record)
+        for graph, environment, decision in self._checked.values():
+            self.report.deploy(graph, environment, decision, Source.CACHE)
         self.ranks.close()
+        self._checked.clear()
         self._watched.clear()
         for environment, records in unfinished.items():
             self.record(environment, records)

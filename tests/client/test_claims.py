@@ -41,7 +41,7 @@ class Daemon:
 
     def process(self, name: str) -> Claims:
         return Claims(
-            cast("Cache", Client(self, name)), lambda decision: decision.policy == 1, lambda: self.now
+            cast("Cache", Client(self, name)), lambda entry: entry.decision.policy == 1, lambda: self.now
         )
 
     def record(self, interest: Interest, decision: Decision = ANSWER) -> None:

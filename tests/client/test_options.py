@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pygraphd.client import options
-from pygraphd.client.options import DISABLE, READONLY, REFRESH, Options
+from pygraphd.client.options import DISABLE, READONLY, REFRESH, TRUST, Options, Trust
 
 
 @pytest.mark.parametrize("value", ["1", "on", "TRUE", " yes "])
@@ -25,6 +25,20 @@ def test_what_is_not_understood_is_named_and_changes_nothing() -> None:
     assert read == Options(
         refresh=True, misread=("PYGRAPH_READONLY=perhaps is not understood: set it to 1 or 0",)
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "trust"),
+    [("", Trust.VERIFY), ("verify", Trust.VERIFY), ("ALL", Trust.ALL), (" local ", Trust.LOCAL)],
+)
+def test_trust(value: str, trust: Trust) -> None:
+    assert options.read({TRUST: value}) == Options(trust=trust)
+
+
+def test_a_trust_that_is_not_understood_is_the_usual_one() -> None:
+    said = "PYGRAPH_TRUST=none is not understood: set it to all, verify, local"
+
+    assert options.read({TRUST: "none"}) == Options(misread=(said,))
 
 
 @pytest.mark.parametrize("value", ["1", "true", "please"])

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 import torch
 
-from pygraphd.client import _torch, claims, fingerprint, options, policy, profiler, region
+from pygraphd.client import _torch, checking, claims, fingerprint, options, policy, profiler, region
+from pygraphd.client.cache import Cache
+from pygraphd.client.checking import DISPUTED
 from pygraphd.client.session import RELOCATE_VARIABLE, Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
@@ -95,6 +97,7 @@ def compile_once(
 
 def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region, "Profiler", Clock)
+    monkeypatch.setattr(checking, "Profiler", Clock)
     monkeypatch.setattr(region.Region, "_why_not_measure", lambda self: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -216,6 +219,79 @@ def test_what_is_refreshed_is_measured_anew_and_replaces_what_was_there(
     assert (counts["hits"], counts["measured"], counts["adopted"]) == (0, 2, 0)
     assert anew.report.summary()["deployed"]["LAUNCH"] == 2
     assert (told.report.counts["hits"], told.report.summary()["deployed"]["LAUNCH"]) == (2, 2)
+
+
+def trained(session: Session, steps: int, host: str | None = None) -> tuple[Session, list[tuple[Any, Any]]]:
+    """Train in a process of its own, so to say; of another host if one is named."""
+    each, box = Session(session.locations), SimpleNamespace(value=0)
+    if host is not None:
+        each.cache = Cache(each.locations, host, each.report)
+    models = (
+        compile_once(each, 2, backward=False, box=box),
+        compile_once(each, 1, backward=True, box=box),
+    )
+    return each, run(*models, steps)
+
+
+def test_a_decision_from_elsewhere_is_used_at_once_and_stays_if_it_holds(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(session, ENOUGH, "elsewhere")
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 59.9})
+
+    told, steps = trained(session, ENOUGH)
+
+    assert steps == [(["captured"] * 2, ["captured"])] * ENOUGH
+    counts = told.report.counts
+    assert (counts["hits"], counts["checked"], counts["disputed"], counts["measured"]) == (3, 3, 0, 0)
+    assert counts["spooled"] == 0
+    summary = told.report.summary()
+    assert summary["deployed"] == {"LAUNCH": 0, "TREES": 3, "RELOCATE": 0}
+    assert {each["source"] for each in summary["decisions"]} == {"cache"}
+    assert told.report.failures.keys() <= {"daemon: no daemon"}
+
+
+@pytest.mark.parametrize("trees_us", [61.0, 39.0, 200.0])
+def test_a_decision_from_elsewhere_that_does_not_hold_is_measured_anew(
+    session: Session, monkeypatch: pytest.MonkeyPatch, trees_us: float
+) -> None:
+    trained(session, ENOUGH, "elsewhere")
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: trees_us})
+
+    told, steps = trained(session, 2 * ENOUGH)
+
+    runs = "captured" if trees_us < 100 else "launched"
+    assert (steps[0], steps[-1]) == ((["captured"] * 2, ["captured"]), ([runs] * 2, [runs]))
+    counts = told.report.counts
+    assert (counts["checked"], counts["disputed"], counts["measured"], counts["spooled"]) == (3, 3, 3, 3)
+    assert told.report.fallbacks == {DISPUTED: 3}
+    assert len(told.report.summary()["decisions"]) == 3
+    again, _ = trained(session, ENOUGH)
+    assert (again.report.counts["hits"], again.report.counts["checked"]) == (3, 0)
+
+
+@pytest.mark.parametrize(("trust", "hits", "measured"), [("all", 3, 0), ("local", 0, 3)])
+def test_what_is_trusted_can_be_set(
+    session: Session, monkeypatch: pytest.MonkeyPatch, trust: str, hits: int, measured: int
+) -> None:
+    trained(session, ENOUGH, "elsewhere")
+    monkeypatch.setenv(options.TRUST, trust)
+
+    told, steps = trained(session, ENOUGH)
+
+    counts = told.report.counts
+    assert (counts["hits"], counts["measured"], counts["checked"]) == (hits, measured, 0)
+    assert steps[-1] == (["captured"] * 2, ["captured"])
+
+
+def test_a_program_that_ends_before_the_check_does_has_run_as_it_was_told(session: Session) -> None:
+    trained(session, ENOUGH, "elsewhere")
+
+    told, _ = trained(session, 5)
+    told.close()
+
+    summary = told.report.summary()
+    assert (summary["checked"], summary["deployed"]["TREES"], summary["spooled"]) == (3, 3, 0)
 
 
 def test_who_waits_to_the_end_records_nothing(session: Session, tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""A decision that somebody else took, on another machine or as another user: used at once, and timed on a few calls.
+
+If it costs here what it is said to cost, within a tolerance, it stays, and this object takes itself out of the way. If not,
+whoever made it is told, and puts in its place what measures anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client.profiler import Profiler
+from pygraphd.client.rota import SAMPLES, Turns
+from pygraphd.schema.messages import Deployment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pygraphd.client._torch import Runnable
+    from pygraphd.client.report import Report
+
+TOLERANCE = 0.2
+"""Share by which the cost here may differ from what was recorded."""
+DISPUTED = "measured anew, since a decision from elsewhere costs over 20 % more or less here"
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a decision from elsewhere says: a deployment, and the median cost of a call in it, in microseconds."""
+
+    deployment: Deployment
+    cost_us: float
+
+    def holds(self, cost_us: float) -> bool:
+        """Whether a cost that was seen here bears it out."""
+        return abs(cost_us - self.cost_us) <= TOLERANCE * self.cost_us
+
+
+class Checked:
+    """A compiled graph that runs as somebody else has decided; call it with the list of inputs that Inductor hands over.
+
+    `settle` is told, once, whether the decision holds, and returns what runs from then on.
+    """
+
+    def __init__(
+        self,
+        run: Runnable,
+        claimed: Claimed,
+        device_index: int,
+        settle: Callable[[Checked, bool], Runnable],
+        report: Report,
+    ) -> None:
+        self._run = self._call = run
+        self._claimed = claimed
+        self._device = device_index
+        self._settle: Callable[[Checked, bool], Runnable] | None = settle
+        self._report = report
+        self._profiler = Profiler(device_index)
+        self._turns = Turns((claimed.deployment,))
+        self._thread: int | None = None
+        self._settling = threading.Lock()
+
+    def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
+        if self._settle is None or not self._is_fair(inputs):
+            return self._call(inputs)
+        return self._timed(inputs)
+
+    def _is_fair(self, inputs: list[Any]) -> bool:
+        """Whether this call may be timed; with dynamic sizes nothing can be compared, and what was decided stays."""
+        if any(type(value) is int for value in inputs):
+            self._end(holds=True)
+            return False
+        if self._thread is None:
+            self._thread = threading.get_ident()
+        if self._thread != threading.get_ident():
+            return False
+        with torch.cuda.device(self._device):
+            return not torch.cuda.is_current_stream_capturing()
+
+    def _timed(self, inputs: list[Any]) -> Any:
+        counts = self._turns.take(self._claimed.deployment)
+        call = self._guarded(lambda: self._profiler.start(self._claimed.deployment)) if counts else None
+        result = self._call(inputs)
+        if call is not None:
+            self._guarded(lambda: self._profiler.stop(call))
+            self._guarded(self._judge)
+        return result
+
+    def _judge(self) -> None:
+        self._profiler.collect()
+        if self._profiler.fewest([self._claimed.deployment]) >= SAMPLES:
+            (measurement,) = self._profiler.measurements()
+            self._end(holds=self._claimed.holds(measurement.median_us))
+
+    def _end(self, *, holds: bool) -> None:
+        with self._settling:
+            settle, self._settle = self._settle, None
+        if settle is not None:
+            self._call = self._guarded(lambda: settle(self, holds)) or self._run
+
+    def _guarded(self, action: Callable[[], Any]) -> Any:
+        # A CUDA error of the user's may surface in any driver call, and must surface in theirs.
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001
+            self._report.fail(f"checking: {type(error).__name__}")
+            return None
