@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.driver import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pygraphd.client.driver import Driver
     from pygraphd.client.parameters import Parameters
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_BINDINGS = 4
 """Executables of one recording: batches in rotation and kept outputs make addresses recur with short periods."""
+CHUNK = 32
+"""Inputs that are compared in one go to find those that have moved."""
 REMEMBERED = 8
 """Sets of addresses that are remembered, so that what nearly comes back gets an executable of its own."""
 
@@ -79,7 +82,11 @@ class Binding:
         for index, place in zip(self._indices, places, strict=True):
             self._pointers[index] = place
         self.addresses = [*places, *bound[len(groups) :]]
-        """Where each input lies that can move, and then each memory."""
+        """Where each input lies that can move, and then each memory: a *position* each."""
+        self._first_memory = len(places)
+        self._chunks = [
+            (begin, self._indices[begin : begin + CHUNK]) for begin in range(0, len(places), CHUNK)
+        ]
         self._memory = list(bound[len(groups) :])
         self.number = 0
         """Of the set of recycled memory that it is bound to; 0: of none."""
@@ -99,47 +106,63 @@ class Binding:
             and unchanged(inputs, self._pointers, self._indices)
         )
 
-    def addresses_of(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[int]:
-        """Return what `addresses` would be if it were bound to these."""
-        moving = map(inputs.__getitem__, self._indices)
-        return [each.data_ptr() for tensors in (moving, memory) for each in tensors]
+    def moved(
+        self, inputs: list[Any], memory: list[Any], number: int, fresh: list[int], unchanged: Unchanged
+    ) -> dict[int, int]:
+        """Return the positions that do not lie where they are bound to, and where they lie; see `fits`."""
+        moved: dict[int, int] = {}
+        for begin, chunk in self._chunks:
+            # Of hundreds of inputs a few move.
+            if not unchanged(inputs, self._pointers, chunk):
+                self._note_moved(moved, begin, [inputs[index] for index in chunk])
+        if number != self.number:
+            self._note_moved(moved, self._first_memory, memory)
+        else:
+            for slot in fresh:
+                self._note_moved(moved, self._first_memory + slot, [memory[slot]])
+        return moved
 
-    def bind(self, inputs: Sequence[Any], addresses: list[int], number: int) -> int:
-        """Bind to other addresses, those of `addresses_of`; return how many nodes were written.
+    def _note_moved(self, moved: dict[int, int], begin: int, tensors: Iterable[Any]) -> None:
+        for position, tensor in enumerate(tensors, begin):
+            address = tensor.data_ptr()
+            if address != self.addresses[position]:
+                moved[position] = address
+
+    def addresses_with(self, moved: Mapping[int, int]) -> list[int]:
+        """Return what `addresses` would be if some positions had moved."""
+        addresses = self.addresses.copy()
+        for position, address in moved.items():
+            addresses[position] = address
+        return addresses
+
+    def bind(self, inputs: Sequence[Any], addresses: list[int], moved: Iterable[int], number: int) -> int:
+        """Bind to other addresses, which differ at the positions that have `moved`; return how many nodes were written.
 
         Raises `UnfitError` with nothing changed, or `DriverError`, after which the executable is of no more use.
         """
-        moved = self._moved(addresses)
         # All is checked before anything is changed.
         bases = self._bases_of(moved, inputs)
-        for index, address in moved.items():
-            self._pointers[index] = address
-        inputs_end = len(self._indices)
-        for slot, address in enumerate(addresses[inputs_end:], start=len(self._groups)):
-            if address != self._bases[slot]:
-                bases[slot] = address
+        for position in moved:
+            address, memory = addresses[position], position - self._first_memory
+            if memory < 0:
+                self._pointers[self._indices[position]] = address
+            else:
+                self._memory[memory] = address
+                bases[len(self._groups) + memory] = address
         for slot, base in bases.items():
             self._move(slot, base)
-        self._memory = addresses[inputs_end:]
         self.addresses = addresses
         self.number = number
         return self._write()
 
-    def check(self, inputs: Sequence[Any], addresses: list[int]) -> None:
-        """Raise `UnfitError` if it cannot be bound to these inputs."""
-        self._bases_of(self._moved(addresses), inputs)
-
-    def _moved(self, addresses: Sequence[int]) -> dict[int, int]:
-        """Return the inputs that do not lie where they are bound to, and where they lie."""
-        return {
-            index: now
-            for index, now, bound in zip(self._indices, addresses, self.addresses, strict=False)
-            if now != bound
-        }
+    def check(self, inputs: Sequence[Any], moved: Iterable[int]) -> None:
+        """Raise `UnfitError` if it cannot be bound to these inputs, of which some have moved."""
+        self._bases_of(moved, inputs)
 
     def _bases_of(self, moved: Iterable[int], inputs: Sequence[Any]) -> dict[int, int]:
-        slots, groups = self._slots, self._groups
-        return {slot: groups[slot].base(inputs) for slot in {slots[index] for index in moved}}
+        slots, groups, indices = self._slots, self._groups, self._indices
+        touched = {slots[indices[position]] for position in moved if position < self._first_memory}
+        return {slot: groups[slot].base(inputs) for slot in touched}
 
     def _move(self, slot: int, base: int) -> None:
         words = self._words
@@ -162,9 +185,21 @@ class Binding:
                 self._driver.destroy_executable(executable)
 
 
-def _differ(first: list[int], second: list[int]) -> int:
-    """Return how many of two lists' addresses differ."""
-    return sum(map(operator.ne, first, second))
+def differing(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Return the positions at which two lists of addresses differ."""
+    return list(itertools.compress(itertools.count(), map(operator.ne, first, second)))
+
+
+def _differ_at(positions: Collection[int], first: Sequence[int], second: Sequence[int]) -> int:
+    """Return at how many of some positions two lists of addresses differ."""
+    return sum(first[position] != second[position] for position in positions)
+
+
+def _is_near(recent: Sequence[int], addresses: Sequence[int], moved: Collection[int]) -> bool:
+    """Whether recent addresses differ from these by half as much as what has moved, at most."""
+    # Nearly always the first question is enough, and it is asked about a few positions of hundreds.
+    most = len(moved) // 2
+    return _differ_at(moved, recent, addresses) <= most and len(differing(recent, addresses)) <= most
 
 
 class Bindings:
@@ -193,17 +228,20 @@ class Bindings:
         for position, binding in enumerate(self._all):
             if binding.fits(inputs, memory, number, fresh, unchanged):
                 return self._to_front(position)
-        return self._bind(inputs, memory, number)
+        return self._bind(inputs, memory, number, fresh)
 
-    def _bind(self, inputs: list[Any], memory: list[Any], number: int) -> Binding:
-        addresses = self._all[0].addresses_of(inputs, memory)
-        position, moved = self._nearest(addresses)
+    def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: list[int]) -> Binding:
+        latest = self._all[0]
+        just_moved = latest.moved(inputs, memory, number, fresh, self._unchanged)
+        addresses = latest.addresses_with(just_moved)
+        position, moved = self._nearest(addresses, just_moved)
         if len(self._all) < self._most and self._deserves_another(addresses, number, moved):
-            self._all[position].check(inputs, addresses)
+            self._all[position].check(inputs, moved)
             if self._add():
                 position = len(self._all) - 1
+                moved = differing(self._all[position].addresses, addresses)
         chosen = self._all[position]
-        self.written = chosen.bind(inputs, addresses, number)
+        self.written = chosen.bind(inputs, addresses, moved, number)
         return self._to_front(position)
 
     def _to_front(self, position: int) -> Binding:
@@ -211,15 +249,22 @@ class Bindings:
             self._all.insert(0, self._all.pop(position))
         return self._all[0]
 
-    def _nearest(self, addresses: list[int]) -> tuple[int, int]:
-        """Return the executable for which least has moved, of several the one that was not used for longest; and how much."""
-        moved = [_differ(binding.addresses, addresses) for binding in self._all]
-        position = max(range(len(moved)), key=lambda position: (-moved[position], position))
-        return position, moved[position]
+    def _nearest(self, addresses: list[int], moved: Collection[int]) -> tuple[int, Collection[int]]:
+        """Return the executable for which least has moved, of several the one that was not used for longest; and what has.
 
-    def _deserves_another(self, addresses: list[int], number: int, moved: int) -> bool:
+        `moved` is what has moved for the first.
+        """
+        nearest = 0
+        for position, binding in enumerate(self._all[1:], start=1):
+            if _differ_at(moved, binding.addresses, addresses) <= len(moved):
+                others = differing(binding.addresses, addresses)
+                if len(others) <= len(moved):
+                    nearest, moved = position, others
+        return nearest, moved
+
+    def _deserves_another(self, addresses: list[int], number: int, moved: Collection[int]) -> bool:
         """Whether these addresses, or nearly these, come back; or memory of a set is met for the first time."""
-        came_back = any(2 * _differ(recent, addresses) <= moved for recent in self._recent)
+        came_back = any(_is_near(recent, addresses, moved) for recent in self._recent)
         self._recent.append(addresses)
         return came_back or all(binding.number != number for binding in self._all)
 

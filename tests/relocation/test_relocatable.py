@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from pygraphd.client import relocatable
+from pygraphd.client.binding import CHUNK
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Capture
-from pygraphd.client.relocatable import Relocatable
+from pygraphd.client.relocatable import IDLE_CHANGES, Relocatable
 from pygraphd.client.relocation import BLOCK, Span
 from pygraphd.client.report import Report
 
@@ -804,3 +805,56 @@ def test_many_threads_take_turns(case: Case) -> None:
 
     assert wrong == []
     case.expect(captured=1)
+
+
+def test_of_many_inputs_any_may_move_and_no_more_is_written_than_follows_it(case: Case) -> None:
+    count = 3 * CHUNK + 1
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        for each in inputs[1:]:
+            operations.accumulate(inputs[0], each)
+        return ()
+
+    run = case.make(body)
+    total = case.floats(0)
+    values = [case.floats(index) for index in range(1, count)]
+    other = [case.floats(1000 * index) for index in range(1, count)]
+    for _ in range(3):
+        run([total, *values])
+    (replay,) = run._replays.values()
+    replay._bindings._most = 1  # type: ignore[union-attr]
+    for index in range(count - 1):
+        total.zero_()
+        written = replay.counts.written
+        moved = [*values[:index], other[index], *values[index + 1 :]]
+        run([total, *moved])
+
+        assert total.item() == sum(each.item() for each in moved)
+        # Its own node, and that of the one that was elsewhere in the call before.
+        assert replay.counts.written - written == (1 if index == 0 else 2)
+
+
+def test_a_recording_that_was_not_used_for_long_gives_back_what_it_keeps(case: Case) -> None:
+    run = case.make(add)
+
+    def call(n: int) -> Any:
+        return run([*(case.allocator.tensor(torch.ones(n)) for _ in range(2)), n])
+
+    for n in (3, 3, 4, 4):
+        call(n)
+    idle, used = run._replays[(3,)], run._replays[(4,)]
+    for replay, n in ((idle, 3), (used, 4)):
+        replay.recycle({0})
+        call(n)
+    kept = [replay._recycler for replay in (idle, used)]
+    assert [len(each) for each in kept if each is not None] == [1, 1]
+
+    for n in (5, 5, 6, 6):
+        call(n)
+    for _ in range(IDLE_CHANGES):
+        call(5)
+        call(4)
+        call(6)
+
+    assert [len(each) for each in kept if each is not None] == [0, 1]
+    assert call(3)[0].tolist() == [2.0] * 3
