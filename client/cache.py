@@ -51,6 +51,7 @@ class Cache:
         self._origin = messages.Origin(host, VERSION)
         self._report = report
         self._failures = 0
+        self._unknown: set[str] = set()
         self._holder = uuid.uuid4().hex
         self._spooled: dict[str, dict[str, Entry]] = {}
 
@@ -95,12 +96,13 @@ class Cache:
         return answer.entries
 
     def _exchange(self, target: str, body: bytes, kind: type[_Answer]) -> _Answer | None:
-        if self._failures >= MAX_FAILURES:
+        if self._failures >= MAX_FAILURES or target in self._unknown:
             return None
         try:
             answer = messages.decode(kind, self._transport.request("POST", target, body))
         except TransportError as error:
-            self._fail(f"daemon: {error}", free=error.absent)
+            self._fail(f"daemon: {error}", free=error.absent or error.unknown)
+            self._unknown |= {target} if error.unknown else set()
         except InvalidMessageError:
             self._fail("daemon: answer not understood")
         else:

@@ -1,7 +1,7 @@
 """A decision that somebody else took, on another machine or as another user: used at once, and timed on a few calls.
 
 If it costs here what it is said to cost, within a tolerance, it stays, and this object takes itself out of the way. If not,
-whoever made it is told, and puts in its place what measures anew.
+whoever made it is told, and puts in its place what measures anew. A forward and its backward stay or go together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.profiler import Profiler
-from pygraphd.client.rota import SAMPLES, Turns
+from pygraphd.client.rota import MAX_CALLS, SAMPLES, Turns
 from pygraphd.schema.messages import Deployment
 
 if TYPE_CHECKING:
@@ -39,6 +39,28 @@ class Claimed:
         return abs(cost_us - self.cost_us) <= TOLERANCE * self.cost_us
 
 
+class Jury:
+    """What is found of the decisions for a forward and its backward: they hold together, or are all measured anew."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, bool | None] = {}
+
+    def join(self, member: int) -> None:
+        """Count in one that is yet to be found out about."""
+        self._found[member] = None
+
+    def found(self, member: int, *, holds: bool) -> None:
+        """Note what was found of one of them."""
+        self._found[member] = holds
+
+    def verdict(self) -> bool | None:
+        """Return whether all hold; None as long as that is open."""
+        found = list(self._found.values())
+        if False in found:
+            return False
+        return None if None in found else True
+
+
 class Checked:
     """A compiled graph that runs as somebody else has decided; call it with the list of inputs that Inductor hands over.
 
@@ -52,6 +74,7 @@ class Checked:
         device_index: int,
         settle: Callable[[Checked, bool], Runnable],
         report: Report,
+        jury: Jury,
     ) -> None:
         self._run = self._call = run
         self._claimed = claimed
@@ -61,17 +84,33 @@ class Checked:
         self._profiler = Profiler(device_index)
         self._turns = Turns((claimed.deployment,))
         self._thread: int | None = None
+        self._calls = 0
+        self._jury = jury
+        self._is_judged = False
         self._settling = threading.Lock()
+        jury.join(id(self))
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
-        if self._settle is None or not self._is_fair(inputs):
+        if self._settle is not None:
+            self._settle_if_possible()
+        if self._is_judged or not self._is_fair(inputs):
             return self._call(inputs)
         return self._timed(inputs)
+
+    def _settle_if_possible(self) -> None:
+        self._calls += 1
+        verdict = self._jury.verdict()
+        if verdict is None and self._calls > MAX_CALLS:
+            # Its calls cannot be timed, or the other half of its family is not called.
+            self._found(holds=True)
+            verdict = True
+        if verdict is not None:
+            self._end(holds=verdict)
 
     def _is_fair(self, inputs: list[Any]) -> bool:
         """Whether this call may be timed; with dynamic sizes nothing can be compared, and what was decided stays."""
         if any(type(value) is int for value in inputs):
-            self._end(holds=True)
+            self._found(holds=True)
             return False
         if self._thread is None:
             self._thread = threading.get_ident()
@@ -93,11 +132,16 @@ class Checked:
         self._profiler.collect()
         if self._profiler.fewest([self._claimed.deployment]) >= SAMPLES:
             (measurement,) = self._profiler.measurements()
-            self._end(holds=self._claimed.holds(measurement.median_us))
+            self._found(holds=self._claimed.holds(measurement.median_us))
+
+    def _found(self, *, holds: bool) -> None:
+        self._is_judged = True
+        self._jury.found(id(self), holds=holds)
 
     def _end(self, *, holds: bool) -> None:
         with self._settling:
             settle, self._settle = self._settle, None
+        self._is_judged = True
         if settle is not None:
             self._call = self._guarded(lambda: settle(self, holds)) or self._run
 

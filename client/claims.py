@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import MAX_GRAPHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +41,7 @@ TRANSITIONS: Mapping[Turn, frozenset[Turn]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Interest:
     """A region that is not decided: its graph's digest, its environment, and a number that a forward shares with its backward."""
 
@@ -63,6 +64,10 @@ class Claims:
         self._turns: dict[Interest, Turn] = {}
         self._answers: dict[Interest, Decision] = {}
         self._rejected: dict[Interest, Entry] = {}
+        self._forwards: dict[int, set[Interest]] = {}
+        """Of each family, those that are not ours."""
+        self._measuring: set[Interest] = set()
+        """Ours that were called since the last renewal: what is not called is not kept from others."""
         self._next_look = 0.0
         self._interval = FIRST_LOOK_S
         self._renew_at = float("inf")
@@ -70,15 +75,19 @@ class Claims:
 
     def add(self, interest: Interest, rejected: Entry | None = None) -> None:
         """Note a region that will have to be measured; `rejected` is what the cache says and what is not believed."""
-        self._turns.setdefault(interest, Turn.OPEN)
+        self._turns[interest] = Turn.OPEN
+        if not interest.is_backward:
+            self._forwards.setdefault(interest.family, set()).add(interest)
         if rejected is not None:
             self._rejected[interest] = rejected
 
     def remove(self, interest: Interest) -> None:
-        """Forget a region: it is decided."""
+        """Forget a region: it is decided, or gone."""
         self._turns.pop(interest, None)
         self._answers.pop(interest, None)
         self._rejected.pop(interest, None)
+        self._measuring.discard(interest)
+        self._no_longer_ahead(interest)
 
     def is_left_to_others(self, interest: Interest) -> bool:
         """Whether it waits for another process, or for its forward that does."""
@@ -86,23 +95,27 @@ class Claims:
 
     def turn(self, interest: Interest) -> Decision | Turn:
         """Return whose turn it is, or another process's answer; between two looks this costs next to nothing."""
-        if self._turns.get(interest, Turn.OURS) is Turn.OURS:
-            return self._answers.get(interest) or Turn.OURS
-        if self._follows(interest):
-            return Turn.OTHERS
-        if self._is_due(interest) and self._asking.acquire(blocking=False):
+        if (answer := self._answers.get(interest)) is not None:
+            return answer
+        turn = self._turns.get(interest, Turn.OURS)
+        if turn is Turn.OTHERS and self._clock() < self._next_look:
+            return turn
+        if turn is not Turn.OURS and not self._follows(interest) and self._asking.acquire(blocking=False):
             try:
-                self._ask()
+                self._ask(interest)
             finally:
                 self._asking.release()
-        return self._answers.get(interest) or self._turns.get(interest, Turn.OURS)
+        turn = self._turns.get(interest, Turn.OURS)
+        return self._answers.get(interest) or (Turn.OTHERS if turn is Turn.OPEN else turn)
 
-    def keep(self) -> None:
+    def keep(self, interest: Interest) -> None:
         """Prolong what is ours, if it is time to; to be called while measuring."""
+        if interest in self._turns:
+            self._measuring.add(interest)
         if self._clock() < self._renew_at or not self._asking.acquire(blocking=False):
             return
         try:
-            ours = [each for each, turn in list(self._turns.items()) if turn is Turn.OURS]
+            ours, self._measuring = self._measuring, set()
             self._renew_at = float("inf")
             for environment, some in _by_environment(ours).items():
                 self._lease(environment, some)
@@ -113,47 +126,54 @@ class Claims:
 
     def _follows(self, interest: Interest) -> bool:
         """Whether a backward has to wait since its forward is not ours: the two are measured together."""
-        return interest.is_backward and any(
-            turn is not Turn.OURS
-            for each, turn in list(self._turns.items())
-            if each.family == interest.family and not each.is_backward
-        )
+        return interest.is_backward and bool(self._forwards.get(interest.family))
 
-    def _is_due(self, interest: Interest) -> bool:
-        return self._turns.get(interest) is Turn.OPEN or self._clock() >= self._next_look
+    def _no_longer_ahead(self, interest: Interest) -> None:
+        ahead = self._forwards.get(interest.family)
+        if ahead is not None:
+            ahead.discard(interest)
+            if not ahead:
+                del self._forwards[interest.family]
 
-    def _ask(self) -> None:
-        """Ask for all that is open or waited for, in one go for each environment."""
-        pending = [
-            each
-            for each, turn in list(self._turns.items())
-            if turn is not Turn.OURS and not self._follows(each)
-        ]
-        for environment, some in _by_environment(pending).items():
+    def _ask(self, interest: Interest) -> None:
+        """Ask about one that is open; or, if it is time to look, about all that others measure."""
+        if self._turns.get(interest) is Turn.OPEN:
+            self._ask_about([interest])
+            return
+        self._ask_about([each for each, turn in list(self._turns.items()) if turn is Turn.OTHERS])
+        self._next_look = self._clock() + self._interval
+        self._interval = min(2 * self._interval, LAST_LOOK_S)
+
+    def _ask_about(self, interests: Sequence[Interest]) -> None:
+        for environment, some in _by_environment(interests).items():
             granted = self._lease(environment, some)
             if granted is not None:
                 self._look_up(environment, some)
             for interest in some:
                 ours = granted is None or interest.graph in granted
                 self._enter(interest, Turn.OURS if ours else Turn.OTHERS)
-        self._next_look = self._clock() + self._interval
-        self._interval = min(2 * self._interval, LAST_LOOK_S)
 
     def _lease(self, environment: Environment, interests: Sequence[Interest]) -> frozenset[str] | None:
         """Return the graphs that this process may measure; None: there is nobody to ask, so all."""
-        answer = self._cache.lease(environment, [each.graph for each in interests])
-        if answer is None:
-            return None
-        self._renew_at = self._clock() + answer.seconds / 3
-        return frozenset(answer.granted)
+        granted: set[str] = set()
+        for some in _portions(interests):
+            answer = self._cache.lease(environment, [each.graph for each in some])
+            if answer is None:
+                return None
+            self._renew_at = self._clock() + answer.seconds / 3
+            granted.update(answer.granted)
+        return frozenset(granted)
 
     def _look_up(self, environment: Environment, interests: Sequence[Interest]) -> None:
-        entries = self._cache.lookup(environment, [each.graph for each in interests])
+        entries: dict[str, Entry] = {}
+        for some in _portions(interests):
+            entries |= self._cache.lookup(environment, [each.graph for each in some])
         for interest in interests:
             entry = entries.get(interest.graph)
-            if entry is None or entry == self._rejected.get(interest):
+            if entry is None or not entry.decision.final or not self._trusted(entry):
                 continue
-            if entry.decision.final and self._trusted(entry):
+            rejected = self._rejected.get(interest)
+            if rejected is None or not entry.rests_on_the_same(rejected):
                 self._answers[interest] = entry.decision
 
     def _enter(self, interest: Interest, turn: Turn) -> None:
@@ -162,7 +182,11 @@ class Claims:
             return  # decided meanwhile
         if turn not in TRANSITIONS[now]:
             raise RuntimeError(f"a graph's turn cannot go from {now.name} to {turn.name}")
+        if turn is Turn.OTHERS and Turn.OTHERS not in self._turns.values():
+            self._next_look, self._interval = self._clock() + FIRST_LOOK_S, 2 * FIRST_LOOK_S
         self._turns[interest] = turn
+        if turn is Turn.OURS:
+            self._no_longer_ahead(interest)
 
 
 def _by_environment(interests: Iterable[Interest]) -> dict[Environment, list[Interest]]:
@@ -170,3 +194,8 @@ def _by_environment(interests: Iterable[Interest]) -> dict[Environment, list[Int
     for interest in interests:
         sorted_out.setdefault(interest.environment, []).append(interest)
     return sorted_out
+
+
+def _portions(interests: Sequence[Interest]) -> list[Sequence[Interest]]:
+    """Return what may be asked about in one request, each."""
+    return [interests[start : start + MAX_GRAPHS] for start in range(0, len(interests), MAX_GRAPHS)]

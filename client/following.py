@@ -25,6 +25,8 @@ GROWTH = 0.5
 """The interval as a share of the time waited so far."""
 LONGEST_S = 10.0
 """The longest interval: two minutes take some two dozen looks."""
+PATIENT_CALLS = 100
+"""Calls before time counts: the rank that measures needs two dozen of its own, however long they take."""
 COMPILING_CALLS = 2
 """First calls of a graph, which may be minutes apart while others are being compiled. Waiting begins after them."""
 
@@ -33,51 +35,47 @@ class Pace:
     """When the followers of one family look."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.clock = clock
+        self._lock = threading.Lock()
         self._began: float | None = None
         self._due = 0.0
         self._round = 0
         self._members: list[weakref.ref[Follower]] = []  # one that is waiting goes with its model
-        self._open_forwards = 0
 
-    def join(self, follower: Follower, *, is_backward: bool) -> None:
+    def join(self, follower: Follower) -> None:
         """Count a follower in."""
-        self._members.append(weakref.ref(follower))
-        self._open_forwards += not is_backward
+        with self._lock:
+            self._members.append(weakref.ref(follower))
 
-    def leave(self, follower: Follower, *, is_backward: bool) -> None:
+    def leave(self, follower: Follower) -> None:
         """Count out a follower that has its decision; the others are to look at once."""
-        self._members.remove(weakref.ref(follower))
-        self._open_forwards -= not is_backward
-        self._round += 1
+        with self._lock:
+            self._members = [each for each in self._members if each() not in {None, follower}]
+            self._round += 1
 
     def round(self, follower: Follower) -> int:
         """Return the number of the round that now is: each follower looks once in a round.
 
         A new one begins only with the first follower, which is the first of a step: else it might begin in the middle.
         """
-        now = self._clock()
-        if self._began is None:
-            self._began = now
-        if now >= self._due and self._first() is follower:
-            self._round += 1
-            self._due = now + min(LONGEST_S, max(FIRST_S, GROWTH * (now - self._began)))
-        return self._round
+        now = self.clock()
+        with self._lock:
+            if self._began is None:
+                self._began = now
+            if now >= self._due and next(iter(self._alive()), None) is follower:
+                self._round += 1
+                self._due = now + min(LONGEST_S, max(FIRST_S, GROWTH * (now - self._began)))
+            return self._round
 
-    def _first(self) -> Follower | None:
-        while self._members:
-            if (first := self._members[0]()) is not None:
-                return first
-            del self._members[0]
-        return None
-
-    def waited_s(self) -> float:
-        """Return for how long the family has been waiting."""
-        return 0.0 if self._began is None else self._clock() - self._began
-
-    def may_look(self, *, is_backward: bool) -> bool:
+    def may_look(self, follower: Follower) -> bool:
         """Return whether a follower need not wait for those before it in the step."""
-        return not is_backward or self._open_forwards == 0
+        if not follower.is_backward:
+            return True
+        with self._lock:
+            return all(each.is_backward for each in self._alive())
+
+    def _alive(self) -> list[Follower]:
+        return [alive for each in self._members if (alive := each()) is not None]
 
 
 class Follower:
@@ -102,11 +100,12 @@ class Follower:
         self._ask = ask
         self._deploy: Callable[[Follower, Decision], Runnable] | None = deploy
         self._report = report
-        self._is_backward = is_backward
+        self.is_backward = is_backward
         self._calls = 0
+        self._began: float | None = None
         self._seen_round = 0
         self._looking = threading.Lock()
-        pace.join(self, is_backward=is_backward)
+        pace.join(self)
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         if self._deploy is not None:
@@ -114,29 +113,33 @@ class Follower:
         return self._call(inputs)
 
     def _follow(self) -> None:
-        if self._calls < COMPILING_CALLS:
-            self._calls += 1
-            return
-        if not self._is_due() or not self._looking.acquire(blocking=False):
+        self._calls += 1
+        if self._calls <= COMPILING_CALLS or not self._looking.acquire(blocking=False):
             return  # not now, or another thread is at it
         try:
-            self._look()
+            if self._is_due():
+                self._look()
         except Exception as error:  # noqa: BLE001 - ours, in the user's call
             self._report.fail(f"ranks: following: {type(error).__name__}")
         finally:
             self._looking.release()
 
     def _is_due(self) -> bool:
-        return self._pace.round(self) != self._seen_round and self._pace.may_look(
-            is_backward=self._is_backward
-        )
+        return self._pace.round(self) != self._seen_round and self._pace.may_look(self)
 
     def _look(self) -> None:
         self._seen_round = self._pace.round(self)
         deploy = self._deploy
-        decision = self._ask(self._pace.waited_s()) if deploy is not None else None
+        decision = self._ask(self._waited_s()) if deploy is not None else None
         if deploy is None or decision is None:
             return
         self._deploy = None  # it holds the candidates that were not chosen
-        self._pace.leave(self, is_backward=self._is_backward)
+        self._pace.leave(self)
         self._call = deploy(self, decision)
+
+    def _waited_s(self) -> float:
+        """Return for how long it has been looking, or 0 as long as a leader could not have measured in so many calls."""
+        now = self._pace.clock()
+        if self._began is None:
+            self._began = now
+        return now - self._began if self._calls > PATIENT_CALLS else 0.0

@@ -16,7 +16,7 @@ from pygraphd.client import _torch, policy
 from pygraphd.client.agreement import ALONE, Part, possible
 from pygraphd.client.checking import Checked, Claimed
 from pygraphd.client.region import Candidates, Region
-from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Record
+from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Kind, Record
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -85,14 +85,27 @@ class Plan:
         """Return what the group or the cache says, or what finds out."""
         entry = self._entries.get(graph.digest)
         usable = entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment)
-        if entry is not None and usable and self._part is ALONE and self._session.must_check(entry):
-            return self._check(graph, candidates, entry)
+        if entry is not None and usable and self._part is ALONE:
+            if self._suits_no_forward(graph, entry.decision):
+                return self._measure(graph, candidates, None, entry)
+            if self._session.must_check(entry):
+                return self._check(graph, candidates, entry)
         decision = self._part.settled(graph.digest, entry.decision if entry and usable else None)
         if decision is not None:
             return self._deploy(graph, candidates, possible(decision, candidates.offered), Source.GROUP)
         if not self._part.leads:
             return self._follow(graph, candidates)
         return self._measure(graph, candidates, entry.decision if entry else None)
+
+    def _suits_no_forward(self, graph: Graph, decision: Decision) -> bool:
+        """Whether it is a decision for trees about a backward whose forward runs otherwise here, or is not decided."""
+        if graph.kind is not Kind.BACKWARD or decision.deployment is not Deployment.TREES:
+            return False
+        return self._session.families.forward_may_be_launched(id(self._family))
+
+    def _note_forward(self, graph: Graph, deployment: Deployment | None) -> None:
+        if graph.kind is not Kind.BACKWARD:
+            self._session.families.note_forward(id(self._family), (graph.digest, graph.partition), deployment)
 
     def _leave_to_trees(self, graph: Graph, candidates: Candidates, entry: Entry | None) -> Runnable:
         """Run a graph as PyTorch has it, whatever would be faster."""
@@ -105,6 +118,7 @@ class Plan:
         self, graph: Graph, candidates: Candidates, decision: Decision, otherwise: Source
     ) -> Runnable:
         self._note(graph, decision, otherwise)
+        self._note_forward(graph, decision.deployment)
         self._launches |= decision.deployment is not Deployment.TREES
         return candidates.runnable(decision.deployment)
 
@@ -129,6 +143,7 @@ class Plan:
             part=self._part,
         )
         self._open += 1
+        self._note_forward(graph, None)
         rejected = disputed or self._rejected.get(graph.digest)
         self._session.watch(region, self._environment, self._family, cached, rejected)
         return region
@@ -150,10 +165,12 @@ class Plan:
             return region
 
         self._open += 1
+        self._note_forward(graph, decision.deployment)
         number = self._session.begin_check(graph, self._environment, decision)
         assert entry.cost_us is not None
         claimed = Claimed(decision.deployment, entry.cost_us)
-        return Checked(runnable, claimed, candidates.device_index, settle, self._session.report)
+        jury = self._session.families.jury(id(self._family))
+        return Checked(runnable, claimed, candidates.device_index, settle, self._session.report, jury)
 
     def _follow(self, graph: Graph, candidates: Candidates) -> Follower:
         def deploy(follower: Follower, decision: Decision) -> Runnable:
@@ -257,8 +274,11 @@ class Plan:
 
     def _replace(self, one: Runnable, other: Runnable) -> None:
         compiled = self._compiled()
-        if compiled is not None:
-            _torch.replace_callable(compiled, one, other)
+        if compiled is None:
+            return
+        _torch.replace_callable(compiled, one, other)
+        if self._without_realign is not None and self._without_realign[1] is one:
+            self._without_realign = (self._without_realign[0], other)
 
 
 def one_line(text: str) -> str:

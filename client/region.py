@@ -85,8 +85,8 @@ class Host(Protocol):
     def turn(self, region: Region) -> Decision | Turn:
         """Return whose turn it is to measure a region, or the answer of another process that has."""
 
-    def keep_turn(self) -> None:
-        """Note that this process is still measuring."""
+    def keep_turn(self, region: Region) -> None:
+        """Note that this process is still measuring a region."""
 
     def conditions(self, region: Region) -> Conditions:
         """Return what was decided for others, as far as the decision for a measured region depends on it."""
@@ -213,6 +213,8 @@ class Region:
 
     def _deploy(self, result: Decided) -> None:
         """Run as decided from now on, and say so to everybody concerned."""
+        # First what other threads call meanwhile, and what stays if this one is interrupted.
+        self._call = self._launch
         self._enter(State.DEPLOYED)
         candidates = self._candidates
         assert candidates is not None
@@ -256,8 +258,8 @@ class Region:
         elif turn is not Turn.OTHERS:
             self._start_measuring(sizes)
         elif self.state is State.WARM_UP:
-            self._enter(State.WAIT)
             self._call = self._wait
+            self._enter(State.WAIT)
             self._host.report.count(waited=1)
 
     def _can_run(self, deployment: Deployment) -> bool:
@@ -267,11 +269,11 @@ class Region:
         if reason := self._guarded(self._why_not_measure):
             self._deploy(Decided(self.graph, policy.not_measured(reason, self.tally.calls)))
             return
-        self._enter(State.MEASURE)
         self._sizes = sizes
         self._seen_sizes.clear()
         self._thread = threading.get_ident()
-        self._call = self._measure
+        self._call = self._measure  # before the state, by which other threads find out
+        self._enter(State.MEASURE)
 
     def _why_not_measure(self) -> str | None:
         # While it is tried, a capture keeps its memory beside what launched calls use. What a step takes beyond what is
@@ -302,7 +304,7 @@ class Region:
         if reason := self._why_aside(inputs):
             self._host.report.step_aside(reason)
             return self._launch(inputs)
-        self._guarded(self._host.keep_turn)
+        self._guarded(lambda: self._host.keep_turn(self))
         deployment = self._host.rota.enter(self)
         if deployment is None:
             self._decide()

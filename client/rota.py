@@ -105,6 +105,9 @@ class Rota:
     def _begins_round(self, member: Member) -> bool:
         if not self._members:
             return True
+        # Who began rounds in the middle of a step, having come first by chance, is followed by who begins steps.
+        if self._overdue and member.graph.kind is not Kind.BACKWARD and self._is_between_steps():
+            return True
         if id(member) not in self._members:
             return False
         # A backward belongs to the step of its forward, unless none of the forwards is measured.
@@ -112,7 +115,7 @@ class Rota:
         return member.graph.kind is not Kind.BACKWARD or kinds == {Kind.BACKWARD}
 
     def _begin_round(self, leader: Member) -> None:
-        between_steps = not any(self._open_forwards.values())
+        between_steps = self._is_between_steps()
         if self._members:
             ready = all(member.ready() for member in self._members.values())
             self._deciding = ready and (between_steps or leader.turns.exhausted)
@@ -126,6 +129,9 @@ class Rota:
             self._open_forwards = dict.fromkeys(self._open_forwards, 0)
         else:
             self._overdue += 1
+
+    def _is_between_steps(self) -> bool:
+        return not any(self._open_forwards.values())
 
     def _follow_step(self, member: Member) -> None:
         """Count the forwards whose backward is still to come: what they have saved belongs to their deployment."""

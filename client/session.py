@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from pygraphd.client import _torch, fingerprint, options, policy
 from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED
 from pygraphd.client.claims import Claims, Interest, Turn
+from pygraphd.client.families import Families
 from pygraphd.client.options import Trust
 from pygraphd.client.plan import Known, Plan
 from pygraphd.client.ranks import Ranks
@@ -58,11 +61,12 @@ class Session:
             self.report.fail(misread)
         self._claims = Claims(self.cache, self._trusted)
         self._checked: dict[int, tuple[Graph, Environment, Decision]] = {}
+        self._numbers = itertools.count()
         self.pid = os.getpid()
         self._watched: dict[int, _Watched] = {}
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
         self._links: dict[int, Link] = {}
-        self._forward_in_trees: dict[int, bool] = {}  # of the families whose forward was measured here
+        self.families = Families()
         self._recorders: dict[int, CudaRecorder | None] = {}
         self._latest_options: tuple[tuple[str, str], ...] = ()
         self._options: dict[int, tuple[tuple[str, str], ...]] = {}
@@ -114,7 +118,7 @@ class Session:
 
     def _is_foreign(self, entry: Entry) -> bool:
         """Whether another user or host has decided; rows of old databases do not say where."""
-        return entry.uid != os.geteuid() or entry.host not in {"", self._host}
+        return entry.uid not in {None, os.geteuid()} or entry.host not in {"", self._host}
 
     def must_check(self, entry: Entry) -> bool:
         """Whether a decision is to be timed on a few calls; one that rests on no measurement has nothing to hold it against."""
@@ -124,7 +128,7 @@ class Session:
     def begin_check(self, graph: Graph, environment: Environment, decision: Decision) -> int:
         """Note that a graph runs as somebody else has decided, for the time being; returns a number for `end_check`."""
         self.report.count(checked=1)
-        number = self.report.counts["checked"]
+        number = next(self._numbers)
         self._checked[number] = graph, environment, decision
         return number
 
@@ -156,22 +160,36 @@ class Session:
         interest = Interest(environment, region.graph.digest, id(family), is_backward)
         self._claims.add(interest, rejected)
         self._watched[id(region.tally)] = _Watched(region.graph, region.tally, interest, known_calls)
+        # A region that goes with its model is nothing to be waited for, nor to be kept from others.
+        weakref.finalize(region, self._claims.remove, interest).atexit = False
 
     def turn(self, region: Region) -> Decision | Turn:
         """Return whose turn it is to measure a region, or the answer of another process that has."""
         watched = self._watched.get(id(region.tally))
-        return Turn.OURS if watched is None else self._claims.turn(watched.interest)
+        if watched is None:
+            return Turn.OURS
+        turn = self._claims.turn(watched.interest)
+        return Turn.OURS if self._suits_no_forward(watched.interest, turn) else turn
 
-    def keep_turn(self) -> None:
-        """Note that this process is still measuring."""
-        self._claims.keep()
+    def _suits_no_forward(self, interest: Interest, turn: Decision | Turn) -> bool:
+        """Whether it is an answer for trees about a backward whose forward runs otherwise here."""
+        if not interest.is_backward or not isinstance(turn, Decision):
+            return False
+        otherwise = self.families.forward_may_be_launched(interest.family)
+        return turn.deployment is Deployment.TREES and otherwise
+
+    def keep_turn(self, region: Region) -> None:
+        """Note that this process is still measuring a region."""
+        watched = self._watched.get(id(region.tally))
+        if watched is not None:
+            self._claims.keep(watched.interest)
 
     def conditions(self, region: Region) -> Conditions:
         """Return what the decision for a measured region depends on beside its measurements: its forward's."""
         watched = self._watched.get(id(region.tally))
         if watched is None or region.graph.kind is not Kind.BACKWARD:
             return Conditions()
-        return Conditions(self._forward_in_trees.get(watched.interest.family))
+        return Conditions(self.families.forward_in_trees(watched.interest.family))
 
     def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
         """Return what is to run, of what is offered, in view of what other ranks have decided."""
@@ -230,20 +248,17 @@ class Session:
         self._claims.remove(watched.interest)
         environment = watched.interest.environment
         self.report.deploy(result.graph, environment, runs, _source(result, runs))
+        if region.graph.kind is not Kind.BACKWARD:
+            family = watched.interest.family
+            part = result.graph.digest, result.graph.partition
+            self.families.note_forward(family, part, result.decision.deployment)
         if result.adopted:
             self.report.count(adopted=1)
             return
         if result.measurements:
             self.report.count(measured=1)
-            if region.graph.kind is not Kind.BACKWARD:
-                self._note_forward(watched.interest.family, result.decision.deployment)
         record = Record(result.graph, result.decision, result.measurements, result.conditions)
         self.record(environment, [record])
-
-    def _note_forward(self, family: int, deployment: Deployment) -> None:
-        """Note how a part of a forward runs: it is in trees if all its parts are."""
-        before = self._forward_in_trees.get(family, True)
-        self._forward_in_trees[family] = before and deployment is Deployment.TREES
 
     def record(self, environment: Environment, records: Sequence[Record]) -> None:
         """Hand records to the cache, if there are any."""
@@ -253,7 +268,7 @@ class Session:
     def close(self) -> None:
         """Record what was called too seldom to be measured; the last thing a process does here."""
         unfinished: dict[Environment, list[Record]] = {}
-        for watched in self._watched.values():
+        for watched in list(self._watched.values()):  # other threads may still be at work
             environment, calls = watched.interest.environment, watched.tally.calls
             left = self._claims.is_left_to_others(watched.interest)
             decision = (
@@ -263,7 +278,7 @@ class Session:
             if not left and watched.known_calls < calls:
                 record = Record(watched.graph, decision)
                 unfinished.setdefault(environment, []).append(record)
-        for graph, environment, decision in self._checked.values():
+        for graph, environment, decision in list(self._checked.values()):
             self.report.deploy(graph, environment, decision, Source.CACHE)
         self.ranks.close()
         self._checked.clear()

@@ -22,11 +22,15 @@ _CHUNK = 65536
 
 
 class TransportError(Exception):
-    """No usable answer. `absent`: nobody listens there, which costs next to nothing and may change at any time."""
+    """No usable answer. `absent`: nobody listens there, which costs next to nothing and may change at any time.
 
-    def __init__(self, reason: str, *, absent: bool = False) -> None:
+    `unknown`: a daemon of another version does not know the question.
+    """
+
+    def __init__(self, reason: str, *, absent: bool = False, unknown: bool = False) -> None:
         super().__init__(reason)
         self.absent = absent
+        self.unknown = unknown
 
 
 class Transport:
@@ -107,5 +111,6 @@ def _body(answer: bytes) -> bytes:
     except (http.client.HTTPException, ValueError, OSError) as error:
         raise TransportError(f"not HTTP: {type(error).__name__}") from error
     if response.status != http.HTTPStatus.OK:
-        raise TransportError(f"status {response.status}")
+        unknown = response.status in {http.HTTPStatus.NOT_FOUND, http.HTTPStatus.METHOD_NOT_ALLOWED}
+        raise TransportError(f"status {response.status}", unknown=unknown)
     return body

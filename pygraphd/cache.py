@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import sqlite3
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 from pygraphd import database_files, spool
 from pygraphd.leases import Holder, Leases
 from pygraphd.pruning import PruneRequest
-from pygraphd.rederiving import RederiveRequest
+from pygraphd.rederiving import RederiveRequest, summary
 from pygraphd.schema import offline
 from pygraphd.schema.messages import (
     LeaseAnswer,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from pygraphd import queries
     from pygraphd.peer import Peer
     from pygraphd.pruning import PruneAnswer
-    from pygraphd.rederiving import RederiveAnswer
+    from pygraphd.rederiving import Outcome, RederiveAnswer
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import Entry
 
@@ -134,7 +135,9 @@ class Cache:
     def lease(self, body: bytes, peer: Peer) -> LeaseAnswer:
         """Say which graphs a client may measure; raises InvalidMessageError."""
         request = decode(LeaseRequest, body)
-        granted = self._leases.ask(request.environment, request.graphs, Holder.of(request.holder, peer))
+        granted = request.graphs
+        if self._store.can_store:  # else no answer would come that the others could wait for
+            granted = self._leases.ask(request.environment, request.graphs, Holder.of(request.holder, peer))
         self.counters.leases += len(granted)
         return LeaseAnswer(request.environment, VERSION, granted, self._leases.seconds)
 
@@ -148,7 +151,13 @@ class Cache:
     async def rederive(self, body: bytes) -> RederiveAnswer:
         """Derive decisions anew; raises InvalidMessageError, StoreError."""
         request = decode(RederiveRequest, body)
-        return await self._run(self._writing, self._store.rederive, request)
+        outcomes: list[Outcome] = []
+        for some in await self._run(self._writing, self._store.measured):
+            # A portion at a time, so that nobody's lookup or record has to wait for all of it.
+            one = functools.partial(self._store.rederive_some, some, dry_run=request.dry_run)
+            outcomes += await self._run(self._writing, one)
+        unmeasured = await self._run(self._writing, self._store.count_unmeasured)
+        return summary(outcomes, unmeasured, dry_run=request.dry_run)
 
     async def describe(self) -> tuple[int | None, list[str]]:
         """Return the number of entries, if it can be counted, and what is wrong."""

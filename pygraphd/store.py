@@ -64,6 +64,11 @@ class Store:
         _checkpoint(self._connection)
         self._disconnect()
 
+    @property
+    def can_store(self) -> bool:
+        """Whether the latest write went well; may be asked by any thread."""
+        return self._fault is None
+
     def problems(self) -> list[str]:
         """Return what is wrong now, in words for `pygraphd status`."""
         return ([self._fault] if self._fault else []) + self._notes
@@ -97,10 +102,17 @@ class Store:
     def rederive(self, request: RederiveRequest) -> RederiveAnswer:
         """Derive all decisions anew that rest on measurements. Raises StoreError; what was done until then stays."""
         outcomes: list[Outcome] = []
-        for some in queries.chunks(self._write(queries.measured)):
-            outcomes += self._rederive(some, dry_run=request.dry_run)
-        unmeasured = self._write(queries.count_unmeasured)
-        return summary(outcomes, unmeasured, dry_run=request.dry_run)
+        for some in self.measured():
+            outcomes += self.rederive_some(some, dry_run=request.dry_run)
+        return summary(outcomes, self.count_unmeasured(), dry_run=request.dry_run)
+
+    def measured(self) -> list[Sequence[str]]:
+        """Return the ids of the entries that rest on measurements, in portions for `rederive_some`. Raises StoreError."""
+        return queries.chunks(self._write(queries.measured))
+
+    def count_unmeasured(self) -> int:
+        """Return how many entries rest on a rule. Raises StoreError."""
+        return self._write(queries.count_unmeasured)
 
     def rederive_outdated(self, within_s: float) -> tuple[int, int]:
         """Derive anew what older policies decided, for so long; returns how many were looked at, and how many were left.
@@ -113,10 +125,11 @@ class Store:
         for some in queries.chunks(ids):
             if time.monotonic() >= deadline:
                 break
-            done += len(self._rederive(some, dry_run=False))
+            done += len(self.rederive_some(some, dry_run=False))
         return done, len(ids) - done
 
-    def _rederive(self, ids: Sequence[str], *, dry_run: bool) -> list[Outcome]:
+    def rederive_some(self, ids: Sequence[str], *, dry_run: bool) -> list[Outcome]:
+        """Derive the decisions of some entries anew, in one transaction. Raises StoreError."""
         now = time.time()
         outcomes = self._write(
             lambda connection: queries.rederive_entries(connection, ids, now, dry_run=dry_run)

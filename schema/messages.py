@@ -35,6 +35,8 @@ MAX_MICROSECONDS = 3.6e9
 """One hour: a longer call is not a sample of anything."""
 MAX_COUNT = 2**53
 MAX_LEASE_S = 86_400.0
+MAX_TIME = 1e12
+"""Seconds since the epoch: far in the future."""
 
 
 class Deployment(enum.StrEnum):
@@ -139,21 +141,32 @@ class Graph:
 class Entry:
     """A cached answer: the decision for one graph in the environment that was asked about, and who took it.
 
-    `cost_us` is the median that the decided deployment had when it was last measured there; None if it never was.
+    `uid` and `host` are None and empty if that is not known. `cost_us` is the median of the decided deployment in the
+    measurements that the decision rests on, and `measured_at` their time in seconds since the epoch; None: it rests on none.
     """
 
     graph: str
     decision: Decision
-    uid: int = 0
+    uid: int | None = None
     host: str = ""
     cost_us: float | None = None
+    measured_at: float | None = None
 
     def __post_init__(self) -> None:
         check_digest("graph", self.graph)
-        check_int("uid", self.uid, maximum=2**32)
         check_text("host", self.host, maximum=256)
+        if self.uid is not None:
+            check_int("uid", self.uid, maximum=2**32)
         if self.cost_us is not None:
             check_number("cost_us", self.cost_us, maximum=MAX_MICROSECONDS)
+        if self.measured_at is not None:
+            check_number("measured_at", self.measured_at, maximum=MAX_TIME)
+
+    def rests_on_the_same(self, other: Entry) -> bool:
+        """Whether nothing was measured between two answers for one graph, although they may be worded otherwise."""
+        if self.measured_at is not None or other.measured_at is not None:
+            return self.measured_at == other.measured_at
+        return (self.decision, self.uid, self.host) == (other.decision, other.uid, other.host)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,14 @@ SELECT graph, deployment, reason, policy, final, calls, uid, host, (
     SELECT median_us
     FROM measurement
     WHERE environment = decision.environment AND graph = decision.graph AND deployment = decision.deployment
+        AND measured_at = decision.measured_at
     ORDER BY id DESC
     LIMIT 1
-)
+), measured_at
 FROM decision
 WHERE environment = ? AND graph IN (SELECT value FROM json_each(?))
 """
-"""The answer's columns; the last one is what the deployment cost when it was last measured there."""
+"""The answer's columns; the one before the last is what the deployment cost in the measurements that the decision rests on."""
 
 
 def connect(database: Path, timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
@@ -71,6 +72,7 @@ def _entry(
     uid: int,
     host: str,
     cost_us: float | None,
+    measured_at: float | None,
 ) -> Entry:
     decision = Decision(Deployment(deployment), reason, policy, bool(final), calls)
-    return Entry(graph, decision, uid, host, cost_us)
+    return Entry(graph, decision, uid, host, cost_us, measured_at)

@@ -19,7 +19,7 @@ from pygraphd.client.agreement import (
     Agreement,
     possible,
 )
-from pygraphd.client.following import LONGEST_S, Follower, Pace
+from pygraphd.client.following import LONGEST_S, PATIENT_CALLS, Follower, Pace
 from pygraphd.client.registers import Registers
 from pygraphd.client.report import Report
 from pygraphd.schema.messages import MAX_REASON, Decision, Deployment
@@ -223,7 +223,7 @@ def test_every_rank_runs_the_same(fates: list[Fate], steps: list[tuple[int, floa
     for number, seconds in steps:
         ranks[number].run([])
         clock["now"] += seconds
-    for _ in range(SLOW + int(WAIT_LIMIT_S / LONGEST_S)):
+    for _ in range(SLOW + PATIENT_CALLS + int(WAIT_LIMIT_S / LONGEST_S)):
         clock["now"] += LONGEST_S
         for rank in ranks:
             rank.run([])

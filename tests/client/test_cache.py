@@ -248,3 +248,18 @@ def test_lookup_without_anything_is_quick(places: Locations) -> None:
 
     assert time.monotonic() - began < 0.5
     assert json.dumps(cache.lookup(ENVIRONMENT, [GRAPH])) == "{}"
+
+
+def test_a_daemon_of_an_older_version_is_not_asked_again_what_it_does_not_know(
+    places: Locations, peers: list[Peer]
+) -> None:
+    peers.append(Peer(places.socket, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"))
+    report = Report()
+    cache = Cache(places, "host", report)
+
+    assert [cache.lease(ENVIRONMENT, [GRAPH]) for _ in range(5)] == [None] * 5
+
+    assert len(peers[0].requests) == 1
+    assert report.failures == {"daemon: status 404": 1}
+    cache.record(ENVIRONMENT, [RECORD])
+    assert len(peers[0].requests) == 2  # it is asked what it may know

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.client import checking, profiler
-from pygraphd.client.checking import Checked, Claimed
+from pygraphd.client.checking import Checked, Claimed, Jury
 from pygraphd.client.report import Report
-from pygraphd.client.rota import SAMPLES, UNCOUNTED
+from pygraphd.client.rota import MAX_CALLS, SAMPLES, UNCOUNTED
 from pygraphd.schema.messages import Deployment
 
 pytestmark = pytest.mark.torch
@@ -46,7 +46,11 @@ class Case:
     def __init__(self, cost_us: float = 100.0) -> None:
         self.report = Report()
         self.said: list[bool] = []
-        self.checked = Checked(self.run, Claimed(TREES, cost_us), 0, self.settle, self.report)
+        self.jury = Jury()
+        self.checked = self.another(cost_us)
+
+    def another(self, cost_us: float) -> Checked:
+        return Checked(self.run, Claimed(TREES, cost_us), 0, self.settle, self.report, self.jury)
 
     def run(self, inputs: list[Any]) -> str:
         return "as decided elsewhere"
@@ -71,7 +75,7 @@ def test_it_is_settled_once(cost_us: float, after: str) -> None:
 
     assert case.calls(ENOUGH - 1) == ["as decided elsewhere"] * (ENOUGH - 1)
     assert case.said == []
-    case.calls(1)
+    case.calls(2)
     assert case.calls(100) == [after] * 100
     assert case.said == [cost_us == 100.0]
 
@@ -86,15 +90,48 @@ def test_with_dynamic_sizes_there_is_nothing_to_compare() -> None:
 def test_only_one_thread_is_timed() -> None:
     case = Case(cost_us=1.0)
     case.calls(1)
-    others = [threading.Thread(target=case.calls, args=(100,)) for _ in range(4)]
+    others = [threading.Thread(target=case.calls, args=(50,)) for _ in range(4)]
     for thread in others:
         thread.start()
     for thread in others:
         thread.join()
 
     assert case.said == []
-    case.calls(ENOUGH)
+    case.calls(ENOUGH + 1)
     assert case.said == [False]
+
+
+def test_what_can_never_be_timed_ends_all_the_same() -> None:
+    case = Case(cost_us=1.0)
+    first = threading.Thread(target=case.calls, args=(1,))
+    first.start()
+    first.join()
+
+    case.calls(MAX_CALLS + 1)
+
+    assert case.said == [True]
+
+
+@pytest.mark.parametrize("costs", [(100.0, 1.0), (1.0, 100.0)], ids=["backward", "forward"])
+def test_a_forward_and_its_backward_are_disputed_together(costs: tuple[float, float]) -> None:
+    case = Case(costs[0])
+    backward = case.another(costs[1])
+    steps = [(case.checked([]), backward([])) for _ in range(ENOUGH + 3)]
+
+    assert steps[-1] == ("measured anew", "measured anew")
+    assert case.said == [False, False]
+
+
+def test_a_forward_and_its_backward_hold_together() -> None:
+    case = Case()
+    backward = case.another(100.0)
+    case.calls(ENOUGH + 10)
+    assert case.said == []
+    for _ in range(ENOUGH + 1):
+        backward([])
+    case.calls(1)
+
+    assert case.said == [True, True]
 
 
 def test_a_capture_of_the_users_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +147,7 @@ def test_an_error_of_the_users_is_the_users(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(inputs: list[Any]) -> None:
         raise ZeroDivisionError
 
-    checked = Checked(fail, Claimed(TREES, 1.0), 0, lambda *_: fail, Report())
+    checked = Checked(fail, Claimed(TREES, 1.0), 0, lambda *_: fail, Report(), Jury())
     for _ in range(ENOUGH + 1):
         with pytest.raises(ZeroDivisionError):
             checked([])

@@ -5,6 +5,7 @@ The daemon's own leases stand behind the clients' caches here, without the socke
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -35,7 +36,7 @@ class Daemon:
     def __init__(self) -> None:
         self.now = 0.0
         self.leases = Leases(60.0, lambda: self.now)
-        self.answers: dict[str, Decision] = {}
+        self.entries: dict[str, Entry] = {}
         self.asked: list[tuple[str, ...]] = []
         self.absent = False
 
@@ -45,7 +46,7 @@ class Daemon:
         )
 
     def record(self, interest: Interest, decision: Decision = ANSWER) -> None:
-        self.answers[interest.graph] = decision
+        self.entries[interest.graph] = Entry(interest.graph, decision)
         self.leases.recorded(interest.environment.digest(), [interest.graph], [], Peer(0, 0))
 
 
@@ -65,8 +66,8 @@ class Client:
         return LeaseAnswer(environment.digest(), "1", granted, self._daemon.leases.seconds)
 
     def lookup(self, environment: Environment, graphs: Sequence[str]) -> dict[str, Entry]:
-        found = self._daemon.answers
-        return {graph: Entry(graph, found[graph]) for graph in graphs if graph in found}
+        found = self._daemon.entries
+        return {graph: found[graph] for graph in graphs if graph in found}
 
 
 @pytest.fixture
@@ -128,12 +129,69 @@ def test_a_daemon_that_goes_away_leaves_the_graph_to_whoever_asks_next(daemon: D
     assert second.turn(FORWARD) is Turn.OURS
 
 
-def test_all_that_is_open_is_asked_for_at_once_and_backwards_follow(daemon: Daemon) -> None:
+def test_only_what_is_called_is_asked_for_and_a_backward_follows_its_forward(daemon: Daemon) -> None:
     first = interested(daemon, "first", FORWARD, BACKWARD, OTHER)
 
     assert first.turn(BACKWARD) is Turn.OTHERS  # until its forward has asked
-    assert [first.turn(each) for each in (FORWARD, OTHER, BACKWARD)] == [Turn.OURS] * 3
-    assert daemon.asked == [(FORWARD.graph, OTHER.graph), (BACKWARD.graph,)]
+    assert [first.turn(each) for each in (FORWARD, BACKWARD)] == [Turn.OURS] * 2
+    assert daemon.asked == [(FORWARD.graph,), (BACKWARD.graph,)]
+    assert interested(daemon, "second", OTHER).turn(OTHER) is Turn.OURS
+
+
+def test_what_is_no_longer_called_is_not_kept_from_others(daemon: Daemon) -> None:
+    first, second = (interested(daemon, name, FORWARD, OTHER) for name in ("first", "second"))
+    assert [first.turn(each) for each in (FORWARD, OTHER)] == [Turn.OURS] * 2
+    for step in range(200):
+        daemon.now = float(step)
+        first.keep(FORWARD)
+
+    assert [second.turn(each) for each in (FORWARD, OTHER)] == [Turn.OTHERS, Turn.OURS]
+
+
+def test_what_waits_is_looked_for_in_one_go(daemon: Daemon) -> None:
+    first, second = (interested(daemon, name, FORWARD, OTHER) for name in ("first", "second"))
+    for claims in (first, second):
+        for each in (FORWARD, OTHER):
+            claims.turn(each)
+    for each in (FORWARD, OTHER):
+        daemon.record(each)
+    daemon.asked.clear()
+    daemon.now = LAST_LOOK_S
+
+    assert [second.turn(each) for each in (FORWARD, OTHER)] == [ANSWER] * 2
+    assert [set(graphs) for graphs in daemon.asked] == [{FORWARD.graph, OTHER.graph}]
+
+
+def test_while_another_thread_asks_nobody_measures(daemon: Daemon) -> None:
+    first = interested(daemon, "first", FORWARD)
+    with first._asking:
+        assert first.turn(FORWARD) is Turn.OTHERS
+    assert first.turn(FORWARD) is Turn.OURS
+
+
+def test_there_may_be_more_than_fit_into_a_request(daemon: Daemon) -> None:
+    many = [Interest(ENVIRONMENT, f"{index:064x}", index, is_backward=False) for index in range(2500)]
+    first, second = (interested(daemon, name, *many) for name in ("first", "second"))
+    assert {first.turn(each) for each in many} == {Turn.OURS}
+    assert {second.turn(each) for each in many} == {Turn.OTHERS}
+    daemon.asked.clear()
+    daemon.now = LAST_LOOK_S
+    second.turn(many[0])
+
+    assert [len(graphs) for graphs in daemon.asked] == [1024, 1024, 452]
+
+
+def test_an_answer_that_was_rejected_is_no_answer_however_it_is_worded(daemon: Daemon) -> None:
+    before = Entry(FORWARD.graph, ANSWER, 1, "elsewhere", 10.0, measured_at=5.0)
+    for now, taken in (
+        (dataclasses.replace(before, cost_us=900.0), False),
+        (dataclasses.replace(before, decision=dataclasses.replace(ANSWER, reason="rederived")), False),
+        (dataclasses.replace(before, measured_at=6.0), True),
+    ):
+        claims = daemon.process("one")
+        claims.add(FORWARD, before)
+        daemon.entries[FORWARD.graph] = now
+        assert (claims.turn(FORWARD) == now.decision) is taken
 
 
 def test_a_backward_is_not_measured_without_its_forward(daemon: Daemon) -> None:
@@ -164,7 +222,7 @@ def test_who_measures_long_holds_on(daemon: Daemon) -> None:
     first.turn(FORWARD)
     for step in range(600):
         daemon.now = float(step)
-        first.keep()
+        first.keep(FORWARD)
         assert second.turn(FORWARD) is Turn.OTHERS
 
     assert len([1 for asked in daemon.asked if asked]) < 200
@@ -176,7 +234,7 @@ def test_what_is_decided_is_not_prolonged(daemon: Daemon) -> None:
     first.remove(FORWARD)
     daemon.asked.clear()
     daemon.now = 1000.0
-    first.keep()
+    first.keep(FORWARD)
 
     assert daemon.asked == []
     assert first.turn(FORWARD) is Turn.OURS  # nothing to be waited for
@@ -193,7 +251,7 @@ def test_never_two_at_once_and_all_end_with_one_answer(steps: list[tuple[int, fl
     for index, wait, finishes in steps:
         daemon.now += wait
         for each in measuring:
-            processes[each].keep()
+            processes[each].keep(FORWARD)
         if processes[index].turn(FORWARD) is Turn.OURS:
             measuring.add(index)
         assert len(measuring) == 1
@@ -202,5 +260,5 @@ def test_never_two_at_once_and_all_end_with_one_answer(steps: list[tuple[int, fl
             break
     daemon.now += LAST_LOOK_S
     answers = {index: process.turn(FORWARD) for index, process in enumerate(processes)}
-    done = bool(daemon.answers)
+    done = bool(daemon.entries)
     assert all((answer == ANSWER) is (done and index not in measuring) for index, answer in answers.items())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client.following import COMPILING_CALLS, Follower, Pace
+from pygraphd.client.following import COMPILING_CALLS, PATIENT_CALLS, Follower, Pace
 from pygraphd.client.report import Report
 from pygraphd.schema.messages import Decision, Deployment
 
@@ -36,10 +36,12 @@ class Family:
         self.report = Report()
         self.answers: dict[str, Decision] = {}
         self.looks: list[str] = []
+        self.waited: dict[str, float] = {}
 
     def follower(self, name: str, *, is_backward: bool = False) -> Follower:
         def ask(waited_s: float) -> Decision | None:
             self.looks.append(name)
+            self.waited[name] = waited_s
             return self.answers.get(name)
 
         def deploy(follower: Follower, decision: Decision) -> Runnable:
@@ -70,9 +72,49 @@ def test_waiting_begins_after_compiling(family: Family) -> None:
         one([])
         family.clock.now += 1000
 
-    assert (family.looks, family.pace.waited_s()) == ([], 0.0)
+    assert family.looks == []
     one([])
-    assert (family.looks, family.pace.waited_s()) == (["one"], 0.0)
+    assert (family.looks, family.waited) == (["one"], {"one": 0.0})
+
+
+def test_time_does_not_count_before_a_leader_can_have_measured(family: Family) -> None:
+    one = family.follower("one")
+    waited = []
+    for _ in range(PATIENT_CALLS + 10):
+        one([])
+        waited.append(family.waited.get("one", 0.0))
+        family.clock.now += 60.0
+
+    assert set(waited[:PATIENT_CALLS]) == {0.0}
+    assert waited[-1] == (PATIENT_CALLS + 9 - COMPILING_CALLS) * 60.0
+
+
+def test_a_backward_that_is_compiled_late_waits_from_then_on(family: Family) -> None:
+    forward = family.follower("forward")
+    family.answers["forward"] = TREES
+    for _ in range(COMPILING_CALLS + 1):
+        forward([])
+    family.clock.now += 300.0
+    backward = family.follower("backward", is_backward=True)
+    for _ in range(2 * PATIENT_CALLS):
+        family.clock.now += 0.2
+        backward([])
+
+    assert 0.0 < family.waited["backward"] < 45.0
+
+
+def test_a_backward_does_not_wait_for_a_forward_that_is_gone(family: Family) -> None:
+    forward, backward = family.follower("forward"), family.follower("backward", is_backward=True)
+    for _ in range(COMPILING_CALLS + 2):
+        family.clock.now += 1.0
+        forward([])
+        backward([])
+    assert "backward" not in family.looks
+    del forward
+    family.clock.now += 100.0
+    backward([])
+
+    assert "backward" in family.looks
 
 
 def test_what_is_decided_runs_from_that_call_on_and_nothing_is_asked_again(family: Family) -> None:

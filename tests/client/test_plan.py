@@ -270,6 +270,25 @@ def test_a_decision_from_elsewhere_that_does_not_hold_is_measured_anew(
     assert (again.report.counts["hits"], again.report.counts["checked"]) == (3, 0)
 
 
+def test_a_backward_that_is_known_to_be_in_trees_is_measured_again_with_its_forward(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its forward is unknown and turns out to be launched: what trees would save for it lies elsewhere each time."""
+    box = SimpleNamespace(value=0)
+    run(compile_once(session, 1, backward=False, box=box), compile_once(session, 1, backward=True, box=box))
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0})
+    told, box = Session(session.locations), SimpleNamespace(value=0)
+    forward = compile_once(told, 1, backward=False, box=box, text="  a = torch.ops.aten.cos.default(b)")
+    backward = compile_once(told, 1, backward=True, box=box)
+
+    steps = run(forward, backward)
+
+    assert (told.report.counts["hits"], told.report.counts["measured"]) == (1, 2)
+    assert all(ahead == behind for ahead, behind in steps)
+    assert steps[-1] == (["launched"], ["launched"])
+    assert told.report.counts["spooled"] == 2
+
+
 @pytest.mark.parametrize(("trust", "hits", "measured"), [("all", 3, 0), ("local", 0, 3)])
 def test_what_is_trusted_can_be_set(
     session: Session, monkeypatch: pytest.MonkeyPatch, trust: str, hits: int, measured: int

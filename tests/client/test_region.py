@@ -35,7 +35,7 @@ class Host:
     def turn(self, region: Region) -> Decision | Turn:
         return self.turns.pop(0) if self.turns else Turn.OURS
 
-    def keep_turn(self) -> None:
+    def keep_turn(self, region: Region) -> None:
         pass
 
     def conditions(self, region: Region) -> Conditions:
@@ -215,6 +215,54 @@ def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
     assert set(results) == {"launched", "captured"}
     assert (one.state, len(host.results)) == (State.DEPLOYED, 1)
     assert host.report.failures == {}
+
+
+def test_while_ranks_agree_other_threads_are_launched(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = region(host)
+    answer = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)
+    host.turns = [Turn.OTHERS, answer]
+    for _ in range(WARM_UP_CALLS + 1):
+        one([])
+    asking, seen = threading.Event(), threading.Event()
+
+    def agree(region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
+        asking.set()
+        assert seen.wait(10)
+        return result.decision
+
+    monkeypatch.setattr(host, "agree", agree)
+    thread = threading.Thread(target=one, args=([],))
+    thread.start()
+    assert asking.wait(10)
+    meanwhile = [one([]) for _ in range(10)]
+    seen.set()
+    thread.join()
+
+    assert meanwhile == ["launched"] * 10
+    assert one([]) == "captured"
+    assert host.report.failures == {}
+
+
+@pytest.mark.parametrize("state", [State.WAIT, State.MEASURE])
+def test_who_is_interrupted_while_it_is_decided_goes_on_launched(
+    host: Host, monkeypatch: pytest.MonkeyPatch, state: State
+) -> None:
+    one = region(host)
+    monkeypatch.setattr(one, "_why_not_measure", lambda: None)
+    host.turns = [Turn.OTHERS if state is State.WAIT else Turn.OURS]
+    host.turns.append(Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION))
+    for _ in range(WARM_UP_CALLS + 1):
+        one([])
+    assert one.state is state
+
+    def interrupt(*_: object) -> Decision:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(host, "agree", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        one([]) if state is State.WAIT else one._decide()
+
+    assert [one([]) for _ in range(3)] == ["launched"] * 3
 
 
 def test_an_error_of_ours_is_counted_and_the_call_goes_on(

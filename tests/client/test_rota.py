@@ -185,3 +185,22 @@ def test_any_order_of_calls_leaves_one_deployment_for_a_round(calls: list[int]) 
         if deployment is not None:
             round_[index] = deployment
         assert len(set(round_.values())) <= 1
+
+
+@given(joins=st.lists(st.integers(0, 12), min_size=6, max_size=6), families=st.integers(1, 3))
+def test_whoever_joins_first_and_when_all_decide_in_time(joins: list[int], families: int) -> None:
+    """Checks that fail and answers that do not come let regions join at any point of a step."""
+    forwards = [Region(FORWARD, family=each, partition=part) for each in range(families) for part in (0, 1)]
+    backwards = [Region(BACKWARD, family=each) for each in reversed(range(families))]
+    order = [*forwards, *backwards]
+    starts = {id(each): start for each, start in zip(order, joins * 2, strict=False)}
+    rota = Rota()
+    for call in range(150 * len(order)):
+        region = order[call % len(order)]
+        if call >= starts[id(region)]:
+            region.call(rota)
+        if all(each.decided for each in order):
+            break
+
+    assert all(each.decided for each in order)
+    assert max(len(each.ran) for each in order) <= 3 * MOST_CALLS

@@ -13,7 +13,7 @@ from pygraphd.leases import Leases
 from pygraphd.peer import Peer
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.locations import locate
-from pygraphd.schema.messages import LookupRequest, RecordRequest, encode
+from pygraphd.schema.messages import LeaseRequest, LookupRequest, RecordRequest, encode
 from pygraphd.store import Store
 
 if TYPE_CHECKING:
@@ -160,3 +160,16 @@ def test_a_reader_follows_its_file(tmp_path: Path, make_request: Callable[..., R
         store.record(request, uid=0)
         assert len(reader.lookup(asked)) == 1
     reader.close()
+
+
+def test_where_nothing_can_be_stored_nobody_waits_for_an_answer(
+    tmp_path: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(cache: Cache) -> None:
+        environment = make_request("a").environment.digest()
+        asks = [encode(LeaseRequest(environment, name, ("a" * 64,))) for name in ("one", "two")]
+        assert [len(cache.lease(ask, ROOT).granted) for ask in asks] == [1, 0]
+        monkeypatch.setattr(cache._store, "_fault", "the disk is full")
+        assert [len(cache.lease(ask, ROOT).granted) for ask in asks] == [1, 1]
+
+    _with_cache(tmp_path, use)

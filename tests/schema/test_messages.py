@@ -154,7 +154,7 @@ def test_an_entry_of_a_peer_that_says_no_more_is_read() -> None:
 
     entry = messages.decode(Entry, json.dumps({"graph": "a" * 64, "decision": decision}).encode())
 
-    assert (entry.uid, entry.host, entry.cost_us) == (0, "", None)
+    assert (entry.uid, entry.host, entry.cost_us, entry.measured_at) == (None, "", None, None)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,9 @@ def test_an_entry_of_a_peer_that_says_no_more_is_read() -> None:
     [
         ("uid", -1),
         ("uid", 2**40),
-        ("uid", None),
+        ("uid", "0"),
+        ("measured_at", -1.0),
+        ("measured_at", float("nan")),
         ("host", None),
         ("host", "x" * 257),
         ("host", "a\nb"),

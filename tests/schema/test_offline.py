@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import sqlite3
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,17 +63,15 @@ def _measured(deployment: Deployment, median_us: float) -> Measurement:
 
 
 @pytest.mark.parametrize(
-    ("newer", "cost_us"),
+    "newer",
     [
-        ((), 50.0),
-        ((_measured(Deployment.LAUNCH, 90.0),), 50.0),
-        ((_measured(Deployment.LAUNCH, 90.0), _measured(Deployment.TREES, 60.0)), 60.0),
+        (),
+        (_measured(Deployment.LAUNCH, 90.0),),
+        (_measured(Deployment.LAUNCH, 90.0), _measured(Deployment.TREES, 60.0)),
     ],
     ids=["measured once", "since then only another deployment", "since then the decided one"],
 )
-def test_a_decision_costs_what_its_deployment_cost_last(
-    tmp_path: Path, newer: tuple[Measurement, ...], cost_us: float
-) -> None:
+def test_a_decision_costs_what_it_was_taken_for(tmp_path: Path, newer: tuple[Measurement, ...]) -> None:
     graph = Graph(_DIGESTS[0], Kind.FORWARD, 0, 1, 1)
     trees = Decision(Deployment.TREES, "TREES is faster", policy=1)
     guess = Decision(Deployment.LAUNCH, "too few calls to measure", policy=1, final=False, calls=3)
@@ -86,7 +85,9 @@ def test_a_decision_costs_what_its_deployment_cost_last(
 
     found = offline.read_entries(tmp_path / "cache.db", LookupRequest(_HERE.digest(), (_DIGESTS[0],)))
 
-    assert found == (Entry(_DIGESTS[0], trees, 7, "here", cost_us),)
+    (entry,) = found
+    assert entry.measured_at == pytest.approx(time.time(), abs=60)
+    assert entry == Entry(_DIGESTS[0], trees, 7, "here", 50.0, entry.measured_at)
 
 
 def test_a_lookup_goes_by_indexes_alone(filled: Path) -> None:

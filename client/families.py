@@ -1,0 +1,44 @@
+"""What a forward and its backward have to know of each other, so that a step is not run in two ways. Knows nothing of torch.
+
+PyTorch's trees take what their own forward has saved where it lies; of a launched forward it lies elsewhere each time, and they
+copy it, or record anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pygraphd.client.checking import Jury
+from pygraphd.schema.messages import Deployment
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+
+class Families:
+    """The forwards of one process, by family: a number that a forward shares with its backward."""
+
+    def __init__(self) -> None:
+        self._forwards: dict[int, dict[Hashable, Deployment | None]] = {}
+        self._juries: dict[int, Jury] = {}
+
+    def note_forward(self, family: int, part: Hashable, deployment: Deployment | None) -> None:
+        """Note how a part of a forward runs; None: that is still to be found out, and it is launched at least at times."""
+        self._forwards.setdefault(family, {})[part] = deployment
+
+    def forward_in_trees(self, family: int) -> bool | None:
+        """Return whether a family's forward runs in PyTorch's trees, all of it; None if it is not known, or not decided."""
+        parts = list(self._forwards.get(family, {}).values())
+        if not parts or None in parts:
+            return None
+        return all(deployment is Deployment.TREES for deployment in parts)
+
+    def forward_may_be_launched(self, family: int) -> bool:
+        """Whether a family has a forward of which not all runs in the trees for good."""
+        return any(
+            deployment is not Deployment.TREES for deployment in self._forwards.get(family, {}).values()
+        )
+
+    def jury(self, family: int) -> Jury:
+        """Return what brings together what is found of a family's decisions that others took."""
+        return self._juries.setdefault(family, Jury())
