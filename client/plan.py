@@ -14,8 +14,9 @@ import torch
 
 from pygraphd.client import _torch, policy
 from pygraphd.client.agreement import ALONE, Part, possible
+from pygraphd.client.candidates import Candidates
 from pygraphd.client.checking import Checked, Claimed
-from pygraphd.client.region import Candidates, Region
+from pygraphd.client.region import Region
 from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Kind, Record
 from pygraphd.schema.summary import Source
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
 import threading
 import time
 from dataclasses import dataclass, field
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import _torch, policy
-from pygraphd.client._torch import Runnable
+from pygraphd.client import policy
 from pygraphd.client.agreement import ALONE, Part
 from pygraphd.client.claims import Turn
 from pygraphd.client.profiler import Profiler
@@ -28,6 +26,8 @@ from pygraphd.schema.policy import decide
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from pygraphd.client._torch import Runnable
+    from pygraphd.client.candidates import Candidates
     from pygraphd.client.report import Report
 
 
@@ -96,73 +96,6 @@ class Host(Protocol):
 
     def decided(self, region: Region, result: Decided, runs: Decision) -> None:
         """Take note of a result, and of what was agreed to run; called once for a region, never raises."""
-
-
-class Relocating(Protocol):
-    """A callable as relocatable graphs; `relocatable.Relocatable`, which only those import who want it."""
-
-    @property
-    def refusal(self) -> str | None:
-        """Why nothing could be recorded so far."""
-
-    def __call__(self, inputs: list[Any]) -> Any:
-        """Run on Inductor's list of inputs."""
-
-    def close(self) -> None:
-        """Let go of all recordings."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """The ways in which a region may run. A backward says so to the trees, which do not see it when it is launched.
-
-    `trees` is None where the user has not asked for what they do.
-    """
-
-    launch: Runnable
-    trees: Runnable | None
-    device_index: int
-    is_backward: bool
-    relocate: Relocating | None = None
-
-    @property
-    def offered(self) -> tuple[Deployment, ...]:
-        """The deployments there are, in the order in which they are tried."""
-        relocate = (Deployment.RELOCATE,) if self.relocate is not None else ()
-        trees = (Deployment.TREES,) if self.trees is not None else ()
-        return (*relocate, *trees, Deployment.LAUNCH)
-
-    def offers(self, deployment: Deployment) -> bool:
-        """Whether a deployment can be tried in this process."""
-        return deployment in self.offered
-
-    def lacks(self, deployment: Deployment) -> bool:
-        """Whether a deployment is not there or has turned out not to be possible; it is launched in its place."""
-        if not self.offers(deployment):
-            return True
-        return (
-            deployment is Deployment.RELOCATE
-            and self.relocate is not None
-            and self.relocate.refusal is not None
-        )
-
-    def runnable(self, deployment: Deployment) -> Runnable:
-        """Return the callable of a deployment."""
-        if deployment is Deployment.TREES and self.trees is not None:
-            return self.trees
-        run = (
-            self.relocate if deployment is Deployment.RELOCATE and self.relocate is not None else self.launch
-        )
-        return functools.partial(self._backward, run) if self.is_backward else run
-
-    def _backward(self, run: Runnable, inputs: list[Any]) -> Any:
-        _torch.note_backward(self.device_index)
-        return run(inputs)
-
-    def let_go_of_all_but(self, deployment: Deployment) -> None:
-        """Give back what the deployments that were not chosen keep."""
-        if self.relocate is not None and deployment is not Deployment.RELOCATE:
-            self.relocate.close()
 
 
 class Region:

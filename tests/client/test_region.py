@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.client import policy
+from pygraphd.client.candidates import Candidates
 from pygraphd.client.claims import Turn
-from pygraphd.client.region import TRANSITIONS, WAITING, WARM_UP_CALLS, Candidates, Decided, Region, State
+from pygraphd.client.region import TRANSITIONS, WAITING, WARM_UP_CALLS, Decided, Region, State
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
 from pygraphd.schema.messages import Conditions, Decision, Deployment, Graph, Kind, Measurement

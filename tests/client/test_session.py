@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.client import _torch
-from pygraphd.client.region import Candidates, Decided, Region
+from pygraphd.client.candidates import Candidates
+from pygraphd.client.region import Decided, Region
 from pygraphd.client.session import RELOCATE_VARIABLE, Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
