@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -315,7 +316,18 @@ def _check_length(name: str, items: Sequence[object]) -> None:
 
 def encode(message: Message) -> bytes:
     """Return a message as compact JSON."""
-    return json.dumps(dataclasses.asdict(message), separators=(",", ":"), allow_nan=False).encode()
+    return json.dumps(message, default=_values, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _values(part: Any) -> dict[str, Any]:
+    # `dataclasses.asdict` copies every value of every entry, which took a third of a lookup.
+    kind: Any = type(part)
+    return {name: getattr(part, name) for name in _names(kind)}
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 _M = TypeVar("_M")
