@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import TYPE_CHECKING
 
 from pygraphd.client import policy
@@ -31,7 +32,8 @@ class Ranks:
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
         self._claims: dict[int, str] = {}
         self._paces: dict[int, Pace] = {}
-        self._followers: dict[str, tuple[Graph, Environment]] = {}
+        self._followers: dict[int, tuple[Graph, Environment]] = {}
+        self._numbers = itertools.count()
         self._overruled: set[int] = set()
         """Families whose forward does not run in trees although it was measured so."""
 
@@ -71,14 +73,19 @@ class Ranks:
     ) -> Follower:
         """Return what runs a graph until another rank has decided; `deploy` then puts the decision in place."""
         self._families[id(family)] = family
-        self._followers[graph.digest] = graph, environment
         pace = self._paces.setdefault(id(family), Pace())
+        number = next(self._numbers)
+        self._followers[number] = graph, environment
+
+        def followed(follower: Follower, decision: Decision) -> Runnable:
+            self._followers.pop(number, None)
+            return deploy(follower, decision)
+
         ask = functools.partial(part.wait, graph.digest)
-        return Follower(launch, pace, ask, deploy, self._report, is_backward=graph.kind is Kind.BACKWARD)
+        return Follower(launch, pace, ask, followed, self._report, is_backward=graph.kind is Kind.BACKWARD)
 
     def followed(self, graph: Graph, environment: Environment, decision: Decision) -> None:
-        """Take note of another rank's decision for a graph that waited for it."""
-        self._followers.pop(graph.digest, None)
+        """Report another rank's decision for a graph that waited for it."""
         self._report.deploy(graph, environment, decision, Source.GROUP)
 
     def close(self) -> None:

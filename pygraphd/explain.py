@@ -128,8 +128,7 @@ def explain(target: str, locations: Locations) -> Answer:
     waiting = spool.state(locations.spool).waiting
     if summaries.is_file(target):
         summary = summaries.read_summary(Path(target))
-        with Catalogue(locations.database) as catalogue:
-            return Answer(explain_summary(summary, catalogue), summary.left_out, waiting)
+        return Answer(_explain_summary_file(summary, locations.database), summary.left_out, waiting)
     with Catalogue(locations.database) as catalogue:
         found = catalogue.of_prefix(target)
     if not found:
@@ -139,10 +138,21 @@ def explain(target: str, locations: Locations) -> Answer:
     return Answer(tuple(map(explain_entry, found)), 0, waiting)
 
 
-def explain_summary(summary: Summary, catalogue: Catalogue) -> tuple[Explanation, ...]:
-    """Explain each graph of a summary, in its order; what ran alike more than once is explained once."""
+def _explain_summary_file(summary: Summary, database: Path) -> tuple[Explanation, ...]:
+    if not database.exists():
+        return explain_summary(summary, None)
+    with Catalogue(database) as catalogue:
+        return explain_summary(summary, catalogue)
+
+
+def explain_summary(summary: Summary, catalogue: Catalogue | None) -> tuple[Explanation, ...]:
+    """Explain each graph of a summary, in its order; what ran alike more than once is explained once.
+
+    Without a cache, as where no daemon has ever run, the summary alone is told.
+    """
     times = Counter(summary.decisions)
-    known = {graph: catalogue.of_graph(graph) for graph in {ran.graph for ran in times}}
+    graphs = {ran.graph for ran in times}
+    known = {graph: catalogue.of_graph(graph) if catalogue is not None else [] for graph in graphs}
     return tuple(
         _explain_run(ran, count, summary.environments[ran.environment].factors(), known[ran.graph])
         for ran, count in times.items()

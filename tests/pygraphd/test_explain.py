@@ -297,6 +297,24 @@ def test_without_a_cache_there_is_nothing_to_explain(locations: Locations) -> No
     assert caught.value.exit_code == Exit.ERROR
 
 
+def test_of_a_summary_what_ran_is_told_without_a_cache_too(locations: Locations, tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    decision: dict[str, object] = {"graph": GRAPH, "kind": "forward", "environment": HERE.digest()}
+    decision |= {"deployment": "LAUNCH", "reason": "no CUDA device", "final": True, "source": "rule"}
+    environments = {HERE.digest(): HERE.factors()}
+    path.write_text(
+        json.dumps(
+            {"schema": 1, "environments": environments, "decisions": [decision], "decisions_left_out": 0}
+        )
+    )
+
+    (only,) = explain(str(path), locations).explanations
+
+    assert (only.graph, only.entry, only.nearest, only.times) == (GRAPH, None, None, 1)
+    assert only.ran is not None
+    assert (only.ran.deployment, only.ran.reason) == (LAUNCH, "no CUDA device")
+
+
 def test_the_json_is_stable(filled: Locations) -> None:
     value = json.loads(json.dumps(explain("ab", filled).as_json()))
 
