@@ -1,7 +1,8 @@
 """The only file that names private torch. Supports 2.11 to 2.15; a contract test pins what is used of each.
 
 `missing()` is asked once before anything is installed: a torch that lacks a name leaves the hook off, with a reason.
-Importing this module imports Inductor, so it is imported only when Inductor is there already.
+Importing this module imports Inductor, so it is imported only when Inductor is there already. It is long because it is one: who
+ports PyGraph to another torch has to look nowhere else.
 """
 
 from __future__ import annotations
