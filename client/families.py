@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pygraphd.client.checking import Jury
-from pygraphd.schema.messages import Deployment
+from pygraphd.schema.messages import Decision, Deployment, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -33,11 +33,11 @@ class Families:
             return None
         return all(deployment is Deployment.TREES for deployment in parts)
 
-    def forward_may_be_launched(self, family: int) -> bool:
-        """Whether a family has a forward of which not all runs in the trees for good."""
-        return any(
-            deployment is not Deployment.TREES for deployment in self._forwards.get(family, {}).values()
-        )
+    def leaves_without_trees(self, family: int, kind: Kind, decision: Decision) -> bool:
+        """Whether a decision wants a backward in trees whose forward is known, and does not run in them for good."""
+        if kind is not Kind.BACKWARD or decision.deployment is not Deployment.TREES:
+            return False
+        return any(each is not Deployment.TREES for each in self._forwards.get(family, {}).values())
 
     def jury(self, family: int) -> Jury:
         """Return what brings together what is found of a family's decisions that others took."""

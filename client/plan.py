@@ -87,7 +87,7 @@ class Plan:
         entry = self._entries.get(graph.digest)
         usable = entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment)
         if entry is not None and usable and self._part is ALONE:
-            if self._suits_no_forward(graph, entry.decision):
+            if self._session.families.leaves_without_trees(id(self._family), graph.kind, entry.decision):
                 return self._measure(graph, candidates, None, entry)
             if self._session.must_check(entry):
                 return self._check(graph, candidates, entry)
@@ -97,12 +97,6 @@ class Plan:
         if not self._part.leads:
             return self._follow(graph, candidates)
         return self._measure(graph, candidates, entry.decision if entry else None)
-
-    def _suits_no_forward(self, graph: Graph, decision: Decision) -> bool:
-        """Whether it is a decision for trees about a backward whose forward runs otherwise here, or is not decided."""
-        if graph.kind is not Kind.BACKWARD or decision.deployment is not Deployment.TREES:
-            return False
-        return self._session.families.forward_may_be_launched(id(self._family))
 
     def _note_forward(self, graph: Graph, deployment: Deployment | None) -> None:
         if graph.kind is not Kind.BACKWARD:

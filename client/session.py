@@ -169,14 +169,10 @@ class Session:
         if watched is None:
             return Turn.OURS
         turn = self._claims.turn(watched.interest)
-        return Turn.OURS if self._suits_no_forward(watched.interest, turn) else turn
-
-    def _suits_no_forward(self, interest: Interest, turn: Decision | Turn) -> bool:
-        """Whether it is an answer for trees about a backward whose forward runs otherwise here."""
-        if not interest.is_backward or not isinstance(turn, Decision):
-            return False
-        otherwise = self.families.forward_may_be_launched(interest.family)
-        return turn.deployment is Deployment.TREES and otherwise
+        family, kind = watched.interest.family, region.graph.kind
+        if isinstance(turn, Decision) and self.families.leaves_without_trees(family, kind, turn):
+            return Turn.OURS
+        return turn
 
     def keep_turn(self, region: Region) -> None:
         """Note that this process is still measuring a region."""

@@ -289,6 +289,36 @@ def test_a_backward_that_is_known_to_be_in_trees_is_measured_again_with_its_forw
     assert told.report.counts["spooled"] == 2
 
 
+def test_what_was_checked_and_measured_anew_is_gone_from_a_graph_in_one_piece(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without partitions Inductor puts what runs the graph where its callers find it, and there the wrapper goes, too."""
+
+    def compile_in_one_piece(each: Session) -> Compiled:
+        compiled = Compiled(1)
+        kwargs = {"is_backward": False, "cudagraphs": True, "boxed_forward_device_index": None}
+        plan = each.plan(compiled, kwargs)
+        ways = {"device_index": 0, "is_backward": False}
+        compiled.current_callable = plan.cudagraphify(trees, compiled.call, ways)
+        plan.complete(compiled)
+        return compiled
+
+    elsewhere = Session(session.locations)
+    elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
+    first = compile_in_one_piece(elsewhere)
+    for _ in range(ENOUGH):
+        first.current_callable([torch.ones(1)])
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 70.0})
+    told = Session(session.locations)
+    compiled = compile_in_one_piece(told)
+
+    results = [compiled.current_callable([torch.ones(1)]) for _ in range(2 * ENOUGH)]
+
+    assert told.report.counts["disputed"] == told.report.counts["measured"] == 1
+    assert results[-1] == "captured"
+    assert not isinstance(compiled.current_callable, checking.Checked | region.Region)
+
+
 @pytest.mark.parametrize(("trust", "hits", "measured"), [("all", 3, 0), ("local", 0, 3)])
 def test_what_is_trusted_can_be_set(
     session: Session, monkeypatch: pytest.MonkeyPatch, trust: str, hits: int, measured: int

@@ -12,6 +12,7 @@ import pytest
 
 from pygraphd.client import _torch
 from pygraphd.client.candidates import Candidates
+from pygraphd.client.claims import Turn
 from pygraphd.client.region import Decided, Region
 from pygraphd.client.session import RELOCATE_VARIABLE, Session
 from pygraphd.schema.keys import Environment
@@ -116,6 +117,24 @@ def test_an_undecided_region_goes_with_its_model_and_is_remembered(session: Sess
     assert session.report.counts["spooled"] == 1
 
 
+def test_a_region_that_goes_with_its_model_is_nobodys_turn_any_more(session: Session) -> None:
+    region = Region(
+        Graph("a" * 64, Kind.INFERENCE, 0, 1, 1),
+        Candidates(lambda inputs: None, None, 0, False),
+        session,
+        lambda *_: None,
+        1,
+    )
+    session.watch(region, ENVIRONMENT, object(), None)
+    session.turn(region)
+    assert len(session._claims._turns) == 1
+
+    del region
+    gc.collect()
+
+    assert session._claims._turns == {}
+
+
 def test_a_backward_has_its_forwards_options(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     from pygraphd.client import _torch
 
@@ -166,6 +185,18 @@ class TestConditions:
             self._decide(session, self._watched(session, family, Kind.FORWARD, partition), deployment)
 
         assert session.conditions(backward) == Conditions(in_trees)
+
+    @pytest.mark.parametrize("forward", [Deployment.TREES, Deployment.LAUNCH])
+    def test_an_answer_for_trees_is_taken_up_only_with_a_forward_in_them(
+        self, session: Session, monkeypatch: pytest.MonkeyPatch, forward: Deployment
+    ) -> None:
+        family = object()
+        backward = self._watched(session, family, Kind.BACKWARD)
+        self._decide(session, self._watched(session, family, Kind.FORWARD), forward)
+        answer = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)
+        monkeypatch.setattr(session._claims, "turn", lambda interest: answer)
+
+        assert session.turn(backward) == (answer if forward is Deployment.TREES else Turn.OURS)
 
     def test_a_forward_has_none(self, session: Session) -> None:
         family = object()

@@ -19,6 +19,7 @@ from pygraphd.explain import (
     explain_entry,
     explain_summary,
 )
+from pygraphd.rederiving import RederiveRequest
 from pygraphd.schema.keys import Environment, entry_id
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
@@ -295,6 +296,20 @@ def test_without_a_cache_there_is_nothing_to_explain(locations: Locations) -> No
     with pytest.raises(CommandError, match="there is no cache yet") as caught:
         explain("ab", locations)
     assert caught.value.exit_code == Exit.ERROR
+
+
+def test_a_decision_that_was_derived_anew_rests_on_the_same_figures(locations: Locations) -> None:
+    old = dataclasses.replace(FASTER, reason="as an older policy put it")
+    with Store(locations.database) as store:
+        record(store, old, measured(LAUNCH, 100.0), measured(TREES, 50.0))
+        assert store.rederive(RederiveRequest()).renewed == 1
+        guess = Decision(LAUNCH, "too few calls to measure", 1, final=False, calls=3)
+        record(store, guess, measured(LAUNCH, 900.0, samples=1))
+
+    (explanation,) = explain(GRAPH, locations).explanations
+
+    weighed = [figure.measurement["median_us"] for figure in explanation.figures if figure.weighed]
+    assert weighed == [100.0, 50.0]
 
 
 def test_of_a_summary_what_ran_is_told_without_a_cache_too(locations: Locations, tmp_path: Path) -> None:
