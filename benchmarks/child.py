@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.correctness import Verdict, check
 from benchmarks.errors import BenchmarkError
+from benchmarks.gate import wait_for_turn
 from benchmarks.step import Step
 from benchmarks.task import Answer, Task
 from benchmarks.timing import Stopwatch
@@ -37,6 +38,7 @@ def perform(task: Task) -> Answer:
     preparing_s = time.perf_counter() - started
     watch = Stopwatch(device, step, lambda: case.draw(generator))
     compile_s = preparing_s + watch.first_step_s()
+    wait_for_turn()
     watch.run(task.warm_up - 1)
     step_ms, host_ms = watch.steps_ms(task.steps)
     reserved = reserved_mb(device)

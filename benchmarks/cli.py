@@ -59,6 +59,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repetitions", type=_positive, default=3, help="processes for each pair (default 3)"
     )
+    _add_together(parser)
     parser.add_argument(
         "--once", type=_names, default=[], metavar="P,Q", help="peers that run in the first repetition only"
     )
@@ -89,7 +90,16 @@ def _add_regions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ways", type=_names, default="trees,relocate,launch", metavar="W,V")
     parser.add_argument("--repetitions", type=_positive, default=3, help="processes for each (default 3)")
     parser.add_argument("--caches", type=Path, metavar="DIR", help="keep what was compiled for the next time")
+    _add_together(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+
+
+def _add_together(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="have the processes of a repetition compile side by side; they are measured one after the other",
+    )
 
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
@@ -158,6 +168,7 @@ def _plan(options: argparse.Namespace) -> Plan:
             logs=options.logs and options.logs.absolute(),
         ),
         out=options.out.absolute(),
+        together=options.together,
         budget_s=options.budget_s,
         once=select_peers(options.once),
     )
@@ -188,7 +199,14 @@ def _regions(options: argparse.Namespace) -> int:
 
     workloads = select_workloads(options.workloads)
     caches = options.caches and options.caches.absolute()
-    lines = measure_regions(workloads, options.ways, options.repetitions, options.out.absolute(), caches)
+    lines = measure_regions(
+        workloads,
+        options.ways,
+        options.repetitions,
+        options.out.absolute(),
+        caches,
+        together=options.together,
+    )
     print("\n".join(lines))
     return 0
 

@@ -20,6 +20,7 @@ import torch
 from benchmarks.child import describe, find_device, reserved_mb, wake
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure, summarize
+from benchmarks.gate import wait_for_turn
 from benchmarks.peers import Compile
 from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
@@ -209,6 +210,9 @@ def measure(workload_name: str, way: str) -> dict[str, Any]:
     regions = Regions(way)
     regions.install()
     step = Step(case, device, Compile.REDUCE_OVERHEAD)
+    step(case.draw(generator))
+    torch.cuda.synchronize()
+    wait_for_turn()
     for _ in range(WARM_UP):
         step(case.draw(generator))
     torch.cuda.synchronize()

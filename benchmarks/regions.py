@@ -10,27 +10,49 @@ import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.environment import TORCH_FIELDS, describe_host
 from benchmarks.errors import UnknownNameError
+from benchmarks.gate import Gate
 from benchmarks.processes import run_fresh
 from benchmarks.records import SCHEMA, check_writable, write_json
+from benchmarks.workloads import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from benchmarks.workloads import Workload
 
 WAYS = ("trees", "relocate", "launch")
-_TIMEOUT_S = 240.0
+_TIMEOUT_S = 500.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One process to come."""
+
+    workload: Workload
+    way: str
+    repetition: int
+    caches: Path
 
 
 def measure_regions(
-    workloads: Sequence[Workload], ways: Sequence[str], repetitions: int, out: Path, caches: Path | None
+    workloads: Sequence[Workload],
+    ways: Sequence[str],
+    repetitions: int,
+    out: Path,
+    caches: Path | None,
+    *,
+    together: bool = False,
 ) -> list[str]:
-    """Measure every workload in every way, each in a fresh process; returns lines for people, writes all to `out`."""
+    """Measure every workload in every way, each in a fresh process; returns lines for people, writes all to `out`.
+
+    `together`: the processes of a repetition compile side by side, and are measured one after the other.
+    """
     if unknown := [way for way in ways if way not in WAYS]:
         raise UnknownNameError("way", unknown, list(WAYS))
     check_writable(out)
@@ -38,23 +60,40 @@ def measure_regions(
     environment = describe_host()
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as folder:
         for repetition in range(repetitions):
-            for workload in workloads:
-                for way in ways if repetition % 2 == 0 else reversed(ways):
-                    record = _measure(workload, way, repetition, caches or Path(folder))
-                    seen = record.pop("environment", None)
-                    environment = {**dict.fromkeys(TORCH_FIELDS), **environment, **(seen or {})}
-                    records.append(record)
-                    write_json(out, {"schema": SCHEMA, "environment": environment, "records": records})
+            jobs = [
+                _Job(workload, way, repetition, caches or Path(folder))
+                for workload in workloads
+                for way in (ways if repetition % 2 == 0 else reversed(ways))
+            ]
+            for record in _together(jobs, Path(folder)) if together else map(_measure, jobs):
+                seen = record.pop("environment", None)
+                environment = {**dict.fromkeys(TORCH_FIELDS), **environment, **(seen or {})}
+                records.append({**record, "compiled_together": together})
+                write_json(out, {"schema": SCHEMA, "environment": environment, "records": records})
     return [line for record in records for line in _lines(record)]
 
 
-def _measure(workload: Workload, way: str, repetition: int, caches: Path) -> dict[str, Any]:
+def _together(jobs: Sequence[_Job], folder: Path) -> Iterator[dict[str, Any]]:
+    gate = Gate(folder / f"gate.{jobs[0].repetition}", len(jobs))
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        yield from pool.map(lambda job: _measure(job, gate), jobs)
+
+
+def _measure(job: _Job, gate: Gate | None = None) -> dict[str, Any]:
+    if gate is None:
+        return _run(job, {})
+    with gate.place(f"{job.workload.name}.{job.way}") as place:
+        return _run(job, place.environ)
+
+
+def _run(job: _Job, more: Mapping[str, str]) -> dict[str, Any]:
+    workload, way = job.workload, job.way
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder:
         answer_file = Path(folder) / "answer.json"
         outcome = run_fresh(
             ["-m", "benchmarks.region_child", workload.name, way, str(answer_file)],
-            _environ(caches / workload.name),
+            {**_environ(job.caches / workload.name), **more},
             _TIMEOUT_S,
         )
         answer = json.loads(answer_file.read_text()) if outcome.error is None else {"error": outcome.error}
@@ -65,7 +104,7 @@ def _measure(workload: Workload, way: str, repetition: int, caches: Path) -> dic
     )
     if outcome.error is not None:
         print(outcome.output[-3000:], file=sys.stderr, flush=True)
-    return {"workload": workload.name, "way": way, "repetition": repetition + 1, **answer}
+    return {"workload": workload.name, "way": way, "repetition": job.repetition + 1, **answer}
 
 
 def _environ(caches: Path) -> dict[str, str]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.environment import TORCH_FIELDS, describe_host
-from benchmarks.peers import Peer
+from benchmarks.gate import Gate
+from benchmarks.peers import Cache, Peer
 from benchmarks.records import Record, check_writable, record_of, write_result
 from benchmarks.schedule import Turn, turns
 from benchmarks.trial import Settings, Trial, Trials
@@ -34,6 +37,8 @@ class Plan:
     out: Path
     budget_s: float | None
     once: tuple[Peer, ...] = ()
+    together: bool = False
+    """Whether the processes of a repetition compile side by side; they are measured one after the other in any case."""
 
 
 @dataclass(slots=True)
@@ -52,8 +57,12 @@ class Run:
         with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as folder:
             trials = Trials(Path(folder), self.plan.settings)
             for repetition in self._affordable_repetitions(started):
-                for turn in turns(repetition, self.plan.workloads, self.plan.peers, self.plan.once):
-                    self._take(turn, trials)
+                each = turns(repetition, self.plan.workloads, self.plan.peers, self.plan.once)
+                if self.plan.together:
+                    self._take_together(list(each), trials, Path(folder) / f"gate.{repetition}")
+                else:
+                    for turn in each:
+                        self._take(turn, trials)
         self._save()
         return self.records()
 
@@ -84,11 +93,25 @@ class Run:
 
     def _take(self, turn: Turn, trials: Trials) -> None:
         """Run a turn, unless its workload has failed with this peer already: it would fail again and take as long."""
-        done = self.trials.setdefault((turn.workload.name, turn.peer.name), [])
-        if any(trial.error for trial in done):
-            return
-        trial = trials.run(turn)
-        done.append(trial)
+        if not self._has_failed(turn):
+            self._note(turn, trials.run(turn))
+
+    def _take_together(self, all_turns: list[Turn], trials: Trials, folder: Path) -> None:
+        """Run turns that compile side by side; those with a warm cache come last, as the cold ones fill it."""
+        possible = [turn for turn in all_turns if not self._has_failed(turn)]
+        for warm in (False, True):
+            wave = [turn for turn in possible if (turn.peer.cache is Cache.WARM) is warm]
+            if wave:
+                gate = Gate(folder.with_suffix(f".{warm}"), len(wave))
+                with ThreadPoolExecutor(len(wave)) as pool:
+                    for turn, trial in zip(wave, pool.map(partial(trials.run, gate=gate), wave), strict=True):
+                        self._note(turn, trial)
+
+    def _has_failed(self, turn: Turn) -> bool:
+        return any(trial.error for trial in self.trials.get((turn.workload.name, turn.peer.name), []))
+
+    def _note(self, turn: Turn, trial: Trial) -> None:
+        self.trials.setdefault((turn.workload.name, turn.peer.name), []).append(trial)
         self._save()
         _progress(_line(turn, trial))
 
@@ -119,6 +142,7 @@ class Run:
             "windows": settings.windows,
             "window_steps": settings.window_steps,
             "compiler_caches": str(settings.caches),
+            "compiled_together": self.plan.together,
             "stopped": self.stopped,
         }
 

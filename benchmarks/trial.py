@@ -20,6 +20,7 @@ from benchmarks.task import Answer, Task
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from benchmarks.gate import Gate
     from benchmarks.schedule import Turn
 
 _PRIMING_STEPS = 160
@@ -70,33 +71,42 @@ class Trials:
         self._folder = folder
         self._settings = settings
 
-    def run(self, turn: Turn) -> Trial:
+    def run(self, turn: Turn, gate: Gate | None = None) -> Trial:
         """Run one turn in a new process; whatever goes wrong there is in the trial's `error`."""
+        if gate is None:
+            return self._run(turn, {})
+        with gate.place(f"{turn.workload.name}.{turn.peer.name}") as place:
+            return self._run(turn, place.environ)
+
+    def _run(self, turn: Turn, more: Mapping[str, str]) -> Trial:
         started = time.monotonic()
         caches = self.caches(turn)
         cold = turn.peer.compile is Compile.EAGER or not caches.exists()
         try:
-            answer, summary = self._measure(turn, caches)
+            answer, summary = self._measure(turn, caches, more)
             error = None
         except BenchmarkError as problem:
             answer, summary, error = None, None, str(problem)
         return Trial(turn.repetition, answer, summary, error, cold, time.monotonic() - started)
 
-    def _measure(self, turn: Turn, caches: Path) -> tuple[Answer, dict[str, Any] | None]:
+    def _measure(
+        self, turn: Turn, caches: Path, more: Mapping[str, str]
+    ) -> tuple[Answer, dict[str, Any] | None]:
         task = self._task(turn)
         if turn.peer.cache is Cache.NONE:
-            return self._run_child(turn, task, plain_environment(os.environ, caches), "measure"), None
+            environ = {**plain_environment(os.environ, caches), **more}
+            return self._run_child(turn, task, environ, "measure"), None
         home = self._home(turn)
         with Daemon(home):
             if turn.peer.cache is Cache.WARM:
                 self._prime_once(turn, task, home)
-            return self._run_with_product(turn, task, home, caches, "measure")
+            return self._run_with_product(turn, task, home, caches, "measure", more)
 
     def _run_with_product(
-        self, turn: Turn, task: Task, home: Path, caches: Path, purpose: str
+        self, turn: Turn, task: Task, home: Path, caches: Path, purpose: str, more: Mapping[str, str]
     ) -> tuple[Answer, dict[str, Any]]:
         summary_file = self._file(turn, f"{purpose}-summary.json")
-        environ = product_environment(os.environ, caches, home, summary_file)
+        environ = {**product_environment(os.environ, caches, home, summary_file), **more}
         answer = self._run_child(turn, task, environ, purpose)
         return answer, _read_summary(summary_file)
 
@@ -105,7 +115,7 @@ class Trials:
         if marker.exists() or "pygraph-cold" in home.name:
             return
         priming = replace(task, warm_up=_PRIMING_STEPS, steps=0, windows=0, check=False)
-        self._run_with_product(turn, priming, home, self._priming_caches(turn), "prime")
+        self._run_with_product(turn, priming, home, self._priming_caches(turn), "prime", {})
         marker.touch()
 
     def _run_child(self, turn: Turn, task: Task, environ: Mapping[str, str], purpose: str) -> Answer:

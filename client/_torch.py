@@ -459,7 +459,6 @@ def _is_plain(metadata: Any) -> bool:
 
 RECYCLING_REQUIRED = (
     ("torch", "_C._storage_Use_Count"),
-    ("torch", "_C.TensorBase._use_count"),
     ("torch", "_C._autograd._top_saved_tensors_default_hooks"),
 )
 """What keeping the memory of saved activations needs beside `RELOCATION_REQUIRED`."""
@@ -469,17 +468,27 @@ RECYCLING_REQUIRED = (
 def missing_for_recycling() -> str | None:
     """Return what this torch lacks for keeping the memory of saved activations, or None."""
     names = [f"{module}.{name}" for module, name in RECYCLING_REQUIRED if not _has(module, name)]
+    if not names and not references_show_uses():
+        names = ["references that show what holds a tensor in C++ alone"]
     return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
+
+
+@functools.cache
+def references_show_uses() -> bool:
+    """Whether a tensor that is held in C++ alone has one more Python reference: then counting these is enough."""
+    with torch.inference_mode(False), torch._C.DisableTorchFunction():
+        tensor, holder = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")
+        before = sys.getrefcount(tensor)
+        holder.grad = tensor
+        held = sys.getrefcount(tensor)
+        holder.grad = None
+        return held > before == sys.getrefcount(tensor)
 
 
 def storage_uses(storage: torch.UntypedStorage) -> int:
     """Return how many hold a storage: tensors, Python objects."""
     uses: int = torch._C._storage_Use_Count(storage._cdata)
     return uses
-
-
-tensor_uses: Callable[[torch.Tensor], int] = getattr(torch.Tensor, "_use_count", lambda tensor: 0)
-"""Returns how many hold a tensor without going through Python."""
 
 
 def saved_tensors_are_seen() -> bool:

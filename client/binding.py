@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import operator
 from collections import deque
@@ -25,6 +26,8 @@ CHUNK = 32
 """Inputs that are compared in one go to find those that have moved."""
 REMEMBERED = 8
 """Sets of addresses that are remembered, so that what nearly comes back gets an executable of its own."""
+
+ONE_LESS = "addresses take turns and share an executable"
 
 Unchanged = Callable[[list[Any], list[Any], list[int]], bool]
 """Says whether the tensors of a list lie where a second list says, at the indices of a third."""
@@ -70,6 +73,7 @@ class Binding:
     ) -> None:
         """Instantiate a graph whose parameters are `parameters`, and in which each slot lies where `bound` says."""
         self._driver = driver
+        self._graph = graph
         self._parameters = parameters
         self._words = parameters.words
         self._table = table
@@ -140,6 +144,37 @@ class Binding:
 
         Raises `UnfitError` with nothing changed, or `DriverError`, after which the executable is of no more use.
         """
+        self._move_to(inputs, addresses, moved, number)
+        return self._write()
+
+    def another(
+        self, inputs: Sequence[Any], addresses: list[int], moved: Iterable[int], number: int
+    ) -> Binding:
+        """Return another executable of the graph, bound to other addresses; see `bind`, and this one is as it was."""
+        other = copy.copy(self)
+        other._parameters = self._parameters.again()
+        other._words = other._parameters.words
+        other._bases, other._pointers, other._memory = (
+            self._bases.copy(),
+            self._pointers.copy(),
+            self._memory.copy(),
+        )
+        other._dirty = set()
+        other._move_to(inputs, addresses, moved, number)
+        # Where this one is bound may be nobody's memory by now, so the graph is instantiated where the other one is to be.
+        other._parameters.write_graph()
+        other.executable = self._driver.instantiate(self._graph)
+        other._dirty.update(range(len(other._parameters)))
+        try:
+            other._write()
+        except DriverError:
+            other.close()
+            raise
+        return other
+
+    def _move_to(
+        self, inputs: Sequence[Any], addresses: list[int], moved: Iterable[int], number: int
+    ) -> None:
         # All is checked before anything is changed.
         bases = self._bases_of(moved, inputs)
         for position in moved:
@@ -153,11 +188,11 @@ class Binding:
             self._move(slot, base)
         self.addresses = addresses
         self.number = number
-        return self._write()
 
-    def check(self, inputs: Sequence[Any], moved: Iterable[int]) -> None:
-        """Raise `UnfitError` if it cannot be bound to these inputs, of which some have moved."""
-        self._bases_of(moved, inputs)
+    @property
+    def nodes(self) -> int:
+        """How many nodes of the graph can be written."""
+        return len(self._parameters)
 
     def _bases_of(self, moved: Iterable[int], inputs: Sequence[Any]) -> dict[int, int]:
         slots, groups, indices = self._slots, self._groups, self._indices
@@ -205,10 +240,11 @@ def _is_near(recent: Sequence[int], addresses: Sequence[int], moved: Collection[
 class Bindings:
     """The executables of one graph, the one that was used last first."""
 
-    def __init__(self, make: Callable[[], Binding], unchanged: Unchanged) -> None:
-        self._make = make
+    def __init__(self, first: Binding, unchanged: Unchanged, note: Callable[[str], None]) -> None:
+        """Take over the first one; `note` is told why there is not another one where there should be."""
         self._unchanged = unchanged
-        self._all = [make()]
+        self._note = note
+        self._all = [first]
         self._most = MAX_BINDINGS
         self._recent: deque[list[int]] = deque(maxlen=REMEMBERED)
         self.written = 0
@@ -235,13 +271,14 @@ class Bindings:
         just_moved = latest.moved(inputs, memory, number, fresh, self._unchanged)
         addresses = latest.addresses_with(just_moved)
         position, moved = self._nearest(addresses, just_moved)
+        nearest = self._all[position]
         if len(self._all) < self._most and self._deserves_another(addresses, number, moved):
-            self._all[position].check(inputs, moved)
-            if self._add():
-                position = len(self._all) - 1
-                moved = differing(self._all[position].addresses, addresses)
-        chosen = self._all[position]
-        self.written = chosen.bind(inputs, addresses, moved, number)
+            another = self._another(nearest, inputs, addresses, moved, number)
+            if another is not None:
+                self._all.insert(0, another)
+                self.written = another.nodes
+                return another
+        self.written = nearest.bind(inputs, addresses, moved, number)
         return self._to_front(position)
 
     def _to_front(self, position: int) -> Binding:
@@ -268,13 +305,15 @@ class Bindings:
         self._recent.append(addresses)
         return came_back or all(binding.number != number for binding in self._all)
 
-    def _add(self) -> bool:
+    def _another(
+        self, nearest: Binding, inputs: list[Any], addresses: list[int], moved: Iterable[int], number: int
+    ) -> Binding | None:
         try:
-            self._all.append(self._make())
-        except DriverError:
+            return nearest.another(inputs, addresses, moved, number)
+        except DriverError as error:
             self._most = len(self._all)  # those that there are go on
-            return False
-        return True
+            self._note(f"{ONE_LESS}: {error}")
+            return None
 
     def close(self) -> None:
         """Destroy all executables."""

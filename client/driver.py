@@ -129,6 +129,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphKernelNodeGetParams_v2": (c_void_p, POINTER(KernelNodeParams)),
     "cuGraphMemcpyNodeGetParams": (c_void_p, POINTER(Memcpy3D)),
     "cuGraphMemsetNodeGetParams": (c_void_p, POINTER(MemsetNodeParams)),
+    "cuGraphMemcpyNodeSetParams": (c_void_p, c_void_p),
+    "cuGraphMemsetNodeSetParams": (c_void_p, c_void_p),
     "cuGraphExecKernelNodeSetParams_v2": (c_void_p, c_void_p, c_void_p),
     "cuGraphExecMemcpyNodeSetParams": (c_void_p, c_void_p, c_void_p, c_void_p),
     "cuGraphExecMemsetNodeSetParams": (c_void_p, c_void_p, c_void_p, c_void_p),
@@ -283,11 +285,19 @@ class Driver:
         """Return the call that writes a node's parameters into an executable: (executable, node, address[, context])."""
         return self._calls[_WRITERS[node_type]]
 
+    def write_node(self, node_type: NodeType, node: int, parameters: int) -> None:
+        """Write the parameters of a copy or a memset, given by their address, into a node of a graph."""
+        self._call(_GRAPH_WRITERS[node_type], node, parameters)
+
 
 _WRITERS = {
     NodeType.KERNEL: "cuGraphExecKernelNodeSetParams_v2",
     NodeType.MEMCPY: "cuGraphExecMemcpyNodeSetParams",
     NodeType.MEMSET: "cuGraphExecMemsetNodeSetParams",
+}
+_GRAPH_WRITERS = {
+    NodeType.MEMCPY: "cuGraphMemcpyNodeSetParams",
+    NodeType.MEMSET: "cuGraphMemsetNodeSetParams",
 }
 
 

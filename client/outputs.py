@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 
@@ -66,6 +66,8 @@ class View:
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    keeps_dtype: bool = False
+    """Whether the input is of this type, too."""
 
     def make(self, inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
         """Return a tensor over the input's storage."""
@@ -117,6 +119,11 @@ class Outputs:
                 indices.append(next(unmade))
         self._pick = _picker(indices)
         self._as_tuple = as_tuple
+        self._blank = [each.value if isinstance(each, Fixed) else None for each in self.made]
+
+    def blank(self) -> list[Any]:
+        """Return a list for `made`, with what is the same at every call in its place."""
+        return self._blank.copy()
 
     def making(self, which: Iterable[int]) -> Making:
         """Return what makes some of `made`, by index."""
@@ -134,36 +141,41 @@ class Outputs:
 
 
 class Making:
-    """Makes some outputs at each call: parts of allocations of their own type in one go, which are by far the most."""
+    """Makes some outputs at each call: tensors over memory of their own type in one go, which are by far the most."""
 
     def __init__(self, made: Sequence[Output], which: Iterable[int], dtypes: Sequence[torch.dtype]) -> None:
         self._made = made
-        self._parts: list[int] = []
-        self._others: list[int] = []
-        parts: list[Part] = []
-        for index in which:
-            output = made[index]
-            if isinstance(output, Part) and output.dtype == dtypes[output.memory]:
-                self._parts.append(index)
-                parts.append(output)
-            else:
-                self._others.append(index)
-        self._memories = [each.memory for each in parts]
+        chosen = [index for index in which if not isinstance(made[index], Fixed)]
+        parts = {index: each for index in chosen if _is_plain_part(each := made[index], dtypes)}
+        views = {index: each for index in chosen if _is_plain_view(each := made[index])}
+        self._plain = [*parts, *views]
+        self._others = [index for index in chosen if index not in parts and index not in views]
+        self._memories = [each.memory for each in parts.values()]
+        self._inputs = [each.index for each in views.values()]
+        plain: list[Part | View] = [*parts.values(), *views.values()]
         self._columns = (
-            [each.size for each in parts],
-            [each.stride for each in parts],
-            [each.offset for each in parts],
+            [each.size for each in plain],
+            [each.stride for each in plain],
+            [each.offset for each in plain],
         )
         self._reinterpret = _torch.reinterpreter()
 
     def fill(self, made: list[Any], inputs: Sequence[Any], memory: Sequence[Any]) -> list[Any]:
-        """Put what was made into `made`, at its indices; returns it."""
-        where = map(memory.__getitem__, self._memories)
-        for index, part in zip(self._parts, map(self._reinterpret, where, *self._columns), strict=True):
-            made[index] = part
+        """Put what was made into `made`, from `Outputs.blank`, at its indices; returns it."""
+        where = [*map(memory.__getitem__, self._memories), *map(inputs.__getitem__, self._inputs)]
+        for index, each in zip(self._plain, map(self._reinterpret, where, *self._columns), strict=True):
+            made[index] = each
         for index in self._others:
             made[index] = self._made[index].make(inputs, memory)
         return made
+
+
+def _is_plain_part(output: Output, dtypes: Sequence[torch.dtype]) -> TypeGuard[Part]:
+    return isinstance(output, Part) and output.dtype == dtypes[output.memory]
+
+
+def _is_plain_view(output: Output) -> TypeGuard[View]:
+    return isinstance(output, View) and output.keeps_dtype
 
 
 def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

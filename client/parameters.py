@@ -1,10 +1,11 @@
-"""All parameters of a graph's nodes as one array of 8-byte words, and the driver calls that write them into an executable.
+"""All parameters of a graph's nodes as one array of 8-byte words, and the driver calls that write them where it runs.
 
 The driver is handed addresses within that array, so that a move is: change words, then one call for each node they belong to.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from pygraphd.client.driver import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pygraphd.client.driver import Driver
 
@@ -48,6 +49,11 @@ class _Node:
     """For each block, the words of it that may be addresses."""
     packed: bool = False
 
+    @property
+    def words(self) -> int:
+        """How many words its blocks take."""
+        return sum(map(_words, self.blocks))
+
 
 class Parameters:
     """The parameters of a graph's nodes, as `words`, and which of these may be addresses, as (word, node) in `candidates`."""
@@ -55,22 +61,21 @@ class Parameters:
     def __init__(self, driver: Driver, graph: int) -> None:
         """Read a graph's nodes; raises `OpaqueError` or `DriverError`."""
         self._driver = driver
-        nodes = [node for handle in driver.nodes(graph) if (node := _read(driver, handle)) is not None]
-        sizes = [[_padded(len(block)) for block in node.blocks] for node in nodes]
-        count = sum(map(sum, sizes)) // WORD
-        self._memory = (ctypes.c_uint64 * max(count, 1))()
-        self.words = memoryview(self._memory).cast("B").cast("Q")
-        self.candidates: list[tuple[int, int]] = []
-        self._kept: list[Any] = []
-        context = driver.context()
-        self._writes: list[tuple[Callable[..., int], tuple[int, ...], str]] = []
-        position = 0
-        for index, node in enumerate(nodes):
-            position = self._place(index, node, position, context)
+        self._nodes = [node for handle in driver.nodes(graph) if (node := _read(driver, handle)) is not None]
+        self._context = driver.context()
+        self._lay_out()
+        self.candidates = list(self._candidates())
+
+    def again(self) -> Parameters:
+        """Return the same parameters, as they are now, in words of their own: for another executable of the graph."""
+        other = copy.copy(self)
+        other._lay_out()
+        other.words[:] = self.words
+        return other
 
     def __len__(self) -> int:
         """Return how many nodes can be written."""
-        return len(self._writes)
+        return len(self._nodes)
 
     def write(self, executable: int, nodes: Iterable[int]) -> None:
         """Write the words of some nodes into an executable; raises DriverError, with some of them written."""
@@ -80,28 +85,54 @@ class Parameters:
             if code:
                 raise DriverError(name, code)
 
-    def _place(self, index: int, node: _Node, position: int, context: int) -> int:
-        """Copy a node's blocks into the array; return where the next node begins, in words."""
+    def write_graph(self) -> None:
+        """Write copies and memsets into the graph itself; raises DriverError.
+
+        Instantiating, the driver looks at their memory, and that of the capture may have gone back to the device. It does not
+        look at what kernels are handed.
+        """
+        for node, (_, (handle, struct, *_), _) in zip(self._nodes, self._writes, strict=True):
+            if node.node_type is not NodeType.KERNEL:
+                self._driver.write_node(node.node_type, handle, struct)
+
+    def _lay_out(self) -> None:
+        """Make room for all blocks, copy them there, and work out how each node is written."""
+        self._kept: list[Any] = []
+        self._writes: list[tuple[Callable[..., int], tuple[int, ...], str]] = []
+        self._memory = (ctypes.c_uint64 * max(sum(node.words for node in self._nodes), 1))()
+        self.words = memoryview(self._memory).cast("B").cast("Q")
+        position = 0
+        for node in self._nodes:
+            self._place(node, position)
+            position += node.words
+
+    def _candidates(self) -> Iterator[tuple[int, int]]:
+        position = 0
+        for index, node in enumerate(self._nodes):
+            for block, scanned in zip(node.blocks, node.scanned, strict=True):
+                yield from ((position + word, index) for word in scanned)
+                position += _words(block)
+
+    def _place(self, node: _Node, position: int) -> None:
+        """Copy a node's blocks into the array, from a word on."""
         addresses = []
-        for block, scanned in zip(node.blocks, node.scanned, strict=True):
+        for block in node.blocks:
             address = ctypes.addressof(self._memory) + position * WORD
             ctypes.memmove(address, block, len(block))
-            self.candidates += [(position + word, index) for word in scanned]
             addresses.append(address)
-            position += _padded(len(block)) // WORD
+            position += _words(block)
         arguments: tuple[int, ...] = (node.handle, self._struct_address(node, addresses))
         if node.node_type is not NodeType.KERNEL:
-            arguments = (*arguments, context)
+            arguments = (*arguments, self._context)
         self._writes.append(
             (self._driver.writer(node.node_type), arguments, f"writing a {node.node_type.name} node")
         )
-        return position
 
     def _struct_address(self, node: _Node, addresses: Sequence[int]) -> int:
         if node.node_type is not NodeType.KERNEL:
             return addresses[0]  # the one block is the structure itself
-        struct = node.struct
-        assert isinstance(struct, KernelNodeParams)
+        assert isinstance(node.struct, KernelNodeParams)
+        struct = KernelNodeParams.from_buffer_copy(node.struct)
         if node.packed:
             size = ctypes.c_size_t(len(node.blocks[0]))
             arguments = packed_list(addresses[0], size)
@@ -114,8 +145,9 @@ class Parameters:
         return ctypes.addressof(struct)
 
 
-def _padded(size: int) -> int:
-    return (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+def _words(block: bytes) -> int:
+    """Return how many words a block takes with what aligns the next one."""
+    return -(-len(block) // _ALIGNMENT) * _ALIGNMENT // WORD
 
 
 def _read(driver: Driver, handle: int) -> _Node | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.binding import Binding, InputGroup
+from pygraphd.client.binding import Binding, Bindings, InputGroup
 from pygraphd.client.outputs import Empty, Fixed, Input, Outputs, Part, View, Whole
 from pygraphd.client.parameters import OpaqueError, Parameters
 from pygraphd.client.relocation import (
@@ -31,7 +31,7 @@ from pygraphd.client.relocation import (
 from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from pygraphd.client.driver import Driver
     from pygraphd.client.outputs import Output
@@ -78,15 +78,19 @@ class Capture:
 
 
 def build(
-    driver: Driver, capture: Capture, inputs: Sequence[Any], staged: Mapping[int, torch.Tensor]
+    driver: Driver,
+    capture: Capture,
+    inputs: Sequence[Any],
+    staged: Mapping[int, torch.Tensor],
+    note: Callable[[str], None],
 ) -> Built:
-    """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers.
+    """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers; `note` is told what fails later.
 
     Takes over the capture's graph and ticket; its memory stays until it is let go. Raises `OpaqueError` or `DriverError`; then
     nothing is left of it.
     """
     try:
-        return _build(driver, capture, inputs, staged)
+        return _build(driver, capture, inputs, staged, note)
     except BaseException:
         driver.destroy_graph(capture.graph)
         if capture.ticket is not None:
@@ -107,7 +111,11 @@ class Built:
 
 
 def _build(
-    driver: Driver, capture: Capture, inputs: Sequence[Any], staged: Mapping[int, torch.Tensor]
+    driver: Driver,
+    capture: Capture,
+    inputs: Sequence[Any],
+    staged: Mapping[int, torch.Tensor],
+    note: Callable[[str], None],
 ) -> Built:
     device = _device(inputs, capture.outputs)
     groups = input_groups(inputs, staged)
@@ -127,17 +135,12 @@ def _build(
         parameters.words, parameters.candidates, [*segments, *memory_segments], len(groups) + len(memories)
     )
     bases = [span.start for _, span in groups] + bound
-    nodes = len(parameters)
-    unread, graph = [parameters], capture.graph
-
-    def make_binding() -> Binding:
-        # Each executable has words of its own: they say where it is bound.
-        own = unread.pop() if unread else Parameters(driver, graph)
-        own.candidates.clear()  # one for each word, and of use only to the search
-        return Binding(driver, graph, own, table, layout.groups, bases)
-
-    replay = Replay(driver, graph, make_binding, layout, replay_device(device), capture.ticket)
-    return Built(replay, _unseen(table, layout), _unwritten(table, layout), device, nodes)
+    parameters.candidates.clear()  # one for each word, and of use only to the search
+    binding = Binding(driver, capture.graph, parameters, table, layout.groups, bases)
+    means = replay_device(device)
+    bindings = Bindings(binding, means.unchanged, note)
+    replay = Replay(driver, capture.graph, bindings, layout, means, capture.ticket)
+    return Built(replay, _unseen(table, layout), _unwritten(table, layout), device, len(parameters))
 
 
 def _unseen(table: Table, layout: Layout) -> frozenset[int]:
@@ -162,7 +165,12 @@ def _device(inputs: Sequence[Any], outputs: Sequence[Any]) -> torch.device:
 
 def replay_device(device: torch.device) -> Device:
     """Return what replaying on a device needs of torch."""
-    return Device(_torch.allocator(device), _torch.pointers_unchanged(), _torch.current_stream(device))
+    return Device(
+        _torch.allocator(device),
+        _torch.pointers_unchanged(),
+        _torch.current_stream(device),
+        _torch.empty_cache,
+    )
 
 
 def input_groups(inputs: Sequence[Any], staged: Collection[int]) -> list[tuple[InputGroup, Span]]:
@@ -298,7 +306,8 @@ def _view_of_input(
     for index, each in enumerate(inputs):
         if isinstance(each, torch.Tensor) and each.numel() and each.untyped_storage().data_ptr() == storage:
             offset = _elements(value.data_ptr() - each.data_ptr(), value.dtype)
-            return View(index, tuple(value.size()), tuple(value.stride()), offset, value.dtype)
+            keeps = each.dtype == value.dtype
+            return View(index, tuple(value.size()), tuple(value.stride()), offset, value.dtype, keeps)
     if any(span.start <= value.data_ptr() < span.end for _, span in groups):
         raise OpaqueError("an output shares memory with an input in a way that cannot be told")
     return None

@@ -41,8 +41,15 @@ _numbers = itertools.count(1)
 class Saved:
     """One set of memory, and every tensor that is ever made of it."""
 
-    def __init__(self, arena: torch.Tensor, memory: list[Any], made: list[Any], stream: int) -> None:
-        """Take over `memory` and `made`, with None for what is not of this set."""
+    def __init__(
+        self,
+        arena: torch.Tensor,
+        memory: list[Any],
+        made: list[Any],
+        tensors: list[torch.Tensor],
+        stream: int,
+    ) -> None:
+        """Take over `memory` and `made`, of which `tensors` are of this set; the rest is made at each call."""
         self.number = next(_numbers)
         self.memory = memory
         self.made = made
@@ -50,19 +57,17 @@ class Saved:
         self.last_use = 0
         self._arena = arena
         self._storage = arena.untyped_storage()
-        self._tensors = [each for each in (*memory, *made) if each is not None]
+        self._tensors = tensors
 
     def rest(self) -> None:
         """Note what nobody else holding any of it looks like; to be called when that is so."""
         self._storage_uses = self._uses_of_storage()
-        self._uses = list(map(_torch.tensor_uses, self._tensors))
         self._references = list(map(sys.getrefcount, self._tensors))
 
     def in_use(self) -> bool:
-        """Whether anybody holds any of it: another tensor over the same memory, a C++ reference, a Python one."""
+        """Whether anybody holds any of it: another tensor over the same memory, a reference from Python or (one is seen) C++."""
         return (
             self._uses_of_storage() != self._storage_uses
-            or list(map(_torch.tensor_uses, self._tensors)) != self._uses
             or list(map(sys.getrefcount, self._tensors)) != self._references
         )
 
@@ -75,13 +80,19 @@ class Recycler:
     """The sets of one recording."""
 
     def __init__(
-        self, memories: Sequence[Memory], outputs: Outputs, slots: Collection[int], allocate: Allocator
+        self,
+        memories: Sequence[Memory],
+        outputs: Outputs,
+        slots: Collection[int],
+        allocate: Allocator,
+        trim: Callable[[], None],
     ) -> None:
-        """Recycle the given slots of `memories`; `outputs` are those of the recording."""
+        """Recycle the given slots of `memories`; `outputs` are those of the recording; `trim` gives free memory back."""
         self._memories = memories
         self._slots = sorted(slots)
         self._outputs = outputs
         self._allocate = allocate
+        self._trim = trim
         self.fresh = tuple(slot for slot in range(len(memories)) if slot not in slots)
         """The slots whose memory comes from the allocator at each call."""
         self.making = outputs.making(
@@ -123,15 +134,21 @@ class Recycler:
         for slot in self._slots:
             offsets.append(size)
             size += blocks(self._memories[slot].bytes) * BLOCK
+        # What the saved activations had before is in pieces, and would be kept beside the arena.
+        self._trim()
         arena = self._allocate((size,), (1,), torch.uint8)
         memory: list[Any] = [None] * len(self._memories)
         for slot, offset in zip(self._slots, offsets, strict=True):
             shape = self._memories[slot]
             start = offset // shape.dtype.itemsize
             memory[slot] = _torch.reinterpret(arena, shape.dtype, shape.size, shape.stride, start)
-        made = [each.make((), memory) if self._is_recycled(each) else None for each in self._outputs.made]
-        saved = Saved(arena, memory, made, stream)
-        del arena, memory, made
+        made = self._outputs.blank()
+        recycled = [index for index, each in enumerate(self._outputs.made) if self._is_recycled(each)]
+        for index in recycled:
+            made[index] = self._outputs.made[index].make((), memory)
+        tensors = [*(memory[slot] for slot in self._slots), *(made[index] for index in recycled)]
+        saved = Saved(arena, memory, made, tensors, stream)
+        del arena, memory, made, tensors
         saved.rest()
         saved.last_use = self._calls
         self._sets.append(saved)

@@ -240,7 +240,7 @@ class Relocatable:
         times = [time.perf_counter()]
         capture = self._capture(bound)
         times.append(time.perf_counter())
-        built = recording.build(self._recorder.driver, capture, bound, staged)
+        built = recording.build(self._recorder.driver, capture, bound, staged, self._report.fail)
         times.append(time.perf_counter())
         try:
             # The launched call will need as much again, and must get it.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.binding import Bindings, InputGroup, Unchanged, UnfitError
+from pygraphd.client.binding import InputGroup, Unchanged, UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.outputs import Outputs
 from pygraphd.client.recycling import Recycler
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from pygraphd.client._torch import Allocator
-    from pygraphd.client.binding import Binding
+    from pygraphd.client.binding import Binding, Bindings
     from pygraphd.client.driver import Driver
     from pygraphd.client.recycling import Saved
 
@@ -89,11 +89,12 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What replaying needs of torch, chosen once: how memory is made, compared, and which stream is current."""
+    """What replaying needs of torch, chosen once: how memory is made, compared, given back, and which stream is current."""
 
     allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
     unchanged: Unchanged
     stream: Callable[[], int]
+    trim: Callable[[], None]
 
 
 class _Recipe:
@@ -118,12 +119,12 @@ class Replay:
         self,
         driver: Driver,
         graph: int,
-        make_binding: Callable[[], Binding],
+        bindings: Bindings,
         layout: Layout,
         device: Device,
         ticket: Ticket | None = None,
     ) -> None:
-        """Take over `graph` and `ticket`; raises DriverError, and then they are the caller's still."""
+        """Take over `graph`, its executables and `ticket`."""
         self.counts = Counts()
         self._driver = driver
         self._graph = graph
@@ -132,7 +133,7 @@ class Replay:
         self._ticket = ticket
         self._lock = threading.Lock()
         self._stream: int | None = None
-        self._bindings: Bindings | None = Bindings(make_binding, device.unchanged)
+        self._bindings: Bindings | None = bindings
         self._recipe = _Recipe(layout.memories, range(len(layout.memories)))
         self._recycler: Recycler | None = None
         self._fresh = self._recipe
@@ -212,8 +213,9 @@ class Replay:
         """
         with self._lock:
             if self._recycler is None and slots:
+                layout, device = self._layout, self._device
                 self._recycler = Recycler(
-                    self._layout.memories, self._layout.outputs, slots, self._device.allocate
+                    layout.memories, layout.outputs, slots, device.allocate, device.trim
                 )
                 self._fresh = _Recipe(self._layout.memories, self._recycler.fresh)
                 self._fresh_making = self._recycler.making
@@ -242,7 +244,7 @@ class Replay:
         return self._recycler.take(stream)
 
     def _make(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[Any]:
-        return self._making.fill([None] * len(self._layout.outputs.made), inputs, memory)
+        return self._making.fill(self._layout.outputs.blank(), inputs, memory)
 
     def _memory_with(self, saved: Saved) -> list[Any]:
         memory = saved.memory.copy()

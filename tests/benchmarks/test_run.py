@@ -49,6 +49,18 @@ def test_two_peers_twice(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[0].startswith("workload")
 
 
+def test_processes_that_compile_side_by_side(tmp_path: Path) -> None:
+    done, result = run(
+        tmp_path / "result.json", "--workloads", "three-ops", "--peers", "eager,default", "--together",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert result["settings"]["compiled_together"] is True
+    assert [(record["peer"], record["correct"], record["step_ms"]["n"]) for record in result["records"]] == [
+        ("eager", True, 21),
+        ("default", True, 21),
+    ]
+
+
 def test_a_failing_process_costs_only_its_own_record(tmp_path: Path) -> None:
     done, result = run(
         tmp_path / "result.json", "--workloads", "bert-inference,three-ops", "--peers", "eager", "--repetitions", "2"

@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 import pytest
+import torch
 
 from pygraphd.client import _torch
 
@@ -94,3 +95,22 @@ def test_a_store_takes_what_registers_hand_over() -> None:
     assert not store.check(["key"])
     assert [store.compare_set("key", "", value) for value in ("first", "second")] == [b"first"] * 2
     assert (store.check(["key"]), store.get("key")) == (True, b"first")
+
+
+def test_what_keeping_saved_activations_needs_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _torch.missing_for_recycling() is None
+
+    monkeypatch.setattr(_torch, "references_show_uses", lambda: False)
+
+    assert "lacks references that show" in str(_torch.missing_for_recycling.__wrapped__())
+
+
+def test_hooks_on_saved_tensors_do_not_hide_what_holds_a_tensor() -> None:
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, keep):
+        assert _torch.references_show_uses.__wrapped__()

@@ -130,6 +130,9 @@ def dlrm() -> tuple[torch.nn.Module, Callable[..., Any]]:
     return Dlrm(), loss
 
 
+WAITING = {"Whisper": 2}
+"""Forwards of one graph that wait for their backward at a time, if more than one: layers that share a graph."""
+
 MODELS = {"ResNet-50": resnet50, "ViT": vit, "BERT": bert, "GPT-2": gpt2, "Whisper": whisper, "DLRM": dlrm}
 
 
@@ -165,7 +168,7 @@ def test_training(relocated: Relocated, name: str, optimizer: str) -> None:
     # Two modes of Inductor fuse otherwise here and there: what bf16 rounds differently grows from step to step.
     assert (mine - plain).abs().max() <= 3 * noise + 5e-3 * plain.abs().max(), (mine, plain, again)
     relocated.expect_all_captured()
-    assert max(relocated.sets) == 1
+    assert max(relocated.sets) == WAITING.get(name, 1)
 
 
 @pytest.mark.parametrize("name", MODELS)

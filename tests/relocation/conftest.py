@@ -29,7 +29,8 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "emulator_add_set": ((c_void_p, c_uint64, c_uint, c_size_t), None),
     "emulator_add_other": ((c_void_p, c_int), None),
     "emulator_host_memory": ((c_uint64, c_size_t), None),
-    "emulator_forget_host_memory": ((), None),
+    "emulator_memory_is_gone": ((c_uint64, c_size_t), None),
+    "emulator_forget_memory": ((), None),
     "emulator_fail_at": ((c_long,), None),
     "emulator_calls": ((), c_long),
     "emulator_live_graphs": ((), c_long),
@@ -104,9 +105,10 @@ def _pointer(tensor: torch.Tensor) -> c_void_p:
 class Arena:
     """Memory of a capture: blocks are handed out as the caching allocator does, from the lowest free address."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, library: ctypes.CDLL) -> None:
         import torch
 
+        self._library = library
         self._memory = torch.full(((blocks + 1) * BLOCK // 4,), float("nan"))
         self._base = -(-self._memory.data_ptr() // BLOCK) * BLOCK
         self._used: dict[int, int] = {}
@@ -128,8 +130,9 @@ class Arena:
         del self._used[tensor.data_ptr()]
 
     def let_go(self) -> None:
-        """Make everything that was recorded here worthless, as memory is that has been given back."""
+        """Make everything that was recorded here worthless, as memory is that has been given back to the device."""
         self._memory.fill_(float("nan"))
+        self._library.emulator_memory_is_gone(self._memory.data_ptr(), self._memory.numel() * 4)
 
     def untouched(self) -> bool:
         """Whether nothing was written since `let_go`."""
@@ -141,6 +144,7 @@ class Emulator:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self._arenas: list[Arena] = []
         self.driver = Driver(library)
 
     def graph(self) -> Graph:
@@ -149,7 +153,8 @@ class Emulator:
 
     def arena(self, blocks: int = 64) -> Arena:
         """Return memory for a capture to allocate from."""
-        return Arena(blocks)
+        self._arenas.append(Arena(blocks, self._library))  # kept: what is gone must not be given out again
+        return self._arenas[-1]
 
     def fail_at(self, call: int) -> None:
         """Have the driver's n-th call from now on fail; 0: none."""
@@ -231,5 +236,5 @@ def emulator(emulator_library: Path) -> Iterator[Emulator]:
     before = emulator.live()
     yield emulator
     emulator.fail_at(0)
-    library.emulator_forget_host_memory()
+    library.emulator_forget_memory()
     assert emulator.live() == before

@@ -118,7 +118,7 @@ struct State {
     long calls = 0, fail_at = 0;
     long graphs = 0, executables = 0;
     int capture_mode = 0;
-    std::vector<std::pair<uint64_t, uint64_t>> host;
+    std::vector<std::pair<uint64_t, uint64_t>> host, gone;
 };
 
 State state;
@@ -193,6 +193,18 @@ int parameter(const Function& function, size_t index, size_t* offset, size_t* si
     return 0;
 }
 
+bool within(const std::vector<std::pair<uint64_t, uint64_t>>& ranges, uint64_t address) {
+    for (const auto& [start, end] : ranges)
+        if (start <= address && address < end) return true;
+    return false;
+}
+
+// As CUDA does for copies and memsets, and for no kernel.
+bool lies_in_memory_that_is_gone(const Node& node) {
+    if (node.type == 1) return within(state.gone, node.copy.src.device) || within(state.gone, node.copy.dst.device);
+    return node.type == 2 && within(state.gone, node.set.dst);
+}
+
 Node* at(void* executable, void* node) {
     auto& nodes = static_cast<Executable*>(executable)->by_handle;
     const auto found = nodes.find(node);
@@ -236,6 +248,8 @@ CALL(cuGraphGetNodes, void* graph, void** nodes, size_t* count) {
 
 CALL(cuGraphInstantiateWithFlags, void** executable, void* graph, uint64_t) {
     FAIL_IF_ASKED;
+    for (const Node* node : static_cast<Graph*>(graph)->nodes)
+        if (lies_in_memory_that_is_gone(*node)) return kInvalidValue;
     auto* made = new Executable;
     for (Node* node : static_cast<Graph*>(graph)->nodes) {
         made->order.push_back(new Node);
@@ -288,6 +302,20 @@ CALL(cuGraphMemsetNodeGetParams, void* node, MemsetParams* params) {
     return 0;
 }
 
+CALL(cuGraphMemcpyNodeSetParams, void* node, const MemcpyParams* params) {
+    FAIL_IF_ASKED;
+    if (static_cast<Node*>(node)->type != 1) return kInvalidValue;
+    static_cast<Node*>(node)->copy = *params;
+    return 0;
+}
+
+CALL(cuGraphMemsetNodeSetParams, void* node, const MemsetParams* params) {
+    FAIL_IF_ASKED;
+    if (static_cast<Node*>(node)->type != 2) return kInvalidValue;
+    static_cast<Node*>(node)->set = *params;
+    return 0;
+}
+
 CALL(cuGraphExecKernelNodeSetParams_v2, void* executable, void* handle, const KernelParams* params) {
     FAIL_IF_ASKED;
     Node* node = at(executable, handle);
@@ -330,12 +358,7 @@ CALL(cuKernelGetParamInfo, void* function, size_t index, size_t* offset, size_t*
 }
 
 CALL(cuPointerGetAttribute, void* value, int, uint64_t address) {
-    for (const auto& [start, end] : state.host)
-        if (start <= address && address < end) {
-            *static_cast<unsigned*>(value) = 1;
-            return 0;
-        }
-    *static_cast<unsigned*>(value) = 2;
+    *static_cast<unsigned*>(value) = within(state.host, address) ? 1 : 2;
     return 0;
 }
 
@@ -400,7 +423,12 @@ extern "C" void emulator_add_other(void* graph, int type) {
 
 extern "C" void emulator_host_memory(uint64_t start, size_t size) { state.host.emplace_back(start, start + size); }
 
-extern "C" void emulator_forget_host_memory() { state.host.clear(); }
+extern "C" void emulator_memory_is_gone(uint64_t start, size_t size) { state.gone.emplace_back(start, start + size); }
+
+extern "C" void emulator_forget_memory() {
+    state.host.clear();
+    state.gone.clear();
+}
 
 extern "C" void emulator_fail_at(long call) {
     state.fail_at = call;

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.binding import UnfitError
+from pygraphd.client.binding import ONE_LESS, UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Built, Capture, build, input_groups
@@ -35,6 +35,7 @@ class Recorder:
         self.allocator = allocator
         self.arena = arena or emulator.arena()
         self.graph: Graph = emulator.graph()
+        self.notes: list[str] = []
 
     def floats(self, *values: float) -> torch.Tensor:
         """Return a tensor on the device."""
@@ -44,7 +45,7 @@ class Recorder:
         self, inputs: Sequence[Any], outputs: Sequence[Any], staged: dict[int, torch.Tensor] | None = None
     ) -> Built:
         capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations))
-        built = build(self.emulator.driver, capture, inputs, staged or {})
+        built = build(self.emulator.driver, capture, inputs, staged or {}, self.notes.append)
         self.arena.let_go()
         return built
 
@@ -210,6 +211,29 @@ def test_where_another_executable_cannot_be_had_one_is_enough(recorder: Recorder
         assert replay.run([values], memory)[0].tolist() == (values * 3).tolist()
 
     assert replay.executables == 1
+    assert recorder.notes == [f"{ONE_LESS}: cuGraphInstantiateWithFlags failed with CUresult 999"]
+    replay.close()
+
+
+def test_another_executable_is_made_where_it_is_bound_as_the_memory_of_the_capture_is_gone(
+    recorder: Recorder,
+) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(3)
+    recorder.graph.set(out, 0)
+    recorder.graph.copy(out[:2], a)
+    recorder.graph.accumulate(out[1:2], a)
+    replay = recorder.built([a], [out]).replay
+    sets = [(recorder.floats(i, 2 * i), replay.memory()) for i in range(4)]
+
+    for turn in range(20):
+        values, memory = sets[turn % 4]
+        memory[0].fill_(7)
+        first, second = values.tolist()
+        assert replay.run([values], memory)[0].tolist() == [first, second + first, 0]
+
+    assert replay.executables == 4
+    assert recorder.notes == []
+    assert recorder.arena.untouched()
     replay.close()
 
 
@@ -247,7 +271,7 @@ def test_the_list_of_inputs_is_emptied_and_a_list_stays_a_list(recorder: Recorde
     capture = Capture(
         recorder.graph.handle, [out, None, 7], tuple(recorder.arena.allocations), as_tuple=False
     )
-    replay = build(recorder.emulator.driver, capture, [a, 2], {}).replay
+    replay = build(recorder.emulator.driver, capture, [a, 2], {}, recorder.notes.append).replay
     inputs = [recorder.floats(1, 1), 2]
 
     outputs = replay(inputs)
@@ -287,7 +311,7 @@ def test_a_temporary_of_any_size_may_have_lain_where_an_output_lies(recorder: Re
     recorder.graph.scale(a, out, 3.0)
     odd = Span(out.data_ptr(), out.data_ptr() + 1001)
     capture = Capture(recorder.graph.handle, [out], (*recorder.arena.allocations, odd))
-    replay = build(recorder.emulator.driver, capture, [a], {}).replay
+    replay = build(recorder.emulator.driver, capture, [a], {}, recorder.notes.append).replay
 
     assert replay([recorder.floats(1, 2)])[0].tolist() == [3, 6]
     replay.close()
@@ -491,7 +515,7 @@ def test_memory_that_must_stay_in_place_stays(recorder: Recorder) -> None:
     held = Span(state.data_ptr(), state.data_ptr() + BLOCK)
     recorder.graph.add(a, state[:2], out)
     capture = Capture(recorder.graph.handle, [out], tuple(recorder.arena.allocations), held=(held,))
-    replay = build(recorder.emulator.driver, capture, [a], {}).replay
+    replay = build(recorder.emulator.driver, capture, [a], {}, recorder.notes.append).replay
     state[:2] = recorder.floats(100, 200)
 
     assert replay([recorder.floats(1, 1)])[0].tolist() == [101, 201]
@@ -508,6 +532,7 @@ def test_an_output_in_memory_that_must_stay_is_refused(recorder: Recorder) -> No
             Capture(recorder.graph.handle, [out], held, held),
             [recorder.floats(1)],
             {},
+            recorder.notes.append,
         )
 
 
@@ -523,6 +548,7 @@ def test_memory_that_must_stay_but_was_something_else_before_is_refused(recorder
             Capture(recorder.graph.handle, [recorder.floats(1)], tuple(recorder.arena.allocations), held),
             [recorder.floats(1)],
             {},
+            recorder.notes.append,
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pygraphd.client import _torch, recycling
-from pygraphd.client.outputs import Input, Outputs, Part, Whole
+from pygraphd.client.outputs import Fixed, Input, Outputs, Part, Whole
 from pygraphd.client.recording import Capture, build
 from pygraphd.client.recycling import IDLE_CALLS, MAX_OBSERVATIONS, MAX_SETS, Link, Recycler
 from pygraphd.client.replay import Memory
@@ -28,15 +28,15 @@ FLOATS = 4
 CPU = torch.device("cpu")
 
 
-def recycler() -> Recycler:
+def recycler(trim: Callable[[], None] | None = None) -> Recycler:
     """Return one of three allocations: a visible output, a whole saved one, and one with two saved parts."""
     memories = [Memory((FLOATS,), (1,), torch.float32), Memory((FLOATS,), (1,), torch.float32)]
     memories.append(Memory((1024,), (1,), torch.uint8))
     parts = [Part(2, (FLOATS,), (1,), offset, torch.float32) for offset in (0, 128)]
     outputs = Outputs(
-        [Whole(0), Whole(1), *parts, Input(0)], [each.dtype for each in memories], as_tuple=True
+        [Whole(0), Whole(1), *parts, Input(0), Fixed(5)], [each.dtype for each in memories], as_tuple=True
     )
-    return Recycler(memories, outputs, {1, 2}, _torch.allocator(CPU))
+    return Recycler(memories, outputs, {1, 2}, _torch.allocator(CPU), trim or (lambda: None))
 
 
 def take(made: Recycler, stream: int = 0) -> Saved:
@@ -54,10 +54,12 @@ def test_a_set_holds_what_is_recycled_and_nothing_else() -> None:
     assert made.making.fill(saved.made.copy(), (), ()) == saved.made
     assert saved.memory[0] is None
     assert saved.memory[1].dtype == torch.float32
-    assert [each.tolist() for each in saved.made] == [
+    *parts, constant = saved.made
+    assert constant == 5
+    assert [each.tolist() for each in parts] == [
         saved.memory[2][i : i + 16].view(torch.float32).tolist() for i in (0, 512)
     ]
-    assert all(each.data_ptr() % 16 == 0 and not each._is_view() for each in (*saved.memory[1:], *saved.made))
+    assert all(each.data_ptr() % 16 == 0 and not each._is_view() for each in (*saved.memory[1:], *parts))
 
 
 def test_a_set_that_nobody_holds_is_taken_again() -> None:
@@ -65,6 +67,23 @@ def test_a_set_that_nobody_holds_is_taken_again() -> None:
 
     assert len({take(made).number for _ in range(10)}) == 1
     assert len(made) == 1
+
+
+def test_memory_that_is_free_goes_back_before_a_set_is_made() -> None:
+    events: list[str] = []
+    made = recycler(lambda: events.append("trim"))
+    allocate = made._allocate
+
+    def allocate_and_say(*shape: Any) -> torch.Tensor:
+        events.append("allocate")
+        return allocate(*shape)
+
+    made._allocate = allocate_and_say
+
+    for _ in range(3):
+        take(made)
+
+    assert events == ["trim", "allocate"]
 
 
 class Keeper(torch.autograd.Function):  # type: ignore[misc]
@@ -204,6 +223,7 @@ class Forward:
 
     def __init__(self, emulator: Emulator, allocator: Allocator) -> None:
         self.allocator = allocator
+        self.notes: list[str] = []
         arena, graph = emulator.arena(), emulator.graph()
         a = self.floats(1, 2)
         self.visible, self.saved = arena.allocate(2), arena.allocate(2)
@@ -211,7 +231,7 @@ class Forward:
         graph.add(a, self.visible, self.saved)
         graph.add(self.visible, self.saved, arena.allocate(2))
         capture = Capture(graph.handle, [self.visible, self.saved], tuple(arena.allocations))
-        self.replay: Replay = build(emulator.driver, capture, [a], {}).replay
+        self.replay: Replay = build(emulator.driver, capture, [a], {}, self.notes.append).replay
         arena.let_go()
 
     def floats(self, *values: float) -> torch.Tensor:

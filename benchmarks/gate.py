@@ -1,0 +1,83 @@
+"""Processes that compile side by side and are measured one after the other: most of a benchmark's time is compiling.
+
+Each says when it has compiled, waits until all have, and then runs alone to its end: nothing else works on the GPU or, but for
+the daemons of the product, on the CPU meanwhile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+VARIABLE = "BENCHMARK_GATE"
+"""For a child: the file that says that it is ready."""
+_EXPECTED = "expected"
+_LOCK = "lock"
+_READY = ".ready"
+_POLL_S = 0.05
+
+
+class Gate:
+    """The parent's side: a folder that `expected` processes meet in."""
+
+    def __init__(self, folder: Path, expected: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _EXPECTED).write_text(str(expected))
+        self._folder = folder
+
+    def place(self, name: str) -> Place:
+        """Return the place of one of the processes."""
+        return Place(self._folder / (name + _READY))
+
+
+class Place:
+    """One process's place, to be held (`with`) as long as it runs: the others do not wait for one that has ended."""
+
+    def __init__(self, file: Path) -> None:
+        self.environ = {VARIABLE: str(file)}
+        self._file = file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._file.touch()
+
+
+def wait_for_turn() -> None:
+    """Return when all have compiled and this process is the only one that is measured, until it ends; at once without a gate."""
+    if not (name := os.environ.get(VARIABLE)):
+        return
+    file, parent = Path(name), os.getppid()
+    file.touch()
+    expected = int((file.parent / _EXPECTED).read_text())
+    while len(list(file.parent.glob(f"*{_READY}"))) < expected:
+        _end_with(parent)
+        time.sleep(_POLL_S)
+    lock = os.open(file.parent / _LOCK, os.O_CREAT | os.O_RDWR)
+    os.set_inheritable(lock, False)
+    while not _locked(lock):
+        _end_with(parent)
+        time.sleep(_POLL_S)
+
+
+def _locked(lock: int) -> bool:
+    """Try to get the lock, which is held until this process ends."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _end_with(parent: int) -> None:
+    if os.getppid() != parent:
+        raise SystemExit("whoever started this benchmark process has gone")

@@ -1,0 +1,84 @@
+"""Processes that wait for each other, and then run one at a time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gate import Gate, wait_for_turn
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from benchmarks.gate import wait_for_turn
+prepared, measured = Path(sys.argv[1]), Path(sys.argv[2])
+prepared.touch()
+wait_for_turn()
+began = time.monotonic()
+time.sleep(0.2)
+measured.write_text(f"{began} {time.monotonic()}")
+"""
+
+
+def start(folder: Path, name: str, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", PROGRAM, str(folder / f"{name}.prepared"), str(folder / f"{name}.times")]
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environ})
+
+
+def test_without_a_gate_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BENCHMARK_GATE", raising=False)
+
+    wait_for_turn()
+
+
+def test_all_wait_for_the_last_and_then_run_one_at_a_time(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate", 3)
+    first = [start(tmp_path, name, gate.place(name).environ) for name in ("a", "b")]
+    while not all((tmp_path / f"{name}.prepared").exists() for name in ("a", "b")):
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert not list(tmp_path.glob("*.times"))
+
+    last = start(tmp_path, "c", gate.place("c").environ)
+
+    assert [process.wait(20) for process in (*first, last)] == [0, 0, 0]
+    spans = sorted(tuple(map(float, file.read_text().split())) for file in tmp_path.glob("*.times"))
+    assert len(spans) == 3
+    assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))
+
+
+def test_nobody_waits_for_a_process_that_has_ended(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate", 2)
+    with pytest.raises(ValueError, match="as a process may fail"), gate.place("a"):
+        raise ValueError("as a process may fail")
+
+    assert start(tmp_path, "b", gate.place("b").environ).wait(20) == 0
+
+
+def test_who_waits_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate", 2)
+    environ = gate.place("a").environ
+    code = (
+        "import subprocess, sys; "
+        f"subprocess.Popen([sys.executable, '-c', {PROGRAM!r}, *sys.argv[1:]]); "
+        "import time, pathlib\n"
+        "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\n"
+        "time.sleep(0.2)"
+    )
+    ended = tmp_path / "output"
+    with ended.open("w") as output:
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "p"), str(tmp_path / "t")],
+            cwd=ROOT, env={**os.environ, **environ}, stderr=output, check=True, timeout=20,
+        )  # fmt: skip
+    deadline = time.monotonic() + 5
+    while "has gone" not in ended.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "has gone" in ended.read_text()
