@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,6 +154,7 @@ class Regions:
     all: list[Timed] = field(default_factory=list)
     links: dict[int, Link] = field(default_factory=dict)
     link: Link | None = None
+    undefined: Iterator[frozenset[int]] = field(default_factory=lambda: iter(()))
 
     def install(self) -> None:
         """Take the place of PyTorch's trees, or surround them."""
@@ -175,6 +176,7 @@ class Regions:
         box = graph_kwargs.get("boxed_forward_device_index")
         link = None if facts.is_inference else self.links.setdefault(id(box), Link())
         self.link = None if facts.is_backward else link
+        self.undefined = iter(facts.undefined)
         original()
         if link is not None:
             watch(compiled, link, is_backward=facts.is_backward)
@@ -186,9 +188,8 @@ class Regions:
         if self.way == "trees":
             run = original(runnable, **kwargs)
         elif self.way == "relocate":
-            run = relocatable = Relocatable(
-                runnable, CudaRecorder(driver.load(), kwargs["device_index"]), self.report, self.link
-            )
+            recorder = CudaRecorder(driver.load(), kwargs["device_index"])
+            run = relocatable = Relocatable(runnable, recorder, self.report, self.link, next(self.undefined))
         self.all.append(Timed(run, kind, relocatable))
         return self.all[-1]
 

@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import torch
 
+from pygraphd.client.undefined import undefined_outputs
+
 COMPILE_FX = "torch._inductor.compile_fx"
 """The module whose import means that something is about to be compiled."""
 
@@ -143,6 +145,8 @@ class CompiledFacts:
     captured_differently: bool
     static_inputs: tuple[int, ...]
     mutated_inputs: tuple[int, ...]
+    undefined: tuple[frozenset[int], ...]
+    """For each partition, the outputs that no kernel writes; see `client/undefined.py`."""
 
 
 def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
@@ -151,6 +155,7 @@ def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
     refusal = own_refusal or _refusal_from_outside(compiled, graph_kwargs)
     text = compiled.inductor_post_grad_graph_str
     on_cuda = "cuda" in compiled.device_types
+    partitions = 1 if refusal else _partitions(compiled)
     return CompiledFacts(
         text=text,
         user_kernels=compiled.source_code if "triton_kernel_wrapper" in text else "",
@@ -159,13 +164,27 @@ def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
         cudagraphs_asked=cudagraphs_asked(),
         refusal=refusal,
         refused_for_good=own_refusal is not None,
-        partitions=1 if refusal else _partitions(compiled),
+        partitions=partitions,
         on_cuda=on_cuda,
         only_cuda=set(compiled.device_types) == {"cuda"} and len(compiled.device_idxs) == 1,
         device_index=min(compiled.device_idxs) if on_cuda and compiled.device_idxs else None,
         captured_differently=_STATE_MOVES in text and not compiled.fx_kwargs.get("is_inference"),
         static_inputs=tuple(compiled.fx_kwargs.get("static_input_idxs") or ()),
         mutated_inputs=tuple(compiled.mutated_input_idxs),
+        undefined=_undefined(compiled, partitions, undefined_outputs(text), whole=refusal is not None),
+    )
+
+
+def _undefined(
+    compiled: Any, partitions: int, outputs: frozenset[int], *, whole: bool
+) -> tuple[frozenset[int], ...]:
+    """Return for each partition which of its outputs are these of the whole graph."""
+    maps = compiled.partition_maps if not whole and _inductor_config().graph_partition else None
+    if not outputs or not maps:
+        return (outputs,) * partitions
+    return tuple(
+        frozenset(index for index, output in enumerate(each.output_index_mapping) if output in outputs)
+        for each in maps
     )
 
 

@@ -14,7 +14,7 @@ import torch
 
 from pygraphd.client import _torch, policy
 from pygraphd.client.agreement import ALONE, Part, possible
-from pygraphd.client.candidates import Candidates
+from pygraphd.client.candidates import Candidates, Relocating
 from pygraphd.client.checking import Checked, Claimed
 from pygraphd.client.region import Region
 from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Kind, Record
@@ -74,13 +74,15 @@ class Plan:
             trees=original(runnable, **kwargs),
             device_index=kwargs["device_index"],
             is_backward=kwargs["is_backward"],
-            relocate=self._session.relocatable(
-                runnable, kwargs["device_index"], None if kwargs["is_backward"] else self._link
-            ),
+            relocate=self._relocatable(runnable, kwargs["device_index"], graph.partition),
         )
         if self._facts.captured_differently:
             return self._leave_to_trees(graph, candidates, self._entries.get(graph.digest))
         return self._run_of(graph, candidates)
+
+    def _relocatable(self, launch: Runnable, device_index: int, partition: int) -> Relocating | None:
+        link = None if self._facts.is_backward else self._link
+        return self._session.relocatable(launch, device_index, link, self._facts.undefined[partition])
 
     def _run_of(self, graph: Graph, candidates: Candidates) -> Runnable:
         """Return what the group or the cache says, or what finds out."""
@@ -216,7 +218,7 @@ class Plan:
         ):
             return False
         launch = compiled.current_callable
-        relocate = self._session.relocatable(launch, device_index, None if facts.is_backward else self._link)
+        relocate = self._relocatable(launch, device_index, 0)
         if relocate is None:
             return False
         candidates = Candidates(

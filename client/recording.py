@@ -101,11 +101,10 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A replay, the inputs that show up in none of its nodes, and the outputs that none of them can write."""
+    """A replay, and the inputs that show up in none of its nodes."""
 
     replay: Replay
     unseen: frozenset[int]
-    unwritten: frozenset[int]
     device: torch.device
     nodes: int
 
@@ -140,20 +139,13 @@ def _build(
     means = replay_device(device)
     bindings = Bindings(binding, means.unchanged, note)
     replay = Replay(driver, capture.graph, bindings, layout, means, capture.ticket)
-    return Built(replay, _unseen(table, layout), _unwritten(table, layout), device, len(parameters))
+    return Built(replay, _unseen(table, layout), device, len(parameters))
 
 
 def _unseen(table: Table, layout: Layout) -> frozenset[int]:
     slots = table.unseen()
     groups = [group for slot, group in enumerate(layout.groups) if slot in slots]
     return frozenset(index for group in groups for index, _ in group.members)
-
-
-def _unwritten(table: Table, layout: Layout) -> frozenset[int]:
-    slots = {slot - len(layout.groups) for slot in table.unseen()}
-    return frozenset(
-        index for index in range(len(layout.outputs.all)) if layout.outputs.memory_of(index) in slots
-    )
 
 
 def _device(inputs: Sequence[Any], outputs: Sequence[Any]) -> torch.device:

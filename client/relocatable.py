@@ -93,11 +93,20 @@ class Relocatable:
     """Runs a compiled callable as relocatable graphs where it can; call it with Inductor's list of inputs."""
 
     def __init__(
-        self, launch: Runnable, recorder: Recorder, report: Report, link: Link | None = None
+        self,
+        launch: Runnable,
+        recorder: Recorder,
+        report: Report,
+        link: Link | None = None,
+        undefined: frozenset[int] = frozenset(),
     ) -> None:
-        """Run `launch` so; `link` is for a forward whose backward is compiled, too, and for nothing else."""
+        """Run `launch` so; `link` is for a forward whose backward is compiled, too, and for nothing else.
+
+        `undefined` are the outputs that `launch` leaves as it found their memory.
+        """
         self._launch = launch
         self._link = link
+        self._undefined = undefined
         self._recorder = recorder
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
@@ -246,7 +255,7 @@ class Relocatable:
             # The launched call will need as much again, and must get it.
             self._make_sure_of(copies + 2 * sum(built.replay.memory_sizes))
             old = [*places, *capture.places(built.device)]
-            trial = verification.Trial(built.replay, inputs, self._recorder.generator, old, built.unwritten)
+            trial = verification.Trial(built.replay, inputs, self._recorder.generator, old, self._undefined)
             times.append(time.perf_counter())
         except BaseException:
             built.replay.close()

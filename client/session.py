@@ -201,9 +201,9 @@ class Session:
         return decision.policy == POLICY_VERSION and decision.deployment in offered
 
     def relocatable(
-        self, launch: Runnable, device_index: int, link: Link | None = None
+        self, launch: Runnable, device_index: int, link: Link | None, undefined: frozenset[int]
     ) -> Relocatable | None:
-        """Return a callable as relocatable graphs, if these are wanted and can be had here; for `link` see there."""
+        """Return a callable as relocatable graphs, if these are wanted and can be had here; for the rest see there."""
         if not relocation_wanted():
             return None
         if device_index not in self._recorders:
@@ -213,7 +213,7 @@ class Session:
             return None
         from pygraphd.client.relocatable import Relocatable
 
-        return Relocatable(launch, recorder, self.report, link)
+        return Relocatable(launch, recorder, self.report, link, undefined)
 
     def link(self, family: object) -> Link | None:
         """Return what a forward and its backward know of each other's memory, one for each family."""

@@ -30,9 +30,6 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torc
 """Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal."""
 
 
-_WORD = (1 << 64) - 1
-
-
 class Generator(Protocol):
     """The state of a random number generator, as far as kernels advance it."""
 
@@ -42,15 +39,12 @@ class Generator(Protocol):
     def set_offset(self, offset: int) -> None:
         """Put it there."""
 
-    def initial_seed(self) -> int:
-        """Return the seed that all its numbers follow from."""
-
 
 class Trial:
     """A replay on copies of a call's inputs, to be held against what the callable does with the inputs themselves.
 
     `old` is the memory that the capture worked on, as bytes. It is poisoned: an address that was missed then reads poison, or
-    writes where nothing may be written, and either shows. `unwritten` outputs are those that no node refers to.
+    writes where nothing may be written, and either shows. `undefined` outputs hold nothing, and are not compared.
     """
 
     def __init__(
@@ -59,7 +53,7 @@ class Trial:
         inputs: Sequence[Any],
         generator: Generator | None,
         old: Sequence[torch.Tensor] = (),
-        unwritten: Collection[int] = (),
+        undefined: Collection[int] = (),
     ) -> None:
         """Run the replay, and put the generator back where it was.
 
@@ -68,7 +62,7 @@ class Trial:
         self._inputs = list(inputs)
         self._copies = copies_of(inputs)
         self._memory = replay.memory()
-        self._unwritten = unwritten
+        self._undefined = undefined
         for each in old:
             each.fill_(OLD_POISON)
         for each in self._memory:
@@ -103,40 +97,13 @@ class Trial:
         self._inputs, self._copies, self._memory, self._outputs = [], [], [], ()
 
     def _comparable(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return the replayed outputs, with the launched one for each that no kernel writes: its value means nothing.
-
-        Attention returns a generator's state or seed and offset whether it draws random numbers or not.
-        """
+        """Return the replayed outputs, with the launched one for each that holds nothing."""
         if len(self._outputs) != len(outputs):
             return list(self._outputs)
         return [
-            right if self._means_nothing(index, mine, right) else mine
+            right if index in self._undefined and _form_of(mine) == _form_of(right) else mine
             for index, (mine, right) in enumerate(zip(self._outputs, outputs, strict=True))
         ]
-
-    def _means_nothing(self, index: int, mine: Any, right: Any) -> bool:
-        """Whether an output is what attention returns of a generator, and no kernel has written it.
-
-        A state, as the only thing that is unsigned and of 64 bits, is handed to the kernel in any case, which writes seed and
-        offset if it drops anything. A seed alone may be handed to none: were it written through an address that nobody saw,
-        the memory of the capture would show that.
-        """
-        if not (_is_tensor(mine) and _is_tensor(right) and mine.numel() and _form(mine) == _form(right)):
-            return False
-        if mine.dtype == torch.uint64:
-            return _is_poisoned(mine) or not self._holds_seed(right)
-        return (
-            mine.dtype == torch.int64
-            and mine.numel() == 1
-            and index in self._unwritten
-            and _is_poisoned(mine)
-        )
-
-    def _holds_seed(self, state: torch.Tensor) -> bool:
-        if self._generator is None:
-            return True
-        first = int(state.detach().reshape(-1).view(torch.int64)[0])
-        return first & _WORD == self._generator.initial_seed() & _WORD
 
     def _misplaced(self, outputs: Sequence[Any]) -> str | None:
         # An output in memory of neither the call nor its inputs must be a constant, or each call would overwrite the last.
@@ -217,11 +184,6 @@ def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any]) -> str
     return None
 
 
-def _is_poisoned(tensor: torch.Tensor) -> bool:
-    """Whether it still holds nothing but what its memory was filled with."""
-    return not bool((_bytes(tensor, extent(tensor)) != POISON).any())
-
-
 def _agree(mine: Any, right: Any) -> bool:
     if mine is right:
         return True
@@ -234,6 +196,10 @@ def _agree(mine: Any, right: Any) -> bool:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def _form_of(value: Any) -> tuple[Any, ...] | None:
+    return _form(value) if _is_tensor(value) else None
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:

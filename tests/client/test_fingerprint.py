@@ -152,6 +152,7 @@ def facts(**changes: object) -> _torch.CompiledFacts:
         "captured_differently": False,
         "static_inputs": (),
         "mutated_inputs": (),
+        "undefined": (frozenset(),) * 3,
     }
     return _torch.CompiledFacts(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -70,13 +70,13 @@ def test_relocatable_graphs_are_believed_in_where_they_are_wanted(
 def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert session.relocatable(lambda inputs: None, 0) is None
+    assert session.relocatable(lambda inputs: None, 0, None, frozenset()) is None
     assert session.report.failures == {}
     monkeypatch.setenv(RELOCATE_VARIABLE, "1")
     monkeypatch.setattr(_torch, "missing_for_relocation", lambda: "this torch lacks much")
 
     for _ in range(3):
-        assert session.relocatable(lambda inputs: None, 0) is None
+        assert session.relocatable(lambda inputs: None, 0, None, frozenset()) is None
 
     assert dict(session.report.failures) == {"relocatable graphs: this torch lacks much": 1}
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraphd.client import _torch
+from pygraphd.client.undefined import undefined_outputs
 
 pytestmark = pytest.mark.torch
 
@@ -114,3 +117,40 @@ def test_hooks_on_saved_tensors_do_not_hide_what_holds_a_tensor() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, keep):
         assert _torch.references_show_uses.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments", "results"),
+    [
+        (torch.ops.aten._scaled_dot_product_flash_attention, (), {1, 2}),
+        (torch.ops.aten._scaled_dot_product_flash_attention, (0.1,), {2}),
+        (torch.ops.aten._scaled_dot_product_cudnn_attention, (None, True), {1, 2}),
+        (torch.ops.aten._scaled_dot_product_cudnn_attention, (None, True, 0.1), set()),
+    ],
+)
+def test_attention_as_fx_prints_it(operator: Any, arguments: tuple[Any, ...], results: set[int]) -> None:
+    """And where the results lie that `undefined_outputs` takes for random numbers' state."""
+
+    def attend(q: torch.Tensor) -> tuple[Any, ...]:
+        made = operator(q, q, q, *arguments)
+        return made[0], made[6], made[7]
+
+    traced = make_fx(attend)(torch.empty(1, 2, 64, 64, dtype=torch.bfloat16, device="meta"))
+    text = traced.print_readable(print_output=False, include_stride=True, include_device=True)
+
+    assert undefined_outputs(text) == results
+    names = [each.name for each in operator.default._schema.returns]
+    assert names[6:8] in (["rng_state", "unused"], ["philox_seed", "philox_offset"])
+
+
+def test_outputs_that_hold_nothing_are_those_of_their_partition() -> None:
+    maps = [SimpleNamespace(output_index_mapping=each) for each in ([None, 2, 0], [1])]
+    compiled = SimpleNamespace(partition_maps=maps)
+    first, second = frozenset({1}), frozenset({0})
+
+    with _torch._inductor_config().patch(graph_partition=True):
+        assert _torch._undefined(compiled, 2, frozenset({2, 1}), whole=False) == (first, second)
+        assert _torch._undefined(compiled, 1, frozenset({2, 1}), whole=True) == (frozenset({1, 2}),)
+        assert _torch._undefined(compiled, 2, frozenset(), whole=False) == (frozenset(), frozenset())
+    with _torch._inductor_config().patch(graph_partition=False):
+        assert _torch._undefined(compiled, 1, frozenset({2}), whole=False) == (frozenset({2}),)
