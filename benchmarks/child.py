@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.correctness import Verdict, check
 from benchmarks.errors import BenchmarkError
-from benchmarks.gate import wait_for_turn
+from benchmarks.gate import wait_for_turn, wait_to_compile
 from benchmarks.step import Step
 from benchmarks.task import Answer, Task
 from benchmarks.timing import Stopwatch
@@ -32,6 +32,7 @@ def perform(task: Task) -> Answer:
         case = workload.build(device)
     generator = torch.Generator(device).manual_seed(task.seed)
     wake(device)
+    wait_to_compile()
 
     started = time.perf_counter()
     step = Step(case, device, task.compile)

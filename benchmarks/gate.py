@@ -1,7 +1,8 @@
 """Processes that compile side by side and are measured one after the other: most of a benchmark's time is compiling.
 
 Each says when it has compiled, waits until all have, and then runs alone to its end: nothing else works on the GPU or, but for
-the daemons of the product, on the CPU meanwhile.
+the daemons of the product, on the CPU meanwhile. Those that share what they compile do so one after the other, so that they
+run the same kernels.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
     from types import TracebackType
 
 VARIABLE = "BENCHMARK_GATE"
 """For a child: the file that says that it is ready."""
+AFTER_VARIABLE = "BENCHMARK_AFTER"
+"""For a child: the file that says so of the one that compiles before it."""
 _EXPECTED = "expected"
 _LOCK = "lock"
 _READY = ".ready"
@@ -24,23 +28,32 @@ _POLL_S = 0.05
 
 
 class Gate:
-    """The parent's side: a folder that `expected` processes meet in."""
+    """The parent's side: a folder that processes meet in, each given as (its name, what it shares when it compiles)."""
 
-    def __init__(self, folder: Path, expected: int) -> None:
+    def __init__(self, folder: Path, expected: Sequence[tuple[str, Hashable]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _EXPECTED).write_text(str(expected))
+        (folder / _EXPECTED).write_text(str(len(expected)))
         self._folder = folder
+        self._after: dict[str, Path] = {}
+        latest: dict[Hashable, str] = {}
+        for name, shared in expected:
+            if shared in latest:
+                self._after[name] = self._file(latest[shared])
+            latest[shared] = name
 
     def place(self, name: str) -> Place:
         """Return the place of one of the processes."""
-        return Place(self._folder / (name + _READY))
+        return Place(self._file(name), self._after.get(name))
+
+    def _file(self, name: str) -> Path:
+        return self._folder / (name + _READY)
 
 
 class Place:
     """One process's place, to be held (`with`) as long as it runs: the others do not wait for one that has ended."""
 
-    def __init__(self, file: Path) -> None:
-        self.environ = {VARIABLE: str(file)}
+    def __init__(self, file: Path, after: Path | None) -> None:
+        self.environ = {VARIABLE: str(file), **({AFTER_VARIABLE: str(after)} if after else {})}
         self._file = file
 
     def __enter__(self) -> Self:
@@ -50,6 +63,14 @@ class Place:
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._file.touch()
+
+
+def wait_to_compile() -> None:
+    """Return when this process may compile: at once, unless one that it shares with compiles before it."""
+    parent = os.getppid()
+    while (name := os.environ.get(AFTER_VARIABLE)) and not Path(name).exists():
+        _end_with(parent)
+        time.sleep(_POLL_S)
 
 
 def wait_for_turn() -> None:

@@ -20,7 +20,7 @@ import torch
 from benchmarks.child import describe, find_device, reserved_mb, wake
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure, summarize
-from benchmarks.gate import wait_for_turn
+from benchmarks.gate import wait_for_turn, wait_to_compile
 from benchmarks.peers import Compile
 from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
@@ -208,6 +208,7 @@ def measure(workload_name: str, way: str) -> dict[str, Any]:
         case = workload.build(device)
     generator = torch.Generator(device).manual_seed(0)
     wake(device)
+    wait_to_compile()
     regions = Regions(way)
     regions.install()
     step = Step(case, device, Compile.REDUCE_OVERHEAD)

@@ -39,6 +39,11 @@ class _Job:
     repetition: int
     caches: Path
 
+    @property
+    def name(self) -> str:
+        """What no other process of the repetition is called."""
+        return f"{self.workload.name}.{self.way}"
+
 
 def measure_regions(
     workloads: Sequence[Workload],
@@ -74,7 +79,7 @@ def measure_regions(
 
 
 def _together(jobs: Sequence[_Job], folder: Path) -> Iterator[dict[str, Any]]:
-    gate = Gate(folder / f"gate.{jobs[0].repetition}", len(jobs))
+    gate = Gate(folder / f"gate.{jobs[0].repetition}", [(job.name, job.workload.name) for job in jobs])
     with ThreadPoolExecutor(len(jobs)) as pool:
         yield from pool.map(lambda job: _measure(job, gate), jobs)
 
@@ -82,7 +87,7 @@ def _together(jobs: Sequence[_Job], folder: Path) -> Iterator[dict[str, Any]]:
 def _measure(job: _Job, gate: Gate | None = None) -> dict[str, Any]:
     if gate is None:
         return _run(job, {})
-    with gate.place(f"{job.workload.name}.{job.way}") as place:
+    with gate.place(job.name) as place:
         return _run(job, place.environ)
 
 

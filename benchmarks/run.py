@@ -102,7 +102,8 @@ class Run:
         for warm in (False, True):
             wave = [turn for turn in possible if (turn.peer.cache is Cache.WARM) is warm]
             if wave:
-                gate = Gate(folder.with_suffix(f".{warm}"), len(wave))
+                expected = [(turn.name, trials.caches(turn)) for turn in wave]
+                gate = Gate(folder.with_suffix(f".{warm}"), expected)
                 with ThreadPoolExecutor(len(wave)) as pool:
                     for turn, trial in zip(wave, pool.map(partial(trials.run, gate=gate), wave), strict=True):
                         self._note(turn, trial)

@@ -20,6 +20,11 @@ class Turn:
     workload: Workload
     peer: Peer
 
+    @property
+    def name(self) -> str:
+        """What no other turn of the repetition is called."""
+        return f"{self.workload.name}.{self.peer.name}"
+
 
 def turns(
     repetition: int, workloads: Sequence[Workload], peers: Sequence[Peer], once: Sequence[Peer] = ()

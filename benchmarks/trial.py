@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.daemon import Daemon, without_product
 from benchmarks.errors import BenchmarkError
+from benchmarks.gate import AFTER_VARIABLE
 from benchmarks.peers import Cache, Compile
 from benchmarks.processes import run_fresh
 from benchmarks.task import Answer, Task
@@ -75,13 +76,13 @@ class Trials:
         """Run one turn in a new process; whatever goes wrong there is in the trial's `error`."""
         if gate is None:
             return self._run(turn, {})
-        with gate.place(f"{turn.workload.name}.{turn.peer.name}") as place:
+        with gate.place(turn.name) as place:
             return self._run(turn, place.environ)
 
     def _run(self, turn: Turn, more: Mapping[str, str]) -> Trial:
         started = time.monotonic()
         caches = self.caches(turn)
-        cold = turn.peer.compile is Compile.EAGER or not caches.exists()
+        cold = turn.peer.compile is Compile.EAGER or not (caches.exists() or AFTER_VARIABLE in more)
         try:
             answer, summary = self._measure(turn, caches, more)
             error = None

@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from benchmarks.gate import wait_for_turn
+from benchmarks.gate import wait_for_turn, wait_to_compile
 prepared, measured = Path(sys.argv[1]), Path(sys.argv[2])
+wait_to_compile()
 prepared.touch()
 wait_for_turn()
 began = time.monotonic()
@@ -39,7 +40,7 @@ def test_without_a_gate_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_wait_for_the_last_and_then_run_one_at_a_time(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate", 3)
+    gate = Gate(tmp_path / "gate", [("a", 1), ("b", 2), ("c", 3)])
     first = [start(tmp_path, name, gate.place(name).environ) for name in ("a", "b")]
     while not all((tmp_path / f"{name}.prepared").exists() for name in ("a", "b")):
         time.sleep(0.01)
@@ -54,8 +55,22 @@ def test_all_wait_for_the_last_and_then_run_one_at_a_time(tmp_path: Path) -> Non
     assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))
 
 
+def test_those_that_share_compile_one_after_the_other(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate", [("a", "same"), ("b", "other"), ("c", "same")])
+    later = start(tmp_path, "c", gate.place("c").environ)
+    other = start(tmp_path, "b", gate.place("b").environ)
+    while not (tmp_path / "b.prepared").exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert not (tmp_path / "c.prepared").exists()
+
+    first = start(tmp_path, "a", gate.place("a").environ)
+
+    assert [process.wait(20) for process in (first, other, later)] == [0, 0, 0]
+
+
 def test_nobody_waits_for_a_process_that_has_ended(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate", 2)
+    gate = Gate(tmp_path / "gate", [("a", 1), ("b", 2)])
     with pytest.raises(ValueError, match="as a process may fail"), gate.place("a"):
         raise ValueError("as a process may fail")
 
@@ -63,7 +78,7 @@ def test_nobody_waits_for_a_process_that_has_ended(tmp_path: Path) -> None:
 
 
 def test_who_waits_ends_with_whoever_started_it(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate", 2)
+    gate = Gate(tmp_path / "gate", [("a", 1), ("b", 2)])
     environ = gate.place("a").environ
     code = (
         "import subprocess, sys; "
