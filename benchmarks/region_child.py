@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 WAYS = ("trees", "relocate", "launch")
 WARM_UP = 40
 STEPS = 60
-WINDOWS = 12
+WINDOWS = 8
 WINDOW_STEPS = 10
 _MIB = 2**20
 _BUSY_CYCLES = 60_000_000

@@ -6,6 +6,7 @@
 | `PYGRAPH_READONLY` | 1 | the cache is read and never added to |
 | `PYGRAPH_TRUST` | `all`, `verify`, `local` | what another user or host has decided is believed; is checked on a few calls (default); is not used |
 | `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
+| `PYGRAPH_RELOCATE` | 0 | relocatable graphs are not tried |
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ DISABLE = "PYGRAPH_DISABLE"
 TRUST = "PYGRAPH_TRUST"
 READONLY = "PYGRAPH_READONLY"
 REFRESH = "PYGRAPH_REFRESH"
+RELOCATE = "PYGRAPH_RELOCATE"
 
 _OFF = frozenset({"", "0", "off", "false", "no"})
 _ON = frozenset({"1", "on", "true", "yes"})
@@ -43,6 +45,7 @@ class Options:
 
     readonly: bool = False
     refresh: bool = False
+    relocate: bool = True
     trust: Trust = Trust.VERIFY
     misread: tuple[str, ...] = ()
 
@@ -53,6 +56,7 @@ def read(environ: Mapping[str, str]) -> Options:
     return Options(
         readonly=_switch(READONLY, environ, misread),
         refresh=_switch(REFRESH, environ, misread),
+        relocate=_switch(RELOCATE, environ, misread, default=True),
         trust=_trust(environ, misread),
         misread=tuple(misread),
     )
@@ -71,8 +75,10 @@ def _trust(environ: Mapping[str, str], misread: list[str]) -> Trust:
     return Trust(value)
 
 
-def _switch(name: str, environ: Mapping[str, str], misread: list[str]) -> bool:
+def _switch(name: str, environ: Mapping[str, str], misread: list[str], *, default: bool = False) -> bool:
     value = environ.get(name, "").strip().lower()
     if value not in _ON | _OFF:
         misread.append(f"{name}={environ[name]} is not understood: set it to 1 or 0")
+    if default:
+        return value not in _OFF - {""}
     return value in _ON

@@ -62,6 +62,8 @@ class Plan:
         self._next = 0
         self._open = 0
         self._launches = False
+        self._may_relocate = False
+        self._relocates = False
         self._compiled: Callable[[], Any] = lambda: None
         self._without_realign: tuple[Any, Any] | None = None
 
@@ -82,7 +84,9 @@ class Plan:
 
     def _relocatable(self, launch: Runnable, device_index: int, partition: int) -> Relocating | None:
         link = None if self._facts.is_backward else self._link
-        return self._session.relocatable(launch, device_index, link, self._facts.undefined[partition])
+        made = self._session.relocatable(launch, device_index, link, self._facts.undefined[partition])
+        self._may_relocate |= made is not None
+        return made
 
     def _run_of(self, graph: Graph, candidates: Candidates) -> Runnable:
         """Return what the group or the cache says, or what finds out."""
@@ -116,8 +120,12 @@ class Plan:
     ) -> Runnable:
         self._note(graph, decision, otherwise)
         self._note_forward(graph, decision.deployment)
-        self._launches |= decision.deployment is not Deployment.TREES
+        self._note_deployed(decision.deployment)
         return candidates.runnable(decision.deployment)
+
+    def _note_deployed(self, deployment: Deployment) -> None:
+        self._launches |= deployment is not Deployment.TREES
+        self._relocates |= deployment is Deployment.RELOCATE
 
     def _note(self, graph: Graph, decision: Decision, otherwise: Source) -> None:
         """Report how a graph runs that is not measured here: as the cache has it, or why it runs otherwise."""
@@ -192,7 +200,7 @@ class Plan:
         """Finish what Inductor's `post_compile` has left to be done, now that it has run."""
         self._compiled = weakref.ref(compiled)
         whole = self._next == 0 and self._try_whole(compiled)
-        if self._next and self._link is not None:
+        if self._link is not None and (self._relocates or (self._open and self._may_relocate)):
             from pygraphd.client import recycling
 
             recycling.watch(compiled, self._link, is_backward=self._facts.is_backward)
@@ -261,13 +269,17 @@ class Plan:
 
     def _on_deployed(self, region: Runnable, runnable: Runnable, deployment: Deployment) -> None:
         self._open -= 1
-        self._launches |= deployment is not Deployment.TREES
+        self._note_deployed(deployment)
         compiled = self._compiled()
         if compiled is None:
             return
         if not self._open and not self._launches and self._without_realign is not None:
             _torch.replace_callable(compiled, *self._without_realign)
         _torch.replace_callable(compiled, region, runnable)
+        if self._may_relocate and not self._open and not self._relocates:
+            from pygraphd.client import recycling
+
+            recycling.unwatch(compiled)
 
     def _replace(self, one: Runnable, other: Runnable) -> None:
         compiled = self._compiled()

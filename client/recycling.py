@@ -273,3 +273,9 @@ class Watched:
 def watch(compiled: Any, link: Link, *, is_backward: bool) -> None:
     """Have a compiled forward or backward be observed."""
     compiled.current_callable = Watched(compiled.current_callable, link, is_backward=is_backward)
+
+
+def unwatch(compiled: Any) -> None:
+    """Stop observing a compiled forward or backward; nothing of ours stays in the way of its calls."""
+    if isinstance(compiled.current_callable, Watched):
+        compiled.current_callable = compiled.current_callable.wrapped

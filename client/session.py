@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.schema.keys import Environment
 
-RELOCATE_VARIABLE = "PYGRAPH_RELOCATE"
-"""Relocatable graphs are tried only where this is 1: they have not been proven yet on any GPU."""
-
 
 class Session:
     """The state of the hook in one process; a forked child has to make its own."""
@@ -194,7 +191,7 @@ class Session:
     def usable(self, decision: Decision) -> bool:
         """Whether a cached decision is one that this process could have taken; anything else is looked at anew."""
         offered = {Deployment.LAUNCH, Deployment.TREES}
-        if relocation_wanted():
+        if self.options.relocate:
             offered.add(Deployment.RELOCATE)
             if decision.reason.startswith((policy.MODE_WITHOUT_TREES, policy.NOT_CAPTURED)):
                 return False
@@ -204,7 +201,7 @@ class Session:
         self, launch: Runnable, device_index: int, link: Link | None, undefined: frozenset[int]
     ) -> Relocatable | None:
         """Return a callable as relocatable graphs, if these are wanted and can be had here; for the rest see there."""
-        if not relocation_wanted():
+        if not self.options.relocate:
             return None
         if device_index not in self._recorders:
             self._recorders[device_index] = self._recorder(device_index)
@@ -217,7 +214,7 @@ class Session:
 
     def link(self, family: object) -> Link | None:
         """Return what a forward and its backward know of each other's memory, one for each family."""
-        if not relocation_wanted():
+        if not self.options.relocate:
             return None
         from pygraphd.client.recycling import Link
 
@@ -302,8 +299,3 @@ def _source(result: Decided, runs: Decision) -> Source:
     if result.adopted:
         return Source.CACHE
     return Source.MEASURED if result.measurements else Source.RULE
-
-
-def relocation_wanted() -> bool:
-    """Whether relocatable graphs are to be tried."""
-    return os.environ.get(RELOCATE_VARIABLE) == "1"

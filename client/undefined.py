@@ -22,6 +22,7 @@ class _Attention:
 _OPERATORS = {
     "_scaled_dot_product_flash_attention": _Attention(3, frozenset({6}), frozenset({7})),
     "_scaled_dot_product_cudnn_attention": _Attention(5, frozenset({6, 7}), frozenset()),
+    "_scaled_dot_product_efficient_attention": _Attention(5, frozenset({2, 3}), frozenset()),
 }
 _CALL = re.compile(
     rf"^ +(\w+) = torch\.ops\.aten\.({'|'.join(_OPERATORS)})\.default\(([^()]*)\)", re.MULTILINE

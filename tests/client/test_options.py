@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pygraphd.client import options
-from pygraphd.client.options import DISABLE, READONLY, REFRESH, TRUST, Options, Trust
+from pygraphd.client.options import DISABLE, READONLY, REFRESH, RELOCATE, TRUST, Options, Trust
 
 
 @pytest.mark.parametrize("value", ["1", "on", "TRUE", " yes "])
@@ -17,6 +17,20 @@ def test_switches_are_on(value: str) -> None:
 def test_switches_are_off(value: str) -> None:
     assert options.read({READONLY: value, REFRESH: value}) == options.read({}) == Options()
     assert not options.is_disabled({DISABLE: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [("", True), ("1", True), ("on", True), ("0", False), ("off", False), (" No ", False)],
+)
+def test_relocatable_graphs_are_tried_unless_that_is_off(value: str, wanted: bool) -> None:
+    assert options.read({RELOCATE: value}) == Options(relocate=wanted)
+
+
+def test_relocatable_graphs_are_tried_where_their_switch_is_not_understood() -> None:
+    said = "PYGRAPH_RELOCATE=perhaps is not understood: set it to 1 or 0"
+
+    assert options.read({RELOCATE: "perhaps"}) == Options(relocate=True, misread=(said,))
 
 
 def test_what_is_not_understood_is_named_and_changes_nothing() -> None:

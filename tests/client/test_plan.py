@@ -16,7 +16,7 @@ import torch
 from pygraphd.client import _torch, checking, claims, fingerprint, options, policy, profiler, region
 from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED
-from pygraphd.client.session import RELOCATE_VARIABLE, Session
+from pygraphd.client.session import Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
@@ -104,6 +104,13 @@ def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch, "note_backward", lambda index: None)
     environment = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
     monkeypatch.setattr(fingerprint, "environment", lambda index: environment)
+
+
+@pytest.fixture(autouse=True)
+def relocation_where_it_is_meant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this machine not miss what it cannot have."""
+    if "relocating" not in request.fixturenames:
+        monkeypatch.setenv(options.RELOCATE, "0")
 
 
 @pytest.fixture
@@ -442,11 +449,10 @@ def relocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Relocating]]:
     """Offer relocatable graphs, which refuse for the partitions whose numbers are put in `REFUSING`."""
     made: list[Relocating] = []
 
-    def relocatable(self: Session, launch: Any, device_index: int, link: Any) -> Relocating:
+    def relocatable(self: Session, launch: Any, device_index: int, *_: Any) -> Relocating:
         made.append(Relocating("verification: output 0 differs" if len(made) in REFUSING else None))
         return made[-1]
 
-    monkeypatch.setenv(RELOCATE_VARIABLE, "1")
     monkeypatch.setattr(Session, "relocatable", relocatable)
     monkeypatch.setattr(Clock, "times_us", {**Clock.times_us, Deployment.RELOCATE: 40.0})
     yield made
@@ -482,6 +488,25 @@ def test_all_parts_are_relocated_where_that_is_fastest(
     assert forward.current_callable != forward.call  # kernels were compiled for aligned inputs
     assert not any(each.closed for each in relocating)
     assert session.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 0, "RELOCATE": 3}
+
+
+def test_where_trees_are_faster_nothing_of_ours_is_left_in_the_way(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {**Clock.times_us, Deployment.RELOCATE: 500.0})
+    box = SimpleNamespace(value=0)
+    forward = compile_once(session, 2, backward=False, box=box)
+    backward = compile_once(session, 1, backward=True, box=box)
+
+    results = run(forward, backward, MORE)
+
+    assert results[-1] == (["captured"] * 2, ["captured"])
+    assert all(each.closed for each in relocating)
+    again = Session(session.locations)
+    box = SimpleNamespace(value=0)
+    known = compile_once(again, 2, backward=False, box=box), compile_once(again, 1, backward=True, box=box)
+    for compiled in (forward, backward, *known):
+        assert compiled.current_callable == compiled.call
 
 
 def test_a_relocated_graph_is_a_hit_for_the_next_session(
@@ -600,9 +625,9 @@ def test_what_was_launched_for_want_of_relocation_is_looked_at_anew_where_there_
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as without:
-        without.setenv(RELOCATE_VARIABLE, "0")
+        without.setenv(options.RELOCATE, "0")
         without.setattr(Session, "relocatable", lambda *_: None)
-        compile_whole_pair(session)
+        compile_whole_pair(Session(session.locations))
         second = Session(session.locations)
         compile_whole_pair(second)
         assert second.report.counts["hits"] == 2

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client import _torch
+from pygraphd.client import _torch, options
 from pygraphd.client.candidates import Candidates
 from pygraphd.client.claims import Turn
 from pygraphd.client.region import Decided, Region
-from pygraphd.client.session import RELOCATE_VARIABLE, Session
+from pygraphd.client.session import Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import (
@@ -43,6 +43,12 @@ def session(tmp_path: Path) -> Session:
     return Session(locate({"PYGRAPHD_HOME": str(tmp_path)}))
 
 
+@pytest.fixture
+def without_relocation(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
+    monkeypatch.setenv(options.RELOCATE, "0")
+    return Session(session.locations)
+
+
 @pytest.mark.parametrize(
     ("decision", "believed"),
     [
@@ -54,25 +60,23 @@ def session(tmp_path: Path) -> Session:
     ids=["launch", "trees", "not offered here", "another policy"],
 )
 def test_only_what_this_process_could_have_decided_is_believed(
-    session: Session, decision: Decision, believed: bool
+    without_relocation: Session, decision: Decision, believed: bool
 ) -> None:
-    assert session.usable(decision) is believed
+    assert without_relocation.usable(decision) is believed
 
 
-def test_relocatable_graphs_are_believed_in_where_they_are_wanted(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(RELOCATE_VARIABLE, "1")
-
+def test_relocatable_graphs_are_believed_in_unless_they_are_not_wanted(session: Session) -> None:
     assert session.usable(Decision(Deployment.RELOCATE, "", POLICY_VERSION))
+
+
+def test_relocatable_graphs_that_are_not_wanted_are_not_missed(without_relocation: Session) -> None:
+    assert without_relocation.relocatable(lambda inputs: None, 0, None, frozenset()) is None
+    assert without_relocation.report.failures == {}
 
 
 def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert session.relocatable(lambda inputs: None, 0, None, frozenset()) is None
-    assert session.report.failures == {}
-    monkeypatch.setenv(RELOCATE_VARIABLE, "1")
     monkeypatch.setattr(_torch, "missing_for_relocation", lambda: "this torch lacks much")
 
     for _ in range(3):

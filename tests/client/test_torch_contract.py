@@ -120,27 +120,31 @@ def test_hooks_on_saved_tensors_do_not_hide_what_holds_a_tensor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "arguments", "results"),
+    ("operator", "arguments", "first", "results"),
     [
-        (torch.ops.aten._scaled_dot_product_flash_attention, (), {1, 2}),
-        (torch.ops.aten._scaled_dot_product_flash_attention, (0.1,), {2}),
-        (torch.ops.aten._scaled_dot_product_cudnn_attention, (None, True), {1, 2}),
-        (torch.ops.aten._scaled_dot_product_cudnn_attention, (None, True, 0.1), set()),
+        (torch.ops.aten._scaled_dot_product_flash_attention, (), 6, {1, 2}),
+        (torch.ops.aten._scaled_dot_product_flash_attention, (0.1,), 6, {2}),
+        (torch.ops.aten._scaled_dot_product_cudnn_attention, (None, True), 6, {1, 2}),
+        (torch.ops.aten._scaled_dot_product_cudnn_attention, (None, True, 0.1), 6, set()),
+        (torch.ops.aten._scaled_dot_product_efficient_attention, (None, True), 2, {1, 2}),
+        (torch.ops.aten._scaled_dot_product_efficient_attention, (None, True, 0.1), 2, set()),
     ],
 )
-def test_attention_as_fx_prints_it(operator: Any, arguments: tuple[Any, ...], results: set[int]) -> None:
+def test_attention_as_fx_prints_it(
+    operator: Any, arguments: tuple[Any, ...], first: int, results: set[int]
+) -> None:
     """And where the results lie that `undefined_outputs` takes for random numbers' state."""
 
     def attend(q: torch.Tensor) -> tuple[Any, ...]:
         made = operator(q, q, q, *arguments)
-        return made[0], made[6], made[7]
+        return made[0], made[first], made[first + 1]
 
     traced = make_fx(attend)(torch.empty(1, 2, 64, 64, dtype=torch.bfloat16, device="meta"))
     text = traced.print_readable(print_output=False, include_stride=True, include_device=True)
 
     assert undefined_outputs(text) == results
     names = [each.name for each in operator.default._schema.returns]
-    assert names[6:8] in (["rng_state", "unused"], ["philox_seed", "philox_offset"])
+    assert names[first : first + 2] in (["rng_state", "unused"], ["philox_seed", "philox_offset"])
 
 
 def test_outputs_that_hold_nothing_are_those_of_their_partition() -> None:

@@ -7,14 +7,15 @@ import pytest
 from pygraphd.client.undefined import undefined_outputs
 
 FLASH, CUDNN = "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"
+EFFICIENT = "_scaled_dot_product_efficient_attention"
 
 
 def graph(
-    operator: str, arguments: str, returned: str = "getitem, mul, getitem_6, getitem_7, getitem_1"
+    operator: str, arguments: str, returned: str = "getitem, mul, getitem_6, getitem_7, getitem_1, getitem_2"
 ) -> str:
     items = "\n".join(
         f'        getitem_{i}: "i64[][]cuda:0" = {operator}_1[{i}]{";  " + operator + "_1 = None" if i == 7 else ""}'
-        for i in (1, 6, 7)
+        for i in (1, 2, 6, 7)
     )
     return f"""\
 class GraphModule(torch.nn.Module):
@@ -40,7 +41,9 @@ class GraphModule(torch.nn.Module):
         (CUDNN, "q, k, v, None, True", {2, 3}),
         (CUDNN, "q, k, v, mask, True, 0.0, True, scale = 0.125", {2, 3}),
         (CUDNN, "q, k, v, None, True, 0.1", set()),
-        ("_scaled_dot_product_efficient_attention", "q, k, v, None, True, 0.0", set()),
+        (EFFICIENT, "q, k, v, None, True, 0.0", {5}),
+        (EFFICIENT, "q, k, v, None, True, 0.1", set()),
+        ("_scaled_dot_product_fused_attention_overrideable", "q, k, v", set()),
     ],
 )
 def test_what_attention_says_of_random_numbers_that_it_did_not_draw(

@@ -41,7 +41,7 @@ def main(rank: int, world: int, folder: Path) -> None:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     torch.manual_seed(1 + rank)
     losses = []
-    for _ in range(80):
+    for _ in range(300):
         x = torch.randn(32, 64, device="cuda")
         loss = (run(x) - x[:, :8]).square().mean()
         loss.backward()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client import options
 from pygraphd.client.policy import MODE_WITHOUT_TREES
 from pygraphd.schema import policy
 from pygraphd.schema.messages import Decision, Deployment, Measurement
@@ -24,6 +25,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 DEVICE = "cuda"
 ENOUGH = 40
 """Calls that end measuring: warm-up, two dozen timed calls, and some for events that are read later."""
+
+
+@pytest.fixture(autouse=True)
+def without_relocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave relocatable graphs to `test_relocation_measured.py`."""
+    monkeypatch.setenv(options.RELOCATE, "0")
 
 
 def model(dropout: float = 0.0) -> torch.nn.Module:

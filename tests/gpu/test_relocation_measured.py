@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import session
 from pygraphd.client.relocatable import NOT_YET
 
 if TYPE_CHECKING:
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 ENOUGH = 60
-
-
-@pytest.fixture(autouse=True)
-def wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(session.RELOCATE_VARIABLE, "1")
 
 
 def network() -> torch.nn.Module:

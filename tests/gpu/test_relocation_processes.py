@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.gpu.conftest import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -31,23 +34,23 @@ def environ(folder: Path, **more: str) -> dict[str, str]:
     }
 
 
-def ours(folder: Path) -> dict[str, str]:
-    return {"PYGRAPH": "1", "PYGRAPH_RELOCATE": "1", "PYGRAPH_SUMMARY": str(folder / "summary.json")}
+def ours(folder: Path, rank: int = 0) -> dict[str, str]:
+    return {"PYGRAPH": "1", "PYGRAPH_SUMMARY": str(folder / f"summary.{rank}")}
 
 
-def summary(folder: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+def summary(folder: Path, rank: int = 0) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / f"summary.{rank}").read_text())
     print(json.dumps(read, indent=1))  # noqa: T201 - what was deployed, for whoever runs this
     return read
 
 
-def ranks(folder: Path, world: int, **more: str) -> list[list[float]]:
+def ranks(folder: Path, world: int, more: Callable[[int], dict[str, str]]) -> list[list[float]]:
     """Run the program on `world` GPUs, a process each; return the losses of each."""
     folder.mkdir()
     processes = [
         subprocess.Popen(
             [sys.executable, PROGRAM, str(rank), str(world), str(folder)],
-            env=environ(folder, **(more if rank == 0 else {**more, "PYGRAPH_SUMMARY": ""})),
+            env=environ(folder, **more(rank)),
         )
         for rank in range(world)
     ]
@@ -56,16 +59,23 @@ def ranks(folder: Path, world: int, **more: str) -> list[list[float]]:
 
 
 def test_distributed_data_parallel(tmp_path: Path) -> None:
-    """On two GPUs if there are, otherwise NCCL has one rank to talk to."""
+    """On two GPUs if there are, otherwise NCCL has one rank to talk to. Two ranks run each graph in the same way."""
     world = min(2, torch.cuda.device_count())
 
-    plain = ranks(tmp_path / "plain", world)
-    mine = ranks(tmp_path / "ours", world, **ours(tmp_path / "ours"))
+    plain = ranks(tmp_path / "plain", world, lambda _: {})
+    mine = ranks(tmp_path / "ours", world, functools.partial(ours, tmp_path / "ours"))
 
     torch.testing.assert_close(mine, plain, rtol=1e-3, atol=1e-4)
-    said = summary(tmp_path / "ours")
-    assert said["captured"] >= 2
-    assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
+    all_said = [summary(tmp_path / "ours", rank) for rank in range(world)]
+    for said in all_said:
+        assert said["captured"] >= 2
+        assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
+    first, *others = ({each["graph"]: each["deployment"] for each in said["decisions"]} for said in all_said)
+    assert len(first) == all_said[0]["graphs"] > 0
+    assert others == [first] * (world - 1)
+    if world > 1:
+        led, followed = (sum(said[what] for said in all_said) for what in ("led", "followed"))
+        assert led == followed == all_said[0]["graphs"]
 
 
 @pytest.mark.parametrize("settings", ["expandable_segments:True", "max_split_size_mb:64"])
