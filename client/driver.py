@@ -129,6 +129,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphKernelNodeGetParams_v2": (c_void_p, POINTER(KernelNodeParams)),
     "cuGraphMemcpyNodeGetParams": (c_void_p, POINTER(Memcpy3D)),
     "cuGraphMemsetNodeGetParams": (c_void_p, POINTER(MemsetNodeParams)),
+    "cuGraphKernelNodeSetParams_v2": (c_void_p, c_void_p),
     "cuGraphMemcpyNodeSetParams": (c_void_p, c_void_p),
     "cuGraphMemsetNodeSetParams": (c_void_p, c_void_p),
     "cuGraphExecKernelNodeSetParams_v2": (c_void_p, c_void_p, c_void_p),
@@ -286,7 +287,7 @@ class Driver:
         return self._calls[_WRITERS[node_type]]
 
     def write_node(self, node_type: NodeType, node: int, parameters: int) -> None:
-        """Write the parameters of a copy or a memset, given by their address, into a node of a graph."""
+        """Write parameters, given by their address, into a node of a graph: for executables that are made of it later."""
         self._call(_GRAPH_WRITERS[node_type], node, parameters)
 
 
@@ -296,6 +297,7 @@ _WRITERS = {
     NodeType.MEMSET: "cuGraphExecMemsetNodeSetParams",
 }
 _GRAPH_WRITERS = {
+    NodeType.KERNEL: "cuGraphKernelNodeSetParams_v2",
     NodeType.MEMCPY: "cuGraphMemcpyNodeSetParams",
     NodeType.MEMSET: "cuGraphMemsetNodeSetParams",
 }

@@ -86,14 +86,9 @@ class Parameters:
                 raise DriverError(name, code)
 
     def write_graph(self) -> None:
-        """Write copies and memsets into the graph itself; raises DriverError.
-
-        Instantiating, the driver looks at their memory, and that of the capture may have gone back to the device. It does not
-        look at what kernels are handed.
-        """
+        """Write all words into the graph itself, so that it is instantiated with them; raises DriverError."""
         for node, (_, (handle, struct, *_), _) in zip(self._nodes, self._writes, strict=True):
-            if node.node_type is not NodeType.KERNEL:
-                self._driver.write_node(node.node_type, handle, struct)
+            self._driver.write_node(node.node_type, handle, struct)
 
     def _lay_out(self) -> None:
         """Make room for all blocks, copy them there, and work out how each node is written."""

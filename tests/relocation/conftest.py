@@ -33,6 +33,7 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "emulator_forget_memory": ((), None),
     "emulator_fail_at": ((c_long,), None),
     "emulator_calls": ((), c_long),
+    "emulator_patched_launches": ((), c_long),
     "emulator_live_graphs": ((), c_long),
     "emulator_live_executables": ((), c_long),
 }
@@ -164,6 +165,11 @@ class Emulator:
         """Return how many driver calls there were since `fail_at`."""
         calls: int = self._library.emulator_calls()
         return calls
+
+    def patched_launches(self) -> int:
+        """Return how many launches there were so far of executables that had been written to."""
+        launches: int = self._library.emulator_patched_launches()
+        return launches
 
     def host_memory(self, address: int, size: int) -> None:
         """Declare memory to be the host's."""

@@ -112,11 +112,12 @@ struct Graph {
 struct Executable {
     std::vector<Node*> order;
     std::map<void*, Node*> by_handle;
+    bool patched = false;
 };
 
 struct State {
     long calls = 0, fail_at = 0;
-    long graphs = 0, executables = 0;
+    long graphs = 0, executables = 0, patched_launches = 0;
     int capture_mode = 0;
     std::vector<std::pair<uint64_t, uint64_t>> host, gone;
 };
@@ -208,6 +209,7 @@ bool lies_in_memory_that_is_gone(const Node& node) {
 Node* at(void* executable, void* node) {
     auto& nodes = static_cast<Executable*>(executable)->by_handle;
     const auto found = nodes.find(node);
+    static_cast<Executable*>(executable)->patched = true;
     return found == nodes.end() ? nullptr : found->second;
 }
 
@@ -271,6 +273,7 @@ CALL(cuGraphExecDestroy, void* executable) {
 CALL(cuGraphLaunch, void* executable, void*) {
     FAIL_IF_ASKED;
     for (Node* node : static_cast<Executable*>(executable)->order) run(*node);
+    state.patched_launches += static_cast<Executable*>(executable)->patched;
     return 0;
 }
 
@@ -299,6 +302,14 @@ CALL(cuGraphMemcpyNodeGetParams, void* node, MemcpyParams* params) {
 CALL(cuGraphMemsetNodeGetParams, void* node, MemsetParams* params) {
     FAIL_IF_ASKED;
     *params = static_cast<Node*>(node)->set;
+    return 0;
+}
+
+CALL(cuGraphKernelNodeSetParams_v2, void* handle, const KernelParams* params) {
+    FAIL_IF_ASKED;
+    auto* node = static_cast<Node*>(handle);
+    if (node->type != 0 || params->func != node->function) return kInvalidValue;
+    node->arguments.take(*node->function, *params);
     return 0;
 }
 
@@ -436,5 +447,6 @@ extern "C" void emulator_fail_at(long call) {
 }
 
 extern "C" long emulator_calls() { return state.calls; }
+extern "C" long emulator_patched_launches() { return state.patched_launches; }
 extern "C" long emulator_live_graphs() { return state.graphs; }
 extern "C" long emulator_live_executables() { return state.executables; }

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.binding import ONE_LESS, UnfitError
+from pygraphd.client.binding import LESS_OFTEN, ONE_LESS, PATIENCE, STAYS_PATCHED, UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Built, Capture, build, input_groups
@@ -211,7 +211,7 @@ def test_where_another_executable_cannot_be_had_one_is_enough(recorder: Recorder
         assert replay.run([values], memory)[0].tolist() == (values * 3).tolist()
 
     assert replay.executables == 1
-    assert recorder.notes == [f"{ONE_LESS}: cuGraphInstantiateWithFlags failed with CUresult 999"]
+    assert recorder.notes == [f"{ONE_LESS}: cuGraphKernelNodeSetParams_v2 failed with CUresult 999"]
     replay.close()
 
 
@@ -234,6 +234,53 @@ def test_another_executable_is_made_where_it_is_bound_as_the_memory_of_the_captu
     assert replay.executables == 4
     assert recorder.notes == []
     assert recorder.arena.untouched()
+    replay.close()
+
+
+def test_an_executable_that_stays_bound_is_made_anew(recorder: Recorder) -> None:
+    """On a GPU, nodes that were written into an executable are launched slower."""
+    emulator = recorder.emulator
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.copy(out, a)
+    recorder.graph.accumulate(out, a)
+    replay = recorder.built([a], [out]).replay
+    alive = emulator.live()
+    values, memory = recorder.floats(3, 4), replay.memory()
+
+    def calls(count: int) -> int:
+        before = emulator.patched_launches()
+        for _ in range(count):
+            assert replay.run([values], memory)[0].tolist() == (values * 2).tolist()
+        return emulator.patched_launches() - before
+
+    assert calls(1) == 1
+    assert calls(PATIENCE - 1) == PATIENCE - 1
+    assert calls(5) == 0
+    assert emulator.live() == alive
+
+    memory = replay.memory()  # moved, so it is written to, and not made anew as soon as the first time
+    again = LESS_OFTEN * PATIENCE
+    assert calls(again) == again
+    assert calls(5) == 0
+    assert (replay.executables, emulator.live(), recorder.notes) == (1, alive, [])
+    replay.close()
+
+
+@pytest.mark.parametrize("call", range(1, 4))
+def test_an_executable_that_cannot_be_made_anew_stays(recorder: Recorder, call: int) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.copy(out, a)
+    recorder.graph.accumulate(out, a)
+    replay = recorder.built([a], [out]).replay
+    values, memory = recorder.floats(3, 4), replay.memory()
+    for _ in range(PATIENCE):
+        replay.run([values], memory)
+    recorder.emulator.fail_at(call)
+
+    for _ in range(3 * LESS_OFTEN * PATIENCE):
+        assert replay.run([values], memory)[0].tolist() == (values * 2).tolist()
+
+    assert [note.split(":")[0] for note in recorder.notes] == [STAYS_PATCHED]
     replay.close()
 
 
