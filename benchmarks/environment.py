@@ -24,10 +24,13 @@ def describe_host() -> dict[str, str | None]:
 
 
 def commit(folder: Path) -> str:
-    """Return the checked-out commit, with "-dirty" if files differ; without git, BENCHMARK_COMMIT or "unknown"."""
+    """Return BENCHMARK_COMMIT if set, or else the checked-out commit, with "-dirty" if files differ; "unknown" without git."""
+    # What is run on another machine may travel without its history, or with an older one.
+    if stated := os.environ.get("BENCHMARK_COMMIT"):
+        return stated
     revision = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if not revision:
-        return os.environ.get("BENCHMARK_COMMIT") or "unknown"
+        return "unknown"
     changed = _output(["git", "-C", str(folder), "status", "--porcelain"])
     return f"{revision}-dirty" if changed else revision
 

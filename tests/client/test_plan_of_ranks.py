@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
-from pygraphd.client import fingerprint, policy
+from pygraphd.client import fingerprint, options, policy
 from pygraphd.client.agreement import Agreement
 from pygraphd.client.following import Follower
 from pygraphd.client.group import Groups
@@ -52,6 +52,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Sess
     import torch._inductor.config as inductor_config
 
     pretend_there_is_a_gpu(monkeypatch)
+    monkeypatch.setenv(options.RELOCATE, "0")
     with inductor_config.patch({"triton.cudagraphs": True}):
         yield sessions(tmp_path)
 
