@@ -93,6 +93,20 @@ _WORKLOADS = (
         "two linear layers around 128 numbers on 197,951 bf16 numbers an item: 1.6 GB of inputs, which move",
     ),
     Workload(
+        "heavy-then-small",
+        Mode.INFERENCE,
+        4096,
+        "synthetic:heavy_then_small",
+        "two linear layers of 8,192 in bf16 on 4,096 items, then 24 graphs of three of 64: the GPU is busy all the time",
+    ),
+    Workload(
+        "small-then-heavy",
+        Mode.INFERENCE,
+        4096,
+        "synthetic:small_then_heavy",
+        "the same the other way round: the GPU waits for the host while the small graphs are called",
+    ),
+    Workload(
         "mlp-training",
         Mode.TRAINING,
         16,

@@ -71,6 +71,74 @@ def autoencoder_inference(device: torch.device, batch: int) -> Case:
     return Case(module.to(device, torch.bfloat16), draw, _call_with_values, precision=torch.bfloat16)
 
 
+class Heavy(torch.nn.Module):
+    """Two large linear layers on an input that is large, too: copying it to a fixed place costs."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width)
+        )
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the first rows and columns of the output."""
+        return self.layers(values)[:_WIDTH, :_WIDTH]
+
+
+class Small(torch.nn.Module):
+    """Three small linear layers, in a class of its own: Dynamo does not compile torch's by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = _mlp(_WIDTH)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the last layer's output."""
+        return self.layers(values)
+
+
+class Mixed(torch.nn.Module):
+    """A heavy graph and many small ones in a program that is not compiled itself: each part is a graph of its own."""
+
+    def __init__(self, width: int, small: int, *, heavy_first: bool) -> None:
+        super().__init__()
+        self.heavy = Heavy(width)
+        self.small = torch.nn.ModuleList(Small() for _ in range(small))
+        self.heavy_first = heavy_first
+
+    @torch.compiler.disable(recursive=False)
+    def forward(self, large: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Return what the last part makes of what the parts before it have made."""
+        if self.heavy_first:
+            values = values + self.heavy(large)
+        for part in self.small:
+            values = part(values)
+        return values if self.heavy_first else values + self.heavy(large)
+
+
+def heavy_then_small(device: torch.device, batch: int) -> Case:
+    """Return `Mixed` in which the GPU is busy when the small graphs are called."""
+    return _mixed(device, batch, heavy_first=True)
+
+
+def small_then_heavy(device: torch.device, batch: int) -> Case:
+    """Return `Mixed` in which the GPU waits for the host to call the small graphs."""
+    return _mixed(device, batch, heavy_first=False)
+
+
+def _mixed(device: torch.device, batch: int, *, heavy_first: bool) -> Case:
+    width, dtype = 8192, torch.bfloat16
+
+    def draw(generator: torch.Generator) -> Inputs:
+        return {
+            "large": torch.randn(batch, width, device=device, generator=generator, dtype=dtype),
+            "values": torch.randn(_WIDTH, _WIDTH, device=device, generator=generator, dtype=dtype),
+        }
+
+    module = Mixed(width, small=24, heavy_first=heavy_first).to(device, dtype)
+    return Case(module, draw, lambda model, inputs: model(inputs["large"], inputs["values"]), precision=dtype)
+
+
 def mlp_training(device: torch.device, batch: int) -> Case:
     """Return a classifier of three linear layers."""
 
@@ -89,13 +157,13 @@ def mlp_training(device: torch.device, batch: int) -> Case:
     )
 
 
-def _mlp() -> torch.nn.Module:
+def _mlp(outputs: int = _CLASSES) -> torch.nn.Module:
     return torch.nn.Sequential(
         torch.nn.Linear(_WIDTH, _WIDTH),
         torch.nn.GELU(),
         torch.nn.Linear(_WIDTH, _WIDTH),
         torch.nn.GELU(),
-        torch.nn.Linear(_WIDTH, _CLASSES),
+        torch.nn.Linear(_WIDTH, outputs),
     )
 
 
