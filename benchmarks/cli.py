@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_regions(
         commands.add_parser("regions", help="time compiled regions in PyTorch's trees and relocatable")
     )
+    _add_recheck(commands.add_parser("recheck", help="time looking again at what is deployed"))
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon with 10,000 entries"))
     _add_imports(commands.add_parser("imports", help="time processes that only import something"))
     return parser
@@ -100,6 +101,13 @@ def _add_together(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="have the processes of a repetition compile side by side; they are measured one after the other",
     )
+
+
+def _add_recheck(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_recheck)
+    parser.add_argument("--workloads", type=_names, default="three-ops,mlp-training", metavar="A,B")
+    parser.add_argument("--repetitions", type=_positive, default=3, help="processes for each (default 3)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
 
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
@@ -208,6 +216,14 @@ def _regions(options: argparse.Namespace) -> int:
         together=options.together,
     )
     print("\n".join(lines))
+    return 0
+
+
+def _recheck(options: argparse.Namespace) -> int:
+    from benchmarks.recheck import measure_recheck
+
+    workloads = select_workloads(options.workloads)
+    print("\n".join(measure_recheck(workloads, options.repetitions, options.out.absolute())))
     return 0
 
 

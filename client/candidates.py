@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pygraphd.client import _torch
@@ -29,7 +30,7 @@ class Relocating(Protocol):
 class Candidates:
     """The ways in which a region may run. A backward says so to the trees, which do not see it when it is launched.
 
-    `trees` is None where the user has not asked for what they do.
+    `trees` is None where the user has not asked for what they do. `make_trees` and `make_relocate` make them anew.
     """
 
     launch: Runnable
@@ -37,6 +38,8 @@ class Candidates:
     device_index: int
     is_backward: bool
     relocate: Relocating | None = None
+    make_trees: Callable[[], Runnable] | None = None
+    make_relocate: Callable[[], Relocating | None] | None = None
 
     @property
     def offered(self) -> tuple[Deployment, ...]:
@@ -76,3 +79,37 @@ class Candidates:
         """Give back what the deployments that were not chosen keep."""
         if self.relocate is not None and deployment is not Deployment.RELOCATE:
             self.relocate.close()
+
+    def only(self, deployment: Deployment) -> Candidates:
+        """Return the candidates without those that were not chosen, so that what these keep can go."""
+        return replace(
+            self,
+            trees=self.trees if deployment is Deployment.TREES else None,
+            relocate=self.relocate if deployment is Deployment.RELOCATE else None,
+        )
+
+    def renewed(self) -> Candidates:
+        """Return all candidates, with those that went made anew."""
+        trees, relocate = self.trees, self.relocate
+        if trees is None and self.make_trees is not None:
+            trees = self.make_trees()
+        if relocate is None and self.make_relocate is not None:
+            relocate = self.make_relocate()
+        return replace(self, trees=trees, relocate=relocate)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """How a region runs from now on: `run`, of what was offered; `cost_us` is the median cost of a call, if that is known."""
+
+    run: Runnable
+    deployment: Deployment
+    candidates: Candidates
+    cost_us: float | None = None
+
+
+def deployed(candidates: Candidates, deployment: Deployment, cost_us: float | None = None) -> Deployed:
+    """Choose a deployment, and give back what the others keep."""
+    run = candidates.runnable(deployment)
+    candidates.let_go_of_all_but(deployment)
+    return Deployed(run, deployment, candidates.only(deployment), cost_us)

@@ -1,4 +1,4 @@
-"""A decision that somebody else took, on another machine or as another user: used at once, and timed on a few calls.
+"""A decision that somebody else took, on another machine or as another user, or that was taken long ago: timed on a few calls.
 
 If it costs here what it is said to cost, within a tolerance, it stays, and this object takes itself out of the way. If not,
 whoever made it is told, and puts in its place what measures anew. A forward and its backward stay or go together.
@@ -7,6 +7,7 @@ whoever made it is told, and puts in its place what measures anew. A forward and
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 TOLERANCE = 0.2
 """Share by which the cost here may differ from what was recorded."""
 DISPUTED = "measured anew, since a decision from elsewhere costs over 20 % more or less here"
+DRIFTED = "measured anew, since a call has come to cost over 20 % more or less than when that was decided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Jury:
 
 
 class Checked:
-    """A compiled graph that runs as somebody else has decided; call it with the list of inputs that Inductor hands over.
+    """A compiled graph that runs as was decided elsewhere or before; call it with the list of inputs that Inductor hands over.
 
     `settle` is told, once, whether the decision holds, and returns what runs from then on.
     """
@@ -120,12 +122,16 @@ class Checked:
             return not torch.cuda.is_current_stream_capturing()
 
     def _timed(self, inputs: list[Any]) -> Any:
+        began = time.perf_counter()
         counts = self._turns.take(self._claimed.deployment)
         call = self._guarded(lambda: self._profiler.start(self._claimed.deployment)) if counts else None
+        called = time.perf_counter()
         result = self._call(inputs)
+        returned = time.perf_counter()
         if call is not None:
             self._guarded(lambda: self._profiler.stop(call))
             self._guarded(self._judge)
+        self._report.checking_ms += (called - began + time.perf_counter() - returned) * 1e3
         return result
 
     def _judge(self) -> None:

@@ -7,11 +7,14 @@
 | `PYGRAPH_TRUST` | `all`, `verify`, `local` | what another user or host has decided is believed; is checked on a few calls (default); is not used |
 | `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
 | `PYGRAPH_RELOCATE` | 0 | relocatable graphs are not tried |
+| `PYGRAPH_RECHECK_S` | seconds | time between two looks at how deployed graphs run; 600 by default, 0: none |
 """
 
 from __future__ import annotations
 
 import enum
+import math
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +26,8 @@ TRUST = "PYGRAPH_TRUST"
 READONLY = "PYGRAPH_READONLY"
 REFRESH = "PYGRAPH_REFRESH"
 RELOCATE = "PYGRAPH_RELOCATE"
+RECHECK = "PYGRAPH_RECHECK_S"
+RECHECK_S = 600.0
 
 _OFF = frozenset({"", "0", "off", "false", "no"})
 _ON = frozenset({"1", "on", "true", "yes"})
@@ -46,6 +51,7 @@ class Options:
     readonly: bool = False
     refresh: bool = False
     relocate: bool = True
+    recheck_s: float = RECHECK_S
     trust: Trust = Trust.VERIFY
     misread: tuple[str, ...] = ()
 
@@ -57,6 +63,7 @@ def read(environ: Mapping[str, str]) -> Options:
         readonly=_switch(READONLY, environ, misread),
         refresh=_switch(REFRESH, environ, misread),
         relocate=_switch(RELOCATE, environ, misread, default=True),
+        recheck_s=_seconds(RECHECK, environ, misread, default=RECHECK_S),
         trust=_trust(environ, misread),
         misread=tuple(misread),
     )
@@ -82,3 +89,15 @@ def _switch(name: str, environ: Mapping[str, str], misread: list[str], *, defaul
     if default:
         return value not in _OFF - {""}
     return value in _ON
+
+
+def _seconds(name: str, environ: Mapping[str, str], misread: list[str], *, default: float) -> float:
+    value = environ.get(name, "").strip()
+    try:
+        seconds = float(value or default)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= threading.TIMEOUT_MAX:
+        misread.append(f"{name}={environ[name]} is not understood: set it to a number of seconds, or 0")
+        return default
+    return seconds

@@ -5,6 +5,7 @@ A plan never fails: whatever goes wrong leaves the graph to PyTorch, with a reas
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 
 from pygraphd.client import _torch, policy
 from pygraphd.client.agreement import ALONE, Part, possible
-from pygraphd.client.candidates import Candidates, Relocating
+from pygraphd.client.candidates import Candidates, Deployed, Relocating, deployed
 from pygraphd.client.checking import Checked, Claimed
 from pygraphd.client.region import Region
 from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Kind, Record
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pygraphd.client._torch import CompiledFacts, Cudagraphify, Runnable
+    from pygraphd.client.checking import Jury
     from pygraphd.client.following import Follower
     from pygraphd.client.session import Session
     from pygraphd.schema.keys import Environment
@@ -62,6 +64,7 @@ class Plan:
         self._next = 0
         self._open = 0
         self._launches = False
+        self._at_once: list[tuple[Graph, Deployed]] = []
         self._may_relocate = False
         self._relocates = False
         self._compiled: Callable[[], Any] = lambda: None
@@ -71,13 +74,15 @@ class Plan:
         """Return what runs the next partition: what the cache says, or a region that finds out."""
         graph = self._graphs[self._next]
         self._next += 1
+        device_index = kwargs["device_index"]
         candidates = Candidates(
             launch=runnable,
-            trees=original(runnable, **kwargs),
-            device_index=kwargs["device_index"],
+            trees=None,
+            device_index=device_index,
             is_backward=kwargs["is_backward"],
-            relocate=self._relocatable(runnable, kwargs["device_index"], graph.partition),
-        )
+            make_trees=functools.partial(original, runnable, **kwargs),
+            make_relocate=functools.partial(self._relocatable, runnable, device_index, graph.partition),
+        ).renewed()
         if self._facts.captured_differently:
             return self._leave_to_trees(graph, candidates, self._entries.get(graph.digest))
         return self._run_of(graph, candidates)
@@ -121,7 +126,13 @@ class Plan:
         self._note(graph, decision, otherwise)
         self._note_forward(graph, decision.deployment)
         self._note_deployed(decision.deployment)
-        return candidates.runnable(decision.deployment)
+        entry = self._entries.get(graph.digest)
+        known = entry is not None and entry.decision == decision
+        made = deployed(
+            candidates, decision.deployment, entry.cost_us if entry is not None and known else None
+        )
+        self._at_once.append((graph, made))
+        return made.run
 
     def _note_deployed(self, deployment: Deployment) -> None:
         self._launches |= deployment is not Deployment.TREES
@@ -142,7 +153,7 @@ class Plan:
             graph,
             candidates,
             self._session,
-            self._on_deployed,
+            functools.partial(self._on_deployed, graph),
             id(self._family),
             warm_up_calls=calls,
             part=self._part,
@@ -161,9 +172,9 @@ class Plan:
         def settle(checked: Checked, holds: bool) -> Runnable:
             self._session.end_check(number, holds=holds)
             if holds:
-                candidates.let_go_of_all_but(decision.deployment)
-                self._on_deployed(checked, runnable, decision.deployment)
-                return runnable
+                made = deployed(candidates, decision.deployment, entry.cost_us)
+                self._on_deployed(graph, checked, made)
+                return made.run
             region = self._measure(graph, candidates, None, entry)
             self._open -= 1
             self._replace(checked, region)
@@ -180,11 +191,10 @@ class Plan:
     def _follow(self, graph: Graph, candidates: Candidates) -> Follower:
         def deploy(follower: Follower, decision: Decision) -> Runnable:
             decision = possible(decision, candidates.offered)
-            candidates.let_go_of_all_but(decision.deployment)
             self._session.ranks.followed(graph, self._environment, decision)
-            runnable = candidates.runnable(decision.deployment)
-            self._on_deployed(follower, runnable, decision.deployment)
-            return runnable
+            made = deployed(candidates, decision.deployment)
+            self._on_deployed(graph, follower, made)
+            return made.run
 
         self._open += 1
         launch = candidates.runnable(Deployment.LAUNCH)
@@ -199,6 +209,12 @@ class Plan:
     def complete(self, compiled: Any) -> None:
         """Finish what Inductor's `post_compile` has left to be done, now that it has run."""
         self._compiled = weakref.ref(compiled)
+        self._complete(compiled)
+        for graph, made in self._at_once:
+            self._look_again(compiled, graph, made)
+        self._at_once.clear()
+
+    def _complete(self, compiled: Any) -> None:
         whole = self._next == 0 and self._try_whole(compiled)
         if self._link is not None and (self._relocates or (self._open and self._may_relocate)):
             from pygraphd.client import recycling
@@ -226,16 +242,15 @@ class Plan:
         ):
             return False
         launch = compiled.current_callable
-        relocate = self._relocatable(launch, device_index, 0)
-        if relocate is None:
-            return False
         candidates = Candidates(
             launch=launch,
             trees=None,
             device_index=device_index,
             is_backward=facts.is_backward,
-            relocate=relocate,
-        )
+            make_relocate=functools.partial(self._relocatable, launch, device_index, 0),
+        ).renewed()
+        if candidates.relocate is None:
+            return False
         compiled.current_callable = self._run_of(self._graphs[0], candidates)
         self._next = 1
         return True
@@ -267,27 +282,64 @@ class Plan:
         _torch.realign(compiled)
         self._without_realign = (compiled.current_callable, before)
 
-    def _on_deployed(self, region: Runnable, runnable: Runnable, deployment: Deployment) -> None:
+    def _on_deployed(self, graph: Graph, region: Runnable, made: Deployed) -> None:
         self._open -= 1
-        self._note_deployed(deployment)
+        self._note_deployed(made.deployment)
         compiled = self._compiled()
         if compiled is None:
             return
         if not self._open and not self._launches and self._without_realign is not None:
             _torch.replace_callable(compiled, *self._without_realign)
-        _torch.replace_callable(compiled, region, runnable)
+        if _torch.replace_callable(compiled, region, made.run):
+            self._look_again(compiled, graph, made)
         if self._may_relocate and not self._open and not self._relocates:
             from pygraphd.client import recycling
 
             recycling.unwatch(compiled)
 
-    def _replace(self, one: Runnable, other: Runnable) -> None:
+    def _look_again(self, compiled: Any, graph: Graph, made: Deployed) -> None:
+        """Have what was deployed be timed again now and then; ranks run what they have agreed on."""
+        if made.cost_us is None or self._part is not ALONE:
+            return
+        claimed = Claimed(made.deployment, made.cost_us)
+        drift = self._session.drift
+        number = drift.add(id(self._family), functools.partial(self._look, graph, made, claimed))
+        weakref.finalize(compiled, drift.forget, number).atexit = False
+
+    def _look(self, graph: Graph, made: Deployed, claimed: Claimed, number: int, jury: Jury) -> None:
+        session, run = self._session, made.run
+
+        def settle(checked: Checked, holds: bool) -> Runnable:
+            if holds:
+                self._replace(checked, run)
+                return run
+            session.drift.forget(number)
+            return self._measure_again(checked, graph, made.candidates)
+
+        checked = Checked(run, claimed, made.candidates.device_index, settle, session.report, jury)
+        if self._replace(run, checked):
+            session.report.count(rechecked=1)
+        else:
+            # It is still being timed since the last look, or is not where it could be timed.
+            jury.found(id(checked), holds=True)
+
+    def _measure_again(self, checked: Checked, graph: Graph, kept: Candidates) -> Region:
+        entry = self._session.note_drift(graph, self._environment)
+        region = self._measure(graph, kept.renewed(), None, entry)
+        self._replace(checked, region)
+        compiled = self._compiled()
+        if compiled is not None and not self._launches:
+            self._realign(compiled)
+        return region
+
+    def _replace(self, one: Runnable, other: Runnable) -> bool:
+        """Put one callable in the place of another; return whether that was there."""
         compiled = self._compiled()
         if compiled is None:
-            return
-        _torch.replace_callable(compiled, one, other)
+            return False
         if self._without_realign is not None and self._without_realign[1] is one:
             self._without_realign = (self._without_realign[0], other)
+        return _torch.replace_callable(compiled, one, other)
 
 
 def one_line(text: str) -> str:

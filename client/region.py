@@ -17,6 +17,7 @@ import torch
 
 from pygraphd.client import policy
 from pygraphd.client.agreement import ALONE, Part
+from pygraphd.client.candidates import Candidates, Deployed
 from pygraphd.client.claims import Turn
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.rota import SAMPLES, Rota, Turns
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pygraphd.client._torch import Runnable
-    from pygraphd.client.candidates import Candidates
     from pygraphd.client.report import Report
 
 
@@ -106,7 +106,7 @@ class Region:
         graph: Graph,
         candidates: Candidates,
         host: Host,
-        on_deployed: Callable[[Region, Runnable, Deployment], None],
+        on_deployed: Callable[[Region, Deployed], None],
         family: int,
         warm_up_calls: int = WARM_UP_CALLS,
         part: Part = ALONE,
@@ -157,7 +157,12 @@ class Region:
         # The trees free a recording's memory when nobody can call it any more.
         self._candidates = None
         self._guarded(lambda: candidates.let_go_of_all_but(decision.deployment))
-        self._guarded(lambda: self._on_deployed(self, self._call, decision.deployment))
+        cost_us = next(
+            (m.median_us for m in result.measurements if m.deployment is decision.deployment), None
+        )
+        kept = candidates.only(decision.deployment)
+        deployed = Deployed(self._call, decision.deployment, kept, cost_us)
+        self._guarded(lambda: self._on_deployed(self, deployed))
         self._guarded(lambda: self._host.decided(self, result, decision))
 
     def _enter(self, state: State) -> None:

@@ -33,6 +33,7 @@ class Report:
         self.fallbacks: Counter[str] = Counter()
         self.lookup_ms = 0.0
         self.measuring_ms = 0.0
+        self.checking_ms = 0.0
         self.daemon_version: str | None = None
         self._deployed: Counter[Deployment] = Counter()
         self._reasons: Counter[str] = Counter()
@@ -45,6 +46,7 @@ class Report:
         They are `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`, `withheld` (records that were not to
         be added), `waited` (regions that another process was measuring), `adopted` (of these, those that took up its answer),
         `checked` (decisions from elsewhere that were timed) and `disputed` (of these, those that did not hold);
+        `rechecked` (looks at what had been deployed for a while) and `drifted` (of these, those that led to measuring anew);
         under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
         relocatable graphs
         `captured` (recordings made) and `staged` (inputs that these copy).
@@ -73,6 +75,17 @@ class Report:
                 self._environments[key] = environment
                 self._decisions.append(deployed)
 
+    def take_back(self, graph: Graph, environment: Environment) -> None:
+        """Forget how a region runs that is measured anew: it will be noted again."""
+        key = environment.digest()
+        with self._lock:
+            for index, each in enumerate(self._decisions):
+                if (each.graph, each.kind, each.environment) == (graph.digest, graph.kind, key):
+                    del self._decisions[index]
+                    self._deployed[each.deployment] -= 1
+                    self._reasons[each.reason] -= 1
+                    return
+
     def summary(self) -> dict[str, Any]:
         """Return the JSON object that a summary file holds."""
         with self._lock:
@@ -89,6 +102,8 @@ class Report:
                 "adopted",
                 "checked",
                 "disputed",
+                "rechecked",
+                "drifted",
                 "led",
                 "followed",
                 "captured",
@@ -98,11 +113,12 @@ class Report:
                 "schema": SUMMARY_VERSION,
                 **{name: self.counts[name] for name in names},
                 "deployed": {deployment.value: self._deployed[deployment] for deployment in Deployment},
-                "reasons": dict(self._reasons),
+                "reasons": dict(+self._reasons),
                 "fallbacks": dict(self.fallbacks),
                 "failures": dict(self.failures),
                 "lookup_ms": round(self.lookup_ms, 3),
                 "measuring_ms": round(self.measuring_ms, 3),
+                "checking_ms": round(self.checking_ms, 3),
                 "daemon": {"version": self.daemon_version},
                 "environments": {key: each.factors() for key, each in self._environments.items()},
                 "decisions": [dataclasses.asdict(each) for each in self._decisions],

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.client import _torch, fingerprint, options, policy
 from pygraphd.client.cache import Cache
-from pygraphd.client.checking import DISPUTED
+from pygraphd.client.checking import DISPUTED, DRIFTED
 from pygraphd.client.claims import Claims, Interest, Turn
+from pygraphd.client.drift import Drift
 from pygraphd.client.families import Families
 from pygraphd.client.options import Trust
 from pygraphd.client.plan import Known, Plan
@@ -52,6 +53,7 @@ class Session:
         self.ranks = Ranks(self.report)
         self.rota = Rota()
         self.options = options.read(os.environ)
+        self.drift = Drift(self.options.recheck_s, self.report)
         self._host = socket.gethostname()
         self.cache = Cache(self.locations, self._host, self.report, readonly=self.options.readonly)
         for misread in self.options.misread:
@@ -137,6 +139,13 @@ class Session:
         else:
             self.report.count(disputed=1)
             self.report.step_aside(DISPUTED)
+
+    def note_drift(self, graph: Graph, environment: Environment) -> Entry | None:
+        """Note that a deployed graph does not cost any more what it did; return what the cache says, which is outdated."""
+        self.report.count(drifted=1)
+        self.report.step_aside(DRIFTED)
+        self.report.take_back(graph, environment)
+        return self.cache.lookup(environment, [graph.digest]).get(graph.digest)
 
     def watch(
         self,
@@ -260,6 +269,7 @@ class Session:
 
     def close(self) -> None:
         """Record what was called too seldom to be measured; the last thing a process does here."""
+        self.drift.close()
         unfinished: dict[Environment, list[Record]] = {}
         for watched in list(self._watched.values()):  # other threads may still be at work
             environment, calls = watched.interest.environment, watched.tally.calls

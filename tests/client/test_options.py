@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pygraphd.client import options
-from pygraphd.client.options import DISABLE, READONLY, REFRESH, RELOCATE, TRUST, Options, Trust
+from pygraphd.client.options import DISABLE, READONLY, RECHECK, REFRESH, RELOCATE, TRUST, Options, Trust
 
 
 @pytest.mark.parametrize("value", ["1", "on", "TRUE", " yes "])
@@ -59,3 +59,15 @@ def test_a_trust_that_is_not_understood_is_the_usual_one() -> None:
 def test_who_wants_to_be_rid_of_us_is(value: str) -> None:
     assert options.is_disabled({DISABLE: value})
     assert not options.is_disabled({})
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("", 600), ("0", 0), ("0.5", 0.5), (" 3600 ", 3600)])
+def test_seconds_between_looks(value: str, seconds: float) -> None:
+    assert options.read({RECHECK: value}) == Options(recheck_s=seconds)
+
+
+@pytest.mark.parametrize("value", ["often", "-1", "nan", "inf", "1e300"])
+def test_seconds_that_are_not_understood_are_the_usual_ones(value: str) -> None:
+    said = f"PYGRAPH_RECHECK_S={value} is not understood: set it to a number of seconds, or 0"
+
+    assert options.read({RECHECK: value}) == Options(misread=(said,))

@@ -60,10 +60,10 @@ class Compiled:
         self.fx_kwargs: dict[str, Any] = {}
         self.inputs_to_check = [0]
         self._defers_input_alignment = False
+        runner = self.compiled_fn_runner
+        # As Inductor's: of the generated code, and not of this object.
+        self.call = lambda inputs: [partition(inputs) for partition in runner.partitions]
         self.current_callable: Any = self.call
-
-    def call(self, inputs: list[Any]) -> list[Any]:
-        return [partition(inputs) for partition in self.compiled_fn_runner.partitions]
 
 
 def trees(runnable: Any, **kwargs: Any) -> Any:

@@ -79,7 +79,7 @@ def region(host: Host, warm_up_calls: int = 0) -> Region:
         graph,
         Candidates(launch, trees, device_index=0, is_backward=False),
         host,
-        lambda region, runnable, deployment: deployed.append(runnable),
+        lambda region, made: deployed.append(made.run),
         1,
         warm_up_calls,
     )

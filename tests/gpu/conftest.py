@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.client.report import Report
+    from pygraphd.client.session import Session
 
 GUARD = 0xA5
 GUARD_BYTES = 4096
@@ -37,9 +38,13 @@ class Watched:
         return self._hook.session.locations.spool
 
     @property
-    def report(self) -> Report:
+    def session(self) -> Session:
         assert self._hook.session is not None
-        return self._hook.session.report
+        return self._hook.session
+
+    @property
+    def report(self) -> Report:
+        return self.session.report
 
     def expect(self, **counts: int) -> None:
         """Assert the named counters, and that nothing of ours has failed but the finding of a daemon."""

@@ -355,3 +355,22 @@ def test_a_deployed_region_is_out_of_the_way(watched: Watched, monkeypatch: pyte
         watched.expect(measured=1)
         monkeypatch.setattr(region.Region, "__call__", None)
         assert torch.equal(compiled(x), x.sin() + 1)
+
+
+def test_what_is_deployed_is_timed_again_and_stays_right(watched: Watched) -> None:
+    mine = model()
+    compiled = torch.compile(mine, mode="reduce-overhead")
+    train(compiled, list(mine.parameters()), ENOUGH)
+    assert watched.report.counts["measured"] == 2
+
+    for _ in range(3):
+        watched.session.drift.look()
+        losses = train(compiled, list(mine.parameters()), ENOUGH)
+
+    assert watched.report.counts["rechecked"] >= 2
+    assert watched.report.checking_ms > 0
+    assert torch.tensor(losses).isfinite().all()
+    watched.session.drift.look()
+    x = torch.randn(32, 64, device=DEVICE)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), mine(x), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,108 @@
+"""`python -m benchmarks recheck`: what it costs that deployed graphs are timed again now and then.
+
+The looks follow each other far more closely than they do for users, so that there are enough of them to measure; the share of
+a run's time is worked out for the usual distance.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.environment import describe_host
+from benchmarks.errors import BenchmarkError
+from benchmarks.figures import summarize
+from benchmarks.processes import run_fresh
+from benchmarks.records import SCHEMA, check_writable, write_json
+from benchmarks.trial import product_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.workloads import Workload
+
+LOOK_S = 0.25
+"""Distance of the looks here."""
+USUAL_S = 600.0
+"""And for users; what `pygraphd.client.options` says by default."""
+RUN_S = 6.0
+WARM_UP = 80
+_TIMEOUT_S = 300.0
+
+
+def measure_recheck(workloads: Sequence[Workload], repetitions: int, out: Path) -> list[str]:
+    """Run each workload in fresh processes; returns lines for people, writes all to `out`."""
+    check_writable(out)
+    records = [_record(workload, repetitions) for workload in workloads]
+    write_json(out, {"schema": SCHEMA, "environment": describe_host(), "records": records})
+    return [_line(record) for record in records]
+
+
+def _record(workload: Workload, repetitions: int) -> dict[str, Any]:
+    summaries = [_run(workload) for _ in range(repetitions)]
+    each_ms = [summary["checking_ms"] / summary["rechecked"] for summary in summaries]
+    figure = summarize(each_ms)
+    assert figure is not None
+    graphs = summaries[0]["graphs"]
+    return {
+        "workload": workload.name,
+        "graphs": graphs,
+        "looks": [summary["rechecked"] for summary in summaries],
+        "drifted": [summary["drifted"] for summary in summaries],
+        "look_ms": {"median": figure.median, "mad": figure.mad, "n": figure.n},
+        "share_at_600_s": figure.median * graphs / (USUAL_S * 1e3),
+    }
+
+
+def _run(workload: Workload) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder:
+        home = Path(folder)
+        environ = {
+            **product_environment(os.environ, home, home / "home", home / "summary.json"),
+            "PYGRAPH_RECHECK_S": str(LOOK_S),
+        }
+        outcome = run_fresh(["-m", "benchmarks.recheck", workload.name], environ, _TIMEOUT_S)
+        if outcome.error:
+            raise BenchmarkError(outcome.error)
+        summary: dict[str, Any] = json.loads((home / "summary.json").read_text())
+    if not summary["rechecked"]:
+        raise BenchmarkError(f"{workload.name}: no graph was looked at; is there a CUDA device?")
+    return summary
+
+
+def _line(record: dict[str, Any]) -> str:
+    return (
+        f"{record['workload']:20} {record['graphs']} graphs, looks {record['looks']}, drifted {record['drifted']}: "
+        f"{record['look_ms']['median']:.3f} ms for each, {record['share_at_600_s']:.2e} of the time at {USUAL_S:.0f} s"
+    )
+
+
+def _child(name: str) -> None:
+    """Run a workload for some time, in this process alone."""
+    import torch
+
+    from benchmarks.child import find_device
+    from benchmarks.peers import Compile
+    from benchmarks.step import Step
+    from benchmarks.workloads import WORKLOADS
+
+    device = find_device("cuda")
+    with device:
+        case = WORKLOADS[name].build(device)
+    generator = torch.Generator(device).manual_seed(0)
+    step = Step(case, device, Compile.REDUCE_OVERHEAD)
+    for _ in range(WARM_UP):
+        step(case.draw(generator))
+    ends = time.monotonic() + RUN_S
+    while time.monotonic() < ends:
+        step(case.draw(generator))
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1])

@@ -1,0 +1,69 @@
+"""When deployed graphs are looked at again: now and then, for as long as the process runs. Knows nothing of torch.
+
+Between two looks nothing of ours is in the way of a call. A look puts in place what times a few calls, and takes itself out
+again (`checking.Checked`); who decides what becomes of the answer is whoever asked for the look.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pygraphd.client.checking import Jury
+
+if TYPE_CHECKING:
+    from pygraphd.client.report import Report
+
+Look = Callable[[int, Jury], None]
+"""Has one deployed graph, by its number, be timed; a forward and its backward are found out about together, by one jury."""
+
+
+class Drift:
+    """The deployed graphs of one process, and a thread that sleeps until they are to be looked at."""
+
+    def __init__(self, period_s: float, report: Report) -> None:
+        """Look every `period_s` seconds; 0: never."""
+        self._period_s = period_s
+        self._report = report
+        self._numbers = itertools.count()
+        self._looks: dict[int, tuple[int, Look]] = {}
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, family: int, look: Look) -> int:
+        """Look at one more graph from now on; return a number for `forget`."""
+        number = next(self._numbers)
+        if self._period_s:
+            self._looks[number] = family, look
+            self._start()
+        return number
+
+    def forget(self, number: int) -> None:
+        """Look at a graph no more: it is gone, or is being measured."""
+        self._looks.pop(number, None)
+
+    def look(self) -> None:
+        """Have every graph be timed on its next calls."""
+        juries: dict[int, Jury] = {}
+        for number, (family, look) in list(self._looks.items()):
+            try:
+                look(number, juries.setdefault(family, Jury()))
+            except Exception as error:  # noqa: BLE001 - in a thread of ours, it would be printed
+                self.forget(number)
+                self._report.fail(f"looking again: {type(error).__name__}")
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._looks.clear()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pygraph-drift", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._period_s):
+            self.look()

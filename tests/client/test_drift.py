@@ -1,0 +1,177 @@
+"""Deployed graphs that are looked at again: what has changed is measured anew, all else goes on as it was."""
+
+# ruff: noqa: F811 - fixtures of another file
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from pygraphd.client import checking, options, region
+from pygraphd.client.session import Session
+from pygraphd.schema import policy
+from pygraphd.schema.messages import Deployment
+from tests.client.test_plan import (  # noqa: F401
+    ENOUGH,
+    MORE,
+    Clock,
+    Compiled,
+    Relocating,
+    compile_pair,
+    relocating,
+    relocation_where_it_is_meant,
+    run,
+    session,
+)
+
+pytestmark = pytest.mark.torch
+
+
+def compiled_and_decided(session: Session) -> tuple[Compiled, Compiled]:
+    forward, backward = compile_pair(session)
+    assert run(forward, backward, MORE)[-1] == (["captured"], ["captured"])
+    return forward, backward
+
+
+def slots(*all_compiled: Compiled) -> list[Any]:
+    return [slot for compiled in all_compiled for slot in compiled.compiled_fn_runner.partitions]
+
+
+def test_what_costs_what_it_did_is_timed_on_a_few_calls_and_stays(session: Session) -> None:
+    forward, backward = compiled_and_decided(session)
+    before = slots(forward, backward)
+
+    session.drift.look()
+
+    assert all(isinstance(slot, checking.Checked) for slot in slots(forward, backward))
+    session.drift.look()  # what is being timed is not looked at once more
+    assert run(forward, backward)[-1] == (["captured"], ["captured"])
+    assert slots(forward, backward) == before
+    counts = session.report.counts
+    assert (counts["rechecked"], counts["drifted"], counts["measured"]) == (2, 0, 2)
+
+
+def test_a_half_that_is_still_being_timed_holds_up_nobody(session: Session) -> None:
+    forward, backward = compiled_and_decided(session)
+    session.drift.look()
+    for _ in range(ENOUGH):
+        forward.current_callable([torch.ones(1)])  # without a backward
+
+    session.drift.look()
+
+    assert session.report.counts["rechecked"] == 2
+    assert run(forward, backward)[-1] == (["captured"], ["captured"])
+    assert not any(isinstance(slot, checking.Checked) for slot in slots(forward, backward))
+
+
+def test_what_was_looked_up_is_looked_at_again_too(session: Session) -> None:
+    compiled_and_decided(session)
+    second = Session(session.locations)
+    pair = compile_pair(second)
+
+    second.drift.look()
+
+    assert second.report.counts["rechecked"] == 2
+    assert run(*pair)[-1] == (["captured"], ["captured"])
+
+
+def test_a_pair_that_has_become_slower_is_measured_anew_and_others_are_told(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, backward = compiled_and_decided(session)
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 140.0})
+
+    session.drift.look()
+
+    assert run(forward, backward, MORE)[-1] == (["launched"], ["launched"])
+    summary = session.report.summary()
+    assert (summary["rechecked"], summary["drifted"], summary["measured"]) == (2, 2, 4)
+    assert summary["deployed"] == {"LAUNCH": 2, "TREES": 0, "RELOCATE": 0}
+    assert summary["reasons"] == {policy.NO_GAIN: 2}
+    assert len(summary["decisions"]) == 2
+    assert not any(isinstance(slot, region.Region | checking.Checked) for slot in slots(forward, backward))
+    later = compile_pair(Session(session.locations))
+    assert run(*later, 1) == [(["launched"], ["launched"])]
+
+    session.drift.look()  # at what has been found now
+
+    assert run(forward, backward, MORE)[-1] == (["launched"], ["launched"])
+    assert session.report.counts["drifted"] == 2
+
+
+def test_what_was_given_back_is_made_anew_to_be_measured(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {**Clock.times_us, Deployment.RELOCATE: 500.0})
+    forward, backward = compiled_and_decided(session)
+    assert [each.closed for each in relocating] == [True, True]
+    monkeypatch.setattr(
+        Clock, "times_us", {**Clock.times_us, Deployment.TREES: 600.0, Deployment.RELOCATE: 40.0}
+    )
+
+    session.drift.look()
+
+    assert run(forward, backward, 2 * MORE)[-1] == (["relocated"], ["relocated"])
+    assert [each.closed for each in relocating] == [True, True, False, False]
+
+
+def test_a_model_that_is_gone_is_not_looked_at(session: Session) -> None:
+    pair = compiled_and_decided(session)
+    gone = [weakref.ref(each) for each in pair]
+    assert len(session.drift._looks) == 2
+
+    del pair
+    gc.collect()
+
+    assert [each() for each in gone] == [None, None]
+    assert session.drift._looks == {}
+
+
+def test_nothing_is_looked_at_where_that_is_not_wanted(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(options.RECHECK, "0")
+    without = Session(session.locations)
+    pair = compiled_and_decided(without)
+
+    without.drift.look()
+
+    assert not any(isinstance(slot, checking.Checked) for slot in slots(*pair))
+    assert without.drift._thread is None
+
+
+def test_the_thread_looks_by_itself_and_ends_with_the_session(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(options.RECHECK, "0.01")
+    looking = Session(session.locations)
+    pair = compiled_and_decided(looking)
+    thread = looking.drift._thread
+    assert thread is not None
+    deadline = time.monotonic() + 10
+    while not looking.report.counts["rechecked"] and time.monotonic() < deadline:
+        run(*pair, 1)
+        time.sleep(0.01)
+
+    looking.close()
+    thread.join(10)
+
+    assert looking.report.counts["rechecked"] > 0
+    assert not thread.is_alive()
+
+
+def test_an_error_in_looking_is_counted_and_not_repeated(session: Session) -> None:
+    def broken(number: int, jury: checking.Jury) -> None:
+        raise ValueError(number)
+
+    session.drift.add(0, broken)
+
+    session.drift.look()
+    session.drift.look()
+
+    assert session.report.failures["looking again: ValueError"] == 1
+    session.drift.close()
