@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,8 @@ def measure_regions(
 def _together(jobs: Sequence[_Job], folder: Path) -> Iterator[dict[str, Any]]:
     gate = Gate(folder / f"gate.{jobs[0].repetition}", [(job.name, job.workload.name) for job in jobs])
     with ThreadPoolExecutor(len(jobs)) as pool:
-        yield from pool.map(lambda job: _measure(job, gate), jobs)
+        for done in as_completed([pool.submit(_measure, job, gate) for job in jobs]):
+            yield done.result()  # at once, as the run may be ended early
 
 
 def _measure(job: _Job, gate: Gate | None = None) -> dict[str, Any]:

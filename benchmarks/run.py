@@ -8,9 +8,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +104,9 @@ class Run:
                 expected = [(turn.name, trials.caches(turn)) for turn in wave]
                 gate = Gate(folder.with_suffix(f".{warm}"), expected)
                 with ThreadPoolExecutor(len(wave)) as pool:
-                    for turn, trial in zip(wave, pool.map(partial(trials.run, gate=gate), wave), strict=True):
-                        self._note(turn, trial)
+                    running = {pool.submit(trials.run, turn, gate): turn for turn in wave}
+                    for done in as_completed(running):  # noted at once, as the run may be ended early
+                        self._note(running[done], done.result())
 
     def _has_failed(self, turn: Turn) -> bool:
         return any(trial.error for trial in self.trials.get((turn.workload.name, turn.peer.name), []))
