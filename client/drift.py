@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.client.checking import Jury
@@ -29,6 +30,8 @@ class Drift:
         self._report = report
         self._numbers = itertools.count()
         self._looks: dict[int, tuple[int, Look]] = {}
+        self._round = 0
+        self._schedules: dict[int, _Schedule] = {}
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -44,10 +47,27 @@ class Drift:
         """Look at a graph no more: it is gone, or is being measured."""
         self._looks.pop(number, None)
 
+    def drifted(self, number: int) -> None:
+        """Look at a graph no more, as it is measured anew, and at its family half as often from now on.
+
+        Costs that go up and down by themselves must not be measured anew for ever.
+        """
+        family, _ = self._looks.pop(number)
+        schedule = self._schedules[family]
+        if schedule.drifted_in != self._round:  # not noted for its other half yet
+            schedule.drifted_in = self._round
+            schedule.every *= 2
+            schedule.due = self._round + schedule.every
+
     def look(self) -> None:
-        """Have every graph be timed on its next calls."""
+        """Have every graph that is due be timed on its next calls."""
+        self._round += 1
         juries: dict[int, Jury] = {}
         for number, (family, look) in list(self._looks.items()):
+            schedule = self._schedules.setdefault(family, _Schedule())
+            if schedule.due > self._round and family not in juries:
+                continue
+            schedule.due = self._round + schedule.every
             try:
                 look(number, juries.setdefault(family, Jury()))
             except Exception as error:  # noqa: BLE001 - in a thread of ours, it would be printed
@@ -67,3 +87,12 @@ class Drift:
     def _run(self) -> None:
         while not self._ended.wait(self._period_s):
             self.look()
+
+
+@dataclass(slots=True)
+class _Schedule:
+    """When a family is looked at, in rounds."""
+
+    every: int = 1
+    due: int = 0
+    drifted_in: int = 0

@@ -313,7 +313,7 @@ class Plan:
             if holds:
                 self._replace(checked, run)
                 return run
-            session.drift.forget(number)
+            session.drift.drifted(number)
             return self._measure_again(checked, graph, made.candidates)
 
         checked = Checked(run, claimed, made.candidates.device_index, settle, session.report, jury)

@@ -97,10 +97,31 @@ def test_a_pair_that_has_become_slower_is_measured_anew_and_others_are_told(
     later = compile_pair(Session(session.locations))
     assert run(*later, 1) == [(["launched"], ["launched"])]
 
-    session.drift.look()  # at what has been found now
+    for _ in range(2):
+        session.drift.look()  # in the second round from now, at what has been found
 
     assert run(forward, backward, MORE)[-1] == (["launched"], ["launched"])
-    assert session.report.counts["drifted"] == 2
+    assert (session.report.counts["rechecked"], session.report.counts["drifted"]) == (4, 2)
+
+
+def test_costs_that_go_up_and_down_are_measured_anew_less_and_less_often(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = compiled_and_decided(session)
+    rounds: list[int] = []
+
+    for number in range(1, 32):
+        drifted = session.report.counts["drifted"]
+        factor = 1.5 if len(rounds) % 2 == 0 else 1.0
+        times = {Deployment.LAUNCH: 100.0 * factor, Deployment.TREES: 50.0 * factor}
+        monkeypatch.setattr(Clock, "times_us", times)
+        session.drift.look()
+        run(*pair, MORE)
+        if session.report.counts["drifted"] > drifted:
+            rounds.append(number)
+
+    assert rounds == [1, 3, 7, 15, 31]
+    assert session.report.counts["drifted"] == 2 * len(rounds)
 
 
 def test_what_was_given_back_is_made_anew_to_be_measured(
