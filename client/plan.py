@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,7 +53,7 @@ class Plan:
         part: Part,
     ) -> None:
         self._session = session
-        self._facts = facts
+        self._facts = replace(facts, text="", user_kernels="")  # long, and told already
         self._environment = environment
         self._graphs = graphs
         self._entries = known.entries
@@ -216,16 +216,24 @@ class Plan:
 
     def _complete(self, compiled: Any) -> None:
         whole = self._next == 0 and self._try_whole(compiled)
+        if self._next == 0:
+            self._only_launch()
+        elif whole:
+            self._watch(compiled)  # and Inductor has seen to the alignment of its inputs
+        else:
+            self._prepare(compiled)
+
+    def _prepare(self, compiled: Any) -> None:
+        """See to what Inductor leaves out where it believes that all is in trees, as far as something may not be."""
+        self._watch(compiled)
+        if self._open or self._launches:
+            self._realign(compiled)
+
+    def _watch(self, compiled: Any) -> None:
         if self._link is not None and (self._relocates or (self._open and self._may_relocate)):
             from pygraphd.client import recycling
 
             recycling.watch(compiled, self._link, is_backward=self._facts.is_backward)
-        if self._next == 0:
-            self._only_launch()
-        elif whole:
-            return  # Inductor has seen to the alignment of its inputs
-        elif self._open or self._launches:
-            self._realign(compiled)
 
     def _try_whole(self, compiled: Any) -> bool:
         """Offer relocation for a graph of which PyTorch captures no part; return whether that can be.
@@ -328,8 +336,8 @@ class Plan:
         region = self._measure(graph, kept.renewed(), None, entry)
         self._replace(checked, region)
         compiled = self._compiled()
-        if compiled is not None and not self._launches:
-            self._realign(compiled)
+        if compiled is not None and not self._launches and self._open == 1:
+            self._prepare(compiled)
         return region
 
     def _replace(self, one: Runnable, other: Runnable) -> bool:

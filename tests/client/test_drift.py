@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.client.test_plan import (  # noqa: F401
     Clock,
     Compiled,
     Relocating,
+    compile_once,
     compile_pair,
     relocating,
     relocation_where_it_is_meant,
@@ -122,6 +124,28 @@ def test_costs_that_go_up_and_down_are_measured_anew_less_and_less_often(
 
     assert rounds == [1, 3, 7, 15, 31]
     assert session.report.counts["drifted"] == 2 * len(rounds)
+
+
+def test_what_the_trees_had_taken_over_is_put_in_place_and_taken_away_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a part may be launched, misaligned inputs are copied."""
+    compiled = compile_once(session, 2, backward=False, box=SimpleNamespace(value=0))
+    for _ in range(MORE):
+        compiled.current_callable([torch.ones(1)])
+    assert compiled.current_callable == compiled.call
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 70.0})
+    session.drift.look()
+    wrapped = []
+
+    for _ in range(MORE):
+        compiled.current_callable([torch.ones(1)])
+        wrapped.append(compiled.current_callable != compiled.call)
+
+    assert session.report.counts["drifted"] == 2
+    assert True in wrapped
+    assert compiled.current_callable == compiled.call
+    assert session.report.summary()["deployed"]["TREES"] == 2
 
 
 def test_what_was_given_back_is_made_anew_to_be_measured(
