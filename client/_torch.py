@@ -479,6 +479,7 @@ def _is_plain(metadata: Any) -> bool:
 RECYCLING_REQUIRED = (
     ("torch", "_C._storage_Use_Count"),
     ("torch", "_C._autograd._top_saved_tensors_default_hooks"),
+    ("torch.utils._python_dispatch", "_disable_current_modes"),
 )
 """What keeping the memory of saved activations needs beside `RELOCATION_REQUIRED`."""
 
@@ -495,7 +496,11 @@ def missing_for_recycling() -> str | None:
 @functools.cache
 def references_show_uses() -> bool:
     """Whether a tensor that is held in C++ alone has one more Python reference: then counting these is enough."""
-    with torch.inference_mode(False), torch._C.DisableTorchFunction():
+    with (
+        torch.inference_mode(False),
+        torch._C.DisableTorchFunction(),
+        torch.utils._python_dispatch._disable_current_modes(),
+    ):
         tensor, holder = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")
         before = sys.getrefcount(tensor)
         holder.grad = tensor

@@ -179,8 +179,9 @@ class Binding:
         Where the graph was recorded, or another executable is bound, may be nobody's memory by now, and instantiating, the
         driver looks at that of copies and memsets.
         """
-        self._parameters.write_graph()
-        self.executable = self._driver.instantiate(self._graph)
+        with self._driver.relaxed():
+            self._parameters.write_graph()
+            self.executable = self._driver.instantiate(self._graph)
         self._dirty.clear()
         self.is_patched = False
 
@@ -197,7 +198,7 @@ class Binding:
         self._patience *= LESS_OFTEN
         before = self.executable
         self._instantiate()
-        with contextlib.suppress(DriverError):
+        with contextlib.suppress(DriverError), self._driver.relaxed():
             self._driver.destroy_executable(before)
 
     def _move_to(

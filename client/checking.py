@@ -6,6 +6,7 @@ whoever made it is told, and puts in its place what measures anew. A forward and
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.report import Report
+    from pygraphd.schema.messages import Entry
 
 TOLERANCE = 0.2
 """Share by which the cost here may differ from what was recorded."""
@@ -35,6 +37,11 @@ class Claimed:
 
     deployment: Deployment
     cost_us: float
+
+    def is_of(self, entry: Entry) -> bool:
+        """Whether this is what an entry says, and not what somebody has found out since."""
+        same = entry.cost_us is not None and math.isclose(entry.cost_us, self.cost_us)
+        return same and entry.decision.deployment is self.deployment
 
     def holds(self, cost_us: float) -> bool:
         """Whether a cost that was seen here bears it out."""

@@ -33,37 +33,41 @@ class Drift:
         self._round = 0
         self._schedules: dict[int, _Schedule] = {}
         self._ended = threading.Event()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, family: int, look: Look) -> int:
         """Look at one more graph from now on; return a number for `forget`."""
         number = next(self._numbers)
-        if self._period_s:
+        if self._period_s and not self._ended.is_set() and self._is_running():
             self._looks[number] = family, look
-            self._start()
         return number
 
     def forget(self, number: int) -> None:
         """Look at a graph no more: it is gone, or is being measured."""
         self._looks.pop(number, None)
 
-    def drifted(self, number: int) -> None:
-        """Look at a graph no more, as it is measured anew, and at its family half as often from now on.
+    def drifted(self, number: int) -> bool:
+        """Look at a graph no more, and at its family half as often from now on; return whether it is to be measured anew.
 
-        Costs that go up and down by themselves must not be measured anew for ever.
+        Costs that go up and down by themselves must not be measured anew for ever. A graph that is gone, or in a session that
+        has ended, is left as it is.
         """
-        family, _ = self._looks.pop(number)
+        family, _ = self._looks.pop(number, (None, None))
+        if family is None:
+            return False
         schedule = self._schedules[family]
         if schedule.drifted_in != self._round:  # not noted for its other half yet
             schedule.drifted_in = self._round
             schedule.every *= 2
             schedule.due = self._round + schedule.every
+        return True
 
     def look(self) -> None:
         """Have every graph that is due be timed on its next calls."""
         self._round += 1
         juries: dict[int, Jury] = {}
-        for number, (family, look) in list(self._looks.items()):
+        for number, (family, look) in self._looks.copy().items():  # a model may go at any time
             schedule = self._schedules.setdefault(family, _Schedule())
             if schedule.due > self._round and family not in juries:
                 continue
@@ -79,14 +83,25 @@ class Drift:
         self._ended.set()
         self._looks.clear()
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pygraph-drift", daemon=True)
-            self._thread.start()
+    def _is_running(self) -> bool:
+        """Start the thread, if there is none yet; whether there is one."""
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="pygraph-drift", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads, or the process is ending
+                    self._report.fail("looking again: there is no thread to be had")
+                    return False
+                self._thread = thread
+        return True
 
     def _run(self) -> None:
         while not self._ended.wait(self._period_s):
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001 - it would be printed
+                self._report.fail(f"looking again: {type(error).__name__}")
 
 
 @dataclass(slots=True)

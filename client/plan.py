@@ -67,6 +67,7 @@ class Plan:
         self._at_once: list[tuple[Graph, Deployed]] = []
         self._may_relocate = False
         self._relocates = False
+        self._watching = False
         self._compiled: Callable[[], Any] = lambda: None
         self._without_realign: tuple[Any, Any] | None = None
 
@@ -74,22 +75,24 @@ class Plan:
         """Return what runs the next partition: what the cache says, or a region that finds out."""
         graph = self._graphs[self._next]
         self._next += 1
-        device_index = kwargs["device_index"]
+        device_index, undefined = kwargs["device_index"], self._facts.undefined[graph.partition]
         candidates = Candidates(
             launch=runnable,
             trees=None,
             device_index=device_index,
             is_backward=kwargs["is_backward"],
             make_trees=functools.partial(original, runnable, **kwargs),
-            make_relocate=functools.partial(self._relocatable, runnable, device_index, graph.partition),
+            make_relocate=functools.partial(self._relocatable, runnable, device_index, undefined),
         ).renewed()
         if self._facts.captured_differently:
             return self._leave_to_trees(graph, candidates, self._entries.get(graph.digest))
         return self._run_of(graph, candidates)
 
-    def _relocatable(self, launch: Runnable, device_index: int, partition: int) -> Relocating | None:
+    def _relocatable(
+        self, launch: Runnable, device_index: int, undefined: frozenset[int]
+    ) -> Relocating | None:
         link = None if self._facts.is_backward else self._link
-        made = self._session.relocatable(launch, device_index, link, self._facts.undefined[partition])
+        made = self._session.relocatable(launch, device_index, link, undefined)
         self._may_relocate |= made is not None
         return made
 
@@ -146,7 +149,12 @@ class Plan:
         self._session.report.deploy(graph, self._environment, decision, source)
 
     def _measure(
-        self, graph: Graph, candidates: Candidates, cached: Decision | None, disputed: Entry | None = None
+        self,
+        graph: Graph,
+        candidates: Candidates,
+        cached: Decision | None,
+        disputed: Entry | None = None,
+        before: Deployment | None = None,
     ) -> Region:
         calls = cached.calls if cached is not None else 0
         region = Region(
@@ -157,6 +165,7 @@ class Plan:
             id(self._family),
             warm_up_calls=calls,
             part=self._part,
+            before=before,
         )
         self._open += 1
         self._note_forward(graph, None)
@@ -221,19 +230,27 @@ class Plan:
         elif whole:
             self._watch(compiled)  # and Inductor has seen to the alignment of its inputs
         else:
-            self._prepare(compiled)
-
-    def _prepare(self, compiled: Any) -> None:
-        """See to what Inductor leaves out where it believes that all is in trees, as far as something may not be."""
-        self._watch(compiled)
-        if self._open or self._launches:
-            self._realign(compiled)
+            self._watch(compiled)
+            if self._open or self._launches:
+                self._realign(compiled)
 
     def _watch(self, compiled: Any) -> None:
-        if self._link is not None and (self._relocates or (self._open and self._may_relocate)):
-            from pygraphd.client import recycling
+        """Have it be observed what a forward saves and its backward takes, if the forward is relocated or may be."""
+        self._note_link()
+        if self._link is None or self._watching or not self._link_is_wanted():
+            return
+        from pygraphd.client import recycling
 
-            recycling.watch(compiled, self._link, is_backward=self._facts.is_backward)
+        recycling.watch(compiled, self._link, is_backward=self._facts.is_backward)
+        self._watching = True
+
+    def _note_link(self) -> None:
+        if self._link is not None and not self._facts.is_backward:
+            self._link.wanted = self._relocates or bool(self._open and self._may_relocate)
+            self._link.pending &= self._link.wanted
+
+    def _link_is_wanted(self) -> bool:
+        return self._link is not None and self._link.wanted
 
     def _try_whole(self, compiled: Any) -> bool:
         """Offer relocation for a graph of which PyTorch captures no part; return whether that can be.
@@ -242,20 +259,17 @@ class Plan:
         found out then, and launched.
         """
         facts, device_index = self._facts, self._facts.device_index
-        if (
-            not facts.only_cuda
-            or device_index is None
-            or facts.captured_differently
-            or len(self._graphs) != 1
-        ):
+        if device_index is None or not may_relocate_whole(facts, len(self._graphs)):
             return False
         launch = compiled.current_callable
+        # Where Inductor was expected to capture, they are those of its partition, and not of the whole.
+        undefined = facts.undefined[0] if facts.refusal else frozenset[int]()
         candidates = Candidates(
             launch=launch,
             trees=None,
             device_index=device_index,
             is_backward=facts.is_backward,
-            make_relocate=functools.partial(self._relocatable, launch, device_index, 0),
+            make_relocate=functools.partial(self._relocatable, launch, device_index, undefined),
         ).renewed()
         if candidates.relocate is None:
             return False
@@ -300,10 +314,11 @@ class Plan:
             _torch.replace_callable(compiled, *self._without_realign)
         if _torch.replace_callable(compiled, region, made.run):
             self._look_again(compiled, graph, made)
-        if self._may_relocate and not self._open and not self._relocates:
+        self._note_link()
+        if self._watching and not self._open and not self._link_is_wanted():
             from pygraphd.client import recycling
 
-            recycling.unwatch(compiled)
+            self._watching = not recycling.unwatch(compiled)
 
     def _look_again(self, compiled: Any, graph: Graph, made: Deployed) -> None:
         """Have what was deployed be timed again now and then; ranks run what they have agreed on."""
@@ -321,8 +336,10 @@ class Plan:
             if holds:
                 self._replace(checked, run)
                 return run
-            session.drift.drifted(number)
-            return self._measure_again(checked, graph, made.candidates)
+            if not session.drift.drifted(number):
+                self._replace(checked, run)
+                return run
+            return self._measure_again(checked, graph, made, claimed)
 
         checked = Checked(run, claimed, made.candidates.device_index, settle, session.report, jury)
         if self._replace(run, checked):
@@ -331,13 +348,16 @@ class Plan:
             # It is still being timed since the last look, or is not where it could be timed.
             jury.found(id(checked), holds=True)
 
-    def _measure_again(self, checked: Checked, graph: Graph, kept: Candidates) -> Region:
+    def _measure_again(self, checked: Checked, graph: Graph, made: Deployed, claimed: Claimed) -> Region:
         entry = self._session.note_drift(graph, self._environment)
-        region = self._measure(graph, kept.renewed(), None, entry)
+        outdated = entry if entry is not None and claimed.is_of(entry) else None
+        region = self._measure(graph, made.candidates.renewed(), None, outdated, made.deployment)
         self._replace(checked, region)
         compiled = self._compiled()
-        if compiled is not None and not self._launches and self._open == 1:
-            self._prepare(compiled)
+        if compiled is not None:
+            self._watch(compiled)
+            if not self._launches and self._open == 1:
+                self._realign(compiled)
         return region
 
     def _replace(self, one: Runnable, other: Runnable) -> bool:
@@ -348,6 +368,11 @@ class Plan:
         if self._without_realign is not None and self._without_realign[1] is one:
             self._without_realign = (self._without_realign[0], other)
         return _torch.replace_callable(compiled, one, other)
+
+
+def may_relocate_whole(facts: CompiledFacts, partitions: int) -> bool:
+    """Whether relocation can be offered for all of a graph of which PyTorch captures no part."""
+    return facts.only_cuda and not facts.captured_differently and partitions == 1
 
 
 def one_line(text: str) -> str:

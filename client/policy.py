@@ -18,6 +18,7 @@ CAPTURED_DIFFERENTLY = (
 NO_MEMORY = "not enough free memory to try a capture beside launched calls"
 FAILED = "measuring failed"
 STILL_WAITING = "ranks: the program ended before there was a decision"
+AS_BEFORE = "as before, since it could not be measured anew"
 LEFT_TO_OTHERS = "another process was still measuring it when the program ended"
 
 
@@ -34,6 +35,11 @@ def only_trees(reason: str) -> Decision:
 def too_few_calls(calls: int) -> Decision:
     """Return the provisional decision for a graph that was called `calls` times before the program ended."""
     return not_measured(TOO_FEW_CALLS, calls)
+
+
+def as_before(deployment: Deployment, calls: int) -> Decision:
+    """Return the provisional decision for a graph that was to be measured anew, and could not be."""
+    return Decision(deployment, AS_BEFORE, POLICY_VERSION, final=False, calls=calls)
 
 
 def not_measured(reason: str, calls: int) -> Decision:

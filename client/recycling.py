@@ -173,6 +173,8 @@ class Link:
     def __init__(self) -> None:
         self.pending = False
         """Whether there is anything to be observed."""
+        self.wanted = True
+        """Whether the forward is relocated, or may be: otherwise there is no memory to be kept."""
         self._left = 0
         self._call = threading.local()
         # Slots that may be recycled, by where their memory begins in the latest call.
@@ -180,7 +182,7 @@ class Link:
 
     def arm(self) -> None:
         """Begin to observe, or go on: there is a new recording."""
-        self.pending = _torch.missing_for_recycling() is None
+        self.pending = self.wanted and _torch.missing_for_recycling() is None
         self._left = MAX_OBSERVATIONS
 
     def forward_begins(self) -> None:
@@ -189,12 +191,12 @@ class Link:
 
     def replayed(self, replay: Replay, outputs: Sequence[Any]) -> None:
         """Note that a part of the forward under way is this replay, and what it has returned."""
-        if self.pending and hasattr(self._call, "replays"):
+        if self.pending and getattr(self._call, "replays", None) is not None:
             self._call.replays.append((weakref.ref(replay), replay.slots_of(outputs)))
 
     def forward_returned(self, outputs: Sequence[Any]) -> None:
         """Note all outputs of a forward."""
-        replays, self._call.replays = self._call.replays, []
+        replays, self._call.replays = self._call.replays, None
         self._candidates = {}
         self._observe()
         # With hooks, the backward gets other tensors than the forward saved, and they may lie where those lay.
@@ -275,7 +277,9 @@ def watch(compiled: Any, link: Link, *, is_backward: bool) -> None:
     compiled.current_callable = Watched(compiled.current_callable, link, is_backward=is_backward)
 
 
-def unwatch(compiled: Any) -> None:
-    """Stop observing a compiled forward or backward; nothing of ours stays in the way of its calls."""
-    if isinstance(compiled.current_callable, Watched):
-        compiled.current_callable = compiled.current_callable.wrapped
+def unwatch(compiled: Any) -> bool:
+    """Stop observing a compiled forward or backward; return whether nothing of ours is in the way of its calls any more."""
+    if not isinstance(compiled.current_callable, Watched):
+        return False
+    compiled.current_callable = compiled.current_callable.wrapped
+    return True

@@ -110,10 +110,13 @@ class Region:
         family: int,
         warm_up_calls: int = WARM_UP_CALLS,
         part: Part = ALONE,
+        before: Deployment | None = None,
     ) -> None:
+        """Find out how `graph` is to run; `before` is how it ran until now, and goes on if that cannot be found out."""
         self.graph = graph
         self.family = family
         self.part = part
+        self._before = before
         self.state = State.WARM_UP
         self.tally = Tally()
         self._changing = threading.Lock()
@@ -146,6 +149,8 @@ class Region:
 
     def _deploy(self, result: Decided) -> None:
         """Run as decided from now on, and say so to everybody concerned."""
+        if self._before is not None and not result.decision.final:
+            result = Decided(self.graph, policy.as_before(self._before, self.tally.calls))
         # First what other threads call meanwhile, and what stays if this one is interrupted.
         self._call = self._launch
         self._enter(State.DEPLOYED)

@@ -16,7 +16,7 @@ from pygraphd.client.claims import Claims, Interest, Turn
 from pygraphd.client.drift import Drift
 from pygraphd.client.families import Families
 from pygraphd.client.options import Trust
-from pygraphd.client.plan import Known, Plan
+from pygraphd.client.plan import Known, Plan, may_relocate_whole
 from pygraphd.client.ranks import Ranks
 from pygraphd.client.region import Decided, Region, Tally
 from pygraphd.client.report import Report
@@ -37,7 +37,7 @@ from pygraphd.schema.summary import Source
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pygraphd.client._torch import Runnable
+    from pygraphd.client._torch import CompiledFacts, Runnable
     from pygraphd.client.capture import CudaRecorder
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
@@ -81,12 +81,23 @@ class Session:
         environment = fingerprint.environment(facts.device_index)
         part = self.ranks.part(family, graphs, environment)
         self.report.count(graphs=len(graphs))
-        known = self._look_up(graphs, environment) if part.leads else Known({}, {})
+        known = Known({}, {})
+        if part.leads:
+            known = self._look_up(graphs, environment, whole=self._may_relocate_whole(facts, len(graphs)))
         return Plan(self, facts, environment, graphs, known, family, part)
 
-    def _look_up(self, graphs: Sequence[Graph], environment: Environment) -> Known:
+    def _may_relocate_whole(self, facts: CompiledFacts, partitions: int) -> bool:
+        index = facts.device_index
+        return (
+            index is not None
+            and may_relocate_whole(facts, partitions)
+            and self._recorder_of(index) is not None
+        )
+
+    def _look_up(self, graphs: Sequence[Graph], environment: Environment, *, whole: bool) -> Known:
+        """Look graphs up; `whole`: of one that PyTorch does not capture, all may be relocated here."""
         found = self.cache.lookup(environment, [graph.digest for graph in graphs])
-        rejected = {graph: entry for graph, entry in found.items() if not self._believed(entry)}
+        rejected = {graph: entry for graph, entry in found.items() if not self._believed(entry, whole=whole)}
         entries = {graph: entry for graph, entry in found.items() if graph not in rejected}
         hits = sum(graph.digest in entries for graph in graphs)
         self.report.count(looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
@@ -107,13 +118,13 @@ class Session:
         )
         return options
 
-    def _believed(self, entry: Entry) -> bool:
-        return not self.options.refresh and self._trusted(entry)
+    def _believed(self, entry: Entry, *, whole: bool) -> bool:
+        return not self.options.refresh and self._trusted(entry, whole=whole)
 
-    def _trusted(self, entry: Entry) -> bool:
+    def _trusted(self, entry: Entry, *, whole: bool = True) -> bool:
         if self.options.trust is Trust.LOCAL and self._is_foreign(entry):
             return False
-        return self.usable(entry.decision)
+        return self.usable(entry.decision, whole=whole)
 
     def _is_foreign(self, entry: Entry) -> bool:
         """Whether another user or host has decided; rows of old databases do not say where."""
@@ -197,12 +208,15 @@ class Session:
         """Return what is to run, of what is offered, in view of what other ranks have decided."""
         return self.ranks.agree(region, result, offered)
 
-    def usable(self, decision: Decision) -> bool:
-        """Whether a cached decision is one that this process could have taken; anything else is looked at anew."""
+    def usable(self, decision: Decision, *, whole: bool = True) -> bool:
+        """Whether a cached decision is one that this process could have taken; anything else is looked at anew.
+
+        `whole`: a graph that PyTorch does not capture may be relocated here, so that there is a choice after all.
+        """
         offered = {Deployment.LAUNCH, Deployment.TREES}
         if self.options.relocate:
             offered.add(Deployment.RELOCATE)
-            if decision.reason.startswith((policy.MODE_WITHOUT_TREES, policy.NOT_CAPTURED)):
+            if whole and decision.reason.startswith((policy.MODE_WITHOUT_TREES, policy.NOT_CAPTURED)):
                 return False
         return decision.policy == POLICY_VERSION and decision.deployment in offered
 
@@ -210,16 +224,19 @@ class Session:
         self, launch: Runnable, device_index: int, link: Link | None, undefined: frozenset[int]
     ) -> Relocatable | None:
         """Return a callable as relocatable graphs, if these are wanted and can be had here; for the rest see there."""
-        if not self.options.relocate:
-            return None
-        if device_index not in self._recorders:
-            self._recorders[device_index] = self._recorder(device_index)
-        recorder = self._recorders[device_index]
+        recorder = self._recorder_of(device_index)
         if recorder is None:
             return None
         from pygraphd.client.relocatable import Relocatable
 
         return Relocatable(launch, recorder, self.report, link, undefined)
+
+    def _recorder_of(self, device_index: int) -> CudaRecorder | None:
+        if not self.options.relocate:
+            return None
+        if device_index not in self._recorders:
+            self._recorders[device_index] = self._recorder(device_index)
+        return self._recorders[device_index]
 
     def link(self, family: object) -> Link | None:
         """Return what a forward and its backward know of each other's memory, one for each family."""

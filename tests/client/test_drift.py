@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from pygraphd.client import checking, options, region
+from pygraphd.client import policy as client_policy
 from pygraphd.client.session import Session
 from pygraphd.schema import policy
 from pygraphd.schema.messages import Deployment
@@ -220,3 +222,83 @@ def test_an_error_in_looking_is_counted_and_not_repeated(session: Session) -> No
 
     assert session.report.failures["looking again: ValueError"] == 1
     session.drift.close()
+
+
+def test_what_cannot_be_measured_anew_runs_on_as_before(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, backward = compiled_and_decided(session)
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 1000.0, Deployment.TREES: 65.0})
+    monkeypatch.setattr(region.Region, "_why_not_measure", lambda self: client_policy.NO_MEMORY)
+
+    session.drift.look()
+
+    assert run(forward, backward, MORE)[-1] == (["captured"], ["captured"])
+    summary = session.report.summary()
+    assert (summary["drifted"], summary["measured"], summary["deployed"]["TREES"]) == (2, 2, 2)
+    assert summary["reasons"] == {client_policy.AS_BEFORE: 2}
+    later = compile_pair(Session(session.locations))
+    assert run(*later, 1) == [(["captured"], ["captured"])]
+
+
+def test_what_is_being_timed_when_the_session_ends_stays(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, backward = compiled_and_decided(session)
+    before = slots(forward, backward)
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 140.0})
+    session.drift.look()
+
+    session.close()
+
+    assert run(forward, backward)[-1] == (["captured"], ["captured"])
+    assert slots(forward, backward) == before
+    assert session.report.counts["drifted"] == 0
+    assert not any("checking" in failure for failure in session.report.failures)
+    assert session.drift.add(0, lambda number, jury: None) >= 0  # and nothing is looked at any more
+    assert session.drift._looks == {}
+
+
+def test_a_graph_may_go_while_others_are_looked_at(session: Session) -> None:
+    seen: list[int] = []
+
+    def look(number: int, jury: checking.Jury) -> None:
+        seen.append(number)
+        for each in range(3):
+            session.drift.forget(each)
+
+    for _ in range(3):
+        session.drift.add(0, look)
+
+    session.drift.look()
+    session.drift.look()
+
+    assert seen == [0, 1, 2]
+    assert session.report.failures["looking again: RuntimeError"] == 0
+    session.drift.close()
+
+
+def test_without_a_thread_nothing_is_looked_at_and_that_is_said(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    pair = compiled_and_decided(session)
+
+    assert session.drift._looks == {}
+    assert session.report.failures["looking again: there is no thread to be had"] == 2
+    assert run(*pair)[-1] == (["captured"], ["captured"])
+
+
+@pytest.mark.parametrize(
+    ("cost_us", "deployment", "same"),
+    [(50.0, Deployment.TREES, True), (51.0, Deployment.TREES, False), (50.0, Deployment.LAUNCH, False)],
+)
+def test_only_what_was_outdated_is_not_believed(cost_us: float, deployment: Deployment, same: bool) -> None:
+    """Another process may have measured anew meanwhile, and its answer is taken up."""
+    entry = SimpleNamespace(cost_us=cost_us, decision=SimpleNamespace(deployment=deployment))
+
+    assert checking.Claimed(Deployment.TREES, 50.0).is_of(entry) is same  # type: ignore[arg-type]

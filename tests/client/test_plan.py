@@ -16,6 +16,7 @@ import torch
 from pygraphd.client import _torch, checking, claims, fingerprint, options, policy, profiler, region
 from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED
+from pygraphd.client.recycling import Watched
 from pygraphd.client.session import Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
@@ -454,6 +455,9 @@ def relocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Relocating]]:
         return made[-1]
 
     monkeypatch.setattr(Session, "relocatable", relocatable)
+    monkeypatch.setattr(
+        Session, "_recorder_of", lambda self, _index: object() if self.options.relocate else None
+    )
     monkeypatch.setattr(Clock, "times_us", {**Clock.times_us, Deployment.RELOCATE: 40.0})
     yield made
     REFUSING.clear()
@@ -649,3 +653,38 @@ def test_graphs_with_and_without_trees_are_measured_in_one_program(
 
     assert results[-1] == (["relocated"], "relocated")
     assert session.report.counts["measured"] == 2
+
+
+@pytest.mark.usefixtures("default_mode", "relocating")
+@pytest.mark.parametrize("facts", [{"device_types": {"cuda", "cpu"}}, {"device_idxs": {0, 1}}])
+def test_what_cannot_be_relocated_whole_is_a_hit(session: Session, facts: dict[str, Any]) -> None:
+    compile_whole(session, backward=False, box=SimpleNamespace(value=0), **facts)
+    assert (session.report.counts["hits"], session.report.counts["spooled"]) == (0, 1)
+    second = Session(session.locations)
+
+    compile_whole(second, backward=False, box=SimpleNamespace(value=0), **facts)
+
+    assert (second.report.counts["hits"], second.report.counts["spooled"]) == (1, 0)
+
+
+def test_both_halves_are_observed_where_the_forward_alone_is_relocated(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    """Else its backward would not say what is free again, and the forward kept no memory."""
+    REFUSING.add(1)
+    pair = compile_pair(session)
+    assert run(*pair, MORE)[-1] == (["relocated"], ["launched"])
+    assert len(relocating) == 2
+    known = compile_pair(Session(session.locations))
+
+    assert run(*known, 1) == [(["relocated"], ["launched"])]
+
+    for compiled in (*pair, *known):
+        assert isinstance(inner(compiled), Watched)
+
+
+def inner(compiled: Compiled) -> Any:
+    """Return what Inductor's copying of misaligned inputs surrounds."""
+    around = compiled.current_callable
+    cells = [cell.cell_contents for cell in getattr(around, "__closure__", None) or ()]
+    return next((cell for cell in cells if isinstance(cell, Watched)), around)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraphd.client import _torch
@@ -158,3 +159,8 @@ def test_outputs_that_hold_nothing_are_those_of_their_partition() -> None:
         assert _torch._undefined(compiled, 2, frozenset(), whole=False) == (frozenset(), frozenset())
     with _torch._inductor_config().patch(graph_partition=False):
         assert _torch._undefined(compiled, 1, frozenset({2}), whole=False) == (frozenset({2}),)
+
+
+def test_a_mode_of_the_users_does_not_get_to_see_how_that_is_found_out() -> None:
+    with FakeTensorMode():
+        assert _torch.references_show_uses.__wrapped__()

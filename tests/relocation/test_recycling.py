@@ -404,6 +404,27 @@ def test_a_forward_that_raised_leaves_nothing_behind(step: Step) -> None:
     assert not step.forward.replay.recycles
 
 
+def test_replays_of_a_forward_that_is_not_watched_are_not_kept(step: Step) -> None:
+    """One that runs otherwise for now may have been watched before."""
+    step.link.forward_begins()
+    outputs = step.forward.replay([step.forward.floats(1, 2)])
+    step.link.forward_returned(outputs)
+
+    for _ in range(3):
+        step.link.replayed(step.forward.replay, outputs)
+
+    assert step.link.pending
+    assert step.link._call.replays is None
+
+
+def test_a_forward_whose_memory_nobody_wants_is_not_observed(step: Step) -> None:
+    step.link.wanted = False
+
+    step.link.arm()
+
+    assert not step.link.pending
+
+
 def test_a_forward_without_a_backward_is_not_observed_for_ever(step: Step) -> None:
     for _ in range(MAX_OBSERVATIONS):
         step.link.forward_begins()
