@@ -19,6 +19,10 @@ class Relocating(Protocol):
     def refusal(self) -> str | None:
         """Why nothing could be recorded so far."""
 
+    @property
+    def refused_for_good(self) -> bool:
+        """Whether that lies in the graph itself, and will be so in the next process."""
+
     def __call__(self, inputs: list[Any]) -> Any:
         """Run on Inductor's list of inputs."""
 
@@ -61,6 +65,13 @@ class Candidates:
             and self.relocate is not None
             and self.relocate.refusal is not None
         )
+
+    def why_only_launch(self) -> str | None:
+        """Return why there is nothing to choose from, in this process and in others; None if there is, or may be."""
+        relocate = self.relocate
+        if self.trees is None and relocate is not None and relocate.refused_for_good:
+            return relocate.refusal
+        return None
 
     def runnable(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment."""

@@ -18,7 +18,7 @@ from pygraphd.client.agreement import ALONE, Part, possible
 from pygraphd.client.candidates import Candidates, Deployed, Relocating, deployed
 from pygraphd.client.checking import Checked, Claimed
 from pygraphd.client.region import Region
-from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Entry, Graph, Kind, Record
+from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Record
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class Plan:
             return policy.only_launch(policy.ON_THE_CPU)
         if not self._facts.cudagraphs_asked:
             return policy.only_launch(policy.MODE_WITHOUT_TREES)
-        reason = one_line(f"{policy.NOT_CAPTURED}{self._facts.refusal or 'it did not try'}")
+        reason = policy.one_line(f"{policy.NOT_CAPTURED}{self._facts.refusal or 'it did not try'}")
         # What another graph or a setting of the process has led to may be otherwise next time.
         return policy.only_launch(reason) if self._facts.refused_for_good else policy.not_measured(reason, 0)
 
@@ -373,9 +373,3 @@ class Plan:
 def may_relocate_whole(facts: CompiledFacts, partitions: int) -> bool:
     """Whether relocation can be offered for all of a graph of which PyTorch captures no part."""
     return facts.only_cuda and not facts.captured_differently and partitions == 1
-
-
-def one_line(text: str) -> str:
-    """Return the first line of a reason, printable and short enough for the cache."""
-    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
-    return "".join(c if c.isprintable() else " " for c in line)[:MAX_REASON]

@@ -5,7 +5,7 @@ What measurements speak for is `schema.policy`'s.
 
 from __future__ import annotations
 
-from pygraphd.schema.messages import Decision, Deployment
+from pygraphd.schema.messages import MAX_REASON, Decision, Deployment
 from pygraphd.schema.policy import POLICY_VERSION, TOO_FEW_CALLS
 
 NO_DEVICE = "no CUDA device"
@@ -15,6 +15,7 @@ NOT_CAPTURED = "PyTorch does not capture it: "
 CAPTURED_DIFFERENTLY = (
     "its attention keeps random numbers elsewhere if captured: forward and backward must not differ"
 )
+NOT_RELOCATED = "it cannot be relocated: "
 NO_MEMORY = "not enough free memory to try a capture beside launched calls"
 FAILED = "measuring failed"
 STILL_WAITING = "ranks: the program ended before there was a decision"
@@ -25,6 +26,11 @@ LEFT_TO_OTHERS = "another process was still measuring it when the program ended"
 def only_launch(reason: str) -> Decision:
     """Return the decision for a graph that can only be launched, with the reason for that."""
     return Decision(Deployment.LAUNCH, reason, POLICY_VERSION)
+
+
+def only_launch_as_refused(refusal: str) -> Decision:
+    """Return the decision for a graph that refused all that was offered beside LAUNCH."""
+    return only_launch(one_line(f"{NOT_RELOCATED}{refusal}"))
 
 
 def only_trees(reason: str) -> Decision:
@@ -45,3 +51,9 @@ def as_before(deployment: Deployment, calls: int) -> Decision:
 def not_measured(reason: str, calls: int) -> Decision:
     """Return the provisional decision for a graph that could not be measured in this process."""
     return Decision(Deployment.LAUNCH, reason, POLICY_VERSION, final=False, calls=calls)
+
+
+def one_line(text: str) -> str:
+    """Return the first line of a reason, printable and short enough for the cache."""
+    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
+    return "".join(c if c.isprintable() else " " for c in line)[:MAX_REASON]

@@ -300,9 +300,14 @@ class Region:
         conditions = self._host.conditions(self)
         decision = decide(measurements, conditions)
         if not decision.final:
-            decision = policy.too_few_calls(self.tally.calls)
+            decision = self._without_choice() or policy.too_few_calls(self.tally.calls)
         self._host.report.measuring_ms += self._price_ms(measurements, decision.deployment)
         return Decided(self.graph, decision, measurements, conditions)
+
+    def _without_choice(self) -> Decision | None:
+        """Return the decision if everything but LAUNCH has refused, for good."""
+        refusal = self._candidates.why_only_launch() if self._candidates is not None else None
+        return policy.only_launch_as_refused(refusal) if refusal is not None else None
 
     def _price_ms(self, measurements: tuple[Measurement, ...], deployment: Deployment) -> float:
         """Return the host time of the timed calls beyond what they would have taken with the decision known."""

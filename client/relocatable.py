@@ -111,6 +111,8 @@ class Relocatable:
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
         self._refused: dict[tuple[int, ...], str] = {}
+        self._passing: set[str] = set()
+        """Of these reasons, those that may be gone in the next process."""
         self._hidden: dict[tuple[int, ...], frozenset[int]] = {}
         self._seen: set[tuple[int, ...]] = set()
         self._latest: tuple[int, ...] | None = None
@@ -148,7 +150,7 @@ class Relocatable:
             recycling.release_all()
             reason = NO_MEMORY
         except DriverError as error:
-            reason = str(error)
+            reason = self._for_now(str(error))
             self._drop(sizes, reason)
         if reason is not None:
             # Not within `except`: the error's traceback keeps what was allocated for the replay.
@@ -163,6 +165,11 @@ class Relocatable:
     def refusal(self) -> str | None:
         """Why no call so far could be recorded; None if one could, or none was tried."""
         return next(iter(self._refused.values()), None) if not self._replays else None
+
+    @property
+    def refused_for_good(self) -> bool:
+        """Whether that lies in the graph itself, and will be so in the next process."""
+        return self.refusal is not None and self.refusal not in self._passing
 
     @property
     def recordings(self) -> int:
@@ -233,10 +240,17 @@ class Relocatable:
         """Record a call and replay it on copies of its inputs; None and the reason if that cannot be done."""
         try:
             return self._try(inputs, self._hidden.get(sizes, frozenset())), ""
+        except OpaqueError as error:
+            reason = _first_line(error)
+            return None, self._for_now(reason) if reason == NO_ROOM else reason
         except _OURS as error:
-            return None, _first_line(error)
+            return None, self._for_now(_first_line(error))
         except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can be launched as if nothing had been
-            return None, f"recording failed: {_first_line(error)}"
+            return None, self._for_now(f"recording failed: {_first_line(error)}")
+
+    def _for_now(self, reason: str) -> str:
+        self._passing.add(reason)
+        return reason
 
     def _try(self, inputs: list[Any], hidden: frozenset[int]) -> _Attempt:
         if reason := _why_not_bind(inputs):

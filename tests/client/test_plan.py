@@ -433,8 +433,13 @@ class Relocating:
     def __init__(self, refusal: str | None) -> None:
         self._will_refuse = refusal
         self.refusal: str | None = None
+        self.for_good = True
         self.calls = 0
         self.closed = False
+
+    @property
+    def refused_for_good(self) -> bool:
+        return self.refusal is not None and self.for_good
 
     def __call__(self, inputs: list[Any]) -> str:
         self.calls += 1
@@ -600,6 +605,26 @@ def test_a_whole_graph_that_refuses_is_launched(session: Session, relocating: li
     assert results[-1] == (["launched"], ["launched"])
     assert session.report.summary()["deployed"] == {"LAUNCH": 2, "TREES": 0, "RELOCATE": 0}
     assert [each.calls for each in relocating] == [1, 1]
+    reason = "it cannot be relocated: verification: output 0 differs"
+    assert session.report.summary()["reasons"] == {reason: 2}
+    second = Session(session.locations)
+    assert run(*compile_whole_pair(second), 1) == [(["launched"], ["launched"])]
+    counts = second.report.counts
+    assert (counts["hits"], counts["measured"], len(relocating)) == (2, 0, 4)
+    assert [each.calls for each in relocating[2:]] == [0, 0]
+
+
+@pytest.mark.usefixtures("default_mode")
+def test_what_is_refused_for_now_is_tried_again_by_the_next_process(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    REFUSING.update({0, 1})
+    pair = compile_whole_pair(session)
+    for each in relocating:
+        each.for_good = False
+    assert run(*pair, MORE)[-1] == (["launched"], ["launched"])
+
+    assert run(*compile_whole_pair(Session(session.locations)), MORE)[-1] == ("relocated", "relocated")
 
 
 @pytest.mark.usefixtures("default_mode")

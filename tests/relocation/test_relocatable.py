@@ -391,6 +391,7 @@ def test_an_output_that_differs_is_told_and_the_call_returns_the_right_one(case:
     assert results == [[i + 1.0] * 2 for i in range(4)]
     case.expect(captured=0)
     assert run.refusal == "verification: output 1 differs"
+    assert run.refused_for_good
     assert case.report.fallbacks[run.refusal] == 3
     assert case.recorder.captures == 1
 
@@ -617,6 +618,7 @@ def test_no_room_for_copies_is_a_reason(case: Case) -> None:
         run([case.floats(1), case.floats(2)])
 
     assert run.refusal == relocatable.NO_ROOM
+    assert not run.refused_for_good
     assert case.recorder.captures == 0
 
 
@@ -663,6 +665,7 @@ def test_a_driver_call_that_fails_costs_the_recording_and_not_the_call(case: Cas
     assert run.recordings == 0
     assert run.refusal is not None
     assert "CUresult 999" in run.refusal
+    assert not run.refused_for_good
     assert run([case.floats(5), case.floats(6)])[0].tolist() == [11]
 
 
@@ -695,6 +698,7 @@ def test_an_error_of_ours_costs_the_recording_and_not_the_call(
         assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
 
     assert run.refusal == "recording failed: integer division or modulo by zero"
+    assert not run.refused_for_good
 
 
 def test_an_error_of_ours_in_a_replay_is_launched(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
