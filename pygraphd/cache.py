@@ -110,8 +110,9 @@ class Cache:
 
     async def lookup(self, body: bytes) -> LookupAnswer:
         """Answer one lookup; raises InvalidMessageError. A database that cannot be read answers with misses."""
+        spooled = self.counters.spooled
         request, entries = await self._run(self._reading, self._find, body)
-        if len(entries) < len(request.graphs) and await self._spool_had_something():
+        if len(entries) < len(request.graphs) and await self._spool_had_something(since=spooled):
             request, entries = await self._run(self._reading, self._find, body)
         self.counters.lookups += 1
         self.counters.graphs += len(request.graphs)
@@ -172,10 +173,11 @@ class Cache:
         except StoreError as error:
             _log.warning("housekeeping: %s", error)
 
-    async def _spool_had_something(self) -> bool:
+    async def _spool_had_something(self, since: int) -> bool:
+        # Housekeeping may have been at it since we looked.
         with contextlib.suppress(StoreError):
-            return await self._take_in_spool() > 0
-        return False
+            await self._take_in_spool()
+        return self.counters.spooled > since
 
     async def _take_in_spool(self) -> int:
         """Store what clients have left since; a miss may be answered there. Raises StoreError."""

@@ -89,7 +89,9 @@ def test_what_is_not_known_is_looked_for_in_the_spool_first(
 ) -> None:
     home.start()
     home.locations.spool.mkdir(mode=0o700, exist_ok=True)
-    (home.locations.spool / "late.json").write_bytes(encode(make_request("c")))
+    hidden = home.locations.spool / ".late"  # as clients do: a daemon may be looking at this moment
+    hidden.write_bytes(encode(make_request("c")))
+    hidden.rename(home.locations.spool / "late.json")
 
     assert _hits(home, make_request("c")) == 1
 
