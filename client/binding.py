@@ -25,7 +25,7 @@ MAX_BINDINGS = 4
 CHUNK = 32
 """Inputs that are compared in one go to find those that have moved."""
 PATIENCE = 2
-"""Calls in a row that find an executable bound, after which it is made anew; next time, `LESS_OFTEN` times as many."""
+"""Calls that find an executable bound since it was written to, after which it is made anew; then `LESS_OFTEN` times as many."""
 LESS_OFTEN = 4
 REMEMBERED = 8
 """Sets of addresses that are remembered, so that what nearly comes back gets an executable of its own."""
@@ -189,7 +189,7 @@ class Binding:
         """Note that it was found bound; if that is so often enough, make it anew; raises DriverError, and it is as it was.
 
         On the GPU a node that was written into an executable takes longer to launch than one that it was made with: by 0.1 us,
-        of cuBLAS's by 0.4 us (H200, driver 580). But making an executable takes as long as thousands of launches.
+        of cuBLAS's by 0.4 us (H200, driver 580). But making an executable takes milliseconds, as long as hundreds of launches.
         """
         self._found_bound += 1
         if self._found_bound < self._patience:
