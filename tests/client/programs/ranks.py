@@ -180,13 +180,17 @@ def store_goes(first_pid: int) -> None:
     dist.barrier()
     if RANK == 0:
         os._exit(0)
-    wait_until(lambda: not Path(f"/proc/{first_pid}/cmdline").exists() or is_zombie(first_pid))
+    wait_until(lambda: has_ended(first_pid))
     case.step(pair, STEPS)
     case.end()
 
 
-def is_zombie(pid: int) -> bool:
-    return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+def has_ended(pid: int) -> bool:
+    """Return whether a process is a zombie, or waited for: that may happen between opening its file and reading it."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
