@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.errors import BenchmarkError
 from benchmarks.imports import VARIANTS, measure_imports
 from benchmarks.peers import PEERS, select_peers
-from benchmarks.records import read_records
+from benchmarks.records import check_writable, read_records, read_title
 from benchmarks.run import Plan, Run
 from benchmarks.table import render
 from benchmarks.trial import CachePolicy, Settings
@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="measure workloads with peers, each in a fresh process"))
     _add_table(commands.add_parser("table", help="print a result file of `run`"))
+    _add_figure(commands.add_parser("figure", help="draw the steps of a result file of `run --each-step`"))
     _add_regions(
         commands.add_parser("regions", help="time compiled regions in PyTorch's trees and relocatable")
     )
@@ -70,6 +71,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--windows", type=_positive, default=3, help="windows of unsynchronised steps (default 3)"
     )
     parser.add_argument("--window-steps", type=_positive, default=20, help="steps in a window (default 20)")
+    parser.add_argument(
+        "--each-step",
+        action="store_true",
+        help="keep the time of every timed step, for `figure`; with --warm-up 1 from the second step on",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a device")
     parser.add_argument(
         "--caches",
@@ -113,6 +119,12 @@ def _add_recheck(parser: argparse.ArgumentParser) -> None:
 def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_table)
     parser.add_argument("file", type=Path, nargs="+")
+
+
+def _add_figure(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_figure)
+    parser.add_argument("file", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True, metavar="PNG")
 
 
 def _add_lookup(parser: argparse.ArgumentParser) -> None:
@@ -179,6 +191,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         together=options.together,
         budget_s=options.budget_s,
         once=select_peers(options.once),
+        each_step=options.each_step,
     )
 
 
@@ -224,6 +237,15 @@ def _recheck(options: argparse.Namespace) -> int:
 
     workloads = select_workloads(options.workloads)
     print("\n".join(measure_recheck(workloads, options.repetitions, options.out.absolute())))
+    return 0
+
+
+def _figure(options: argparse.Namespace) -> int:
+    from benchmarks.figure import draw
+
+    check_writable(options.out.absolute())
+    records = [record for file in options.file for record in read_records(file)]
+    draw(records, read_title(options.file[0]), options.out)
     return 0
 
 

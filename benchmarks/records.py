@@ -9,13 +9,13 @@ import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure, summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from benchmarks.peers import Peer
     from benchmarks.task import Answer
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from benchmarks.workloads import Workload
 
 SCHEMA = 1
+_T = TypeVar("_T")
 NOTES = ("coverage (share of kernels that run inside CUDA graphs) is not measured yet and always null",)
 
 
@@ -45,9 +46,11 @@ class Record:
     correct: bool | None
     deployed: dict[str, int] | None
     note: str
+    each_step_ms: list[list[float]] | None = None
+    """The timed steps of each repetition in their order, if they were asked for."""
 
 
-def record_of(workload: Workload, peer: Peer, trials: Sequence[Trial]) -> Record:
+def record_of(workload: Workload, peer: Peer, trials: Sequence[Trial], *, each_step: bool = False) -> Record:
     """Return the record for the trials of one workload and peer, in the order in which they ran."""
     answers = [trial.answer for trial in trials if trial.answer]
     summaries = [trial.summary for trial in trials if trial.summary]
@@ -67,6 +70,7 @@ def record_of(workload: Workload, peer: Peer, trials: Sequence[Trial]) -> Record
         correct=_all_correct(answers),
         deployed=summaries[-1]["deployed"] if summaries else None,
         note=_note(trials),
+        each_step_ms=[[round(ms, 4) for ms in a.step_ms] for a in answers] if each_step else None,
     )
 
 
@@ -154,11 +158,25 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 
 def read_records(file: Path) -> list[Record]:
     """Return the records of a result file; raises BenchmarkError if it is none."""
+    return _read(file, lambda content: [_read_record(values) for values in content["records"]])
+
+
+def read_title(file: Path) -> str:
+    """Return on what a result file was measured, in a line; raises BenchmarkError if it is none."""
+    return _read(file, lambda content: _title(content["environment"]))
+
+
+def _title(environment: dict[str, str | None]) -> str:
+    where = environment["gpu"] or environment["cpu"]
+    return f"{where}, torch {environment['torch']}, commit {str(environment['commit'])[:12]}"
+
+
+def _read(file: Path, get: Callable[[dict[str, Any]], _T]) -> _T:
     try:
         content = json.loads(file.read_text())
         if content["schema"] != SCHEMA:
             raise BenchmarkError(f"{file}: schema {content['schema']!r}, this program reads {SCHEMA}")
-        return [_read_record(values) for values in content["records"]]
+        return get(content)
     except OSError as error:
         raise BenchmarkError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:

@@ -38,6 +38,8 @@ class Plan:
     once: tuple[Peer, ...] = ()
     together: bool = False
     """Whether the processes of a repetition compile side by side; they are measured one after the other in any case."""
+    each_step: bool = False
+    """Whether the file is to have the time of every timed step."""
 
 
 @dataclass(slots=True)
@@ -119,7 +121,7 @@ class Run:
     def records(self) -> list[Record]:
         """Return the records so far, workload by workload in the order asked for."""
         return [
-            record_of(workload, peer, self.trials[workload.name, peer.name])
+            record_of(workload, peer, self.trials[workload.name, peer.name], each_step=self.plan.each_step)
             for workload in self.plan.workloads
             for peer in self.plan.peers
             if (workload.name, peer.name) in self.trials

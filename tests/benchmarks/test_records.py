@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FIELDS = {
     "workload", "mode", "batch", "peer", "step_ms", "host_ms", "pipelined_ms", "repetition_medians_ms", "reserved_mb",
-    "compile_s", "measuring_s", "coverage", "correct", "deployed", "note",
+    "compile_s", "measuring_s", "coverage", "correct", "deployed", "note", "each_step_ms",
 }  # fmt: skip
 
 

@@ -1,0 +1,72 @@
+"""`python -m benchmarks figure`: a PNG of each step's time from the first steps on, out of a result file of `run --each-step`.
+
+One panel a workload, one line a peer: what finding out costs, and what runs when it is decided.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from benchmarks.errors import BenchmarkError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from benchmarks.records import Record
+
+COLUMNS = 2
+WIDTH_IN, HEIGHT_IN = 5.5, 2.8
+COLOURS = {
+    "eager": "#9a9a9a",
+    "default": "#1f77b4",
+    "reduce-overhead": "#ff7f0e",
+    "pygraph-cold": "#d62728",
+    "pygraph-warm": "#2ca02c",
+    "pygraph-default": "#9467bd",
+}
+"""One for each peer, the same in every figure."""
+
+
+def draw(records: Sequence[Record], title: str, out: Path) -> None:
+    """Write the figure to `out`; raises BenchmarkError if there are no steps to draw, or nothing to draw with."""
+    workloads = list(dict.fromkeys(record.workload for record in records if record.each_step_ms))
+    if not workloads:
+        raise BenchmarkError("no record has its steps: measure them with `run --each-step`")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BenchmarkError("matplotlib is missing; install it with: pip install matplotlib") from error
+    rows = -(-len(workloads) // COLUMNS)
+    figure = Figure(figsize=(COLUMNS * WIDTH_IN, rows * HEIGHT_IN), layout="constrained")
+    panels = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
+    for panel, workload in zip(panels, workloads, strict=False):
+        _panel(panel, [record for record in records if record.workload == workload])
+    for panel in panels[len(workloads) :]:
+        panel.set_axis_off()
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.suptitle(title, fontsize="medium")
+    figure.savefig(out, dpi=110, format="png", metadata={"Software": ""})
+
+
+def medians(each_step_ms: Sequence[Sequence[float]]) -> list[float]:
+    """Return for each step the median over the repetitions that got as far."""
+    longest = max(map(len, each_step_ms))
+    return [statistics.median(steps[i] for steps in each_step_ms if i < len(steps)) for i in range(longest)]
+
+
+def _panel(panel: Axes, records: Sequence[Record]) -> None:
+    for record in records:
+        if record.each_step_ms:
+            times = medians(record.each_step_ms)
+            # The first step, which compiles, is none of these.
+            panel.plot(range(2, len(times) + 2), times, label=record.peer, color=COLOURS[record.peer], lw=1)
+    panel.set_title(records[0].workload, fontsize="small")
+    panel.set_yscale("log")
+    panel.set_xlabel("step", fontsize="small")
+    panel.set_ylabel("ms, waited for", fontsize="small")
+    panel.grid(visible=True, which="both", lw=0.3)
