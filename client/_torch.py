@@ -143,6 +143,8 @@ class CompiledFacts:
     """It runs on one CUDA device and on nothing else."""
     device_index: int | None
     captured_differently: bool
+    has_dynamic_sizes: bool
+    """Its text names sizes; whether a partition is given them is seen at its first call."""
     static_inputs: tuple[int, ...]
     mutated_inputs: tuple[int, ...]
     undefined: tuple[frozenset[int], ...]
@@ -169,6 +171,7 @@ def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
         only_cuda=set(compiled.device_types) == {"cuda"} and len(compiled.device_idxs) == 1,
         device_index=min(compiled.device_idxs) if on_cuda and compiled.device_idxs else None,
         captured_differently=_STATE_MOVES in text and not compiled.fx_kwargs.get("is_inference"),
+        has_dynamic_sizes=_SYMBOLIC in text,
         static_inputs=tuple(compiled.fx_kwargs.get("static_input_idxs") or ()),
         mutated_inputs=tuple(compiled.mutated_input_idxs),
         undefined=_undefined(compiled, partitions, undefined_outputs(text), whole=refusal is not None),
@@ -187,6 +190,9 @@ def _undefined(
         for each in maps
     )
 
+
+_SYMBOLIC = ': "Sym('
+"""What follows the name of an integer in a printed graph."""
 
 # Memory-efficient attention leaves the generator's state on the GPU if it is captured, and on the CPU if it is launched. Its
 # backward takes it for where it would be if both were run alike, and reads an address of the other's memory.

@@ -26,6 +26,9 @@ class Relocating(Protocol):
     def __call__(self, inputs: list[Any]) -> Any:
         """Run on Inductor's list of inputs."""
 
+    def at(self, sizes: tuple[int, ...]) -> Relocating:
+        """Return what this is for one set of integer inputs."""
+
     def close(self) -> None:
         """Let go of all recordings."""
 
@@ -99,14 +102,24 @@ class Candidates:
             relocate=self.relocate if deployment is Deployment.RELOCATE else None,
         )
 
+    def at(self, sizes: tuple[int, ...]) -> Candidates:
+        """Return the candidates for one set of dynamic sizes: trees of their own, and of relocatable graphs their part."""
+        relocate = self.relocate.at(sizes) if self.relocate is not None else None
+        return replace(self, relocate=relocate, make_relocate=lambda: relocate)
+
     def renewed(self) -> Candidates:
         """Return all candidates, with those that went made anew."""
-        trees, relocate = self.trees, self.relocate
+        trees = self.trees
         if trees is None and self.make_trees is not None:
             trees = self.make_trees()
+        return replace(self.with_relocation(), trees=trees)
+
+    def with_relocation(self) -> Candidates:
+        """Return these and relocatable graphs, if there can be any; trees may be missing still."""
+        relocate = self.relocate
         if relocate is None and self.make_relocate is not None:
             relocate = self.make_relocate()
-        return replace(self, trees=trees, relocate=relocate)
+        return replace(self, relocate=relocate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,14 @@ DRIFTED = "measured anew, since a call has come to cost over 20 % more or less t
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a decision from elsewhere says: a deployment, and the median cost of a call in it, in microseconds."""
+    """What a decision from elsewhere says: a deployment, and the median cost of a call in it, in microseconds.
+
+    `sizes` are the dynamic sizes that this holds for.
+    """
 
     deployment: Deployment
     cost_us: float
+    sizes: tuple[int, ...] = ()
 
     def is_of(self, entry: Entry) -> bool:
         """Whether this is what an entry says, and not what somebody has found out since."""
@@ -117,8 +121,8 @@ class Checked:
             self._end(holds=verdict)
 
     def _is_fair(self, inputs: list[Any]) -> bool:
-        """Whether this call may be timed; with dynamic sizes nothing can be compared, and what was decided stays."""
-        if any(type(value) is int for value in inputs):
+        """Whether this call may be timed; with other dynamic sizes nothing can be compared, and what was decided stays."""
+        if tuple([value for value in inputs if type(value) is int]) != self._claimed.sizes:
             self._found(holds=True)
             return False
         if self._thread is None:

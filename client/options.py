@@ -7,6 +7,8 @@
 | `PYGRAPH_TRUST` | `all`, `verify`, `local` | what another user or host has decided is believed; is checked on a few calls (default); is not used |
 | `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
 | `PYGRAPH_RELOCATE` | 0 | relocatable graphs are not tried |
+| `PYGRAPH_SIZES` | a number | dynamic sizes of a graph that are decided apart, at a time; 8 by default, 0: none |
+| `PYGRAPH_SIZE_CALLS` | a number | the call of a dynamic size from which on it is; 3 by default |
 | `PYGRAPH_RECHECK_S` | seconds | time between two looks at how deployed graphs run; 600 by default, 0: none |
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 import enum
 import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ REFRESH = "PYGRAPH_REFRESH"
 RELOCATE = "PYGRAPH_RELOCATE"
 RECHECK = "PYGRAPH_RECHECK_S"
 RECHECK_S = 600.0
+SIZES = "PYGRAPH_SIZES"
+SIZE_CALLS = "PYGRAPH_SIZE_CALLS"
+MOST = 10_000
+"""Nobody means more than this, of sizes or of calls."""
 
 _OFF = frozenset({"", "0", "off", "false", "no"})
 _ON = frozenset({"1", "on", "true", "yes"})
@@ -45,6 +51,14 @@ class Trust(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many dynamic sizes of a graph are decided apart, at a time, and at which of its calls one is."""
+
+    sizes: int = 8
+    calls: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """The settings of one process; `misread` says what was set and not understood."""
 
@@ -52,6 +66,7 @@ class Options:
     refresh: bool = False
     relocate: bool = True
     recheck_s: float = RECHECK_S
+    sizes: Bounds = field(default_factory=Bounds)
     trust: Trust = Trust.VERIFY
     misread: tuple[str, ...] = ()
 
@@ -64,6 +79,10 @@ def read(environ: Mapping[str, str]) -> Options:
         refresh=_switch(REFRESH, environ, misread),
         relocate=_switch(RELOCATE, environ, misread, default=True),
         recheck_s=_seconds(RECHECK, environ, misread, default=RECHECK_S),
+        sizes=Bounds(
+            sizes=_number(SIZES, environ, misread, default=Bounds().sizes, least=0),
+            calls=_number(SIZE_CALLS, environ, misread, default=Bounds().calls, least=1),
+        ),
         trust=_trust(environ, misread),
         misread=tuple(misread),
     )
@@ -89,6 +108,20 @@ def _switch(name: str, environ: Mapping[str, str], misread: list[str], *, defaul
     if default:
         return value not in _OFF - {""}
     return value in _ON
+
+
+def _number(name: str, environ: Mapping[str, str], misread: list[str], *, default: int, least: int) -> int:
+    value = environ.get(name, "").strip()
+    try:
+        number = int(value or default)
+    except ValueError:
+        number = -1
+    if not least <= number <= MOST:
+        misread.append(
+            f"{name}={environ[name]} is not understood: set it to a whole number from {least} to {MOST}"
+        )
+        return default
+    return number
 
 
 def _seconds(name: str, environ: Mapping[str, str], misread: list[str], *, default: float) -> float:

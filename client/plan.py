@@ -18,6 +18,7 @@ from pygraphd.client.agreement import ALONE, Part, possible
 from pygraphd.client.candidates import Candidates, Deployed, Relocating, deployed
 from pygraphd.client.checking import Checked, Claimed
 from pygraphd.client.region import Region
+from pygraphd.client.sized import Sized, Slot
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Record
 from pygraphd.schema.summary import Source
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pygraphd.client.checking import Jury
     from pygraphd.client.following import Follower
     from pygraphd.client.session import Session
+    from pygraphd.client.sized import Sizes, Steps
     from pygraphd.schema.keys import Environment
 
 
@@ -56,9 +58,13 @@ class Plan:
         self._facts = replace(facts, text="", user_kernels="")  # long, and told already
         self._environment = environment
         self._graphs = graphs
-        self._entries = known.entries
-        self._rejected = known.rejected
+        self._entries = dict(known.entries)
+        self._rejected = dict(known.rejected)
         self._family = family
+        self._steps = session.steps(family)
+        self._families: dict[str, object] = {}  # of graphs at some sizes, by digest
+        self._by_size: dict[str, weakref.ref[Sized]] = {}
+        self._looks: dict[str, int] = {}
         self._part = part
         self._link = None if facts.is_inference else session.link(family)
         self._next = 0
@@ -83,10 +89,10 @@ class Plan:
             is_backward=kwargs["is_backward"],
             make_trees=functools.partial(original, runnable, **kwargs),
             make_relocate=functools.partial(self._relocatable, runnable, device_index, undefined),
-        ).renewed()
+        )
         if self._facts.captured_differently:
-            return self._leave_to_trees(graph, candidates, self._entries.get(graph.digest))
-        return self._run_of(graph, candidates)
+            return self._leave_to_trees(graph, candidates.renewed(), self._entries.get(graph.digest))
+        return self._run_of_any_size(graph, candidates)
 
     def _relocatable(
         self, launch: Runnable, device_index: int, undefined: frozenset[int]
@@ -96,12 +102,79 @@ class Plan:
         self._may_relocate |= made is not None
         return made
 
+    # --- dynamic sizes ---
+
+    def _run_of_any_size(self, graph: Graph, candidates: Candidates) -> Runnable:
+        """Return what runs a graph by its sizes if it may have any; ranks, which may see different ones, decide for all at once."""
+        if not self._facts.has_dynamic_sizes or self._part is not ALONE:
+            return self._run_of(graph, candidates.renewed())
+        some = candidates.with_relocation()
+        sized = Sized(
+            candidates.runnable(Deployment.LAUNCH),
+            self._session.options.sizes,
+            functools.partial(self._slot, graph, some),
+            functools.partial(self._begin_by_size, graph),
+            functools.partial(self._without_sizes, graph, some),
+            self._session.report,
+        )
+        self._by_size[graph.digest] = weakref.ref(sized)
+        self._launches = True  # those that do not come back
+        return sized
+
+    def _begin_by_size(self, graph: Graph) -> Steps | None:
+        """Note that a graph has dynamic sizes; return what is to be told them if it is the first of a step that has."""
+        decision = policy.only_launch(policy.BY_SIZE)
+        if graph.digest not in self._entries:
+            self._record([Record(graph, decision)])
+        self._note(graph, decision, Source.RULE)
+        leads = graph.kind is not Kind.BACKWARD and self._steps.lead()
+        return self._steps if leads else None
+
+    def _without_sizes(self, graph: Graph, candidates: Candidates, sized: Sized) -> Runnable:
+        """Put in place what runs a graph whose sizes are all the same, or too many to be told apart."""
+        del self._by_size[graph.digest]
+        run = self._run_of(graph, candidates.renewed())
+        self._replace(graph, sized, run)
+        self._look_again_at_all()
+        return run
+
+    def _slot(self, graph: Graph, candidates: Candidates, sizes: Sizes) -> Slot:
+        """Return what runs a graph at one set of sizes, as the cache says, or by a region that finds out."""
+        at_sizes, there = graph.at(sizes), candidates.at(sizes).renewed()
+        self._by_size[at_sizes.digest] = self._by_size[graph.digest]
+        self._families[at_sizes.digest] = self._steps.family()
+        self._session.report.count(sizes=1)
+        known = self._session.look_up([at_sizes], self._environment)
+        self._entries.update(known.entries)
+        self._rejected.update(known.rejected)
+        run = self._run_of(at_sizes, there)
+        self._look_again_at_all()
+        return Slot(run, functools.partial(self._let_go, at_sizes, there))
+
+    def _let_go(self, graph: Graph, candidates: Candidates) -> None:
+        """Give back what a graph keeps at sizes that have not come back for long."""
+        self._session.drift.forget(self._looks.pop(graph.digest, -1))
+        if candidates.relocate is not None:
+            candidates.relocate.close()
+
+    def _family_of(self, graph: Graph) -> object:
+        """Return one object for a forward and its backward, at some sizes or at all."""
+        return self._families.get(graph.digest, self._family)
+
+    # --- one graph ---
+
     def _run_of(self, graph: Graph, candidates: Candidates) -> Runnable:
         """Return what the group or the cache says, or what finds out."""
         entry = self._entries.get(graph.digest)
-        usable = entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment)
+        usable = (
+            entry is not None
+            and entry.decision.final
+            and entry.decision.reason != policy.BY_SIZE
+            and candidates.offers(entry.decision.deployment)
+        )
         if entry is not None and usable and self._part is ALONE:
-            if self._session.families.leaves_without_trees(id(self._family), graph.kind, entry.decision):
+            family = id(self._family_of(graph))
+            if self._session.families.leaves_without_trees(family, graph.kind, entry.decision):
                 return self._measure(graph, candidates, None, entry)
             if self._session.must_check(entry):
                 return self._check(graph, candidates, entry)
@@ -114,7 +187,8 @@ class Plan:
 
     def _note_forward(self, graph: Graph, deployment: Deployment | None) -> None:
         if graph.kind is not Kind.BACKWARD:
-            self._session.families.note_forward(id(self._family), (graph.digest, graph.partition), deployment)
+            family = id(self._family_of(graph))
+            self._session.families.note_forward(family, (graph.digest, graph.partition), deployment)
 
     def _leave_to_trees(self, graph: Graph, candidates: Candidates, entry: Entry | None) -> Runnable:
         """Run a graph as PyTorch has it, whatever would be faster."""
@@ -162,7 +236,7 @@ class Plan:
             candidates,
             self._session,
             functools.partial(self._on_deployed, graph),
-            id(self._family),
+            id(self._family_of(graph)),
             warm_up_calls=calls,
             part=self._part,
             before=before,
@@ -170,7 +244,7 @@ class Plan:
         self._open += 1
         self._note_forward(graph, None)
         rejected = disputed or self._rejected.get(graph.digest)
-        self._session.watch(region, self._environment, self._family, cached, rejected)
+        self._session.watch(region, self._environment, self._family_of(graph), cached, rejected)
         return region
 
     def _check(self, graph: Graph, candidates: Candidates, entry: Entry) -> Checked:
@@ -186,15 +260,15 @@ class Plan:
                 return made.run
             region = self._measure(graph, candidates, None, entry)
             self._open -= 1
-            self._replace(checked, region)
+            self._replace(graph, checked, region)
             return region
 
         self._open += 1
         self._note_forward(graph, decision.deployment)
         number = self._session.begin_check(graph, self._environment, decision)
         assert entry.cost_us is not None
-        claimed = Claimed(decision.deployment, entry.cost_us)
-        jury = self._session.families.jury(id(self._family))
+        claimed = Claimed(decision.deployment, entry.cost_us, graph.sizes)
+        jury = self._session.families.jury(id(self._family_of(graph)))
         return Checked(runnable, claimed, candidates.device_index, settle, self._session.report, jury)
 
     def _follow(self, graph: Graph, candidates: Candidates) -> Follower:
@@ -219,9 +293,7 @@ class Plan:
         """Finish what Inductor's `post_compile` has left to be done, now that it has run."""
         self._compiled = weakref.ref(compiled)
         self._complete(compiled)
-        for graph, made in self._at_once:
-            self._look_again(compiled, graph, made)
-        self._at_once.clear()
+        self._look_again_at_all()
 
     def _complete(self, compiled: Any) -> None:
         whole = self._next == 0 and self._try_whole(compiled)
@@ -246,7 +318,8 @@ class Plan:
 
     def _note_link(self) -> None:
         if self._link is not None and not self._facts.is_backward:
-            self._link.wanted = self._relocates or bool(self._open and self._may_relocate)
+            undecided = self._open or self._by_size
+            self._link.wanted = self._relocates or bool(undecided and self._may_relocate)
             self._link.pending &= self._link.wanted
 
     def _link_is_wanted(self) -> bool:
@@ -273,7 +346,7 @@ class Plan:
         ).renewed()
         if candidates.relocate is None:
             return False
-        compiled.current_callable = self._run_of(self._graphs[0], candidates)
+        compiled.current_callable = self._run_of_any_size(self._graphs[0], candidates)
         self._next = 1
         return True
 
@@ -312,7 +385,7 @@ class Plan:
             return
         if not self._open and not self._launches and self._without_realign is not None:
             _torch.replace_callable(compiled, *self._without_realign)
-        if _torch.replace_callable(compiled, region, made.run):
+        if self._put(compiled, graph, region, made.run):
             self._look_again(compiled, graph, made)
         self._note_link()
         if self._watching and not self._open and not self._link_is_wanted():
@@ -320,13 +393,21 @@ class Plan:
 
             self._watching = not recycling.unwatch(compiled)
 
+    def _look_again_at_all(self) -> None:
+        """Have what was put in place at once be timed again now and then."""
+        compiled = self._compiled()
+        for graph, made in self._at_once if compiled is not None else ():
+            self._look_again(compiled, graph, made)
+        self._at_once.clear()
+
     def _look_again(self, compiled: Any, graph: Graph, made: Deployed) -> None:
         """Have what was deployed be timed again now and then; ranks run what they have agreed on."""
         if made.cost_us is None or self._part is not ALONE:
             return
-        claimed = Claimed(made.deployment, made.cost_us)
-        drift = self._session.drift
-        number = drift.add(id(self._family), functools.partial(self._look, graph, made, claimed))
+        claimed = Claimed(made.deployment, made.cost_us, graph.sizes)
+        drift, family = self._session.drift, id(self._family_of(graph))
+        number = drift.add(family, functools.partial(self._look, graph, made, claimed))
+        self._looks[graph.digest] = number
         weakref.finalize(compiled, drift.forget, number).atexit = False
 
     def _look(self, graph: Graph, made: Deployed, claimed: Claimed, number: int, jury: Jury) -> None:
@@ -334,15 +415,15 @@ class Plan:
 
         def settle(checked: Checked, holds: bool) -> Runnable:
             if holds:
-                self._replace(checked, run)
+                self._replace(graph, checked, run)
                 return run
             if not session.drift.drifted(number):
-                self._replace(checked, run)
+                self._replace(graph, checked, run)
                 return run
             return self._measure_again(checked, graph, made, claimed)
 
         checked = Checked(run, claimed, made.candidates.device_index, settle, session.report, jury)
-        if self._replace(run, checked):
+        if self._replace(graph, run, checked):
             session.report.count(rechecked=1)
         else:
             # It is still being timed since the last look, or is not where it could be timed.
@@ -352,7 +433,7 @@ class Plan:
         entry = self._session.note_drift(graph, self._environment)
         outdated = entry if entry is not None and claimed.is_of(entry) else None
         region = self._measure(graph, made.candidates.renewed(), None, outdated, made.deployment)
-        self._replace(checked, region)
+        self._replace(graph, checked, region)
         compiled = self._compiled()
         if compiled is not None:
             self._watch(compiled)
@@ -360,14 +441,20 @@ class Plan:
                 self._realign(compiled)
         return region
 
-    def _replace(self, one: Runnable, other: Runnable) -> bool:
+    def _replace(self, graph: Graph, one: Runnable, other: Runnable) -> bool:
         """Put one callable in the place of another; return whether that was there."""
         compiled = self._compiled()
         if compiled is None:
             return False
         if self._without_realign is not None and self._without_realign[1] is one:
             self._without_realign = (self._without_realign[0], other)
-        return _torch.replace_callable(compiled, one, other)
+        return self._put(compiled, graph, one, other)
+
+    def _put(self, compiled: Any, graph: Graph, one: Runnable, other: Runnable) -> bool:
+        if not graph.sizes:
+            return _torch.replace_callable(compiled, one, other)
+        sized = self._by_size[graph.digest]()
+        return sized is not None and sized.replace(graph.sizes, one, other)
 
 
 def may_relocate_whole(facts: CompiledFacts, partitions: int) -> bool:

@@ -16,6 +16,7 @@ CAPTURED_DIFFERENTLY = (
     "its attention keeps random numbers elsewhere if captured: forward and backward must not differ"
 )
 NOT_RELOCATED = "it cannot be relocated: "
+BY_SIZE = "each dynamic size that comes back is decided apart; others are launched"
 NO_MEMORY = "not enough free memory to try a capture beside launched calls"
 FAILED = "measuring failed"
 STILL_WAITING = "ranks: the program ended before there was a decision"

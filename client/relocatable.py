@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from pygraphd.client.verification import Generator
 
 MAX_RECORDINGS = 8
-"""Recordings of one callable; the one that was not used for longest goes first."""
-MAX_CAPTURES = 32
-"""Captures of one callable in all: sizes that take turns must not be recorded for ever."""
+"""Recordings of one callable, if nobody says otherwise; the one that was not used for longest goes first."""
+CAPTURES_OF_EACH = 4
+"""Times that bound is how often a callable is captured in all: sizes that take turns must not be recorded for ever."""
+MAX_CAPTURES = CAPTURES_OF_EACH * MAX_RECORDINGS
 IDLE_CHANGES = 16
 """Changes of size after which a recording that was not used gives back the memory that it keeps."""
 MAX_SIZES = 64
@@ -99,11 +100,13 @@ class Relocatable:
         report: Report,
         link: Link | None = None,
         undefined: frozenset[int] = frozenset(),
+        max_recordings: int = MAX_RECORDINGS,
     ) -> None:
         """Run `launch` so; `link` is for a forward whose backward is compiled, too, and for nothing else.
 
         `undefined` are the outputs that `launch` leaves as it found their memory.
         """
+        self._max_recordings = max_recordings
         self._launch = launch
         self._link = link
         self._undefined = undefined
@@ -169,7 +172,23 @@ class Relocatable:
     @property
     def refused_for_good(self) -> bool:
         """Whether that lies in the graph itself, and will be so in the next process."""
-        return self.refusal is not None and self.refusal not in self._passing
+        return self.refusal is not None and self.lies_in_the_graph(self.refusal)
+
+    def at(self, sizes: tuple[int, ...]) -> OfSizes:
+        """Return what this is for one set of integer inputs; closing it lets go of their recording alone."""
+        return OfSizes(self, sizes)
+
+    def refusal_at(self, sizes: tuple[int, ...]) -> str | None:
+        """Return why these sizes could not be recorded; None if they could, or were not tried."""
+        return self._refused.get(sizes)
+
+    def lies_in_the_graph(self, refusal: str) -> bool:
+        """Whether what was refused for this reason will be so in the next process, too."""
+        return refusal not in self._passing
+
+    def let_go_at(self, sizes: tuple[int, ...]) -> None:
+        """Let go of the recording for some sizes, if there is one."""
+        self._drop(sizes, None)
 
     @property
     def recordings(self) -> int:
@@ -207,7 +226,7 @@ class Relocatable:
                 return TOO_MANY_SIZES
             self._seen.add(sizes)
             return NOT_YET
-        if self._captures >= MAX_CAPTURES:
+        if self._captures >= CAPTURES_OF_EACH * self._max_recordings:
             return TOO_MANY_CAPTURES
         return IN_A_CAPTURE if self._recorder.in_capture() else None
 
@@ -309,7 +328,7 @@ class Relocatable:
         self._report.count(captured=1)
         if before is not None:
             before.close()
-        if len(self._replays) > MAX_RECORDINGS:
+        if len(self._replays) > self._max_recordings:
             self._drop(next(iter(self._replays)), None)
 
     def _drop(self, sizes: tuple[int, ...], reason: str | None) -> None:
@@ -333,6 +352,36 @@ class Relocatable:
         for each in idle:
             if (replay := self._replays.get(each)) is not None:
                 replay.release()
+
+
+@dataclass(frozen=True, slots=True)
+class OfSizes:
+    """A `Relocatable` as those see it who call it with one set of integer inputs only."""
+
+    whole: Relocatable
+    sizes: tuple[int, ...]
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """Run on Inductor's list of inputs."""
+        return self.whole(inputs)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why these sizes could not be recorded."""
+        return self.whole.refusal_at(self.sizes)
+
+    @property
+    def refused_for_good(self) -> bool:
+        """Whether that lies in the graph itself, and will be so in the next process."""
+        return self.refusal is not None and self.whole.lies_in_the_graph(self.refusal)
+
+    def at(self, sizes: tuple[int, ...]) -> OfSizes:
+        """Return the same for other sizes."""
+        return OfSizes(self.whole, sizes)
+
+    def close(self) -> None:
+        """Let go of their recording."""
+        self.whole.let_go_at(self.sizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ class Report:
         self.measuring_ms = 0.0
         self.checking_ms = 0.0
         self.daemon_version: str | None = None
+        self.bounds: dict[str, int] = {}
+        """Options that bound what is kept, by name."""
         self._deployed: Counter[Deployment] = Counter()
         self._reasons: Counter[str] = Counter()
         self._environments: dict[str, Environment] = {}
@@ -47,6 +49,7 @@ class Report:
         be added), `waited` (regions that another process was measuring), `adopted` (of these, those that took up its answer),
         `checked` (decisions from elsewhere that were timed) and `disputed` (of these, those that did not hold);
         `rechecked` (looks at what had been deployed for a while) and `drifted` (of these, those that led to measuring anew);
+        `sizes` (sets of dynamic sizes of a graph that were decided apart, or were about to be);
         under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
         relocatable graphs
         `captured` (recordings made) and `staged` (inputs that these copy).
@@ -67,7 +70,9 @@ class Report:
     def deploy(self, graph: Graph, environment: Environment, decision: Decision, source: Source) -> None:
         """Note how one more region runs from now on, and where that is known from."""
         key, deployment, reason = environment.digest(), decision.deployment, decision.reason
-        deployed = Deployed(graph.digest, graph.kind, key, deployment, reason, decision.final, source)
+        deployed = Deployed(
+            graph.digest, graph.kind, key, deployment, reason, decision.final, source, graph.sizes
+        )
         with self._lock:
             self._deployed[deployment] += 1
             self._reasons[reason] += 1
@@ -104,6 +109,7 @@ class Report:
                 "disputed",
                 "rechecked",
                 "drifted",
+                "sizes",
                 "led",
                 "followed",
                 "captured",
@@ -119,6 +125,7 @@ class Report:
                 "lookup_ms": round(self.lookup_ms, 3),
                 "measuring_ms": round(self.measuring_ms, 3),
                 "checking_ms": round(self.checking_ms, 3),
+                "bounds": self.bounds,
                 "daemon": {"version": self.daemon_version},
                 "environments": {key: each.factors() for key, each in self._environments.items()},
                 "decisions": [dataclasses.asdict(each) for each in self._decisions],

@@ -21,6 +21,7 @@ from pygraphd.client.ranks import Ranks
 from pygraphd.client.region import Decided, Region, Tally
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
+from pygraphd.client.sized import Steps
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
     Conditions,
@@ -53,6 +54,8 @@ class Session:
         self.ranks = Ranks(self.report)
         self.rota = Rota()
         self.options = options.read(os.environ)
+        bounds = self.options.sizes
+        self.report.bounds = {"sizes": bounds.sizes, "size_calls": bounds.calls}
         self.drift = Drift(self.options.recheck_s, self.report)
         self._host = socket.gethostname()
         self.cache = Cache(self.locations, self._host, self.report, readonly=self.options.readonly)
@@ -65,6 +68,7 @@ class Session:
         self._watched: dict[int, _Watched] = {}
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
         self._links: dict[int, Link] = {}
+        self._steps: dict[int, Steps] = {}
         self.families = Families()
         self._recorders: dict[int, CudaRecorder | None] = {}
         self._latest_options: tuple[tuple[str, str], ...] = ()
@@ -83,7 +87,7 @@ class Session:
         self.report.count(graphs=len(graphs))
         known = Known({}, {})
         if part.leads:
-            known = self._look_up(graphs, environment, whole=self._may_relocate_whole(facts, len(graphs)))
+            known = self.look_up(graphs, environment, whole=self._may_relocate_whole(facts, len(graphs)))
         return Plan(self, facts, environment, graphs, known, family, part)
 
     def _may_relocate_whole(self, facts: CompiledFacts, partitions: int) -> bool:
@@ -94,7 +98,7 @@ class Session:
             and self._recorder_of(index) is not None
         )
 
-    def _look_up(self, graphs: Sequence[Graph], environment: Environment, *, whole: bool) -> Known:
+    def look_up(self, graphs: Sequence[Graph], environment: Environment, *, whole: bool = False) -> Known:
         """Look graphs up; `whole`: of one that PyTorch does not capture, all may be relocated here."""
         found = self.cache.lookup(environment, [graph.digest for graph in graphs])
         rejected = {graph: entry for graph, entry in found.items() if not self._believed(entry, whole=whole)}
@@ -208,6 +212,11 @@ class Session:
         """Return what is to run, of what is offered, in view of what other ranks have decided."""
         return self.ranks.agree(region, result, offered)
 
+    def steps(self, family: object) -> Steps:
+        """Return the dynamic sizes of a forward and its backward, one for each family."""
+        self._families[id(family)] = family
+        return self._steps.setdefault(id(family), Steps(family))
+
     def usable(self, decision: Decision, *, whole: bool = True) -> bool:
         """Whether a cached decision is one that this process could have taken; anything else is looked at anew.
 
@@ -229,7 +238,8 @@ class Session:
             return None
         from pygraphd.client.relocatable import Relocatable
 
-        return Relocatable(launch, recorder, self.report, link, undefined)
+        recordings = max(self.options.sizes.sizes, 1)  # a graph without dynamic sizes has one, too
+        return Relocatable(launch, recorder, self.report, link, undefined, recordings)
 
     def _recorder_of(self, device_index: int) -> CudaRecorder | None:
         if not self.options.relocate:

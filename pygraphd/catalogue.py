@@ -22,6 +22,7 @@ _ENTRY = (
     tables.Graph.partition,
     tables.Graph.partitions,
     tables.Graph.operators,
+    tables.Graph.sizes,
     tables.Decision.deployment,
     tables.Decision.reason,
     tables.Decision.policy,
@@ -185,4 +186,5 @@ def _ambiguous(digests: list[str], what: str) -> str:
 
 def _entry(facts: dict[str, Any], medians: dict[tuple[str, str], dict[str, float]]) -> CachedEntry:
     facts["final"] = bool(facts["final"])
+    facts["sizes"] = [int(size) for size in facts["sizes"].split(",") if size]
     return CachedEntry(facts, medians.get((facts["environment"], facts["graph"]), {}))

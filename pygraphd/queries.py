@@ -51,6 +51,7 @@ def _graph_row(record: Record) -> dict[str, Any]:
         "partition": graph.partition,
         "partitions": graph.partitions,
         "operators": graph.operators,
+        "sizes": ",".join(map(str, graph.sizes)),
     }
 
 

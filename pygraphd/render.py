@@ -26,6 +26,7 @@ _HEADER = (
     "KIND",
     "PART",
     "OPS",
+    "SIZES",
     "DEPLOYMENT",
     *(f"{name} us" for name in _DEPLOYMENTS),
     "GPU",
@@ -118,7 +119,18 @@ def rederive_text(answer: RederiveAnswer) -> str:
 def kind_text(facts: dict[str, object]) -> str:
     """Return which part of a compiled module a graph is."""
     partition = int(str(facts["partition"])) + 1
-    return f"{facts['kind']}, partition {partition} of {facts['partitions']}, {facts['operators']} operators"
+    part = f"{facts['kind']}, partition {partition} of {facts['partitions']}, {facts['operators']} operators"
+    return f"{part}{sizes_text(facts['sizes'])}"
+
+
+def sizes_text(sizes: object) -> str:
+    """Return the dynamic sizes that something is for, to be added to what it is; nothing if there are none."""
+    return f", at {_sizes(sizes)}" if sizes else ""
+
+
+def _sizes(sizes: object) -> str:
+    assert isinstance(sizes, list | tuple)
+    return " x ".join(map(str, sizes))
 
 
 def figure_cells(row: dict[str, object]) -> tuple[str, ...]:
@@ -186,6 +198,7 @@ def _entry_cells(entry: CachedEntry, now: float) -> tuple[str, ...]:
         facts["kind"],
         f"{facts['partition'] + 1}/{facts['partitions']}",
         str(facts["operators"]),
+        _sizes(facts["sizes"]) or "-",
         _deployment(facts),
         *(_microseconds(entry.medians_us.get(name)) for name in _DEPLOYMENTS),
         facts["gpu"],

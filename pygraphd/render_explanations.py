@@ -58,7 +58,8 @@ def _explanation(explanation: Explanation, now: float) -> str:
 
 def _kind(explanation: Explanation) -> str:
     if explanation.entry is None:
-        return explanation.kind
+        sizes = explanation.ran.sizes if explanation.ran is not None else ()
+        return f"{explanation.kind}{render.sizes_text(sizes)}"
     return render.kind_text(explanation.entry.facts)
 
 

@@ -112,6 +112,12 @@ class GraphFactors:
         )
 
 
+def sized_digest(graph: str, sizes: tuple[int, ...]) -> str:
+    """Return the digest of a graph at one set of dynamic sizes, given that of the graph."""
+    check_digest("graph", graph)
+    return digest("graph at sizes", (("graph", graph), ("sizes", ",".join(map(str, sizes)))))
+
+
 def _positions(indices: tuple[int, ...]) -> str:
     return ",".join(map(str, sorted(set(indices))))
 

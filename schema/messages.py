@@ -21,7 +21,7 @@ from pygraphd.schema.checks import (
     check_number,
     check_text,
 )
-from pygraphd.schema.keys import Environment
+from pygraphd.schema.keys import Environment, sized_digest
 from pygraphd.schema.readers import reader
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ MAX_REASON = 400
 MAX_MICROSECONDS = 3.6e9
 """One hour: a longer call is not a sample of anything."""
 MAX_COUNT = 2**53
+MAX_SIZES = 64
+"""Integer inputs of a graph that may be told apart by size; what has more is decided as a whole."""
+_MAX_INT64 = 2**63 - 1
 MAX_LEASE_S = 86_400.0
 MAX_TIME = 1e12
 """Seconds since the epoch: far in the future."""
@@ -48,7 +51,7 @@ class Deployment(enum.StrEnum):
     TREES = "TREES"
     """PyTorch's own CUDA Graphs (`torch._inductor.cudagraph_trees`)."""
     RELOCATE = "RELOCATE"
-    """A relocatable CUDA Graph of ours. Known to the protocol; no client of this version offers it."""
+    """A relocatable CUDA Graph of ours (`client.relocatable`)."""
 
 
 class Kind(enum.StrEnum):
@@ -122,7 +125,8 @@ class Conditions:
 class Graph:
     """One captured region as the cache knows it: its digest, and what a person reads of it in `cache inspect`.
 
-    `operators` counts the lines of its FX graph that compute something.
+    `operators` counts the lines of its FX graph that compute something. `sizes` are the integer inputs (dynamic sizes) that the
+    entry is for, in the order in which the region is given them; empty: there are none, or it is for all.
     """
 
     digest: str
@@ -130,12 +134,26 @@ class Graph:
     partition: int
     partitions: int
     operators: int
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_digest("digest", self.digest)
         check_int("partitions", self.partitions, maximum=10**6, minimum=1)
         check_int("partition", self.partition, maximum=self.partitions - 1)
         check_int("operators", self.operators, maximum=MAX_COUNT)
+        check_sizes(self.sizes)
+
+    def at(self, sizes: tuple[int, ...]) -> Graph:
+        """Return this graph at one set of dynamic sizes, with a digest of its own; raises InvalidMessageError if they are too many."""
+        return dataclasses.replace(self, digest=sized_digest(self.digest, sizes), sizes=sizes)
+
+
+def check_sizes(sizes: tuple[int, ...]) -> None:
+    """Raise InvalidMessageError for what cannot be a graph's dynamic sizes."""
+    if len(sizes) > MAX_SIZES:
+        raise InvalidMessageError(f"sizes: {len(sizes)} items, at most {MAX_SIZES} allowed")
+    for size in sizes:
+        check_int("sizes", size, maximum=_MAX_INT64, minimum=-_MAX_INT64)
 
 
 @dataclass(frozen=True, slots=True)

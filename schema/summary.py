@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from pygraphd.schema.checks import check_bool, check_digest, check_text
-from pygraphd.schema.messages import MAX_REASON, Deployment, Kind
+from pygraphd.schema.messages import MAX_REASON, Deployment, Kind, check_sizes
 
 SUMMARY_VERSION = 1
 
@@ -37,8 +37,11 @@ class Deployed:
     reason: str
     final: bool
     source: Source
+    sizes: tuple[int, ...] = ()
+    """Dynamic sizes that it ran so at; empty: there are none, or at all that were not decided apart."""
 
     def __post_init__(self) -> None:
+        check_sizes(self.sizes)
         check_digest("graph", self.graph)
         check_digest("environment", self.environment)
         check_text("reason", self.reason, maximum=MAX_REASON)

@@ -53,6 +53,8 @@ class Graph(Base):
     partition: Mapped[int]
     partitions: Mapped[int]
     operators: Mapped[int]
+    sizes: Mapped[str] = mapped_column(server_default="")
+    """Dynamic sizes, with commas between; empty where there are none, or where the entry is for all."""
 
 
 class Measurement(Base):

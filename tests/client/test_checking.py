@@ -80,7 +80,7 @@ def test_it_is_settled_once(cost_us: float, after: str) -> None:
     assert case.said == [cost_us == 100.0]
 
 
-def test_with_dynamic_sizes_there_is_nothing_to_compare() -> None:
+def test_with_other_dynamic_sizes_there_is_nothing_to_compare() -> None:
     case = Case(cost_us=1.0)
 
     assert case.calls(100, torch.ones(1), 3) == ["as decided elsewhere"] * 100

@@ -150,6 +150,7 @@ def facts(**changes: object) -> _torch.CompiledFacts:
         "only_cuda": True,
         "device_index": 0,
         "captured_differently": False,
+        "has_dynamic_sizes": False,
         "static_inputs": (),
         "mutated_inputs": (),
         "undefined": (frozenset(),) * 3,

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from pygraphd.client import options
-from pygraphd.client.options import DISABLE, READONLY, RECHECK, REFRESH, RELOCATE, TRUST, Options, Trust
+from pygraphd.client.options import (
+    DISABLE,
+    READONLY,
+    RECHECK,
+    REFRESH,
+    RELOCATE,
+    SIZE_CALLS,
+    SIZES,
+    TRUST,
+    Bounds,
+    Options,
+    Trust,
+)
 
 
 @pytest.mark.parametrize("value", ["1", "on", "TRUE", " yes "])
@@ -53,6 +65,22 @@ def test_a_trust_that_is_not_understood_is_the_usual_one() -> None:
     said = "PYGRAPH_TRUST=none is not understood: set it to all, verify, local"
 
     assert options.read({TRUST: "none"}) == Options(misread=(said,))
+
+
+@pytest.mark.parametrize(
+    ("value", "sizes"), [("", Bounds()), ("0", Bounds(sizes=0)), (" 12 ", Bounds(sizes=12))]
+)
+def test_how_many_sizes_are_decided_apart(value: str, sizes: Bounds) -> None:
+    assert options.read({SIZES: value}) == Options(sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least"), [(SIZES, "-1", 0), (SIZE_CALLS, "0", 1), (SIZES, "few", 0)]
+)
+def test_a_number_of_sizes_that_is_not_understood_is_the_usual_one(name: str, value: str, least: int) -> None:
+    said = f"{name}={value} is not understood: set it to a whole number from {least} to 10000"
+
+    assert options.read({name: value}) == Options(misread=(said,))
 
 
 @pytest.mark.parametrize("value", ["1", "true", "please"])

@@ -436,6 +436,7 @@ class Relocating:
         self.for_good = True
         self.calls = 0
         self.closed = False
+        self.by_size: dict[tuple[int, ...], Relocating] = {}
 
     @property
     def refused_for_good(self) -> bool:
@@ -445,6 +446,9 @@ class Relocating:
         self.calls += 1
         self.refusal = self._will_refuse
         return "launched" if self.refusal else "relocated"
+
+    def at(self, sizes: tuple[int, ...]) -> Relocating:
+        return self.by_size.setdefault(sizes, Relocating(self._will_refuse))
 
     def close(self) -> None:
         self.closed = True

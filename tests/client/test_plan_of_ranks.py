@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from pygraphd.client import fingerprint, options, policy
@@ -20,6 +21,7 @@ from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import FORWARD_NOT_IN_TREES
 from tests.client.test_plan import (
+    ENOUGH,
     Clock,
     Compiled,
     compile_once,
@@ -103,6 +105,24 @@ def wait_for(session: Session, compiled: tuple[Compiled, Compiled]) -> list[tupl
         steps += run(*compiled, 1)
         assert len(steps) < 10**6
     return steps + run(*compiled, 1)
+
+
+def test_ranks_decide_for_all_dynamic_sizes_at_once(ranks: list[Session]) -> None:
+    """They may see different ones; and what a program without a group has found of a graph does not count."""
+    text = 'arg0_1: "Sym(s77)"\n  a = torch.ops.aten.sin.default(b)'
+    alone = Session(ranks[0].locations)
+    forward = compile_once(alone, 1, backward=False, box=SimpleNamespace(value=0), text=text)
+    forward.current_callable([torch.ones(1), 8])
+    measured, followed = pair(ranks[0], text=text), pair(ranks[1], text=text)
+
+    for _ in range(ENOUGH):
+        measured[0].current_callable([torch.ones(1), 8])
+        measured[1].current_callable([torch.ones(1), 8])
+
+    assert run(*measured)[-1] == (["captured"], ["captured"])
+    assert wait_for(ranks[1], followed)[-1] == (["captured"], ["captured"])
+    counts = ranks[0].report.counts
+    assert (counts["hits"], counts["measured"], counts["sizes"]) == (1, 2, 0)
 
 
 def test_who_comes_late_runs_what_is_decided_from_the_first_call(ranks: list[Session]) -> None:

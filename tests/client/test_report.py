@@ -85,6 +85,7 @@ def test_the_summary_says_how_each_graph_ran_and_where() -> None:
             "reason": "too few calls",
             "final": False,
             "source": "unfinished",
+            "sizes": [],
         }
     ]
     assert summary["decisions_left_out"] == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,6 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraphd.client import _torch
 from pygraphd.client.undefined import undefined_outputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 pytestmark = pytest.mark.torch
 
@@ -146,6 +149,34 @@ def test_attention_as_fx_prints_it(
     assert undefined_outputs(text) == results
     names = [each.name for each in operator.default._schema.returns]
     assert names[first : first + 2] in (["rng_state", "unused"], ["philox_seed", "philox_offset"])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_graph_with_dynamic_sizes_is_told_by_its_text_and_is_given_integers(dynamic: bool) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def note(original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
+        facts = _torch.facts(compiled, graph_kwargs)
+        original()
+        run = compiled.current_callable
+
+        def call(inputs: list[Any]) -> Any:
+            seen.append((facts.has_dynamic_sizes, int in map(type, inputs)))
+            return run(inputs)
+
+        compiled.current_callable = call
+
+    uninstall = _torch.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
+    try:
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x, y: x @ y, dynamic=dynamic)
+        for rows in (3, 5):
+            compiled(torch.ones(rows, 4, requires_grad=True), torch.ones(4, 2)).sum().backward()
+    finally:
+        uninstall()
+        torch._dynamo.reset()
+
+    assert seen == [(dynamic, dynamic)] * 4
 
 
 def test_outputs_that_hold_nothing_are_those_of_their_partition() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import options
+from pygraphd.client import options, sized
 from pygraphd.client.policy import MODE_WITHOUT_TREES
 from pygraphd.schema import policy
 from pygraphd.schema.messages import Decision, Deployment, Measurement
@@ -314,15 +314,31 @@ def test_another_thread_is_launched_while_one_measures(watched: Watched) -> None
     watched.expect(graphs=1)
 
 
-def test_dynamic_sizes_are_measured_at_one_size_and_right_at_all(watched: Watched) -> None:
+def test_each_dynamic_size_that_comes_back_is_measured_and_all_are_right(watched: Watched) -> None:
     compiled = torch.compile(lambda x: (x.sin() + 1).sum(-1), mode="reduce-overhead", dynamic=True)
     with torch.no_grad():
-        for step in range(2 * ENOUGH):
-            x = torch.randn(16, 8 if step % 2 else 8 + step, device=DEVICE)
-            torch.testing.assert_close(compiled(x), (x.sin() + 1).sum(-1))
+        for step in range(3 * ENOUGH):
+            for columns in (8, 24, 100 + step):
+                x = torch.randn(16, columns, device=DEVICE)
+                torch.testing.assert_close(compiled(x), (x.sin() + 1).sum(-1))
 
-    watched.expect(graphs=1, measured=1)
-    assert set(watched.report.fallbacks) == {"called with other sizes while it was measured"}
+    watched.expect(graphs=1, sizes=2, measured=2)
+    assert set(watched.report.fallbacks) == {sized.NOT_YET}
+    decided = [each["sizes"] for each in watched.report.summary()["decisions"]]
+    assert [len(sizes) > 0 for sizes in decided] == [False, True, True]
+
+
+def test_more_dynamic_sizes_than_are_decided_apart_are_launched(watched: Watched) -> None:
+    compiled = torch.compile(lambda x: (x.sin() + 1).sum(-1), mode="reduce-overhead", dynamic=True)
+    with torch.no_grad():
+        for _ in range(4):
+            for columns in range(20, 32):
+                x = torch.randn(16, columns, device=DEVICE)
+                torch.testing.assert_close(compiled(x), (x.sin() + 1).sum(-1))
+
+    bound = watched.session.options.sizes.sizes
+    watched.expect(graphs=1, sizes=bound)
+    assert watched.report.fallbacks[sized.TOO_MANY] == 2 * (12 - bound)
 
 
 def test_dropout_is_random_and_reproducible(watched: Watched) -> None:

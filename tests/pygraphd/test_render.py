@@ -18,6 +18,7 @@ _FACTS = {
     "partition": 0,
     "partitions": 3,
     "operators": 12,
+    "sizes": [],
     "deployment": "TREES",
     "reason": "18 % faster than [bold]LAUNCH[/bold]",
     "policy": 1,
@@ -46,6 +47,7 @@ def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
             "KIND",
             "PART",
             "OPS",
+            "SIZES",
             "DEPLOYMENT",
             "LAUNCH",
             "us",
@@ -65,6 +67,7 @@ def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
             "backward",
             "1/3",
             "12",
+            "-",
             "TREES",
             "123.5",
             "99.0",
@@ -115,6 +118,14 @@ def test_one_entry_says_everything() -> None:
         assert expected in text
     assert "LAUNCH           12      123.5" in text
     assert json.loads(render.as_json(details.as_json()))["measurements"] == [_MEASUREMENT]
+
+
+def test_dynamic_sizes_are_said() -> None:
+    entry = CachedEntry(_FACTS | {"sizes": [8, -1]}, {})
+
+    assert "  8 x -1  " in render.entries_table([entry], now=1000.0)
+    text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0)
+    assert "backward, partition 1 of 3, 12 operators, at 8 x -1\n" in text
 
 
 def test_an_entry_without_measurements_says_so() -> None:

@@ -12,7 +12,7 @@ from pygraphd.schema.summary import Deployed, Source
 
 RAN = Deployed("a" * 64, Kind.FORWARD, "c" * 64, Deployment.TREES, "TREES is faster", True, Source.CACHE)
 FACTS = {
-    "id": "1" * 64, "graph": "a" * 64, "kind": "forward", "partition": 0, "partitions": 3, "operators": 12,
+    "id": "1" * 64, "graph": "a" * 64, "kind": "forward", "partition": 0, "partitions": 3, "operators": 12, "sizes": [],
     "deployment": "TREES", "reason": "TREES is faster", "policy": 1, "final": True, "calls": 0, "uid": 1000,
     "created_at": 1000.0, "hits": 5, "last_hit": None, "environment": "d" * 64, "gpu": "NVIDIA H200",
 }  # fmt: skip
@@ -43,6 +43,12 @@ MISS = dataclasses.replace(
 
 def text(*explanations: Explanation, left_out: int = 0, waiting: int = 0) -> str:
     return answer_text(Answer(explanations, left_out, waiting), now=1000.0 + 2 * 86400)
+
+
+def test_a_graph_that_the_cache_does_not_know_ran_at_its_sizes() -> None:
+    ran = dataclasses.replace(RAN, sizes=(8, 512))
+
+    assert "kind         forward, at 8 x 512" in text(dataclasses.replace(MISS, ran=ran)).splitlines()
 
 
 def test_a_hit_says_who_measured_it_and_why_the_others_lost() -> None:

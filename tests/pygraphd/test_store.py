@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from pygraphd.catalogue import Catalogue
 from pygraphd.database_files import BALLAST_BYTES, ballast_file, files_set_aside
 from pygraphd.pruning import PruneAnswer, PruneRequest
 from pygraphd.queries import KEPT_MEASUREMENTS
@@ -91,6 +92,18 @@ def test_a_decision_is_stored_with_what_it_rests_on(
     )
     assert (host, stored) == ("host-b", forward_in_trees)
     assert [(measured_at,)] == _query(database, "SELECT max(measured_at) FROM measurement")
+
+
+def test_a_graph_is_stored_with_its_sizes(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    request = make_request("a")
+    (record,) = request.records
+    at_sizes = dataclasses.replace(record, graph=record.graph.at((8, -1)))
+    store.record(dataclasses.replace(request, records=(record, at_sizes)), uid=0)
+    with Catalogue(database) as catalogue:
+        found = {entry.facts["graph"]: entry.facts["sizes"] for entry in catalogue.entries()}
+    assert found == {record.graph.digest: [], at_sizes.graph.digest: [8, -1]}
 
 
 def test_a_decision_by_a_rule_rests_on_no_measurement(

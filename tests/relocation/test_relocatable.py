@@ -214,9 +214,13 @@ class Case:
         self._made: list[Relocatable] = []
 
     def make(
-        self, body: Callable[[Operations, list[Any]], Any], undefined: frozenset[int] = frozenset()
+        self,
+        body: Callable[[Operations, list[Any]], Any],
+        undefined: frozenset[int] = frozenset(),
+        max_recordings: int = relocatable.MAX_RECORDINGS,
     ) -> Relocatable:
-        made = Relocatable(self.recorder.compiled(body), self.recorder, self.report, undefined=undefined)
+        launch = self.recorder.compiled(body)
+        made = Relocatable(launch, self.recorder, self.report, None, undefined, max_recordings)
         self._made.append(made)
         return made
 
@@ -377,6 +381,45 @@ def test_the_recording_that_was_not_used_for_longest_goes(case: Case) -> None:
     assert case.recorder.captures == captured
     call(2)
     assert case.recorder.captures == captured + 1
+
+
+def test_each_size_has_its_part_which_can_be_let_go_of(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        extra = case.floats(1, 1) if operations is case.recorder.launching else case.floats(1, 2)
+        return (operations.add(inputs[0], extra if inputs[1] == 3 else inputs[0]),)
+
+    run = case.make(body)
+    parts = {n: run.at((n,)) for n in (1, 2, 3)}
+
+    for _ in range(3):
+        for n, part in parts.items():
+            part([case.floats(n, n), n])
+
+    assert {n: part.refusal for n, part in parts.items()} == {
+        1: None, 2: None, 3: "verification: output 0 differs",
+    }  # fmt: skip
+    assert [part.refused_for_good for part in parts.values()] == [False, False, True]
+    assert parts[1].at((3,)) == parts[3]
+    assert run.recordings == 2
+    parts[1].close()
+    parts[3].close()
+    assert run.recordings == 1
+    assert case.emulator.live()[1] == 1
+    captures = case.recorder.captures
+    assert parts[2]([case.floats(5, 6), 2])[0].tolist() == [10, 12]
+    assert parts[1]([case.floats(5, 6), 1])[0].tolist() == [10, 12]
+    assert case.recorder.captures == captures + 1
+
+
+def test_how_many_recordings_there_are_can_be_set(case: Case) -> None:
+    run = case.make(add, max_recordings=2)
+
+    for _ in range(20):
+        for n in range(1, 6):
+            run([case.allocator.tensor(torch.ones(n)), case.allocator.tensor(torch.ones(n)), n])
+
+    assert run.recordings == 2
+    case.expect(captured=2 * relocatable.CAPTURES_OF_EACH)
 
 
 def test_an_output_that_differs_is_told_and_the_call_returns_the_right_one(case: Case) -> None:

@@ -36,7 +36,8 @@ DECISIONS = st.builds(Decision, st.sampled_from(Deployment), TEXTS, COUNTS, st.b
 MEASUREMENTS = st.builds(
     Measurement, st.sampled_from(Deployment), st.integers(1, 99), TIMES, TIMES, TIMES, TIMES, st.floats(0, 1)
 )
-GRAPHS = st.builds(Graph, DIGESTS, st.sampled_from(Kind), st.integers(0, 3), st.integers(4, 9), COUNTS)
+SIZES = st.lists(st.integers(-(2**63) + 1, 2**63 - 1), max_size=messages.MAX_SIZES).map(tuple)
+GRAPHS = st.builds(Graph, DIGESTS, st.sampled_from(Kind), st.integers(0, 3), st.integers(4, 9), COUNTS, SIZES)
 ENVIRONMENTS = st.builds(Environment, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS)
 ONE_OF_EACH = st.lists(MEASUREMENTS, max_size=3, unique_by=lambda measurement: measurement.deployment)
 CONDITIONS = st.builds(Conditions, st.none() | st.booleans())
@@ -138,6 +139,21 @@ def test_a_record_has_at_most_one_measurement_of_each_deployment() -> None:
 def test_conditions_are_true_false_or_not_a_matter(bad: object) -> None:
     with pytest.raises(InvalidMessageError, match="forward_in_trees: expected true or false"):
         Conditions(bad)  # type: ignore[arg-type]
+
+
+@given(GRAPHS, SIZES, SIZES)
+def test_a_graph_at_its_sizes_is_a_graph_of_its_own(
+    graph: Graph, first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    assert (graph.at(first).digest == graph.at(second).digest) == (first == second)
+    assert graph.at(first).digest != graph.digest
+    assert (graph.at(first).sizes, graph.at(first).operators) == (first, graph.operators)
+
+
+@pytest.mark.parametrize("bad", [(0.5,), (True,), (2**63,), (1,) * (messages.MAX_SIZES + 1)], ids=str)
+def test_sizes_are_integers_and_not_too_many(bad: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidMessageError, match=r"sizes: "):
+        Graph("a" * 64, Kind.FORWARD, 0, 1, 1, bad)
 
 
 def test_a_record_from_before_there_were_conditions_is_read() -> None:

@@ -60,7 +60,7 @@ def test_migrations_and_tables_make_the_same_statements(migrated: sa.Connection)
 
 def test_every_table_is_strict(migrated: sa.Connection) -> None:
     with pytest.raises(sa.exc.IntegrityError, match="cannot store TEXT value in INTEGER column"):
-        migrated.exec_driver_sql("INSERT INTO graph VALUES ('a', 'forward', 'zero', 1, 1)")
+        migrated.exec_driver_sql("INSERT INTO graph VALUES ('a', 'forward', 'zero', 1, 1, '')")
     strict = migrated.exec_driver_sql(
         "SELECT name, strict FROM pragma_table_list WHERE schema = 'main'"
     ).all()
@@ -71,7 +71,7 @@ def test_a_forward_is_in_trees_or_not_or_that_is_not_a_matter(migrated: sa.Conne
     migrated.exec_driver_sql("INSERT INTO environment VALUES ('e', '', '', 0, 0, '', '', '', '', '', '')")
     row = "'g', 'LAUNCH', '', 1, 1, 0, 0, 0.0, 0, NULL, 'host', NULL"
     for digest, value in {"0": "0", "1": "1", "2": "NULL"}.items():
-        migrated.exec_driver_sql(f"INSERT INTO graph VALUES ('{digest}', 'forward', 0, 1, 1)")
+        migrated.exec_driver_sql(f"INSERT INTO graph VALUES ('{digest}', 'forward', 0, 1, 1, '')")
         migrated.exec_driver_sql(
             f"INSERT INTO decision VALUES ('{digest}', 'e', {row.replace('g', digest, 1)}, {value})"
         )

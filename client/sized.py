@@ -1,0 +1,200 @@
+"""A compiled graph with dynamic sizes: each size that keeps coming back is decided apart, and all others are launched.
+
+How many are decided is bounded. The one that was not used for longest makes room for the next, but not while it is in use, and
+not for ever: what is set up again and again costs more than it saves. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pygraphd.schema.messages import MAX_SIZES
+
+if TYPE_CHECKING:
+    from pygraphd.client.options import Bounds
+    from pygraphd.client.report import Report
+
+Runnable = Callable[[list[Any]], Any]
+Sizes = tuple[int, ...]
+_T = TypeVar("_T")
+
+REMEMBERED = 64
+"""Sizes that are remembered, the latest, whether or not they come back."""
+IDLE_CHANGES = 16
+"""Changes of size after which a size that was not used makes room for another."""
+SETUPS_OF_EACH = 4
+"""Times the bound is how often sizes are set up in all."""
+
+NOT_YET = "dynamic sizes that had not come back often enough to be decided"
+TOO_MANY = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
+BEING_DECIDED = "called from another thread while a dynamic size was looked up"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What runs one size; `close` gives back what it keeps, when another takes its place."""
+
+    run: Runnable
+    close: Callable[[], None]
+
+
+class Steps:
+    """The sizes of one forward and its backward: those of the latest forward make the two of a step belong together.
+
+    Two steps of different sizes in flight can be taken for one another. Then a decision rests on the wrong forward, and
+    nothing worse.
+    """
+
+    def __init__(self, family: object) -> None:
+        """Begin with `family`, which stands for all that has no dynamic sizes."""
+        self.latest: Sizes = ()
+        self._families: dict[Sizes, object] = {(): family}
+        self._has_leader = False
+
+    def lead(self) -> bool:
+        """Return whether it is for this part of a forward to say the sizes: for the first that has any."""
+        leads, self._has_leader = not self._has_leader, True
+        return leads
+
+    def family(self) -> object:
+        """Return one object for all parts of a step with the latest sizes."""
+        return self._families.setdefault(self.latest, object())
+
+
+class Sized:
+    """Runs a graph by its dynamic sizes; call it with the list of inputs that Inductor hands over."""
+
+    def __init__(
+        self,
+        launch: Runnable,
+        bounds: Bounds,
+        decide: Callable[[Sizes], Slot],
+        begin: Callable[[], Steps | None],
+        whole: Callable[[Sized], Runnable],
+        report: Report,
+    ) -> None:
+        """Run by `launch` what is not decided, and by what `decide` returns what is.
+
+        `begin` is called once there are sizes, and returns what is to be told those of each call. `whole` returns what runs a graph
+        that turns out to have none, or too many in a call.
+        """
+        self._launch = launch
+        self._bounds = bounds
+        self._decide = decide
+        self._begin = begin
+        self._whole = whole
+        self._report = report
+        self._steps: Steps | None = None
+        self._integers: list[int] | None = None  # which inputs are integers is the same at every call
+        self._slots: dict[Sizes, Slot] = {}
+        self._runs: dict[Sizes, Runnable] = {}
+        self._seen: dict[Sizes, int] = {}
+        self._used: dict[Sizes, int] = {}
+        self._latest: Sizes | None = None
+        self._changes = 0
+        self._setups = 0
+        self._changing = threading.Lock()
+
+    def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
+        integers = self._integers
+        if integers is None:
+            integers = self._look_at(inputs)
+        sizes = tuple([inputs[index] for index in integers])
+        if self._steps is not None:
+            self._steps.latest = sizes
+        if sizes != self._latest:
+            self._note_change(sizes)
+        run = self._runs.get(sizes)
+        return run(inputs) if run is not None else self._cold(sizes, inputs)
+
+    def replace(self, sizes: Sizes, one: object, other: Runnable) -> bool:
+        """Put one callable in the place of another, which runs some sizes; return whether that was there."""
+        slot = self._slots.get(sizes)
+        if slot is None or slot.run is not one:
+            return False
+        self._slots[sizes] = replace(slot, run=other)
+        self._runs[sizes] = other
+        return True
+
+    def _look_at(self, inputs: list[Any]) -> list[int]:
+        """Find out, at the first call, where the sizes are."""
+        with self._changing:
+            if self._integers is None:
+                integers = [index for index, value in enumerate(inputs) if type(value) is int]
+                if 0 < len(integers) <= MAX_SIZES:
+                    self._steps = self._guarded(self._begin)
+                else:
+                    integers = []
+                    self._runs[()] = self._guarded(lambda: self._whole(self)) or self._launch
+                self._integers = integers
+            return self._integers
+
+    def _guarded(self, action: Callable[[], _T]) -> _T | None:
+        # It is ours, within the user's call.
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001
+            self._report.fail(f"dynamic sizes: {type(error).__name__}: {error}"[:200])
+            return None
+
+    # --- sizes that are not decided ---
+
+    def _note_change(self, sizes: Sizes) -> None:
+        self._changes += 1
+        self._used[sizes] = self._changes
+        self._latest = sizes
+
+    def _cold(self, sizes: Sizes, inputs: list[Any]) -> Any:
+        if not self._changing.acquire(blocking=False):
+            return self._step_aside(BEING_DECIDED, inputs)
+        try:
+            reason = self._why_not_decide(sizes)
+            run = self._set_up(sizes) if reason is None else self._launch
+        finally:
+            self._changing.release()
+        return self._step_aside(reason, inputs) if reason is not None else run(inputs)
+
+    def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
+        self._report.step_aside(reason)
+        return self._launch(inputs)
+
+    def _why_not_decide(self, sizes: Sizes) -> str | None:
+        if self._count(sizes) < self._bounds.calls:
+            return NOT_YET
+        if self._setups >= SETUPS_OF_EACH * self._bounds.sizes:
+            return TOO_MANY
+        return None if len(self._slots) < self._bounds.sizes else self._make_room()
+
+    def _count(self, sizes: Sizes) -> int:
+        """Count a call of a size that is not decided; the latest such sizes are remembered."""
+        count = self._seen.pop(sizes, 0) + 1
+        self._seen[sizes] = count
+        if len(self._seen) > REMEMBERED:
+            forgotten = next(iter(self._seen))
+            del self._seen[forgotten]
+            self._used.pop(forgotten, None)
+        return count
+
+    def _make_room(self) -> str | None:
+        oldest = min(self._slots, key=lambda sizes: self._used.get(sizes, 0))
+        if self._used.get(oldest, 0) > self._changes - IDLE_CHANGES:
+            return TOO_MANY
+        del self._runs[oldest]
+        self._used.pop(oldest, None)
+        self._guarded(self._slots.pop(oldest).close)
+        return None
+
+    def _set_up(self, sizes: Sizes) -> Runnable:
+        self._setups += 1
+        del self._seen[sizes]
+        slot = self._guarded(lambda: self._decide(sizes)) or Slot(self._launch, _nothing)
+        self._slots[sizes] = slot
+        self._runs[sizes] = slot.run
+        return slot.run
+
+
+def _nothing() -> None:
+    """Have nothing to give back."""

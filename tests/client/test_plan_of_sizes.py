@@ -1,0 +1,265 @@
+"""How a graph with dynamic sizes is carried out: each size that comes back is looked up, measured and decided apart."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client import checking, options, policy, sized
+from pygraphd.client.cache import Cache
+from pygraphd.client.session import Session
+from pygraphd.client.sized import Sized
+from pygraphd.schema.messages import Deployment
+from pygraphd.schema.policy import FORWARD_NOT_IN_TREES, NO_GAIN
+from tests.client.test_plan import (
+    ENOUGH,
+    MORE,
+    Clock,
+    Compiled,
+    Relocating,
+    compile_once,
+    relocating,
+    session,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["relocating", "session"]  # fixtures
+
+pytestmark = pytest.mark.torch
+
+TEXT = 'def forward(self, arg0_1: "Sym(s77)", arg1_1):\n  a = torch.ops.aten.sin.default(b)'
+TREES_WIN = {Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0, Deployment.RELOCATE: 75.0}
+LAUNCH_WINS = {Deployment.LAUNCH: 100.0, Deployment.TREES: 120.0, Deployment.RELOCATE: 150.0}
+RELOCATE_WINS = {**TREES_WIN, Deployment.RELOCATE: 25.0}
+Pair = tuple[Compiled, Compiled]
+
+
+@pytest.fixture(autouse=True)
+def relocation_where_it_is_meant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this machine not miss what it cannot have."""
+    if "relocating" not in request.fixturenames:
+        monkeypatch.setenv(options.RELOCATE, "0")
+
+
+def compile_pair(session: Session, partitions: int = 1) -> Pair:
+    box = SimpleNamespace(value=0)
+    forward = compile_once(session, partitions, backward=False, box=box, text=TEXT)
+    return forward, compile_once(session, 1, backward=True, box=box, text=TEXT)
+
+
+class Program:
+    """Trains a forward and its backward at some sizes; `forward` and `backward` say what costs how much at which."""
+
+    def __init__(self, session: Session, pair: Pair | None = None) -> None:
+        self.forward: dict[int, Mapping[Deployment, float]] = {8: TREES_WIN, 16: LAUNCH_WINS}
+        self.backward = dict(self.forward)
+        self.session = session
+        self.ahead, self.behind = pair or compile_pair(session)
+
+    def steps(self, sizes: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
+        """Return for each step its size, and how forward and backward ran."""
+        ran, x = [], torch.ones(1)
+        for size in sizes:
+            monkeypatch.setattr(Clock, "times_us", self.forward.get(size, TREES_WIN))
+            (ahead,) = self.ahead.current_callable([x, size])
+            monkeypatch.setattr(Clock, "times_us", self.backward.get(size, TREES_WIN))
+            (behind,) = self.behind.current_callable([x, 2 * size])
+            ran.append((size, ahead, behind))
+        return ran
+
+    def slots(self) -> list[Any]:
+        runs = []
+        for compiled in (self.ahead, self.behind):
+            (slot,) = compiled.compiled_fn_runner.partitions
+            runs += slot._runs.values()
+        return runs
+
+
+def expect(session: Session, **counts: int) -> None:
+    assert {name: session.report.counts[name] for name in counts} == counts
+    assert session.report.failures.keys() <= {"daemon: no daemon"}
+
+
+def test_each_size_that_comes_back_runs_in_its_own_way_and_is_known_from_then_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(session)
+
+    ran = program.steps([8, 16, 8, 16, 1000] * ENOUGH, monkeypatch)
+
+    last = {size: how for size, *how in ran}
+    assert last[8] == ["captured"] * 2
+    assert last[16] == ["launched"] * 2
+    expect(session, graphs=2, looked_up=8, sizes=6, measured=6)
+    second = Session(session.locations)
+    again = Program(second).steps([8, 16] * 5 + [24], monkeypatch)
+    assert again[4:] == [(8, "captured", "captured"), (16, "launched", "launched")] * 3 + [
+        (24, "launched", "launched")
+    ]
+    expect(second, graphs=2, looked_up=6, hits=6, misses=0, sizes=4, measured=0, spooled=0)
+    assert second.report.fallbacks == {sized.NOT_YET: 2 * (2 + 2 + 1)}
+
+
+def test_the_summary_says_at_which_sizes_a_graph_ran_how(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Program(session).steps([8, 16] * ENOUGH, monkeypatch)
+
+    summary = session.report.summary()
+
+    found = {(each["kind"], each["sizes"]): each["reason"] for each in summary["decisions"]}
+    assert found == {
+        ("forward", ()): policy.BY_SIZE,
+        ("backward", ()): policy.BY_SIZE,
+        ("forward", (8,)): "TREES is faster",
+        ("backward", (16,)): "TREES is faster",
+        ("forward", (16,)): NO_GAIN,
+        ("backward", (32,)): NO_GAIN,
+    }
+    assert summary["bounds"] == {"sizes": 8, "size_calls": 3}
+    assert summary["deployed"] == {"LAUNCH": 4, "TREES": 2, "RELOCATE": 0}
+
+
+def test_a_backward_goes_by_the_forward_of_its_own_size(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launched forward at one size does not keep backwards at other sizes out of the trees, in this session or the next."""
+    program = Program(session)
+    program.backward[16] = TREES_WIN
+
+    ran = program.steps([8, 16] * ENOUGH, monkeypatch)
+
+    assert ran[-2:] == [(8, "captured", "captured"), (16, "launched", "launched")]
+    assert session.report.summary()["reasons"][FORWARD_NOT_IN_TREES] == 1
+    second = Session(session.locations)
+    assert Program(second).steps([8, 16] * 5, monkeypatch)[-2:] == ran[-2:]
+    expect(second, misses=0, measured=0)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_graph_without_sizes_in_its_inputs_is_one_graph(
+    session: Session, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    """Its text may name sizes that it makes itself."""
+    forward, backward = compile_pair(session, partitions)
+    x = torch.ones(1)
+
+    for _ in range(ENOUGH):
+        forward.current_callable([x])
+        backward.current_callable([x])
+
+    slots = forward.compiled_fn_runner.partitions + backward.compiled_fn_runner.partitions
+    assert [slot([x]) for slot in slots] == ["captured"] * (partitions + 1)
+    assert not any(isinstance(slot, Sized) for slot in slots)
+    expect(session, measured=partitions + 1, sizes=0)
+    second = Session(session.locations)
+    forward, backward = compile_pair(second, partitions)
+    assert forward.current_callable([x]) == ["captured"] * partitions
+    expect(second, hits=partitions + 1, measured=0)
+
+
+@pytest.mark.parametrize(("factor", "disputed"), [(1.1, 0), (2.0, 2)])
+def test_what_was_decided_elsewhere_is_checked_at_its_size(
+    session: Session, monkeypatch: pytest.MonkeyPatch, factor: float, disputed: int
+) -> None:
+    elsewhere = Session(session.locations)
+    elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
+    Program(elsewhere).steps([8, 24] * ENOUGH, monkeypatch)
+    program = Program(session)
+    program.forward[8] = program.backward[8] = {name: factor * us for name, us in TREES_WIN.items()}
+
+    ran = program.steps([8, 24] * 2 * ENOUGH, monkeypatch)
+
+    assert ran[-2:] == [(8, "captured", "captured"), (24, "captured", "captured")]
+    expect(session, checked=4, disputed=disputed, measured=disputed)
+
+
+def test_what_is_deployed_is_looked_at_again_at_each_size(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(session)
+    program.steps([8, 16] * ENOUGH, monkeypatch)
+    before = program.slots()
+
+    session.drift.look()
+
+    assert [type(run) for run in program.slots()] == [checking.Checked] * 4
+    program.steps([8, 16] * ENOUGH, monkeypatch)
+    assert program.slots() == before
+    program.forward[8] = {Deployment.LAUNCH: 100.0, Deployment.TREES: 150.0}
+    session.drift.look()
+    ran = program.steps([8, 16] * MORE, monkeypatch)
+    assert ran[-2:] == [(8, "launched", "launched"), (16, "launched", "launched")]
+    expect(session, rechecked=8, drifted=2, measured=6)
+
+
+def test_a_size_that_makes_room_is_not_looked_at_any_more(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(options.SIZES, "1")
+    session = Session(session.locations)
+    program = Program(session)
+    program.steps([8] * ENOUGH, monkeypatch)
+
+    ran = program.steps([24, 32] * ENOUGH, monkeypatch)
+
+    assert sorted(ahead for _, ahead, _ in ran[-2:]) == ["captured", "launched"]  # there is room for one
+    assert len(program.slots()) == 2
+    session.drift.look()
+    expect(session, rechecked=2, sizes=4, measured=4)
+    assert set(session.report.fallbacks) == {sized.NOT_YET, sized.TOO_MANY}
+
+
+def test_none_is_decided_apart_if_that_is_not_wanted(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(options.SIZES, "0")
+    session = Session(session.locations)
+
+    ran = Program(session).steps([8] * ENOUGH, monkeypatch)
+
+    assert ran == [(8, "launched", "launched")] * ENOUGH
+    expect(session, sizes=0, measured=0)
+    assert session.report.summary()["bounds"] == {"sizes": 0, "size_calls": 3}
+
+
+def test_relocatable_graphs_are_kept_for_the_sizes_that_run_in_them(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(session)
+    program.forward[8] = program.backward[8] = RELOCATE_WINS
+
+    ran = program.steps([8, 16, 24] * MORE, monkeypatch)
+
+    assert ran[-3:] == [
+        (8, "relocated", "relocated"), (16, "launched", "launched"), (24, "captured", "captured"),
+    ]  # fmt: skip
+    forward, backward = relocating
+    assert {sizes: each.closed for sizes, each in forward.by_size.items()} == {
+        (8,): False, (16,): True, (24,): True,
+    }  # fmt: skip
+    assert {sizes: each.closed for sizes, each in backward.by_size.items()} == {
+        (16,): False, (32,): True, (48,): True,
+    }  # fmt: skip
+    assert not forward.closed
+
+
+def test_all_goes_with_the_model(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(session)
+    program.steps([8, 16] * ENOUGH, monkeypatch)
+    left = [weakref.ref(program.ahead.compiled_fn_runner.partitions[0])]
+    left.append(weakref.ref(program.behind.compiled_fn_runner.partitions[0]))
+
+    del program
+    gc.collect()
+
+    assert [ref() for ref in left] == [None] * 2
+    session.drift.look()
+    expect(session, rechecked=0)

@@ -1,0 +1,181 @@
+"""Which dynamic sizes are decided apart: what comes back, within bounds, whatever the order."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pygraphd.client import sized
+from pygraphd.client.options import Bounds
+from pygraphd.client.report import Report
+from pygraphd.client.sized import Sized, Sizes, Slot, Steps
+from pygraphd.schema.messages import MAX_SIZES
+
+LAUNCHED = "launched"
+
+
+class Case:
+    """A graph whose decided sizes return themselves."""
+
+    def __init__(self, **bounds: int) -> None:
+        self.report = Report()
+        self.decided: list[Sizes] = []
+        self.open: set[Sizes] = set()
+        self.most_open = 0
+        self.wholes = 0
+        self.steps = Steps("all")
+        self.sized = Sized(
+            lambda _inputs: LAUNCHED, Bounds(**bounds), self.decide, lambda: self.steps, self.whole, self.report
+        )  # fmt: skip
+
+    def decide(self, sizes: Sizes) -> Slot:
+        self.decided.append(sizes)
+        self.open.add(sizes)
+        self.most_open = max(self.most_open, len(self.open))
+        return Slot(lambda _inputs: sizes, lambda: self.open.discard(sizes))
+
+    def whole(self, _sized: Sized) -> Any:
+        self.wholes += 1
+        return lambda _inputs: "whole"
+
+    def calls(self, *sizes: int) -> list[Any]:
+        return [self.sized(["a tensor", size]) for size in sizes]
+
+
+def test_a_size_is_decided_when_it_has_come_back_and_others_are_launched() -> None:
+    case = Case(calls=3)
+
+    assert case.calls(8, 16, 8, 24, 8, 8) == [LAUNCHED] * 4 + [(8,)] * 2
+    assert case.decided == [(8,)]
+    assert case.report.fallbacks == {sized.NOT_YET: 4}
+    assert case.steps.latest == (8,)
+
+
+def test_all_integers_count_in_their_order() -> None:
+    case = Case(calls=1)
+
+    assert case.sized([2, "a tensor", 3, True]) == (2, 3)
+    assert case.sized([3, "a tensor", 2, True]) == (3, 2)
+
+
+@pytest.mark.parametrize("integers", [[], [1] * (MAX_SIZES + 1)], ids=len)
+def test_without_sizes_or_with_too_many_it_is_one_graph(integers: list[int]) -> None:
+    case = Case()
+
+    assert [case.sized(["a tensor", *integers]) for _ in range(3)] == ["whole"] * 3
+    assert (case.wholes, case.decided, case.report.fallbacks) == (1, [], {})
+
+
+@given(
+    st.lists(st.integers(1, 12), max_size=300), st.integers(0, 4), st.integers(1, 4)
+)  # as many sizes as go round
+def test_whatever_comes_is_right_and_within_the_bounds(calls: list[int], sizes: int, least: int) -> None:
+    case = Case(sizes=sizes, calls=least)
+
+    results = case.calls(*calls)
+
+    assert all(result in (LAUNCHED, (size,)) for result, size in zip(results, calls, strict=True))
+    assert case.most_open <= sizes
+    assert len(case.decided) <= sized.SETUPS_OF_EACH * sizes
+    assert results.count(LAUNCHED) == case.report.fallbacks.total()
+    assert set(case.report.fallbacks) <= {sized.NOT_YET, sized.TOO_MANY}
+
+
+def test_a_size_that_was_not_used_for_long_makes_room_and_can_come_back() -> None:
+    case = Case(sizes=2, calls=1)
+    case.calls(8, 16)
+
+    busy = case.calls(*[8, 16, 24] * 4)  # both are in use
+    assert busy == [(8,), (16,), LAUNCHED] * 4
+    assert case.report.fallbacks == {sized.TOO_MANY: 4}
+    case.calls(*[16, 24] * sized.IDLE_CHANGES)
+    assert case.open == {(16,), (24,)}
+    case.calls(*[24, 8] * sized.IDLE_CHANGES)
+    assert case.open == {(24,), (8,)}
+
+
+def test_sizes_that_take_turns_are_not_set_up_for_ever() -> None:
+    case = Case(sizes=1, calls=1)
+
+    for size in range(100):
+        case.calls(*[size, 1000 + size] * sized.IDLE_CHANGES)
+
+    assert len(case.decided) == sized.SETUPS_OF_EACH
+    assert len(case.sized._seen) <= sized.REMEMBERED
+    assert len(case.sized._used) <= sized.REMEMBERED + 1
+
+
+def test_what_cannot_be_decided_is_launched_and_said() -> None:
+    case = Case(calls=1)
+
+    def fail(*_: object) -> Any:
+        raise RuntimeError("broken")
+
+    case.sized._decide = case.sized._begin = fail
+
+    assert case.calls(8, 8) == [LAUNCHED] * 2
+    assert case.report.failures == {"dynamic sizes: RuntimeError: broken": 2}
+    assert case.report.fallbacks == {}
+
+
+def test_the_users_own_error_is_theirs() -> None:
+    def fail(_inputs: object) -> Any:
+        raise KeyError("the user's")
+
+    case = Case()
+    case.sized._launch = fail
+
+    with pytest.raises(KeyError, match="the user's"):
+        case.calls(8)
+    assert case.report.failures == {}
+
+
+def test_a_callable_is_replaced_at_its_sizes_alone() -> None:
+    case = Case(calls=1)
+    case.calls(8, 16)
+    run = case.sized._runs[8,]
+
+    assert not case.sized.replace((16,), run, lambda _inputs: "another")
+    assert not case.sized.replace((24,), run, lambda _inputs: "another")
+    assert case.sized.replace((8,), run, lambda _inputs: "another")
+    assert case.calls(8, 16) == ["another", (16,)]
+
+
+def test_another_thread_is_launched_while_one_decides() -> None:
+    case = Case(calls=1)
+    began, go_on = threading.Event(), threading.Event()
+
+    def decide(sizes: Sizes) -> Slot:
+        began.set()
+        assert go_on.wait(10)
+        return Slot(lambda _inputs: sizes, lambda: None)
+
+    case.sized._decide = decide
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.extend(case.calls(8)))
+    thread.start()
+    assert began.wait(10)
+
+    assert case.calls(8) == [LAUNCHED]
+    go_on.set()
+    thread.join()
+    assert results == case.calls(8) == [(8,)]
+    assert case.report.fallbacks == {sized.BEING_DECIDED: 1}
+
+
+def test_a_backward_belongs_to_the_forward_of_its_step() -> None:
+    steps = Steps("all")
+    assert (steps.lead(), steps.lead()) == (True, False)
+
+    assert steps.family() == "all"
+    steps.latest = (8,)
+    eight = steps.family()
+    steps.latest = (16,)
+
+    assert steps.family() is not eight
+    steps.latest = (8,)
+    assert steps.family() is eight
