@@ -40,9 +40,10 @@ def draw(records: Sequence[Record], title: str, out: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise BenchmarkError("matplotlib is missing; install it with: pip install matplotlib") from error
-    rows = -(-len(workloads) // COLUMNS)
-    figure = Figure(figsize=(COLUMNS * WIDTH_IN, rows * HEIGHT_IN), layout="constrained")
-    panels = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
+    columns = min(COLUMNS, len(workloads))
+    rows = -(-len(workloads) // columns)
+    figure = Figure(figsize=(columns * WIDTH_IN, rows * HEIGHT_IN), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel, workload in zip(panels, workloads, strict=False):
         _panel(panel, [record for record in records if record.workload == workload])
     for panel in panels[len(workloads) :]:
@@ -67,6 +68,9 @@ def _panel(panel: Axes, records: Sequence[Record]) -> None:
             panel.plot(range(2, len(times) + 2), times, label=record.peer, color=COLOURS[record.peer], lw=1)
     panel.set_title(records[0].workload, fontsize="small")
     panel.set_yscale("log")
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter("{x:g}")
+    panel.tick_params(labelsize="x-small", which="both")
     panel.set_xlabel("step", fontsize="small")
     panel.set_ylabel("ms, waited for", fontsize="small")
     panel.grid(visible=True, which="both", lw=0.3)
