@@ -123,7 +123,7 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
 
 def _add_figure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_figure)
-    parser.add_argument("file", type=Path, nargs="+")
+    parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, required=True, metavar="PNG")
 
 
@@ -244,8 +244,7 @@ def _figure(options: argparse.Namespace) -> int:
     from benchmarks.figure import draw
 
     check_writable(options.out.absolute())
-    records = [record for file in options.file for record in read_records(file)]
-    draw(records, read_title(options.file[0]), options.out)
+    draw(read_records(options.file), *read_title(options.file), options.out)
     return 0
 
 

@@ -31,8 +31,11 @@ COLOURS = {
 """One for each peer, the same in every figure."""
 
 
-def draw(records: Sequence[Record], title: str, out: Path) -> None:
-    """Write the figure to `out`; raises BenchmarkError if there are no steps to draw, or nothing to draw with."""
+def draw(records: Sequence[Record], title: str, warm_up: int, out: Path) -> None:
+    """Write the figure to `out`; raises BenchmarkError if there are no steps to draw, or nothing to draw with.
+
+    `warm_up` steps were not timed.
+    """
     workloads = list(dict.fromkeys(record.workload for record in records if record.each_step_ms))
     if not workloads:
         raise BenchmarkError("no record has its steps: measure them with `run --each-step`")
@@ -45,7 +48,7 @@ def draw(records: Sequence[Record], title: str, out: Path) -> None:
     figure = Figure(figsize=(columns * WIDTH_IN, rows * HEIGHT_IN), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel, workload in zip(panels, workloads, strict=False):
-        _panel(panel, [record for record in records if record.workload == workload])
+        _panel(panel, [record for record in records if record.workload == workload], warm_up + 1)
     for panel in panels[len(workloads) :]:
         panel.set_axis_off()
     handles, labels = figure.axes[0].get_legend_handles_labels()
@@ -60,12 +63,12 @@ def medians(each_step_ms: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.median(steps[i] for steps in each_step_ms if i < len(steps)) for i in range(longest)]
 
 
-def _panel(panel: Axes, records: Sequence[Record]) -> None:
+def _panel(panel: Axes, records: Sequence[Record], first: int) -> None:
     for record in records:
         if record.each_step_ms:
             times = medians(record.each_step_ms)
-            # The first step, which compiles, is none of these.
-            panel.plot(range(2, len(times) + 2), times, label=record.peer, color=COLOURS[record.peer], lw=1)
+            steps = range(first, first + len(times))
+            panel.plot(steps, times, label=record.peer, color=COLOURS[record.peer], lw=1)
     panel.set_title(records[0].workload, fontsize="small")
     panel.set_yscale("log")
     panel.yaxis.set_major_formatter("{x:g}")

@@ -161,9 +161,12 @@ def read_records(file: Path) -> list[Record]:
     return _read(file, lambda content: [_read_record(values) for values in content["records"]])
 
 
-def read_title(file: Path) -> str:
-    """Return on what a result file was measured, in a line; raises BenchmarkError if it is none."""
-    return _read(file, lambda content: _title(content["environment"]))
+def read_title(file: Path) -> tuple[str, int]:
+    """Return on what a result file was measured, in a line, and the number of steps before those that were timed.
+
+    Raises BenchmarkError if it is no result file.
+    """
+    return _read(file, lambda content: (_title(content["environment"]), int(content["settings"]["warm_up"])))
 
 
 def _title(environment: dict[str, str | None]) -> str:

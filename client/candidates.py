@@ -83,11 +83,8 @@ class Candidates:
         run = (
             self.relocate if deployment is Deployment.RELOCATE and self.relocate is not None else self.launch
         )
-        return functools.partial(self._backward, run) if self.is_backward else run
-
-    def _backward(self, run: Runnable, inputs: list[Any]) -> Any:
-        _torch.note_backward(self.device_index)
-        return run(inputs)
+        # It must not hold the other candidates, which are let go of.
+        return functools.partial(_backward, self.device_index, run) if self.is_backward else run
 
     def let_go_of_all_but(self, deployment: Deployment) -> None:
         """Give back what the deployments that were not chosen keep."""
@@ -120,6 +117,11 @@ class Candidates:
         if relocate is None and self.make_relocate is not None:
             relocate = self.make_relocate()
         return replace(self, relocate=relocate)
+
+
+def _backward(device_index: int, run: Runnable, inputs: list[Any]) -> Any:
+    _torch.note_backward(device_index)
+    return run(inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pygraphd.client.checking import Jury
     from pygraphd.client.following import Follower
     from pygraphd.client.session import Session
-    from pygraphd.client.sized import Sizes, Steps
+    from pygraphd.client.sized import Sizes
     from pygraphd.schema.keys import Environment
 
 
@@ -112,8 +112,9 @@ class Plan:
         sized = Sized(
             candidates.runnable(Deployment.LAUNCH),
             self._session.options.sizes,
-            functools.partial(self._slot, graph, some),
+            self._steps,
             functools.partial(self._begin_by_size, graph),
+            functools.partial(self._slot, graph, some),
             functools.partial(self._without_sizes, graph, some),
             self._session.report,
         )
@@ -121,14 +122,13 @@ class Plan:
         self._launches = True  # those that do not come back
         return sized
 
-    def _begin_by_size(self, graph: Graph) -> Steps | None:
-        """Note that a graph has dynamic sizes; return what is to be told them if it is the first of a step that has."""
+    def _begin_by_size(self, graph: Graph) -> bool:
+        """Note that a graph has dynamic sizes; return whether they are those of its step: it is the first that has any."""
         decision = policy.only_launch(policy.BY_SIZE)
-        if graph.digest not in self._entries:
+        if graph.digest not in self._entries and graph.digest not in self._rejected:
             self._record([Record(graph, decision)])
         self._note(graph, decision, Source.RULE)
-        leads = graph.kind is not Kind.BACKWARD and self._steps.lead()
-        return self._steps if leads else None
+        return graph.kind is not Kind.BACKWARD and self._steps.lead()
 
     def _without_sizes(self, graph: Graph, candidates: Candidates, sized: Sized) -> Runnable:
         """Put in place what runs a graph whose sizes are all the same, or too many to be told apart."""
@@ -149,13 +149,15 @@ class Plan:
         self._rejected.update(known.rejected)
         run = self._run_of(at_sizes, there)
         self._look_again_at_all()
-        return Slot(run, functools.partial(self._let_go, at_sizes, there))
+        # Not all candidates: the memory of trees goes when nobody can call them any more.
+        return Slot(run, functools.partial(self._let_go, at_sizes, there.relocate))
 
-    def _let_go(self, graph: Graph, candidates: Candidates) -> None:
-        """Give back what a graph keeps at sizes that have not come back for long."""
+    def _let_go(self, graph: Graph, relocate: Relocating | None) -> None:
+        """Give back what a graph keeps at sizes that have not come back for long, and take back what was said of it."""
         self._session.drift.forget(self._looks.pop(graph.digest, -1))
-        if candidates.relocate is not None:
-            candidates.relocate.close()
+        self._session.forget(graph, self._environment)
+        if relocate is not None:
+            relocate.close()
 
     def _family_of(self, graph: Graph) -> object:
         """Return one object for a forward and its backward, at some sizes or at all."""
@@ -166,12 +168,11 @@ class Plan:
     def _run_of(self, graph: Graph, candidates: Candidates) -> Runnable:
         """Return what the group or the cache says, or what finds out."""
         entry = self._entries.get(graph.digest)
-        usable = (
-            entry is not None
-            and entry.decision.final
-            and entry.decision.reason != policy.BY_SIZE
-            and candidates.offers(entry.decision.deployment)
-        )
+        if entry is not None and entry.decision.reason == policy.BY_SIZE:
+            # A program without a group has found so; it says nothing of all sizes at once.
+            self._rejected[graph.digest] = self._entries.pop(graph.digest)
+            entry = None
+        usable = entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment)
         if entry is not None and usable and self._part is ALONE:
             family = id(self._family_of(graph))
             if self._session.families.leaves_without_trees(family, graph.kind, entry.decision):
@@ -375,7 +376,8 @@ class Plan:
         # Inductor leaves the alignment of inputs to the captured graph where it believes that there is one.
         before = compiled.current_callable
         _torch.realign(compiled)
-        self._without_realign = (compiled.current_callable, before)
+        # Where something stays launched so does this; and what is not needed any more must not keep the graph alive.
+        self._without_realign = None if self._launches else (compiled.current_callable, before)
 
     def _on_deployed(self, graph: Graph, region: Runnable, made: Deployed) -> None:
         self._open -= 1
@@ -383,8 +385,10 @@ class Plan:
         compiled = self._compiled()
         if compiled is None:
             return
-        if not self._open and not self._launches and self._without_realign is not None:
-            _torch.replace_callable(compiled, *self._without_realign)
+        if self._without_realign is not None and (self._launches or not self._open):
+            if not self._launches:
+                _torch.replace_callable(compiled, *self._without_realign)
+            self._without_realign = None
         if self._put(compiled, graph, region, made.run):
             self._look_again(compiled, graph, made)
         self._note_link()

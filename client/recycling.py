@@ -176,12 +176,16 @@ class Link:
         self.wanted = True
         """Whether the forward is relocated, or may be: otherwise there is no memory to be kept."""
         self._left = 0
+        self._unobserved: weakref.WeakSet[Replay] = weakref.WeakSet()
+        self._latest: list[weakref.ref[Replay]] = []
         self._call = threading.local()
         # Slots that may be recycled, by where their memory begins in the latest call.
         self._candidates: dict[int, tuple[weakref.ref[Replay], int]] = {}
 
-    def arm(self) -> None:
+    def arm(self, replay: Replay | None = None) -> None:
         """Begin to observe, or go on: there is a new recording."""
+        if replay is not None:
+            self._unobserved.add(replay)
         self.pending = self.wanted and _torch.missing_for_recycling() is None
         self._left = MAX_OBSERVATIONS
 
@@ -198,6 +202,7 @@ class Link:
         """Note all outputs of a forward."""
         replays, self._call.replays = self._call.replays, None
         self._candidates = {}
+        self._latest = [replay for replay, _ in replays or ()]
         self._observe()
         # With hooks, the backward gets other tensors than the forward saved, and they may lie where those lay.
         if not replays or _torch.saved_tensors_are_seen():
@@ -230,7 +235,15 @@ class Link:
         for reference, slots in found.items():
             if (replay_found := reference()) is not None:
                 replay_found.recycle(slots)
-        self.pending = self.pending and not found
+        if found:
+            self._end_with(self._latest)
+
+    def _end_with(self, replays: Sequence[weakref.ref[Replay]]) -> None:
+        """Observe no more if these were the last: a forward has one of each dynamic size."""
+        for reference in replays:
+            if (replay := reference()) is not None:
+                self._unobserved.discard(replay)
+        self.pending = self.pending and len(self._unobserved) > 0
 
 
 def _storages(values: Sequence[Any]) -> frozenset[int]:

@@ -179,16 +179,19 @@ class Relocatable:
         return OfSizes(self, sizes)
 
     def refusal_at(self, sizes: tuple[int, ...]) -> str | None:
-        """Return why these sizes could not be recorded; None if they could, or were not tried."""
-        return self._refused.get(sizes)
+        """Return why these sizes could not be recorded, or will not be; None if they are, or may be."""
+        if sizes in self._replays:
+            return None
+        return self._refused.get(sizes) or self._why_no_more(sizes)
 
     def lies_in_the_graph(self, refusal: str) -> bool:
         """Whether what was refused for this reason will be so in the next process, too."""
-        return refusal not in self._passing
+        return refusal not in self._passing | {TOO_MANY_SIZES, TOO_MANY_CAPTURES}
 
     def let_go_at(self, sizes: tuple[int, ...]) -> None:
-        """Let go of the recording for some sizes, if there is one."""
+        """Let go of the recording for some sizes, if there is one, and of having seen them."""
         self._drop(sizes, None)
+        self._seen.discard(sizes)
 
     @property
     def recordings(self) -> int:
@@ -221,14 +224,20 @@ class Relocatable:
     def _why_not_record(self, sizes: tuple[int, ...]) -> str | None:
         if sizes in self._refused:
             return self._refused[sizes]
+        if reason := self._why_no_more(sizes):
+            return reason
         if sizes not in self._seen:
-            if len(self._seen) >= MAX_SIZES:
-                return TOO_MANY_SIZES
             self._seen.add(sizes)
             return NOT_YET
-        if self._captures >= CAPTURES_OF_EACH * self._max_recordings:
-            return TOO_MANY_CAPTURES
         return IN_A_CAPTURE if self._recorder.in_capture() else None
+
+    def _why_no_more(self, sizes: tuple[int, ...]) -> str | None:
+        if sizes not in self._seen and len(self._seen) >= max(
+            MAX_SIZES, CAPTURES_OF_EACH * self._max_recordings
+        ):
+            return TOO_MANY_SIZES
+        used_up = self._captures >= CAPTURES_OF_EACH * self._max_recordings
+        return TOO_MANY_CAPTURES if used_up else None
 
     # --- recording ---
 
@@ -324,7 +333,7 @@ class Relocatable:
             self._latest = sizes
         self._recorder.trim()
         if self._link is not None:
-            self._link.arm()
+            self._link.arm(replay)
         self._report.count(captured=1)
         if before is not None:
             before.close()

@@ -49,7 +49,7 @@ class Report:
         be added), `waited` (regions that another process was measuring), `adopted` (of these, those that took up its answer),
         `checked` (decisions from elsewhere that were timed) and `disputed` (of these, those that did not hold);
         `rechecked` (looks at what had been deployed for a while) and `drifted` (of these, those that led to measuring anew);
-        `sizes` (sets of dynamic sizes of a graph that were decided apart, or were about to be);
+        `sizes` (how often a graph was set up to be decided at one of its dynamic sizes);
         under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
         relocatable graphs
         `captured` (recordings made) and `staged` (inputs that these copy).

@@ -148,12 +148,25 @@ class Session:
 
     def end_check(self, number: int, *, holds: bool) -> None:
         """Note whether that decision stays."""
-        graph, environment, decision = self._checked.pop(number)
+        noted = self._checked.pop(number, None)
+        if noted is None:
+            return  # it was forgotten meanwhile
+        graph, environment, decision = noted
         if holds:
             self.report.deploy(graph, environment, decision, Source.CACHE)
         else:
             self.report.count(disputed=1)
             self.report.step_aside(DISPUTED)
+
+    def forget(self, graph: Graph, environment: Environment) -> None:
+        """Take back what was noted of a graph at a size that makes room: it is launched now, and may be set up again."""
+        for tally, watched in list(self._watched.items()):
+            if watched.graph.digest == graph.digest:
+                self._watched.pop(tally, None)
+        for number, (checked, _, _) in list(self._checked.items()):
+            if checked.digest == graph.digest:
+                self._checked.pop(number, None)
+        self.report.take_back(graph, environment)
 
     def note_drift(self, graph: Graph, environment: Environment) -> Entry | None:
         """Note that a deployed graph does not cost any more what it did; return what the cache says, which is outdated."""
@@ -236,9 +249,9 @@ class Session:
         recorder = self._recorder_of(device_index)
         if recorder is None:
             return None
-        from pygraphd.client.relocatable import Relocatable
+        from pygraphd.client.relocatable import MAX_RECORDINGS, Relocatable
 
-        recordings = max(self.options.sizes.sizes, 1)  # a graph without dynamic sizes has one, too
+        recordings = max(self.options.sizes.sizes, MAX_RECORDINGS)
         return Relocatable(launch, recorder, self.report, link, undefined, recordings)
 
     def _recorder_of(self, device_index: int) -> CudaRecorder | None:

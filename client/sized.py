@@ -23,14 +23,15 @@ _T = TypeVar("_T")
 
 REMEMBERED = 64
 """Sizes that are remembered, the latest, whether or not they come back."""
-IDLE_CHANGES = 16
-"""Changes of size after which a size that was not used makes room for another."""
+IDLE_TICKS = 16
+"""Changes of size, or calls of one and the same that is not decided, after which a size that was not used makes room."""
 SETUPS_OF_EACH = 4
 """Times the bound is how often sizes are set up in all."""
 
 NOT_YET = "dynamic sizes that had not come back often enough to be decided"
 TOO_MANY = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
 BEING_DECIDED = "called from another thread while a dynamic size was looked up"
+FORWARD_LAUNCHED = "its forward was launched for its dynamic size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Slot:
 
 
 class Steps:
-    """The sizes of one forward and its backward: those of the latest forward make the two of a step belong together.
+    """The sizes of one forward, which its backward goes by: those of the latest forward are a step's.
 
     Two steps of different sizes in flight can be taken for one another. Then a decision rests on the wrong forward, and
     nothing worse.
@@ -51,6 +52,8 @@ class Steps:
     def __init__(self, family: object) -> None:
         """Begin with `family`, which stands for all that has no dynamic sizes."""
         self.latest: Sizes = ()
+        self.set_up: set[Sizes] = set()
+        """Those at which the forward is decided, or is being measured."""
         self._families: dict[Sizes, object] = {(): family}
         self._has_leader = False
 
@@ -58,6 +61,11 @@ class Steps:
         """Return whether it is for this part of a forward to say the sizes: for the first that has any."""
         leads, self._has_leader = not self._has_leader, True
         return leads
+
+    @property
+    def led(self) -> bool:
+        """Whether a forward says the sizes."""
+        return self._has_leader
 
     def family(self) -> object:
         """Return one object for all parts of a step with the latest sizes."""
@@ -71,40 +79,54 @@ class Sized:
         self,
         launch: Runnable,
         bounds: Bounds,
+        steps: Steps,
+        begin: Callable[[], bool],
         decide: Callable[[Sizes], Slot],
-        begin: Callable[[], Steps | None],
         whole: Callable[[Sized], Runnable],
         report: Report,
     ) -> None:
         """Run by `launch` what is not decided, and by what `decide` returns what is.
 
-        `begin` is called once there are sizes, and returns what is to be told those of each call. `whole` returns what runs a graph
-        that turns out to have none, or too many in a call.
+        `begin` is called once there are sizes, and returns whether they are those of `steps`; if not, a call has the sizes of its
+        step and its own, and is launched if the step's are not set up. `whole` returns what runs a graph that turns out to
+        have no sizes, or too many in a call.
         """
         self._launch = launch
         self._bounds = bounds
-        self._decide = decide
+        self._steps = steps
         self._begin = begin
+        self._decide = decide
         self._whole = whole
         self._report = report
-        self._steps: Steps | None = None
+        self._leads = False
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._slots: dict[Sizes, Slot] = {}
         self._runs: dict[Sizes, Runnable] = {}
         self._seen: dict[Sizes, int] = {}
         self._used: dict[Sizes, int] = {}
         self._latest: Sizes | None = None
-        self._changes = 0
+        self._ticks = 0
+        self._stays = False
         self._setups = 0
+        self._deciding = threading.Lock()
         self._changing = threading.Lock()
+        """Of the slots; never held for longer than it takes to change them."""
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         integers = self._integers
         if integers is None:
             integers = self._look_at(inputs)
+            if integers is None:
+                return self._step_aside(BEING_DECIDED, inputs)
         sizes = tuple([inputs[index] for index in integers])
-        if self._steps is not None:
-            self._steps.latest = sizes
+        steps = self._steps
+        if self._leads:
+            steps.latest = sizes
+        elif steps.led:
+            step = steps.latest
+            sizes = (*step, *sizes)
+            if step not in steps.set_up:
+                return self._step_aside(FORWARD_LAUNCHED, inputs)
         if sizes != self._latest:
             self._note_change(sizes)
         run = self._runs.get(sizes)
@@ -112,25 +134,34 @@ class Sized:
 
     def replace(self, sizes: Sizes, one: object, other: Runnable) -> bool:
         """Put one callable in the place of another, which runs some sizes; return whether that was there."""
-        slot = self._slots.get(sizes)
-        if slot is None or slot.run is not one:
-            return False
-        self._slots[sizes] = replace(slot, run=other)
-        self._runs[sizes] = other
-        return True
-
-    def _look_at(self, inputs: list[Any]) -> list[int]:
-        """Find out, at the first call, where the sizes are."""
         with self._changing:
+            slot = self._slots.get(sizes)
+            if slot is None or slot.run is not one:
+                return False
+            self._slots[sizes] = replace(slot, run=other)
+            self._runs[sizes] = other
+            return True
+
+    def _look_at(self, inputs: list[Any]) -> list[int] | None:
+        """Find out, at the first call, where the sizes are; None while another thread does."""
+        if not self._deciding.acquire(blocking=False):
+            return None
+        try:
             if self._integers is None:
-                integers = [index for index, value in enumerate(inputs) if type(value) is int]
-                if 0 < len(integers) <= MAX_SIZES:
-                    self._steps = self._guarded(self._begin)
-                else:
-                    integers = []
-                    self._runs[()] = self._guarded(lambda: self._whole(self)) or self._launch
-                self._integers = integers
+                self._integers = self._find(inputs)
             return self._integers
+        finally:
+            self._deciding.release()
+
+    def _find(self, inputs: list[Any]) -> list[int]:
+        integers = [index for index, value in enumerate(inputs) if type(value) is int]
+        sizes = len(integers) + (len(self._steps.latest) if self._steps.led else 0)
+        if 0 < sizes <= MAX_SIZES:
+            self._leads = bool(self._guarded(self._begin))
+            return integers
+        self._steps = Steps(None)  # no sizes are told from others
+        self._runs[()] = self._guarded(lambda: self._whole(self)) or self._launch
+        return []
 
     def _guarded(self, action: Callable[[], _T]) -> _T | None:
         # It is ours, within the user's call.
@@ -143,18 +174,19 @@ class Sized:
     # --- sizes that are not decided ---
 
     def _note_change(self, sizes: Sizes) -> None:
-        self._changes += 1
-        self._used[sizes] = self._changes
+        self._ticks += 1
+        self._used[sizes] = self._ticks
+        self._stays = False
         self._latest = sizes
 
     def _cold(self, sizes: Sizes, inputs: list[Any]) -> Any:
-        if not self._changing.acquire(blocking=False):
+        if not self._deciding.acquire(blocking=False):
             return self._step_aside(BEING_DECIDED, inputs)
         try:
             reason = self._why_not_decide(sizes)
             run = self._set_up(sizes) if reason is None else self._launch
         finally:
-            self._changing.release()
+            self._deciding.release()
         return self._step_aside(reason, inputs) if reason is not None else run(inputs)
 
     def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
@@ -162,7 +194,8 @@ class Sized:
         return self._launch(inputs)
 
     def _why_not_decide(self, sizes: Sizes) -> str | None:
-        if self._count(sizes) < self._bounds.calls:
+        # What goes by another's sizes is called with them for the first time only after these have come back.
+        if self._count(sizes) < self._bounds.calls and not self._follows():
             return NOT_YET
         if self._setups >= SETUPS_OF_EACH * self._bounds.sizes:
             return TOO_MANY
@@ -170,6 +203,8 @@ class Sized:
 
     def _count(self, sizes: Sizes) -> int:
         """Count a call of a size that is not decided; the latest such sizes are remembered."""
+        self._ticks += self._stays
+        self._stays = True
         count = self._seen.pop(sizes, 0) + 1
         self._seen[sizes] = count
         if len(self._seen) > REMEMBERED:
@@ -179,20 +214,36 @@ class Sized:
         return count
 
     def _make_room(self) -> str | None:
-        oldest = min(self._slots, key=lambda sizes: self._used.get(sizes, 0))
-        if self._used.get(oldest, 0) > self._changes - IDLE_CHANGES:
-            return TOO_MANY
-        del self._runs[oldest]
+        oldest = next(filter(self._is_gone, self._slots), None)
+        if oldest is None:
+            oldest = min(self._slots, key=lambda sizes: self._used.get(sizes, 0))
+            if self._used.get(oldest, 0) > self._ticks - IDLE_TICKS:
+                return TOO_MANY
+        with self._changing:
+            del self._runs[oldest]
+            slot = self._slots.pop(oldest)
         self._used.pop(oldest, None)
-        self._guarded(self._slots.pop(oldest).close)
+        if self._leads:
+            self._steps.set_up.discard(oldest)
+        self._guarded(slot.close)
         return None
+
+    def _follows(self) -> bool:
+        return self._steps.led and not self._leads
+
+    def _is_gone(self, sizes: Sizes) -> bool:
+        """Whether the forward is launched at the sizes of this step, which come first."""
+        return self._follows() and sizes[: len(self._steps.latest)] not in self._steps.set_up
 
     def _set_up(self, sizes: Sizes) -> Runnable:
         self._setups += 1
         del self._seen[sizes]
         slot = self._guarded(lambda: self._decide(sizes)) or Slot(self._launch, _nothing)
-        self._slots[sizes] = slot
-        self._runs[sizes] = slot.run
+        with self._changing:
+            self._slots[sizes] = slot
+            self._runs[sizes] = slot.run
+        if self._leads:
+            self._steps.set_up.add(sizes)
         return slot.run
 
 

@@ -64,7 +64,7 @@ def test_every_peer_is_a_line_of_its_own_colour(tmp_path: Path, monkeypatch: pyt
         save(figure, *arguments, **more)
 
     monkeypatch.setattr(Figure, "savefig", saved)
-    draw(RECORDS, "title", tmp_path / "figure.png")
+    draw(RECORDS, "title", 1, tmp_path / "figure.png")
 
     assert (tmp_path / "figure.png").read_bytes().startswith(PNG)
     first, second = (axes for axes in drawn[0].axes if axes.lines)
@@ -79,7 +79,7 @@ def test_every_peer_is_a_line_of_its_own_colour(tmp_path: Path, monkeypatch: pyt
 
 def test_a_result_file_becomes_a_picture(tmp_path: Path) -> None:
     result, picture = tmp_path / "result.json", tmp_path / "figure.png"
-    write_result(result, ENVIRONMENT, {}, RECORDS)
+    write_result(result, ENVIRONMENT, {"warm_up": 1}, RECORDS)
 
     assert benchmarks("figure", str(result), "--out", str(picture)).returncode == 0
 
@@ -88,7 +88,7 @@ def test_a_result_file_becomes_a_picture(tmp_path: Path) -> None:
 
 def test_results_without_steps_are_refused(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
-    write_result(result, ENVIRONMENT, {}, [dataclasses.replace(RECORDS[0], each_step_ms=None)])
+    write_result(result, ENVIRONMENT, {"warm_up": 1}, [dataclasses.replace(RECORDS[0], each_step_ms=None)])
     old = json.loads(result.read_text())
     del old["records"][0]["each_step_ms"]  # as it was before there were any
     result.write_text(json.dumps(old))
@@ -104,4 +104,4 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     with pytest.raises(BenchmarkError, match="pip install matplotlib"):
-        draw(RECORDS, "title", tmp_path / "figure.png")
+        draw(RECORDS, "title", 1, tmp_path / "figure.png")

@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 from pygraphd.client import fingerprint, options, policy
 from pygraphd.client.agreement import Agreement
+from pygraphd.client.cache import Cache
 from pygraphd.client.following import Follower
 from pygraphd.client.group import Groups
 from pygraphd.client.registers import Registers
 from pygraphd.client.session import Session
 from pygraphd.schema.locations import locate
-from pygraphd.schema.messages import Deployment
+from pygraphd.schema.messages import Deployment, LeaseAnswer
 from pygraphd.schema.policy import FORWARD_NOT_IN_TREES
 from tests.client.test_plan import (
     ENOUGH,
@@ -31,8 +32,10 @@ from tests.client.test_plan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from pygraphd.schema.keys import Environment
 
 pytestmark = pytest.mark.torch
 
@@ -107,8 +110,16 @@ def wait_for(session: Session, compiled: tuple[Compiled, Compiled]) -> list[tupl
     return steps + run(*compiled, 1)
 
 
-def test_ranks_decide_for_all_dynamic_sizes_at_once(ranks: list[Session]) -> None:
+@pytest.mark.parametrize("granted", [True, False], ids=["daemon", "alone"])
+def test_ranks_decide_for_all_dynamic_sizes_at_once(
+    ranks: list[Session], monkeypatch: pytest.MonkeyPatch, granted: bool
+) -> None:
     """They may see different ones; and what a program without a group has found of a graph does not count."""
+
+    def lease(_: Cache, environment: Environment, graphs: Sequence[str]) -> LeaseAnswer | None:
+        return LeaseAnswer(environment.digest(), "1", tuple(graphs), 60.0) if granted else None
+
+    monkeypatch.setattr(Cache, "lease", lease)
     text = 'arg0_1: "Sym(s77)"\n  a = torch.ops.aten.sin.default(b)'
     alone = Session(ranks[0].locations)
     forward = compile_once(alone, 1, backward=False, box=SimpleNamespace(value=0), text=text)

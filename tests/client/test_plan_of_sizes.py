@@ -16,6 +16,7 @@ from pygraphd.client.session import Session
 from pygraphd.client.sized import Sized
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import FORWARD_NOT_IN_TREES, NO_GAIN
+from tests.client import test_plan
 from tests.client.test_plan import (
     ENOUGH,
     MORE,
@@ -104,7 +105,7 @@ def test_each_size_that_comes_back_runs_in_its_own_way_and_is_known_from_then_on
         (24, "launched", "launched")
     ]
     expect(second, graphs=2, looked_up=6, hits=6, misses=0, sizes=4, measured=0, spooled=0)
-    assert second.report.fallbacks == {sized.NOT_YET: 2 * (2 + 2 + 1)}
+    assert second.report.fallbacks == {sized.NOT_YET: 5, sized.FORWARD_LAUNCHED: 5}
 
 
 def test_the_summary_says_at_which_sizes_a_graph_ran_how(
@@ -119,9 +120,9 @@ def test_the_summary_says_at_which_sizes_a_graph_ran_how(
         ("forward", ()): policy.BY_SIZE,
         ("backward", ()): policy.BY_SIZE,
         ("forward", (8,)): "TREES is faster",
-        ("backward", (16,)): "TREES is faster",
+        ("backward", (8, 16)): "TREES is faster",
         ("forward", (16,)): NO_GAIN,
-        ("backward", (32,)): NO_GAIN,
+        ("backward", (16, 32)): NO_GAIN,
     }
     assert summary["bounds"] == {"sizes": 8, "size_calls": 3}
     assert summary["deployed"] == {"LAUNCH": 4, "TREES": 2, "RELOCATE": 0}
@@ -214,7 +215,7 @@ def test_a_size_that_makes_room_is_not_looked_at_any_more(
     assert len(program.slots()) == 2
     session.drift.look()
     expect(session, rechecked=2, sizes=4, measured=4)
-    assert set(session.report.fallbacks) == {sized.NOT_YET, sized.TOO_MANY}
+    assert set(session.report.fallbacks) == {sized.NOT_YET, sized.TOO_MANY, sized.FORWARD_LAUNCHED}
 
 
 def test_none_is_decided_apart_if_that_is_not_wanted(
@@ -246,20 +247,97 @@ def test_relocatable_graphs_are_kept_for_the_sizes_that_run_in_them(
         (8,): False, (16,): True, (24,): True,
     }  # fmt: skip
     assert {sizes: each.closed for sizes, each in backward.by_size.items()} == {
-        (16,): False, (32,): True, (48,): True,
+        (8, 16): False, (16, 32): True, (24, 48): True,
     }  # fmt: skip
     assert not forward.closed
 
 
-def test_all_goes_with_the_model(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("times", [TREES_WIN, LAUNCH_WINS], ids=["trees", "launch"])
+def test_trees_that_lose_are_let_go_of(
+    session: Session, monkeypatch: pytest.MonkeyPatch, times: Mapping[Deployment, float]
+) -> None:
+    """And all goes with the model, without the help of the collector."""
+    made: list[weakref.ref[Trees]] = []
+
+    class Trees:
+        def __init__(self) -> None:
+            made.append(weakref.ref(self))
+
+        def __call__(self, inputs: list[Any]) -> str:
+            return "captured"
+
+    monkeypatch.setattr(test_plan, "trees", lambda runnable, **kwargs: Trees())
     program = Program(session)
-    program.steps([8, 16] * ENOUGH, monkeypatch)
-    left = [weakref.ref(program.ahead.compiled_fn_runner.partitions[0])]
-    left.append(weakref.ref(program.behind.compiled_fn_runner.partitions[0]))
-
-    del program
+    program.forward[8] = program.backward[8] = times
     gc.collect()
+    gc.disable()
+    try:
+        program.steps([8] * ENOUGH, monkeypatch)
+        kept = [ref() is not None for ref in made]
+        slots = [
+            weakref.ref(each.compiled_fn_runner.partitions[0]) for each in (program.ahead, program.behind)
+        ]
+        del program
+        assert [ref() for ref in slots] == [None] * 2
+    finally:
+        gc.enable()
 
-    assert [ref() for ref in left] == [None] * 2
+    assert kept == [times is TREES_WIN] * 2
+    assert [ref() for ref in made] == [None] * 2
     session.drift.look()
     expect(session, rechecked=0)
+
+
+def test_a_size_that_comes_and_goes_is_reported_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(options.SIZES, "1")
+    session = Session(session.locations)
+    program = Program(session)
+    program.steps([8] * 6, monkeypatch)  # is being measured
+    program.steps([24, 32] * 20, monkeypatch)  # and makes room
+    program.steps([8, 40] * 20 + [8] * 2 * ENOUGH, monkeypatch)
+    session.close()
+
+    summary = session.report.summary()
+
+    named = [(each["kind"], tuple(each["sizes"])) for each in summary["decisions"] if each["sizes"]]
+    assert len(named) == len(set(named)) == 2
+    assert summary["deployed"] == {"LAUNCH": 2, "TREES": 2, "RELOCATE": 0}
+    assert set(summary["reasons"]) == {policy.BY_SIZE, "TREES is faster"}
+    expect(session, sizes=8)  # which counts how often
+
+
+def test_a_backward_with_fewer_sizes_goes_with_its_forward(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(pair: Pair, batch: int, length: int) -> tuple[str, str]:
+        (ahead,) = pair[0].current_callable([torch.ones(1), batch, length])
+        (behind,) = pair[1].current_callable([torch.ones(1), length])
+        return ahead, behind
+
+    pair = compile_pair(session)
+    for _ in range(ENOUGH):
+        last = step(pair, 4, 8)
+    assert last == ("captured", "captured")
+    second = Session(session.locations)
+    pair = compile_pair(second)
+
+    assert {step(pair, batch, 8) for batch in range(50)} == {("launched", "launched")}
+    assert [step(pair, 4, 8) for _ in range(3)][-1] == ("captured", "captured")
+    expect(second, measured=0, misses=0)
+
+
+def test_what_a_group_has_found_is_not_overwritten(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where it is not believed."""
+    monkeypatch.setenv(options.REFRESH, "1")
+    session = Session(session.locations)
+    whole, _ = compile_pair(session)
+    for _ in range(ENOUGH):
+        whole.current_callable([torch.ones(1)])  # as it would be for ranks
+    expect(session, measured=1, spooled=1)
+    second = Session(session.locations)
+
+    Program(second).steps([8], monkeypatch)
+
+    expect(second, spooled=1)  # of the backward alone

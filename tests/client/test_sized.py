@@ -19,18 +19,24 @@ LAUNCHED = "launched"
 
 
 class Case:
-    """A graph whose decided sizes return themselves."""
+    """A graph whose decided sizes return themselves. It says the sizes of its steps, unless `leads` is False."""
 
-    def __init__(self, **bounds: int) -> None:
+    def __init__(self, *, leads: bool = True, steps: Steps | None = None, **bounds: int) -> None:
         self.report = Report()
         self.decided: list[Sizes] = []
         self.open: set[Sizes] = set()
         self.most_open = 0
         self.wholes = 0
-        self.steps = Steps("all")
+        self.steps = steps or Steps("all")
         self.sized = Sized(
-            lambda _inputs: LAUNCHED, Bounds(**bounds), self.decide, lambda: self.steps, self.whole, self.report
-        )  # fmt: skip
+            lambda _inputs: LAUNCHED,
+            Bounds(**bounds),
+            self.steps,
+            lambda: leads and self.steps.lead(),
+            self.decide,
+            self.whole,
+            self.report,
+        )
 
     def decide(self, sizes: Sizes) -> Slot:
         self.decided.append(sizes)
@@ -92,17 +98,34 @@ def test_a_size_that_was_not_used_for_long_makes_room_and_can_come_back() -> Non
     busy = case.calls(*[8, 16, 24] * 4)  # both are in use
     assert busy == [(8,), (16,), LAUNCHED] * 4
     assert case.report.fallbacks == {sized.TOO_MANY: 4}
-    case.calls(*[16, 24] * sized.IDLE_CHANGES)
+    case.calls(*[16, 24] * sized.IDLE_TICKS)
     assert case.open == {(16,), (24,)}
-    case.calls(*[24, 8] * sized.IDLE_CHANGES)
+    case.calls(*[24, 8] * sized.IDLE_TICKS)
     assert case.open == {(24,), (8,)}
+
+
+def test_a_few_more_sizes_than_there_is_room_for_do_not_push_each_other_out() -> None:
+    case = Case(sizes=8, calls=3)
+
+    case.calls(*[*range(12)] * 4)
+
+    assert case.decided == [(size,) for size in range(8)]
+    assert case.report.fallbacks == {sized.NOT_YET: 24, sized.TOO_MANY: 8}
+
+
+def test_a_size_that_is_the_only_one_from_now_on_gets_room() -> None:
+    case = Case(sizes=2, calls=1)
+    case.calls(8, 16)
+
+    assert case.calls(*[24] * 2 * sized.IDLE_TICKS)[-1] == (24,)
+    assert case.open == {(16,), (24,)}
 
 
 def test_sizes_that_take_turns_are_not_set_up_for_ever() -> None:
     case = Case(sizes=1, calls=1)
 
     for size in range(100):
-        case.calls(*[size, 1000 + size] * sized.IDLE_CHANGES)
+        case.calls(*[size, 1000 + size] * sized.IDLE_TICKS)
 
     assert len(case.decided) == sized.SETUPS_OF_EACH
     assert len(case.sized._seen) <= sized.REMEMBERED
@@ -167,9 +190,29 @@ def test_another_thread_is_launched_while_one_decides() -> None:
     assert case.report.fallbacks == {sized.BEING_DECIDED: 1}
 
 
+def test_the_first_call_of_another_thread_is_launched_too() -> None:
+    case = Case(calls=1)
+    began, go_on = threading.Event(), threading.Event()
+
+    def begin() -> bool:
+        began.set()
+        return go_on.wait(10)
+
+    case.sized._begin = begin
+    thread = threading.Thread(target=case.calls, args=(8,))
+    thread.start()
+    assert began.wait(10)
+
+    assert case.calls(8) == [LAUNCHED]
+    go_on.set()
+    thread.join()
+    assert case.calls(8) == [(8,)]
+
+
 def test_a_backward_belongs_to_the_forward_of_its_step() -> None:
     steps = Steps("all")
-    assert (steps.lead(), steps.lead()) == (True, False)
+    assert not steps.led
+    assert (steps.lead(), steps.lead(), steps.led) == (True, False, True)
 
     assert steps.family() == "all"
     steps.latest = (8,)
@@ -179,3 +222,30 @@ def test_a_backward_belongs_to_the_forward_of_its_step() -> None:
     assert steps.family() is not eight
     steps.latest = (8,)
     assert steps.family() is eight
+
+
+@pytest.mark.parametrize("own", [(), (3,)], ids=str)
+def test_a_backward_is_decided_and_runs_only_where_its_forward_does(own: Sizes) -> None:
+    """It may have fewer sizes than its forward, and a forward may be called without it."""
+    forward = Case(sizes=1, calls=2)
+    backward = Case(leads=False, steps=forward.steps, sizes=1, calls=9)
+
+    def step(size: int) -> tuple[Any, Any]:
+        return forward.sized([size]), backward.sized(["a tensor", *own])
+
+    assert [step(8), step(8)] == [(LAUNCHED, LAUNCHED), ((8,), (8, *own))]
+    assert backward.report.fallbacks == {sized.FORWARD_LAUNCHED: 1}
+    assert step(9) == (LAUNCHED, LAUNCHED)
+    for size in [16] * 3 * sized.IDLE_TICKS:
+        forward.sized([size])  # validation, say: without a backward
+    assert forward.open == {(16,)}
+    assert step(8) == (LAUNCHED, LAUNCHED)
+    assert step(16) == ((16,), (16, *own))
+    assert backward.decided == [(8, *own), (16, *own)]
+    assert backward.open == {(16, *own)}
+
+
+def test_a_backward_of_a_forward_without_sizes_has_its_own() -> None:
+    backward = Case(leads=False, calls=1)
+
+    assert backward.calls(8) == [(8,)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -368,6 +369,36 @@ def test_observing_ends(step: Step) -> None:
     assert not step.link.pending
     step.link.arm()
     assert step.link.pending
+
+
+def test_each_recording_is_observed_once(step: Step, emulator: Emulator, allocator: Allocator) -> None:
+    """A forward has one for each of its dynamic sizes, and the first that is observed must not be the last."""
+    first, other = step.forward, Forward(emulator, allocator)
+    step.link.arm(first.replay)
+    step.link.arm(other.replay)
+
+    seen = []
+    for step.forward in (first, other):
+        step.run()
+        seen.append((first.replay.recycles, other.replay.recycles, step.link.pending))
+
+    assert seen == [(True, False, True), (True, True, False)]
+    other.replay.close()
+
+
+def test_a_recording_that_is_gone_is_not_waited_for(
+    step: Step, emulator: Emulator, allocator: Allocator
+) -> None:
+    gone = Forward(emulator, allocator)
+    step.link.arm(step.forward.replay)
+    step.link.arm(gone.replay)
+    gone.replay.close()
+    del gone
+    gc.collect()
+
+    step.run()
+
+    assert not step.link.pending
 
 
 def test_with_hooks_on_what_is_saved_nothing_is_observed(step: Step) -> None:

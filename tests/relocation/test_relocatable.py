@@ -407,8 +407,40 @@ def test_each_size_has_its_part_which_can_be_let_go_of(case: Case) -> None:
     assert case.emulator.live()[1] == 1
     captures = case.recorder.captures
     assert parts[2]([case.floats(5, 6), 2])[0].tolist() == [10, 12]
-    assert parts[1]([case.floats(5, 6), 1])[0].tolist() == [10, 12]
+    for _ in range(3):
+        assert parts[1]([case.floats(5, 6), 1])[0].tolist() == [10, 12]
     assert case.recorder.captures == captures + 1
+
+
+def test_a_size_that_will_not_be_recorded_any_more_is_refused_for_now(case: Case) -> None:
+    """Else launched calls would be measured as relocated ones."""
+    run = case.make(add, max_recordings=1)
+
+    def call(n: int) -> None:
+        run([case.allocator.tensor(torch.ones(n)), case.allocator.tensor(torch.ones(n)), n])
+
+    for n in range(1, 10):
+        call(n)
+        call(n)
+
+    assert run.at((relocatable.CAPTURES_OF_EACH,)).refusal is None  # the last that was recorded
+    late = run.at((20,))
+    assert (late.refusal, late.refused_for_good) == (relocatable.TOO_MANY_CAPTURES, False)
+
+
+def test_sizes_that_are_let_go_of_make_room_among_those_that_are_remembered(case: Case) -> None:
+    run = case.make(add)
+
+    def call(n: int) -> None:
+        run([case.allocator.tensor(torch.ones(n)), case.allocator.tensor(torch.ones(n)), n])
+
+    for n in range(1, relocatable.MAX_SIZES + 1):
+        call(n)
+    assert run.at((1000,)).refusal == relocatable.TOO_MANY_SIZES
+
+    run.at((1,)).close()
+
+    assert run.at((1000,)).refusal is None
 
 
 def test_how_many_recordings_there_are_can_be_set(case: Case) -> None:
