@@ -349,6 +349,87 @@ def compile_with_inductor(
     return wrapper(graph, example_inputs)
 
 
+# --- graph passes -----------------------------------------------------------------------------------------------
+
+
+PASSES_REQUIRED = (
+    ("torch._inductor.config", "post_grad_custom_pre_pass"),
+    ("torch._inductor.custom_graph_pass", "CustomGraphPass"),
+    ("torch._inductor.custom_graph_pass", "CustomInferenceAwareGraphPass"),
+    ("torch._inductor.custom_graph_pass", "get_hash_for_files"),
+    ("torch._subclasses.fake_tensor", "FakeTensor"),
+    ("torch.utils._python_dispatch", "_disable_current_modes"),
+)
+"""What changing graphs before they are lowered needs beside `REQUIRED`."""
+
+PASS_OPTION = "post_grad_custom_pre_pass"
+"""Inductor's option for the pass; it holds one, or from 2.13 on several."""
+
+GraphPass = Callable[[torch.fx.Graph], None]
+
+
+@functools.cache
+def missing_for_passes() -> str | None:
+    """Return what this torch lacks for graphs to be changed before they are lowered, or None."""
+    names = [f"{module}.{name}" for module, name in PASSES_REQUIRED if not _has(module, name)]
+    return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
+
+
+def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
+    """Return what Inductor takes for a graph pass: `before`, one of the user's or None, and then `run`.
+
+    `files` hold the code of `run`: Inductor's caches keep graphs apart that other code has changed. Raises TypeError for a pass
+    of the user's that takes more than the graph.
+    """
+    module: Any = importlib.import_module("torch._inductor.custom_graph_pass")
+    earlier = before if isinstance(before, list | tuple) else [before] if before is not None else []
+    if any(isinstance(each, module.CustomInferenceAwareGraphPass) for each in earlier):
+        raise TypeError("a pass of the user's takes more than the graph")
+    own = module.get_hash_for_files(tuple(files))
+
+    class Passes(module.CustomGraphPass):  # type: ignore[misc]
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            for each in (*earlier, run):
+                each(graph)
+
+        def uuid(self) -> Any:
+            uuids = [each.uuid() if isinstance(each, module.CustomGraphPass) else None for each in earlier]
+            return (*uuids, own) if all(uuids) else None  # None: as with theirs alone, nothing is cached
+
+    return Passes()
+
+
+def add_pass(run: GraphPass, files: Sequence[str]) -> Callable[[], None]:
+    """Have Inductor run a pass over each graph before it lowers it, after the user's; return what takes it out again."""
+    config = _inductor_config()
+    before = config.post_grad_custom_pre_pass
+    added = pass_after(before, run, files)
+    config.post_grad_custom_pre_pass = added
+
+    def remove() -> None:
+        # Somebody may have put a pass of their own there since: then that stays.
+        if config.post_grad_custom_pre_pass is added:
+            config.post_grad_custom_pre_pass = before
+
+    return remove
+
+
+def without_modes() -> contextlib.AbstractContextManager[object]:
+    """Return what has operators compute, although a graph is being traced or compiled."""
+    modes: Any = importlib.import_module("torch.utils._python_dispatch")
+    without: contextlib.AbstractContextManager[object] = modes._disable_current_modes()
+    return without
+
+
+def fake_on(device: torch.device, like: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor with the layout of another, on another device."""
+    fake: Any = importlib.import_module("torch._subclasses.fake_tensor")
+    mode: Any = like.fake_mode
+    layout = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
+    made: torch.Tensor = fake.FakeTensor(mode, layout, device)
+    return made
+
+
 # --- process groups ---------------------------------------------------------------------------------------------
 
 

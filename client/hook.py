@@ -34,6 +34,7 @@ class Hook:
         self.everything = False
         self._uninstall: Callable[[], None] | None = None
         self._forget_import: Callable[[], None] | None = None
+        self._remove_pass: Callable[[], None] | None = None
         self._local = threading.local()
         self._boxes: dict[int, Any] = {}
 
@@ -47,6 +48,7 @@ class Hook:
         if self._forget_import is None:
             report.claim_summary()
             self._forget_import = when_imported(_COMPILE_FX, self._install)
+        self._add_pass()
 
     def disable(self) -> None:
         """Take the hook out and end the session, recording what it knows."""
@@ -54,6 +56,8 @@ class Hook:
             self._forget_import()
         if self._uninstall is not None:
             self._uninstall()
+        if self._remove_pass is not None:
+            self._remove_pass()
         with self._guard("making tree managers"):
             self._make_tree_managers()
         self.close()
@@ -61,6 +65,7 @@ class Hook:
         self.everything = False
         self._uninstall = None
         self._forget_import = None
+        self._remove_pass = None
         self._boxes.clear()
 
     def close(self) -> None:
@@ -90,6 +95,43 @@ class Hook:
             self._uninstall = _torch.install(self._around_post_compile, self._around_cudagraphify)
             if reason := autostart.ensure(Transport(self.session.locations.socket)):
                 self.session.report.fail(f"daemon: {reason}")
+        self._add_pass()
+
+    # --- before a compilation ---
+
+    def _add_pass(self) -> None:
+        """Have the rules of placement be applied to all that is compiled, if that is wanted."""
+        if self.everything and self._remove_pass is None and self._places():
+            from pygraphd.client import _torch
+
+            with self._guard("adding a pass"):
+                self._remove_pass = _torch.add_pass(*self._placement())
+
+    def with_placement(self, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Return Inductor's options for what backend "pygraph" compiles, with the rules of placement if these are wanted."""
+        given = dict(options or {})
+        if self._remove_pass is None and self._places():
+            from pygraphd.client import _torch
+
+            with self._guard("adding a pass"):
+                before = given.get(_torch.PASS_OPTION)
+                given[_torch.PASS_OPTION] = _torch.pass_after(before, *self._placement())
+        return given
+
+    def _places(self) -> bool:
+        session = self.session
+        if session is None or not session.options.placement:
+            return False
+        from pygraphd.client import _torch
+
+        if reason := _torch.missing_for_passes():
+            session.report.fail(f"placement: {reason}")
+        return reason is None
+
+    def _placement(self) -> tuple[Callable[[Any], None], tuple[str, ...]]:
+        from pygraphd.client.placement.passes import FILES, Placement
+
+        return Placement(lambda: self.session.report if self.session is not None else None), FILES
 
     # --- within a compilation ---
 
@@ -219,4 +261,5 @@ def backend(
 
     _hook.enable(everything=False)
     with _hook.in_backend():
+        options = _hook.with_placement(options)
         return _torch.compile_with_inductor(graph, example_inputs, mode, options)

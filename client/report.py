@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
 MAX_DECISIONS = 10_000
 """Decisions that a summary lists. A job that goes on compiling only counts the rest, so that its memory is bounded."""
+MAX_REASONS = 200
+"""Reasons that name lines of the user's; further ones are counted together."""
 _OWNER_VARIABLE = "_PYGRAPH_SUMMARY_OWNER"
 
 
@@ -37,6 +39,7 @@ class Report:
         self.daemon_version: str | None = None
         self.bounds: dict[str, int] = {}
         """Options that bound what is kept, by name."""
+        self._left_on_cpu: Counter[str] = Counter()
         self._deployed: Counter[Deployment] = Counter()
         self._reasons: Counter[str] = Counter()
         self._environments: dict[str, Environment] = {}
@@ -50,6 +53,7 @@ class Report:
         `checked` (decisions from elsewhere that were timed) and `disputed` (of these, those that did not hold);
         `rechecked` (looks at what had been deployed for a while) and `drifted` (of these, those that led to measuring anew);
         `sizes` (how often a graph was set up to be decided at one of its dynamic sizes);
+        `placed` (uses of CPU values that take them from the GPU now, of graphs that were compiled here);
         under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
         relocatable graphs
         `captured` (recordings made) and `staged` (inputs that these copy).
@@ -66,6 +70,12 @@ class Report:
         """Note that one call was launched plainly although its graph was being measured."""
         with self._lock:
             self.fallbacks[reason] += 1
+
+    def leave_on_cpu(self, reason: str) -> None:
+        """Note that a compiled graph goes on taking a value from the CPU."""
+        with self._lock:
+            known = reason in self._left_on_cpu or len(self._left_on_cpu) < MAX_REASONS
+            self._left_on_cpu[reason if known else "others"] += 1
 
     def deploy(self, graph: Graph, environment: Environment, decision: Decision, source: Source) -> None:
         """Note how one more region runs from now on, and where that is known from."""
@@ -110,6 +120,7 @@ class Report:
                 "rechecked",
                 "drifted",
                 "sizes",
+                "placed",
                 "led",
                 "followed",
                 "captured",
@@ -122,6 +133,7 @@ class Report:
                 "reasons": dict(+self._reasons),
                 "fallbacks": dict(self.fallbacks),
                 "failures": dict(self.failures),
+                "left_on_cpu": dict(self._left_on_cpu),
                 "lookup_ms": round(self.lookup_ms, 3),
                 "measuring_ms": round(self.measuring_ms, 3),
                 "checking_ms": round(self.checking_ms, 3),

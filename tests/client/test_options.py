@@ -7,6 +7,7 @@ import pytest
 from pygraphd.client import options
 from pygraphd.client.options import (
     DISABLE,
+    PLACEMENT,
     READONLY,
     RECHECK,
     REFRESH,
@@ -29,6 +30,11 @@ def test_switches_are_on(value: str) -> None:
 def test_switches_are_off(value: str) -> None:
     assert options.read({READONLY: value, REFRESH: value}) == options.read({}) == Options()
     assert not options.is_disabled({DISABLE: value})
+
+
+def test_values_are_placed_only_if_that_is_asked_for() -> None:
+    assert options.read({PLACEMENT: "1"}) == Options(placement=True)
+    assert not options.read({}).placement
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,15 @@ def test_the_summary_says_how_each_graph_ran_and_where() -> None:
     assert summary["decisions_left_out"] == 0
 
 
+def test_reasons_that_name_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MAX_REASONS", 2)
+    made = report.Report()
+    for line in (1, 2, 3, 1, 4):
+        made.leave_on_cpu(f"model.py:{line}")
+
+    assert made.summary()["left_on_cpu"] == {"model.py:1": 2, "model.py:2": 1, "others": 2}
+
+
 def test_a_job_that_never_stops_compiling_only_counts_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "MAX_DECISIONS", 3)
     made = report.Report()

@@ -112,6 +112,13 @@ def test_what_keeping_saved_activations_needs_is_there(monkeypatch: pytest.Monke
     assert "lacks references that show" in str(_torch.missing_for_recycling.__wrapped__())
 
 
+def test_what_changing_graphs_needs_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _torch.missing_for_passes() is None
+
+    monkeypatch.setattr(_torch, "PASSES_REQUIRED", (("torch._inductor.config", "gone"),))
+    assert "torch._inductor.config.gone" in str(_torch.missing_for_passes.__wrapped__())
+
+
 def test_hooks_on_saved_tensors_do_not_hide_what_holds_a_tensor() -> None:
     kept: list[torch.Tensor] = []
 

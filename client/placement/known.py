@@ -1,0 +1,271 @@
+"""CPU values that are known when a graph is compiled, put on the GPU then instead of at every call.
+
+They are constants (`torch.tensor([0, 2])` in a forward) and what is computed from constants and sizes alone. It is computed here,
+on the CPU, as it would be at every call: so its bits are the same. Two kinds of use take it from the GPU: a copy to the GPU,
+and indices into a tensor there. Every other use keeps the value that it has.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Graph, Node
+
+from pygraphd.client import _torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_BYTES = 1 << 20
+"""A larger value is not kept on the GPU for the sake of a copy."""
+MAX_COMPUTED_BYTES = 64 << 20
+"""Of one graph: what is computed on the way there is kept until the graph is done with."""
+
+INPUT = "it is an input of the graph, or computed from one"
+TOO_LARGE = "it is larger than 1 MiB"
+TOO_MANY = "what is known of this graph takes more than 64 MiB"
+RUN_TIME_SIZE = "its size is known at run time only"
+RANDOM = "it is random, or not initialised"
+NOT_PLAIN = "it is no plain tensor on the CPU"
+NOT_COMPUTED = "it could not be computed when the graph was compiled"
+NOT_PURE = "it is computed by what may do more than compute"
+A_MASK = "it is a mask, and how much that selects is known at run time only"
+
+_COPY = torch.ops.prims.device_put.default
+_FRESH = torch.ops.aten.lift_fresh_copy.default
+_INDEXING = frozenset(
+    {
+        torch.ops.aten.index.Tensor,
+        torch.ops.aten._unsafe_index.Tensor,
+        torch.ops.aten.index_put.default,
+        torch.ops.aten._unsafe_index_put.default,
+    }
+)
+"""Operators whose second argument is a list of indices."""
+_INDEX_TYPES = frozenset({torch.int64, torch.int32})
+
+Place = Callable[[torch.Tensor, torch.device], torch.Tensor]
+"""Puts a tensor on a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a rule did to a graph: how many uses it changed, and for each CPU value that it left the reason."""
+
+    uses: int
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A CPU value that a node takes to the GPU, or that it indexes something there by."""
+
+    taker: Node
+    value: Node
+    device: torch.device
+
+
+def place_known_values(graph: Graph, place: Place) -> Moved:
+    """Have a graph's uses of known values take them from the GPU, where `place` puts them."""
+    known = _Known(graph)
+    changes: list[tuple[_Use, torch.Tensor]] = []
+    left: list[str] = []
+    for use in _uses(graph):
+        found = known.value(use.value)
+        reason = found if isinstance(found, str) else _why_not(use, found)
+        if reason is not None:
+            left.append(f"{_name(use.taker)} takes a CPU value to the GPU: {reason}{_where(use.taker)}")
+        elif isinstance(found, torch.Tensor):
+            changes.append((use, found))
+    _change(graph, changes, place)
+    return Moved(len(changes), tuple(left))
+
+
+def _uses(graph: Graph) -> Iterator[_Use]:
+    for node in graph.nodes:
+        device = _device(node)
+        if device is None or not _is_elsewhere(device):
+            continue
+        if node.target is _COPY:
+            taken = [node.args[0]]
+        elif node.target in _INDEXING:
+            taken = list(node.args[1])
+        else:
+            continue
+        for value in dict.fromkeys(taken):
+            if isinstance(value, Node) and _is_on_cpu(value):
+                yield _Use(node, value, device)
+
+
+def _why_not(use: _Use, value: torch.Tensor) -> str | None:
+    if use.taker.target in _INDEXING:
+        return None if value.dtype in _INDEX_TYPES else A_MASK
+    copied = use.taker.meta["val"]
+    same = (copied.dtype, copied.size(), copied.stride()) == (value.dtype, value.size(), value.stride())
+    return None if same else NOT_PLAIN
+
+
+class _Known:
+    """The values of a graph's CPU nodes that follow from nothing that changes between calls."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._module = graph.owning_module
+        self._found: dict[Node, torch.Tensor | str] = {}
+        self._bytes = 0
+
+    def value(self, node: Node) -> torch.Tensor | str:
+        """Return a node's value, or why it is not known."""
+        # Not by recursion: a chain of nodes may be longer than Python's stack is deep.
+        waiting = [node]
+        while waiting:
+            each = waiting[-1]
+            missing = [one for one in each.all_input_nodes if one not in self._found]
+            if each in self._found or not (missing and self._may_be_known(each)):
+                waiting.pop()
+                self._found.setdefault(each, self._find(each))
+            else:
+                waiting += missing
+        return self._found[node]
+
+    def _may_be_known(self, node: Node) -> bool:
+        return node.op == "call_function" and _why_not_computed(node) is None
+
+    def _find(self, node: Node) -> torch.Tensor | str:
+        if node.op == "placeholder":
+            return INPUT
+        if node.op == "get_attr":
+            return self._constant(node)
+        reason = _why_not_computed(node)
+        reasons = [self._found[each] for each in node.all_input_nodes if each in self._found]
+        reason = reason or next((each for each in reasons if isinstance(each, str)), None)
+        return reason if reason is not None else self._computed(node)
+
+    def _constant(self, node: Node) -> torch.Tensor | str:
+        value: Any = operator.attrgetter(str(node.target))(self._module)
+        if type(value) is not torch.Tensor or value.device.type != "cpu" or value.requires_grad:
+            return NOT_PLAIN
+        if value.layout is not torch.strided or any(_is_mutating(user) for user in node.users):
+            return NOT_PLAIN
+        return TOO_LARGE if value.nbytes > MAX_BYTES else value
+
+    def _computed(self, node: Node) -> torch.Tensor | str:
+        self._bytes += node.meta["val"].numel() * node.meta["val"].itemsize
+        if self._bytes > MAX_COMPUTED_BYTES:
+            return TOO_MANY
+        values = {each: self._found[each] for each in node.all_input_nodes}
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: values[each])
+        compute: Any = node.target
+        try:
+            with _torch.without_modes(), torch.inference_mode(False), torch.no_grad():
+                result = compute(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - whatever it is, the graph is left as it was
+            return NOT_COMPUTED
+        return result if type(result) is torch.Tensor else NOT_PLAIN
+
+
+def _why_not_computed(node: Node) -> str | None:
+    """Return why a node that computes something cannot be computed now, whatever it takes."""
+    target, value = node.target, node.meta.get("val")
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in {"aten", "prims"}:
+        return NOT_PURE
+    if _is_mutating(node):
+        return NOT_PURE
+    if torch.Tag.nondeterministic_seeded in target.tags or "empty" in target.name():
+        return RANDOM
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return NOT_PLAIN
+    if not all(type(each) is int for each in (*value.size(), *value.stride())):
+        return RUN_TIME_SIZE
+    return TOO_LARGE if value.numel() * value.itemsize > MAX_BYTES else None
+
+
+def _is_mutating(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _change(graph: Graph, changes: list[tuple[_Use, torch.Tensor]], place: Place) -> None:
+    """Change one use after the other: whatever ends this early leaves a graph that computes the same."""
+    constants: dict[tuple[Node, torch.device], Node] = {}
+    for use, value in changes:
+        constant = constants.get((use.value, use.device))
+        if constant is None:
+            constant = _add_constant(graph, use, place(value, use.device))
+            constants[use.value, use.device] = constant
+        if use.taker.target is _COPY:
+            _take_copy(graph, use.taker, constant)
+        else:
+            _take_index(use, constant)
+    for use, _ in changes:
+        _remove_unused(graph, use.value)
+
+
+def _add_constant(graph: Graph, use: _Use, value: torch.Tensor) -> Node:
+    module: Any = graph.owning_module
+    number = 0
+    while hasattr(module, name := f"_pygraph_known_{number}"):
+        number += 1
+    module.register_buffer(name, value, persistent=False)
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        node = graph.get_attr(name)
+    node.meta["val"] = _torch.fake_on(use.device, use.value.meta["val"])
+    return node
+
+
+def _take_copy(graph: Graph, taker: Node, constant: Node) -> None:
+    # A copy of the constant: what the graph returns is the user's to change. Inductor takes a plain clone out again.
+    with graph.inserting_before(taker):
+        copy = graph.call_function(_FRESH, (constant,))
+    copy.meta = dict(taker.meta)
+    taker.replace_all_uses_with(copy)
+    graph.erase_node(taker)
+
+
+def _take_index(use: _Use, constant: Node) -> None:
+    source, indices, *more = use.taker.args
+    assert isinstance(indices, list | tuple)
+    indices = [constant if each is use.value else each for each in indices]
+    use.taker.args = (source, indices, *more)
+
+
+def _remove_unused(graph: Graph, node: Node) -> None:
+    """Remove a node that nobody uses any more, and what was there for it alone; inputs stay."""
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if each.users or each.op == "placeholder" or each.graph is not graph or each not in graph.nodes:
+            continue
+        waiting += each.all_input_nodes
+        graph.erase_node(each)
+
+
+def _device(node: Node) -> torch.device | None:
+    value = node.meta.get("val")
+    return value.device if isinstance(value, torch.Tensor) else None
+
+
+def _is_elsewhere(device: torch.device) -> bool:
+    return str(device.type) != "cpu"
+
+
+def _is_on_cpu(node: Node) -> bool:
+    device = _device(node)
+    return device is not None and device.type == "cpu"
+
+
+def _name(node: Node) -> str:
+    return str(node.target)
+
+
+def _where(node: Node) -> str:
+    """Return the user's line that a node stems from, if that is known."""
+    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+    places = [line for line in lines if line.startswith("File ")]
+    if not places:
+        return ""
+    file, _, rest = places[-1].removeprefix('File "').partition('", line ')
+    return f" ({file}:{rest.partition(',')[0]})"

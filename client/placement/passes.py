@@ -1,0 +1,47 @@
+"""The rules as one pass over each graph before Inductor lowers it, and what the report says of them. Never raises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pygraphd.client import _torch
+from pygraphd.client.placement import known
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pygraphd.client.report import Report
+
+FILES = tuple(str(Path(__file__).with_name(name)) for name in ("passes.py", "known.py"))
+"""Where the rules are: Inductor's caches keep apart what other versions of them have compiled."""
+
+
+class Placement:
+    """Applies the rules to graphs, and notes what they did."""
+
+    def __init__(self, report: Callable[[], Report | None], place: known.Place | None = None) -> None:
+        """Note it in what `report` returns at that time; `place` puts a tensor on a device."""
+        self._report = report
+        self._place = place or _place
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        """Change a graph."""
+        report = self._report()
+        try:
+            moved = known.place_known_values(graph, self._place)
+        except Exception as error:  # noqa: BLE001 - within the user's compilation
+            if report is not None:
+                report.fail(f"placement: {type(error).__name__}: {error}"[:200])
+            return
+        if report is not None:
+            report.count(placed=moved.uses)
+            for reason in moved.left:
+                report.leave_on_cpu(reason)
+
+
+def _place(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    with _torch.without_modes(), torch.inference_mode(False), torch.no_grad():
+        return value.to(device)

@@ -1,0 +1,97 @@
+"""Graphs as Inductor has them before it lowers them, made and run on a CPU; what lies on "the GPU" is marked so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from pygraphd.client import _torch
+
+GPU = torch.device("cuda", 0)
+COPY = torch.ops.prims.device_put.default
+
+
+class Builder:
+    """A graph in the making; each node's value is computed as it goes, so that its layout is right."""
+
+    def __init__(self) -> None:
+        self.module = GraphModule(torch.nn.Module(), Graph())
+        self.graph = self.module.graph
+        self.inputs: list[torch.Tensor] = []
+        self._values: dict[Node, Any] = {}
+        self._mode = FakeTensorMode()
+        self._constants = 0
+
+    def input(self, value: torch.Tensor, *, on_gpu: bool = True) -> Node:
+        self.inputs.append(value)
+        return self._note(self.graph.placeholder(f"arg{len(self.inputs)}"), value, on_gpu=on_gpu)
+
+    def constant(self, value: torch.Tensor) -> Node:
+        name = f"_tensor_constant{self._constants}"
+        self._constants += 1
+        self.module.register_buffer(name, value)
+        return self._note(self.graph.get_attr(name), value, on_gpu=False)
+
+    def call(self, operator: Any, *args: Any, **kwargs: Any) -> Node:
+        """Add an operator; it runs where one of its tensors lies on the GPU."""
+        real_args, real_kwargs = torch.fx.node.map_arg((args, kwargs), lambda node: self._values[node])
+        value = run_operator(operator, real_args, real_kwargs)
+        node = self.graph.call_function(operator, args, kwargs)
+        on_gpu = operator is COPY or any(is_on_gpu(each) for each in node.all_input_nodes)
+        node.meta["stack_trace"] = (
+            '  File "lib.py", line 1, in f\n    x\n  File "model.py", line 12, in forward\n    y'
+        )
+        return self._note(node, value, on_gpu=on_gpu)
+
+    def to_gpu(self, node: Node) -> Node:
+        return self.call(COPY, node, GPU)
+
+    def index(self, tensor: Node, *indices: Node | None) -> Node:
+        return self.call(torch.ops.aten.index.Tensor, tensor, list(indices))
+
+    def value(self, node: Node) -> torch.Tensor:
+        value: torch.Tensor = self._values[node]
+        return value
+
+    def output(self, *nodes: Node) -> Graph:
+        self.graph.output(tuple(nodes))
+        self.graph.lint()
+        return self.graph
+
+    def _note(self, node: Node, value: Any, *, on_gpu: bool) -> Node:
+        self._values[node] = value
+        if isinstance(value, torch.Tensor):
+            fake = self._mode.from_tensor(value)
+            node.meta["val"] = _torch.fake_on(GPU, fake) if on_gpu else fake
+        return node
+
+
+class _OnTheCpu(Interpreter):  # type: ignore[misc]
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return run_operator(target, args, kwargs)
+
+
+def run_operator(operator: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator on a CPU, where a copy to the GPU is a copy."""
+    return args[0].clone() if operator is COPY else operator(*args, **kwargs)
+
+
+def run(graph: Graph, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    module: Any = graph.owning_module
+    module.recompile()
+    results: tuple[torch.Tensor, ...] = _OnTheCpu(module).run(*(each.clone() for each in inputs))
+    return results
+
+
+def is_on_gpu(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, FakeTensor) and value.device.type == GPU.type
+
+
+def place(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Stand in for copying to the GPU."""
+    assert device == GPU
+    return value.clone()

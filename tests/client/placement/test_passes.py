@@ -1,0 +1,251 @@
+"""The rules as Inductor applies them: in real compilations, with its caches, beside passes of the user's, and never in the way."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+from torch._dynamo.utils import counters
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomInferenceAwareGraphPass
+
+from pygraphd.client import _torch, options
+from pygraphd.client.hook import Hook
+from pygraphd.client.placement import known
+from pygraphd.client.placement.passes import FILES, Placement
+from pygraphd.client.report import Report
+from tests.client.placement.graphs import COPY, Builder, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from torch.fx import Graph
+
+    from tests.client.conftest import Run
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
+    """Have the rules take this CPU for a GPU, too, so that they have something to do; return what they report to."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(known, "_is_elsewhere", lambda device: True)
+    torch._dynamo.reset()
+    report = Report()
+    remove = _torch.add_pass(Placement(lambda: report), FILES)
+    yield report
+    remove()
+    torch._dynamo.reset()
+
+
+def pick(x: torch.Tensor) -> torch.Tensor:
+    """Pick by more indices than Inductor writes into its code."""
+    return x[:, torch.tensor([5, 3, 1, 0, 2, 4, 6, 8, 7, 9, 11, 10])] @ x[:, :12].t()
+
+
+def test_inductor_lowers_what_the_rules_have_changed_and_finds_it_in_its_caches(added: Report) -> None:
+    x = torch.randn(3, 12, requires_grad=True)
+    expected = pick(x)
+    (gradient,) = torch.autograd.grad(expected.sum(), x)
+    for hits in (0, 2):
+        torch._dynamo.reset()
+        counters.clear()
+        compiled = torch.compile(pick)
+
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), expected)
+            torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x)[0], gradient)
+
+        found = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+        assert (found > 0) == (hits > 0)
+        assert added.counts["placed"] == 2  # in the forward and in the backward, and not again
+    assert added.failures == {}
+
+
+def constant(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a copy of a constant, and multiply by it."""
+    weights = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9]])
+    return weights, x @ weights
+
+
+@pytest.fixture
+def _with_copies() -> Iterator[None]:
+    """Have every constant be copied to where it is, which Inductor would see through by itself."""
+
+    def copy_constants(graph: Graph) -> None:
+        for node in list(graph.find_nodes(op="call_function", target=torch.ops.aten.lift_fresh_copy.default)):
+            with graph.inserting_after(node):
+                copy = graph.call_function(COPY, (node, torch.device("cpu")))
+            copy.meta = dict(node.meta)
+            node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
+
+    remove = _torch.add_pass(copy_constants, (__file__,))
+    yield
+    remove()
+
+
+@pytest.mark.usefixtures("_with_copies")
+def test_a_copy_that_is_returned_is_the_users_to_change(added: Report) -> None:
+    compiled, x = torch.compile(constant), torch.randn(3, 3)
+
+    for _ in range(3):
+        for result, expected in zip(compiled(x), constant(x), strict=True):
+            torch.testing.assert_close(result, expected)
+            result.zero_()
+
+    assert added.counts["placed"] == 1
+    assert added.failures == {}
+
+
+def test_what_goes_wrong_is_counted_and_leaves_the_graph_as_it_was(
+    added: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(known, "place_known_values", fail)
+    x = torch.randn(3, 12)
+
+    torch.testing.assert_close(torch.compile(pick)(x), pick(x))
+
+    assert added.failures == {"placement: RuntimeError: broken": 1}
+
+
+def test_what_is_left_is_said_with_its_line() -> None:
+    build = Builder()
+    x, index = build.input(torch.randn(4)), build.input(torch.tensor([1]), on_gpu=False)
+    graph = build.output(build.index(x, index))
+    report = Report()
+
+    Placement(lambda: report, place)(graph)
+    Placement(lambda: None, place)(graph)
+
+    (reason,) = report.summary()["left_on_cpu"]
+    assert reason.endswith(f"{known.INPUT} (model.py:12)")
+
+
+class Theirs(CustomGraphPass):  # type: ignore[misc]
+    """A pass of the user's."""
+
+    def __init__(self, name: str | None, log: list[str]) -> None:
+        self._name = name
+        self._log = log
+
+    def __call__(self, graph: Graph) -> None:
+        self._log.append("theirs")
+
+    def uuid(self) -> str | None:
+        return self._name
+
+
+def test_passes_of_the_users_come_first_and_keep_their_say_in_the_caches() -> None:
+    log: list[str] = []
+
+    def ours(graph: Graph) -> None:
+        log.append("ours")
+
+    alone = _torch.pass_after(None, ours, FILES).uuid()
+    named = _torch.pass_after(Theirs("one", log), ours, FILES)
+    assert len({alone, named.uuid(), _torch.pass_after(Theirs("two", log), ours, FILES).uuid()}) == 3
+    assert named.uuid() == _torch.pass_after([Theirs("one", log)], ours, FILES).uuid()
+    assert _torch.pass_after(Theirs(None, log), ours, FILES).uuid() is None
+    assert _torch.pass_after(ours, ours, FILES).uuid() is None  # a plain function has no name
+
+    named(None)
+
+    assert log == ["theirs", "ours"]
+
+
+def test_a_pass_that_is_replaced_stays_replaced() -> None:
+    mine = Theirs("one", [])
+    remove = _torch.add_pass(lambda graph: None, FILES)
+    with inductor_config.patch({_torch.PASS_OPTION: mine}):
+        remove()
+        assert inductor_config.post_grad_custom_pre_pass is mine
+    remove()
+    assert inductor_config.post_grad_custom_pre_pass is None
+
+
+class Aware(CustomInferenceAwareGraphPass):  # type: ignore[misc]
+    def __call__(self, graph: Graph, is_inference: bool) -> None:
+        """Do nothing."""
+
+    def uuid(self) -> str:
+        return "aware"
+
+
+def test_a_pass_that_takes_more_is_left_alone(hook: Callable[[], Hook]) -> None:
+    with inductor_config.patch({_torch.PASS_OPTION: Aware()}):
+        made = hook()
+        assert isinstance(inductor_config.post_grad_custom_pre_pass, Aware)
+        assert made.session is not None
+        assert "TypeError" in str(made.session.report.failures)
+
+
+@pytest.fixture
+def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Hook]]:
+    """Return what makes a hook of its own, on."""
+    monkeypatch.setenv("PYGRAPHD_HOME", str(tmp_path))
+    monkeypatch.setenv("PYGRAPHD_AUTOSTART", "0")
+    monkeypatch.setenv(options.PLACEMENT, "1")
+    importlib.import_module(_torch.COMPILE_FX)  # else the hook waits for that
+    made: list[Hook] = []
+
+    def make(*, everything: bool = True) -> Hook:
+        made.append(Hook())
+        made[-1].enable(everything=everything)
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.disable()
+
+
+def test_the_hook_adds_the_pass_and_takes_it_out(
+    hook: Callable[..., Hook], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = hook()
+    assert is_added()
+    assert one.with_placement({"shape_padding": True}) == {"shape_padding": True}  # it is there already
+    one.disable()
+    assert not is_added()
+
+    backend_alone = hook(everything=False)
+    assert not is_added()
+    assert set(backend_alone.with_placement(None)) == {_torch.PASS_OPTION}
+    backend_alone.enable()
+    assert is_added()
+    backend_alone.disable()
+
+    monkeypatch.delenv(options.PLACEMENT)
+    without = hook()
+    assert not is_added()
+    assert without.with_placement(None) == {}
+
+
+def is_added() -> bool:
+    return inductor_config.post_grad_custom_pre_pass is not None
+
+
+# Matrix products alone: no C++ compiler takes its seconds.
+PROGRAM = """
+import torch
+
+x = torch.randn(3, 3)
+for arguments in ({}, {"backend": "pygraph"}):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x @ x, **arguments)
+    torch.testing.assert_close(compiled(x), x @ x)
+"""
+
+
+def test_on_the_cpu_there_is_nothing_to_do(run: Run) -> None:
+    outcome = run(PROGRAM, PYGRAPH_PLACEMENT="1")
+
+    assert (outcome.summary["placed"], outcome.summary["left_on_cpu"]) == (0, {})
+    assert not [text for text in outcome.summary["failures"] if not text.startswith("daemon: ")]
+    assert "Warning" not in outcome.output
