@@ -18,6 +18,8 @@ from benchmarks.workloads import WORKLOADS, select_workloads
 
 _STANDARD_WORKLOADS = "resnet50-inference,resnet50-training,bert-inference,bert-training,three-ops"
 
+_STANDARD_PEERS = "eager,default,reduce-overhead,pygraph-cold,pygraph-warm,pygraph-default"
+
 _REGION_WORKLOADS = "three-ops,wide-inference,autoencoder-inference,resnet50-inference,bert-inference,resnet50-training,bert-training"
 
 
@@ -56,7 +58,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_run)
     parser.add_argument("--list", action="store_true", help="show the workloads and peers, and run nothing")
     parser.add_argument("--workloads", type=_names, default=_STANDARD_WORKLOADS, metavar="A,B")
-    parser.add_argument("--peers", type=_names, default=",".join(PEERS), metavar="P,Q")
+    parser.add_argument("--peers", type=_names, default=_STANDARD_PEERS, metavar="P,Q")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the result file (JSON), replaced whole")
     parser.add_argument(
         "--repetitions", type=_positive, default=3, help="processes for each pair (default 3)"

@@ -35,6 +35,8 @@ class Peer:
     compile: Compile
     cache: Cache
     summary: str
+    environ: tuple[tuple[str, str], ...] = ()
+    """What it sets beside what all of its kind do."""
 
 
 _PEERS = (
@@ -48,6 +50,13 @@ _PEERS = (
     ),
     Peer("pygraph-cold", Compile.REDUCE_OVERHEAD, Cache.COLD, "the same under PYGRAPH=1, empty cache"),
     Peer("pygraph-warm", Compile.REDUCE_OVERHEAD, Cache.WARM, "the same under PYGRAPH=1, filled cache"),
+    Peer(
+        "pygraph-placed",
+        Compile.REDUCE_OVERHEAD,
+        Cache.COLD,
+        "pygraph-cold with PYGRAPH_PLACEMENT=1",
+        (("PYGRAPH_PLACEMENT", "1"),),
+    ),
     Peer(
         "pygraph-default", Compile.DEFAULT, Cache.COLD, "torch.compile(module) under PYGRAPH=1, empty cache"
     ),

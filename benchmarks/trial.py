@@ -107,7 +107,8 @@ class Trials:
         self, turn: Turn, task: Task, home: Path, caches: Path, purpose: str, more: Mapping[str, str]
     ) -> tuple[Answer, dict[str, Any]]:
         summary_file = self._file(turn, f"{purpose}-summary.json")
-        environ = {**product_environment(os.environ, caches, home, summary_file), **more}
+        product = product_environment(os.environ, caches, home, summary_file)
+        environ = {**product, **dict(turn.peer.environ), **more}
         answer = self._run_child(turn, task, environ, purpose)
         return answer, _read_summary(summary_file)
 
@@ -163,7 +164,8 @@ class Trials:
         owner = {
             CachePolicy.FRESH: f"{turn.peer.name}.{turn.repetition + 1}",
             CachePolicy.PEER: turn.peer.name,
-            CachePolicy.SHARED: f"mode.{turn.peer.compile}",
+            # What sets more may compile other code, which the compiler's own keys tell apart, and `compiled_cold` would not.
+            CachePolicy.SHARED: ".".join(("mode", turn.peer.compile, *dict(turn.peer.environ))),
         }[self._settings.caches]
         return self._folder / f"caches.{turn.workload.name}.{owner}"
 

@@ -107,6 +107,13 @@ _WORKLOADS = (
         "the same the other way round: the GPU waits for the host while the small graphs are called",
     ),
     Workload(
+        "dlrm-inference",
+        Mode.INFERENCE,
+        256,
+        "recommendation:dlrm_inference",
+        "26 tables, 351 interactions picked by indices that the forward makes on the CPU",
+    ),
+    Workload(
         "mlp-training",
         Mode.TRAINING,
         16,
