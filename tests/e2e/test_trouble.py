@@ -39,17 +39,20 @@ def assert_unharmed(outcome: Outcome, plain: Outcome) -> None:
 
 
 def run_in_time(sandbox: Sandbox, plain: Outcome) -> Outcome:
-    """Run the program; one run as quick as it should be is enough, since the machine may be busy with other things."""
+    """Run the program; one run as quick as it should be is enough, since the machine may be busy with other things.
+
+    After one that was not, it is held against a run without PyGraph of the same moment.
+    """
+    plain_s = plain.seconds
     for _ in range(ATTEMPTS):
         shutil.rmtree(
             sandbox.locations.spool, ignore_errors=True
         )  # or the next attempt knows what this one found
         outcome = sandbox.run()
-        if outcome.seconds < plain.seconds + SLOWER_S:
+        if outcome.seconds < plain_s + SLOWER_S:
             return outcome
-    pytest.fail(
-        f"{outcome.seconds:.1f} s in the last of {ATTEMPTS} runs, {plain.seconds:.1f} s without PyGraph"
-    )
+        plain_s = max(plain.seconds, sandbox.run(hook=False).seconds)
+    pytest.fail(f"{outcome.seconds:.1f} s in the last of {ATTEMPTS} runs, {plain_s:.1f} s without PyGraph")
 
 
 def read_request(handler: socketserver.StreamRequestHandler) -> None:
