@@ -355,7 +355,8 @@ def compile_with_inductor(
 PASSES_REQUIRED = (
     ("torch._inductor.config", "post_grad_custom_pre_pass"),
     ("torch._inductor.custom_graph_pass", "CustomGraphPass"),
-    ("torch._inductor.custom_graph_pass", "CustomInferenceAwareGraphPass"),
+    ("torch._inductor.config", "_config"),
+    ("torch._inductor.compile_fx", "_recursive_post_grad_passes"),
     ("torch._inductor.custom_graph_pass", "get_hash_for_files"),
     ("torch._subclasses.fake_tensor", "FakeTensor"),
     ("torch.utils._python_dispatch", "_disable_current_modes"),
@@ -376,25 +377,31 @@ def missing_for_passes() -> str | None:
 
 
 def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
-    """Return what Inductor takes for a graph pass: `before`, one of the user's or None, and then `run`.
+    """Return what Inductor takes for a graph pass: `before`, one of the user's or None, and then `run`, while it is `active`.
 
     `files` hold the code of `run`: Inductor's caches keep graphs apart that other code has changed. Raises TypeError for a pass
     of the user's that takes more than the graph.
     """
     module: Any = importlib.import_module("torch._inductor.custom_graph_pass")
     earlier = before if isinstance(before, list | tuple) else [before] if before is not None else []
-    if any(isinstance(each, module.CustomInferenceAwareGraphPass) for each in earlier):
+    takes_more = getattr(module, "CustomInferenceAwareGraphPass", ())  # 2.11 has none
+    if any(isinstance(each, takes_more) for each in earlier):
         raise TypeError("a pass of the user's takes more than the graph")
     own = module.get_hash_for_files(tuple(files))
 
     class Passes(module.CustomGraphPass):  # type: ignore[misc]
+        active = True
+
         def __call__(self, graph: torch.fx.Graph) -> None:
-            for each in (*earlier, run):
+            for each in (*earlier, run) if self.active else earlier:
                 each(graph)
 
         def uuid(self) -> Any:
             uuids = [each.uuid() if isinstance(each, module.CustomGraphPass) else None for each in earlier]
             return (*uuids, own) if all(uuids) else None  # None: as with theirs alone, nothing is cached
+
+        def __deepcopy__(self, memo: object) -> Passes:
+            return self  # each thread takes a copy of a default, which is to be this one
 
     return Passes()
 
@@ -402,16 +409,42 @@ def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
 def add_pass(run: GraphPass, files: Sequence[str]) -> Callable[[], None]:
     """Have Inductor run a pass over each graph before it lowers it, after the user's; return what takes it out again."""
     config = _inductor_config()
-    before = config.post_grad_custom_pre_pass
-    added = pass_after(before, run, files)
-    config.post_grad_custom_pre_pass = added
+    # From 2.12 on what is set holds for one thread, and backwards are compiled in others: for these there is the default.
+    entry = config._config[PASS_OPTION]
+    default, before = entry.default, getattr(config, PASS_OPTION)
+    everywhere = pass_after(default, run, files)
+    here = everywhere if before is default else pass_after(before, run, files)
+    entry.default = everywhere
+    setattr(config, PASS_OPTION, here)
 
     def remove() -> None:
+        everywhere.active = here.active = False  # threads may have taken them up for good
+        if entry.default is everywhere:
+            entry.default = default
         # Somebody may have put a pass of their own there since: then that stays.
-        if config.post_grad_custom_pre_pass is added:
-            config.post_grad_custom_pre_pass = before
+        if getattr(config, PASS_OPTION) in (here, everywhere):
+            setattr(config, PASS_OPTION, before)
 
     return remove
+
+
+def current_pass() -> Any:
+    """Return the graph pass that Inductor runs in this thread, or None."""
+    return getattr(_inductor_config(), PASS_OPTION)
+
+
+def is_in_subgraph() -> bool:
+    """Whether the pass that is running was given a graph within another, such as a branch of `torch.cond`."""
+    depth, frame = 0, cast("Any", sys._getframe(1))
+    while frame is not None:
+        depth += frame.f_code.co_name == "_recursive_post_grad_passes"
+        frame = frame.f_back
+    return depth > 1
+
+
+def has_frozen_values(module: Any) -> bool:
+    """Whether parameters are constants of a graph: then what is made of them must not outlive them in Inductor's caches."""
+    return bool(getattr(module, "_has_frozen_params", False))
 
 
 def without_modes() -> contextlib.AbstractContextManager[object]:

@@ -35,7 +35,7 @@ DRIFTED = "measured anew, since a call has come to cost over 20 % more or less t
 class Claimed:
     """What a decision from elsewhere says: a deployment, and the median cost of a call in it, in microseconds.
 
-    `sizes` are the dynamic sizes that this holds for.
+    `sizes` are the integers of the calls that this holds for.
     """
 
     deployment: Deployment

@@ -48,7 +48,8 @@ class Hook:
         if self._forget_import is None:
             report.claim_summary()
             self._forget_import = when_imported(_COMPILE_FX, self._install)
-        self._add_pass()
+        else:
+            self._add_pass()  # so far there was backend "pygraph" alone
 
     def disable(self) -> None:
         """Take the hook out and end the session, recording what it knows."""
@@ -114,7 +115,7 @@ class Hook:
             from pygraphd.client import _torch
 
             with self._guard("adding a pass"):
-                before = given.get(_torch.PASS_OPTION)
+                before = given.get(_torch.PASS_OPTION, _torch.current_pass())
                 given[_torch.PASS_OPTION] = _torch.pass_after(before, *self._placement())
         return given
 

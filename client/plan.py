@@ -17,7 +17,7 @@ from pygraphd.client import _torch, policy
 from pygraphd.client.agreement import ALONE, Part, possible
 from pygraphd.client.candidates import Candidates, Deployed, Relocating, deployed
 from pygraphd.client.checking import Checked, Claimed
-from pygraphd.client.region import Region
+from pygraphd.client.region import Region, Tally
 from pygraphd.client.sized import Sized, Slot
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Record
 from pygraphd.schema.summary import Source
@@ -64,7 +64,11 @@ class Plan:
         self._steps = session.steps(family)
         self._families: dict[str, object] = {}  # of graphs at some sizes, by digest
         self._by_size: dict[str, weakref.ref[Sized]] = {}
+        self._integers: dict[str, Sizes] = {}
+        """Of these graphs, the integers that they are given: not those of the forward that they go by."""
         self._looks: dict[str, int] = {}
+        self._tallies: dict[str, Tally] = {}
+        self._checks: dict[str, int] = {}
         self._part = part
         self._link = None if facts.is_inference else session.link(family)
         self._next = 0
@@ -138,11 +142,12 @@ class Plan:
         self._look_again_at_all()
         return run
 
-    def _slot(self, graph: Graph, candidates: Candidates, sizes: Sizes) -> Slot:
+    def _slot(self, graph: Graph, candidates: Candidates, sizes: Sizes, own: Sizes) -> Slot:
         """Return what runs a graph at one set of sizes, as the cache says, or by a region that finds out."""
-        at_sizes, there = graph.at(sizes), candidates.at(sizes).renewed()
+        at_sizes, there = graph.at(sizes), candidates.at(own).renewed()
         self._by_size[at_sizes.digest] = self._by_size[graph.digest]
         self._families[at_sizes.digest] = self._steps.family()
+        self._integers[at_sizes.digest] = own
         self._session.report.count(sizes=1)
         known = self._session.look_up([at_sizes], self._environment)
         self._entries.update(known.entries)
@@ -155,7 +160,8 @@ class Plan:
     def _let_go(self, graph: Graph, relocate: Relocating | None) -> None:
         """Give back what a graph keeps at sizes that have not come back for long, and take back what was said of it."""
         self._session.drift.forget(self._looks.pop(graph.digest, -1))
-        self._session.forget(graph, self._environment)
+        tally, check = self._tallies.pop(graph.digest, None), self._checks.pop(graph.digest, -1)
+        self._session.forget(graph, self._environment, tally, check)
         if relocate is not None:
             relocate.close()
 
@@ -244,6 +250,7 @@ class Plan:
         )
         self._open += 1
         self._note_forward(graph, None)
+        self._tallies[graph.digest] = region.tally
         rejected = disputed or self._rejected.get(graph.digest)
         self._session.watch(region, self._environment, self._family_of(graph), cached, rejected)
         return region
@@ -267,8 +274,9 @@ class Plan:
         self._open += 1
         self._note_forward(graph, decision.deployment)
         number = self._session.begin_check(graph, self._environment, decision)
+        self._checks[graph.digest] = number
         assert entry.cost_us is not None
-        claimed = Claimed(decision.deployment, entry.cost_us, graph.sizes)
+        claimed = Claimed(decision.deployment, entry.cost_us, self._integers.get(graph.digest, ()))
         jury = self._session.families.jury(id(self._family_of(graph)))
         return Checked(runnable, claimed, candidates.device_index, settle, self._session.report, jury)
 
@@ -408,7 +416,7 @@ class Plan:
         """Have what was deployed be timed again now and then; ranks run what they have agreed on."""
         if made.cost_us is None or self._part is not ALONE:
             return
-        claimed = Claimed(made.deployment, made.cost_us, graph.sizes)
+        claimed = Claimed(made.deployment, made.cost_us, self._integers.get(graph.digest, ()))
         drift, family = self._session.drift, id(self._family_of(graph))
         number = drift.add(family, functools.partial(self._look, graph, made, claimed))
         self._looks[graph.digest] = number

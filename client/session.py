@@ -158,15 +158,15 @@ class Session:
             self.report.count(disputed=1)
             self.report.step_aside(DISPUTED)
 
-    def forget(self, graph: Graph, environment: Environment) -> None:
-        """Take back what was noted of a graph at a size that makes room: it is launched now, and may be set up again."""
-        for tally, watched in list(self._watched.items()):
-            if watched.graph.digest == graph.digest:
-                self._watched.pop(tally, None)
-        for number, (checked, _, _) in list(self._checked.items()):
-            if checked.digest == graph.digest:
-                self._checked.pop(number, None)
-        self.report.take_back(graph, environment)
+    def forget(self, graph: Graph, environment: Environment, tally: Tally | None, check: int) -> None:
+        """Take back what was noted of a graph at a size that makes room: it is launched now, and may be set up again.
+
+        `tally` is its region's, `check` what `begin_check` has returned, if there were any. Another copy of the graph may be at work.
+        """
+        is_open = self._watched.pop(id(tally), None) is not None
+        is_open |= self._checked.pop(check, None) is not None
+        if not is_open:
+            self.report.take_back(graph, environment)
 
     def note_drift(self, graph: Graph, environment: Environment) -> Entry | None:
         """Note that a deployed graph does not cost any more what it did; return what the cache says, which is outdated."""

@@ -81,14 +81,14 @@ class Sized:
         bounds: Bounds,
         steps: Steps,
         begin: Callable[[], bool],
-        decide: Callable[[Sizes], Slot],
+        decide: Callable[[Sizes, Sizes], Slot],
         whole: Callable[[Sized], Runnable],
         report: Report,
     ) -> None:
         """Run by `launch` what is not decided, and by what `decide` returns what is.
 
         `begin` is called once there are sizes, and returns whether they are those of `steps`; if not, a call has the sizes of its
-        step and its own, and is launched if the step's are not set up. `whole` returns what runs a graph that turns out to
+        step and its own, and is launched if the step's are not set up. `decide` takes all sizes of a call, and its own. `whole` returns what runs a graph that turns out to
         have no sizes, or too many in a call.
         """
         self._launch = launch
@@ -118,19 +118,19 @@ class Sized:
             integers = self._look_at(inputs)
             if integers is None:
                 return self._step_aside(BEING_DECIDED, inputs)
-        sizes = tuple([inputs[index] for index in integers])
+        sizes = own = tuple([inputs[index] for index in integers])
         steps = self._steps
         if self._leads:
-            steps.latest = sizes
+            steps.latest = own
         elif steps.led:
             step = steps.latest
-            sizes = (*step, *sizes)
+            sizes = (*step, *own)
             if step not in steps.set_up:
                 return self._step_aside(FORWARD_LAUNCHED, inputs)
         if sizes != self._latest:
             self._note_change(sizes)
         run = self._runs.get(sizes)
-        return run(inputs) if run is not None else self._cold(sizes, inputs)
+        return run(inputs) if run is not None else self._cold(sizes, own, inputs)
 
     def replace(self, sizes: Sizes, one: object, other: Runnable) -> bool:
         """Put one callable in the place of another, which runs some sizes; return whether that was there."""
@@ -179,12 +179,12 @@ class Sized:
         self._stays = False
         self._latest = sizes
 
-    def _cold(self, sizes: Sizes, inputs: list[Any]) -> Any:
+    def _cold(self, sizes: Sizes, own: Sizes, inputs: list[Any]) -> Any:
         if not self._deciding.acquire(blocking=False):
             return self._step_aside(BEING_DECIDED, inputs)
         try:
             reason = self._why_not_decide(sizes)
-            run = self._set_up(sizes) if reason is None else self._launch
+            run = self._set_up(sizes, own) if reason is None else self._launch
         finally:
             self._deciding.release()
         return self._step_aside(reason, inputs) if reason is not None else run(inputs)
@@ -194,8 +194,9 @@ class Sized:
         return self._launch(inputs)
 
     def _why_not_decide(self, sizes: Sizes) -> str | None:
-        # What goes by another's sizes is called with them for the first time only after these have come back.
-        if self._count(sizes) < self._bounds.calls and not self._follows():
+        # The step's sizes have come back when they are set up; others of its own within a step may not.
+        is_awaited = self._follows() and not self._knows_step(sizes)
+        if self._count(sizes) < self._bounds.calls and not is_awaited:
             return NOT_YET
         if self._setups >= SETUPS_OF_EACH * self._bounds.sizes:
             return TOO_MANY
@@ -231,14 +232,18 @@ class Sized:
     def _follows(self) -> bool:
         return self._steps.led and not self._leads
 
+    def _knows_step(self, sizes: Sizes) -> bool:
+        step = self._steps.latest
+        return any(each[: len(step)] == step for each in (*self._slots, *self._seen))
+
     def _is_gone(self, sizes: Sizes) -> bool:
         """Whether the forward is launched at the sizes of this step, which come first."""
         return self._follows() and sizes[: len(self._steps.latest)] not in self._steps.set_up
 
-    def _set_up(self, sizes: Sizes) -> Runnable:
+    def _set_up(self, sizes: Sizes, own: Sizes) -> Runnable:
         self._setups += 1
         del self._seen[sizes]
-        slot = self._guarded(lambda: self._decide(sizes)) or Slot(self._launch, _nothing)
+        slot = self._guarded(lambda: self._decide(sizes, own)) or Slot(self._launch, _nothing)
         with self._changing:
             self._slots[sizes] = slot
             self._runs[sizes] = slot.run

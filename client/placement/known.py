@@ -1,8 +1,8 @@
 """CPU values that are known when a graph is compiled, put on the GPU then instead of at every call.
 
-They are constants (`torch.tensor([0, 2])` in a forward) and what is computed from constants and sizes alone. It is computed here,
-on the CPU, as it would be at every call: so its bits are the same. Two kinds of use take it from the GPU: a copy to the GPU,
-and indices into a tensor there. Every other use keeps the value that it has.
+They are constants (`torch.tensor([0, 2])` in a forward) and what is computed from these. It is computed here, on the CPU, so its
+bits are those of a program that is not compiled. Two kinds of use take it from the GPU: a copy to the GPU, and indices into a
+tensor there. Every other use keeps the value that it has. What comes from sizes alone Inductor moves itself.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ RANDOM = "it is random, or not initialised"
 NOT_PLAIN = "it is no plain tensor on the CPU"
 NOT_COMPUTED = "it could not be computed when the graph was compiled"
 NOT_PURE = "it is computed by what may do more than compute"
+NO_CONSTANT = "it comes from sizes alone, and Inductor moves what it can of these"
+USED_HERE = "the CPU goes on with it, and would compute other bits"
 A_MASK = "it is a mask, and how much that selects is known at run time only"
 
 _COPY = torch.ops.prims.device_put.default
@@ -46,6 +48,7 @@ _INDEXING = frozenset(
     }
 )
 """Operators whose second argument is a list of indices."""
+_COPIES = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.clone.default})
 _INDEX_TYPES = frozenset({torch.int64, torch.int32})
 
 Place = Callable[[torch.Tensor, torch.device], torch.Tensor]
@@ -76,13 +79,22 @@ def place_known_values(graph: Graph, place: Place) -> Moved:
     left: list[str] = []
     for use in _uses(graph):
         found = known.value(use.value)
-        reason = found if isinstance(found, str) else _why_not(use, found)
-        if reason is not None:
-            left.append(f"{_name(use.taker)} takes a CPU value to the GPU: {reason}{_where(use.taker)}")
-        elif isinstance(found, torch.Tensor):
+        reason = found if isinstance(found, str) else known.why_not(use.value) or _why_not(use, found)
+        if isinstance(found, torch.Tensor) and reason is None:
             changes.append((use, found))
+        elif reason != NO_CONSTANT:
+            left.append(_said(use, str(reason)))
     _change(graph, changes, place)
     return Moved(len(changes), tuple(left))
+
+
+def all_left(graph: Graph, reason: str) -> tuple[str, ...]:
+    """Return what is to be said of a graph that is left as it is."""
+    return tuple(_said(use, reason) for use in _uses(graph))
+
+
+def _said(use: _Use, reason: str) -> str:
+    return f"{_name(use.taker)} takes a CPU value to the GPU: {reason}{_where(use.taker)}"
 
 
 def _uses(graph: Graph) -> Iterator[_Use]:
@@ -115,6 +127,8 @@ class _Known:
     def __init__(self, graph: Graph) -> None:
         self._module = graph.owning_module
         self._found: dict[Node, torch.Tensor | str] = {}
+        self._constants: set[Node] = set()
+        """Those that are constants, or are computed from one."""
         self._bytes = 0
 
     def value(self, node: Node) -> torch.Tensor | str:
@@ -131,6 +145,15 @@ class _Known:
                 waiting += missing
         return self._found[node]
 
+    def why_not(self, node: Node) -> str | None:
+        """Return why a known value is not to be taken from elsewhere."""
+        if node not in self._constants:
+            return NO_CONSTANT
+        computed = node.op == "call_function" and node.target not in _COPIES
+        goes_on = any(user.op == "output" or _is_on_cpu(user) for user in node.users)
+        inexact = isinstance(self._found[node], torch.Tensor) and node.meta["val"].is_floating_point()
+        return USED_HERE if computed and goes_on and inexact else None
+
     def _may_be_known(self, node: Node) -> bool:
         return node.op == "call_function" and _why_not_computed(node) is None
 
@@ -138,7 +161,10 @@ class _Known:
         if node.op == "placeholder":
             return INPUT
         if node.op == "get_attr":
+            self._constants.add(node)
             return self._constant(node)
+        if not self._constants.isdisjoint(node.all_input_nodes):
+            self._constants.add(node)
         reason = _why_not_computed(node)
         reasons = [self._found[each] for each in node.all_input_nodes if each in self._found]
         reason = reason or next((each for each in reasons if isinstance(each, str)), None)
@@ -174,7 +200,9 @@ def _why_not_computed(node: Node) -> str | None:
         return NOT_PURE
     if _is_mutating(node):
         return NOT_PURE
-    if torch.Tag.nondeterministic_seeded in target.tags or "empty" in target.name():
+    if torch.Tag.nondeterministic_seeded in target.tags or any(
+        name in target.name() for name in ("empty", "resize", "from_file")
+    ):
         return RANDOM
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
         return NOT_PLAIN

@@ -31,7 +31,8 @@ class Placement:
         """Change a graph."""
         report = self._report()
         try:
-            moved = known.place_known_values(graph, self._place)
+            reason = _why_left_alone(graph)
+            moved = known.Moved(0, known.all_left(graph, reason)) if reason else self._moved(graph)
         except Exception as error:  # noqa: BLE001 - within the user's compilation
             if report is not None:
                 report.fail(f"placement: {type(error).__name__}: {error}"[:200])
@@ -40,6 +41,18 @@ class Placement:
             report.count(placed=moved.uses)
             for reason in moved.left:
                 report.leave_on_cpu(reason)
+
+    def _moved(self, graph: torch.fx.Graph) -> known.Moved:
+        return known.place_known_values(graph, self._place)
+
+
+def _why_left_alone(graph: torch.fx.Graph) -> str | None:
+    # Their constants do not get along with more that come later: Inductor runs branches again, and caches hold frozen values.
+    if _torch.is_in_subgraph():
+        return "it is in a graph within another"
+    if _torch.has_frozen_values(graph.owning_module):
+        return "parameters are frozen into the graph"
+    return None
 
 
 def _place(value: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -38,7 +38,8 @@ class Case:
             self.report,
         )
 
-    def decide(self, sizes: Sizes) -> Slot:
+    def decide(self, sizes: Sizes, own: Sizes) -> Slot:
+        assert sizes[len(sizes) - len(own) :] == own
         self.decided.append(sizes)
         self.open.add(sizes)
         self.most_open = max(self.most_open, len(self.open))
@@ -172,7 +173,7 @@ def test_another_thread_is_launched_while_one_decides() -> None:
     case = Case(calls=1)
     began, go_on = threading.Event(), threading.Event()
 
-    def decide(sizes: Sizes) -> Slot:
+    def decide(sizes: Sizes, own: Sizes) -> Slot:
         began.set()
         assert go_on.wait(10)
         return Slot(lambda _inputs: sizes, lambda: None)
@@ -243,6 +244,22 @@ def test_a_backward_is_decided_and_runs_only_where_its_forward_does(own: Sizes) 
     assert step(16) == ((16,), (16, *own))
     assert backward.decided == [(8, *own), (16, *own)]
     assert backward.open == {(16, *own)}
+
+
+def test_sizes_that_vary_within_a_step_have_to_come_back() -> None:
+    """As those of data may: else they would use up what can be set up."""
+    forward = Case(calls=1)
+    backward = Case(leads=False, steps=forward.steps, calls=3)
+
+    for size in range(200):
+        forward.calls(8)
+        backward.calls(1000 + size)
+    assert backward.decided == [(8, 1000)]
+    for _ in range(3):
+        forward.calls(8)
+        last = backward.calls(5)
+
+    assert last == [(8, 5)]
 
 
 def test_a_backward_of_a_forward_without_sizes_has_its_own() -> None:

@@ -86,7 +86,7 @@ def test_copies_of_what_is_known_are_made_once() -> None:
     ]
 
 
-def test_what_sizes_alone_say_is_known() -> None:
+def test_what_sizes_alone_say_is_left_to_inductor() -> None:
     build = Builder()
     x = build.input(torch.randn(6))
     positions = build.call(aten.arange.start_step, 0, 12, 2, device=torch.device("cpu"))
@@ -94,7 +94,35 @@ def test_what_sizes_alone_say_is_known() -> None:
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, x, build.to_gpu(mask)))
 
+    assert moved == known.Moved(0, ())
+    assert len(crossings(graph)) == 1
+
+
+def test_what_constants_and_sizes_say_together_is_known() -> None:
+    build = Builder()
+    x = build.input(torch.randn(6))
+    positions = build.call(aten.arange.start_step, 0, 6, 1, device=torch.device("cpu"))
+    index = build.call(aten.sub.Tensor, constant_index(build, 5, 5, 5, 5, 5, 5), positions)
+
+    graph, moved = changed(build, build.index(x, index))
+
     assert (moved.uses, crossings(graph)) == (1, [])
+
+
+def test_numbers_that_the_cpu_goes_on_with_stay_there() -> None:
+    """Else one value would have two, which differ in their last bits: what is compiled computes otherwise."""
+    build = Builder()
+    x = build.input(torch.randn(2))
+    table = build.call(aten.lift_fresh_copy.default, build.constant(torch.tensor([0.1, 0.2])))
+    computed = build.call(aten.exp.default, table)
+    further = build.call(aten.neg.default, computed)
+
+    graph, moved = changed(
+        build, build.call(aten.add.Tensor, x, build.to_gpu(computed)), further, build.to_gpu(table)
+    )
+
+    assert (moved.uses, len(moved.left), known.USED_HERE in moved.left[0]) == (1, 1, True)
+    assert len(crossings(graph)) == 1
 
 
 def test_a_value_that_is_used_on_the_cpu_too_stays_there_as_well() -> None:
@@ -276,6 +304,15 @@ def test_a_long_chain_is_no_trouble() -> None:
     assert len(list(graph.nodes)) == 4
 
 
+def ancestors(node: Node) -> set[Node]:
+    found, waiting = {node}, [node]
+    while waiting:
+        more = [each for each in waiting.pop().all_input_nodes if each not in found]
+        found.update(more)
+        waiting += more
+    return found
+
+
 UNARY = [aten.neg.default, aten.abs.default, aten.clone.default]
 BINARY = [aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.maximum.default]
 
@@ -317,8 +354,11 @@ def test_any_program_computes_what_it_did(program: tuple[Builder, list[Node]]) -
 
     graph, moved = changed(build, *outputs)
 
-    assert len(crossings(graph)) == len(moved.left)
     assert all(known.INPUT in reason for reason in moved.left)
+    for node in crossings(graph):
+        for taken in node.all_input_nodes:
+            sources = {each.op for each in ancestors(taken) if not is_on_gpu(each)}
+            assert is_on_gpu(taken) or "placeholder" in sources or "get_attr" not in sources
     returned = list(graph.nodes)[-1].args[0]
     assert [(is_on_gpu(node), node.meta["val"].dtype) for node in returned] == list(before.values())
     assert not [node for node in graph.nodes if node.target is COPY and node.args[1] != GPU]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch._inductor.config as inductor_config
 from torch._dynamo.utils import counters
-from torch._inductor.custom_graph_pass import CustomGraphPass, CustomInferenceAwareGraphPass
+from torch._inductor import custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from pygraphd.client import _torch, options
 from pygraphd.client.hook import Hook
@@ -101,6 +103,82 @@ def test_a_copy_that_is_returned_is_the_users_to_change(added: Report) -> None:
     assert added.failures == {}
 
 
+def branch(x: torch.Tensor) -> torch.Tensor:
+    return x[:, torch.tensor([2, 1, 0])]
+
+
+def branching(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(p, branch, lambda x: x[:, :3] * 2, (x,))
+
+
+def test_graphs_within_graphs_are_left_alone(added: Report) -> None:
+    x = torch.randn(3, 12)
+
+    for which in (True, False):
+        p = torch.tensor(which)
+        torch.testing.assert_close(torch.compile(branching)(p, x), branching(p, x))
+
+    assert (added.counts["placed"], added.failures) == (0, {})
+    (said,) = added.summary()["left_on_cpu"]
+    assert "it is in a graph within another" in said
+
+
+class Buffered(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, index: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("index", index)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, self.index] @ x[:, :12].t()
+
+
+def test_frozen_parameters_are_left_alone(added: Report) -> None:
+    """Inductor's caches hold what is made of them, and find it for others."""
+    x = torch.randn(3, 12)
+    with torch.no_grad(), inductor_config.patch(freezing=True):
+        for shift in range(2):
+            torch._dynamo.reset()
+            model = Buffered(torch.roll(torch.arange(12), shift)).eval()
+            torch.testing.assert_close(torch.compile(model)(x), model(x))
+
+    assert (added.counts["placed"], added.failures) == (0, {})
+
+
+def test_what_is_compiled_in_another_thread_is_changed_too(added: Report) -> None:
+    """As most backwards are, on autograd's thread."""
+    x = torch.randn(3, 12, requires_grad=True)
+    result = torch.compile(pick)(x).sum()
+    thread = threading.Thread(target=result.backward)
+    thread.start()
+    thread.join()
+
+    torch.testing.assert_close(x.grad, torch.autograd.grad(pick(x).sum(), x)[0])
+    assert added.counts["placed"] == 2
+
+
+def test_after_its_end_no_thread_goes_on_with_it() -> None:
+    calls: list[str] = []
+    seen: list[Any] = []
+    done, removed = threading.Event(), threading.Event()
+    remove = _torch.add_pass(lambda graph: calls.append("ours"), FILES)
+
+    def other() -> None:
+        seen.append(_torch.current_pass())
+        done.set()
+        removed.wait(10)
+        seen[0](None)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert done.wait(10)
+    remove()
+    removed.set()
+    thread.join()
+
+    assert seen[0] is not None
+    assert (calls, _torch.current_pass()) == ([], None)
+
+
 def test_what_goes_wrong_is_counted_and_leaves_the_graph_as_it_was(
     added: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,20 +248,32 @@ def test_a_pass_that_is_replaced_stays_replaced() -> None:
     assert inductor_config.post_grad_custom_pre_pass is None
 
 
-class Aware(CustomInferenceAwareGraphPass):  # type: ignore[misc]
-    def __call__(self, graph: Graph, is_inference: bool) -> None:
-        """Do nothing."""
-
-    def uuid(self) -> str:
-        return "aware"
-
-
-def test_a_pass_that_takes_more_is_left_alone(hook: Callable[[], Hook]) -> None:
-    with inductor_config.patch({_torch.PASS_OPTION: Aware()}):
+def test_a_pass_that_takes_more_is_left_alone(hook: Callable[..., Hook]) -> None:
+    takes_more: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+    if takes_more is None:
+        pytest.skip("torch 2.11 has no such passes")
+    theirs = type("Aware", (takes_more,), {"__call__": lambda *_: None, "uuid": lambda _: "aware"})()
+    with inductor_config.patch({_torch.PASS_OPTION: theirs}):
         made = hook()
-        assert isinstance(inductor_config.post_grad_custom_pre_pass, Aware)
+        assert _torch.current_pass() is theirs
+        assert made.with_placement(None) == {}
         assert made.session is not None
-        assert "TypeError" in str(made.session.report.failures)
+        assert (
+            made.session.report.failures[
+                "adding a pass: TypeError: a pass of the user's takes more than the graph"
+            ]
+            == 2
+        )
+
+
+def test_backend_pygraph_keeps_a_pass_that_was_set_for_all(hook: Callable[..., Hook]) -> None:
+    log: list[str] = []
+    with inductor_config.patch({_torch.PASS_OPTION: Theirs("one", log)}):
+        options = hook(everything=False).with_placement(None)
+
+    options[_torch.PASS_OPTION](torch.fx.Graph())
+
+    assert log == ["theirs"]
 
 
 @pytest.fixture
