@@ -88,8 +88,8 @@ class Sized:
         """Run by `launch` what is not decided, and by what `decide` returns what is.
 
         `begin` is called once there are sizes, and returns whether they are those of `steps`; if not, a call has the sizes of its
-        step and its own, and is launched if the step's are not set up. `decide` takes all sizes of a call, and its own. `whole` returns what runs a graph that turns out to
-        have no sizes, or too many in a call.
+        step and its own, and is launched if the step's are not set up. `decide` takes all sizes of a call, and its own. `whole`
+        returns what runs a graph that turns out to have no sizes, or too many in a call.
         """
         self._launch = launch
         self._bounds = bounds

@@ -25,13 +25,14 @@ from tests.client.test_plan import (
     Relocating,
     compile_once,
     relocating,
+    relocation_where_it_is_meant,
     session,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["relocating", "session"]  # fixtures
+__all__ = ["relocating", "relocation_where_it_is_meant", "session"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
@@ -40,13 +41,6 @@ TREES_WIN = {Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0, Deployment.RELOCA
 LAUNCH_WINS = {Deployment.LAUNCH: 100.0, Deployment.TREES: 120.0, Deployment.RELOCATE: 150.0}
 RELOCATE_WINS = {**TREES_WIN, Deployment.RELOCATE: 25.0}
 Pair = tuple[Compiled, Compiled]
-
-
-@pytest.fixture(autouse=True)
-def relocation_where_it_is_meant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this machine not miss what it cannot have."""
-    if "relocating" not in request.fixturenames:
-        monkeypatch.setenv(options.RELOCATE, "0")
 
 
 def compile_pair(session: Session, partitions: int = 1) -> Pair:
