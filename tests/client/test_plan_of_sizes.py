@@ -301,6 +301,23 @@ def test_trees_that_lose_are_let_go_of(
     expect(session, rechecked=0)
 
 
+def test_what_was_never_decided_goes_with_the_model_too(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(session)
+    gc.collect()
+    gc.disable()
+    try:
+        program.steps([8], monkeypatch)
+        slots = [
+            weakref.ref(each.compiled_fn_runner.partitions[0]) for each in (program.ahead, program.behind)
+        ]
+        del program
+        assert [ref() for ref in slots] == [None] * 2
+    finally:
+        gc.enable()
+
+
 def test_a_size_that_comes_and_goes_is_reported_once(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
