@@ -26,6 +26,8 @@ from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client import _torch, driver
 from pygraphd.client.capture import CudaRecorder
+from pygraphd.client.families import Families
+from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.recycling import Link, watch
 from pygraphd.client.relocatable import Relocatable
 from pygraphd.client.report import Report
@@ -154,7 +156,8 @@ class Regions:
     all: list[Timed] = field(default_factory=list)
     links: dict[int, Link] = field(default_factory=dict)
     link: Link | None = None
-    undefined: Iterator[frozenset[int]] = field(default_factory=lambda: iter(()))
+    families: Families = field(default_factory=Families)
+    outputs: Iterator[OutputFacts] = field(default_factory=lambda: iter(()))
 
     def install(self) -> None:
         """Take the place of PyTorch's trees, or surround them."""
@@ -176,7 +179,8 @@ class Regions:
         box = graph_kwargs.get("boxed_forward_device_index")
         link = None if facts.is_inference else self.links.setdefault(id(box), Link())
         self.link = None if facts.is_backward else link
-        self.undefined = iter(facts.undefined)
+        outputs = self.families.output_facts(id(box), facts)
+        self.outputs = (outputs.of_partition(facts.output_maps, part) for part in range(facts.partitions))
         original()
         if link is not None:
             watch(compiled, link, is_backward=facts.is_backward)
@@ -189,7 +193,7 @@ class Regions:
             run = original(runnable, **kwargs)
         elif self.way == "relocate":
             recorder = CudaRecorder(driver.load(), kwargs["device_index"])
-            run = relocatable = Relocatable(runnable, recorder, self.report, self.link, next(self.undefined))
+            run = relocatable = Relocatable(runnable, recorder, self.report, self.link, next(self.outputs))
         self.all.append(Timed(run, kind, relocatable))
         return self.all[-1]
 

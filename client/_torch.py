@@ -147,8 +147,10 @@ class CompiledFacts:
     """Its text names sizes; whether a partition is given them is seen at its first call."""
     static_inputs: tuple[int, ...]
     mutated_inputs: tuple[int, ...]
-    undefined: tuple[frozenset[int], ...]
-    """For each partition, the outputs that no kernel writes; see `client/undefined.py`."""
+    undefined: frozenset[int]
+    """The outputs that no kernel writes; see `client/undefined.py`."""
+    output_maps: tuple[tuple[int | None, ...], ...] = ()
+    """For each partition, which outputs of the graph its own are; empty: they are the same."""
 
 
 def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
@@ -174,21 +176,14 @@ def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
         has_dynamic_sizes=_SYMBOLIC in text,
         static_inputs=tuple(compiled.fx_kwargs.get("static_input_idxs") or ()),
         mutated_inputs=tuple(compiled.mutated_input_idxs),
-        undefined=_undefined(compiled, partitions, undefined_outputs(text), whole=refusal is not None),
+        undefined=undefined_outputs(text),
+        output_maps=() if refusal else _output_maps(compiled),
     )
 
 
-def _undefined(
-    compiled: Any, partitions: int, outputs: frozenset[int], *, whole: bool
-) -> tuple[frozenset[int], ...]:
-    """Return for each partition which of its outputs are these of the whole graph."""
-    maps = compiled.partition_maps if not whole and _inductor_config().graph_partition else None
-    if not outputs or not maps:
-        return (outputs,) * partitions
-    return tuple(
-        frozenset(index for index, output in enumerate(each.output_index_mapping) if output in outputs)
-        for each in maps
-    )
+def _output_maps(compiled: Any) -> tuple[tuple[int | None, ...], ...]:
+    maps = compiled.partition_maps if _inductor_config().graph_partition else None
+    return tuple(tuple(each.output_index_mapping) for each in maps or ())
 
 
 _SYMBOLIC = ': "Sym('

@@ -9,10 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pygraphd.client.checking import Jury
+from pygraphd.client.gradients import Inputs, gradients_of_parameters, inputs_of
+from pygraphd.client.output_facts import OutputFacts
 from pygraphd.schema.messages import Decision, Deployment, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
+    from pygraphd.client._torch import CompiledFacts
 
 
 class Families:
@@ -21,6 +25,7 @@ class Families:
     def __init__(self) -> None:
         self._forwards: dict[int, dict[Hashable, Deployment | None]] = {}
         self._juries: dict[int, Jury] = {}
+        self._inputs: dict[int, Inputs | None] = {}
 
     def note_forward(self, family: int, part: Hashable, deployment: Deployment | None) -> None:
         """Note how a part of a forward runs; None: that is still to be found out, and it is launched at least at times."""
@@ -42,3 +47,12 @@ class Families:
     def jury(self, family: int) -> Jury:
         """Return what brings together what is found of a family's decisions that others took."""
         return self._juries.setdefault(family, Jury())
+
+    def output_facts(self, family: int, facts: CompiledFacts) -> OutputFacts:
+        """Return what is known of a graph's outputs; a family's forward is asked about before its backward."""
+        if facts.is_backward:
+            gradients = gradients_of_parameters(self._inputs.get(family), facts.text)
+            return OutputFacts(facts.undefined, gradients)
+        if not facts.is_inference:
+            self._inputs[family] = inputs_of(facts.text, facts.static_inputs)
+        return OutputFacts(facts.undefined)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pygraphd.client._torch import CompiledFacts, Cudagraphify, Runnable
     from pygraphd.client.checking import Jury
     from pygraphd.client.following import Follower
+    from pygraphd.client.output_facts import OutputFacts
     from pygraphd.client.session import Session
     from pygraphd.client.sized import Sizes
     from pygraphd.schema.keys import Environment
@@ -71,6 +72,7 @@ class Plan:
         self._checks: dict[str, int] = {}
         self._part = part
         self._link = None if facts.is_inference else session.link(family)
+        self._outputs = session.families.output_facts(id(family), facts)
         self._next = 0
         self._open = 0
         self._launches = False
@@ -85,24 +87,23 @@ class Plan:
         """Return what runs the next partition: what the cache says, or a region that finds out."""
         graph = self._graphs[self._next]
         self._next += 1
-        device_index, undefined = kwargs["device_index"], self._facts.undefined[graph.partition]
+        device_index = kwargs["device_index"]
+        outputs = self._outputs.of_partition(self._facts.output_maps, graph.partition)
         candidates = Candidates(
             launch=runnable,
             trees=None,
             device_index=device_index,
             is_backward=kwargs["is_backward"],
             make_trees=functools.partial(original, runnable, **kwargs),
-            make_relocate=functools.partial(self._relocatable, runnable, device_index, undefined),
+            make_relocate=functools.partial(self._relocatable, runnable, device_index, outputs),
         )
         if self._facts.captured_differently:
             return self._leave_to_trees(graph, candidates.renewed(), self._entries.get(graph.digest))
         return self._run_of_any_size(graph, candidates)
 
-    def _relocatable(
-        self, launch: Runnable, device_index: int, undefined: frozenset[int]
-    ) -> Relocating | None:
+    def _relocatable(self, launch: Runnable, device_index: int, outputs: OutputFacts) -> Relocating | None:
         link = None if self._facts.is_backward else self._link
-        made = self._session.relocatable(launch, device_index, link, undefined)
+        made = self._session.relocatable(launch, device_index, link, outputs)
         self._may_relocate |= made is not None
         return made
 
@@ -344,14 +345,12 @@ class Plan:
         if device_index is None or not may_relocate_whole(facts, len(self._graphs)):
             return False
         launch = compiled.current_callable
-        # Where Inductor was expected to capture, they are those of its partition, and not of the whole.
-        undefined = facts.undefined[0] if facts.refusal else frozenset[int]()
         candidates = Candidates(
             launch=launch,
             trees=None,
             device_index=device_index,
             is_backward=facts.is_backward,
-            make_relocate=functools.partial(self._relocatable, launch, device_index, undefined),
+            make_relocate=functools.partial(self._relocatable, launch, device_index, self._outputs),
         ).renewed()
         if candidates.relocate is None:
             return False

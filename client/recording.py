@@ -1,11 +1,13 @@
 """From what a capture saw to a graph that can be bound anywhere: slots, clusters, how each output is made.
 
 During a capture the allocator gives dead temporaries' memory to later ones, so an output may lie where a larger temporary was.
-All allocations that overlap form a cluster, and a cluster moves as one: then no write of any kernel leaves its memory.
+All allocations that overlap form a cluster, and a cluster moves as one: then no write of any kernel leaves its memory. Clusters
+in which nothing lies but outputs that may be together are packed into one allocation, and so is all that is no output's.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,7 +33,7 @@ from pygraphd.client.relocation import (
 from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from pygraphd.client.driver import Driver
     from pygraphd.client.outputs import Output
@@ -83,14 +85,16 @@ def build(
     inputs: Sequence[Any],
     staged: Mapping[int, torch.Tensor],
     note: Callable[[str], None],
+    together: Collection[int] = (),
 ) -> Built:
     """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers; `note` is told what fails later.
 
+    Outputs that are `together`, by index, share one allocation: making one for each takes most of the host's time of a call.
     Takes over the capture's graph and ticket; its memory stays until it is let go. Raises `OpaqueError` or `DriverError`; then
     nothing is left of it.
     """
     try:
-        return _build(driver, capture, inputs, staged, note)
+        return _build(driver, capture, inputs, staged, note, together)
     except BaseException:
         driver.destroy_graph(capture.graph)
         if capture.ticket is not None:
@@ -115,10 +119,11 @@ def _build(
     inputs: Sequence[Any],
     staged: Mapping[int, torch.Tensor],
     note: Callable[[str], None],
+    together: Collection[int],
 ) -> Built:
     device = _device(inputs, capture.outputs)
     groups = input_groups(inputs, staged)
-    clusters = _Clusters(capture)
+    clusters = _Clusters(capture, together)
     outputs = tuple(clusters.output(output, inputs, groups) for output in capture.outputs)
     memories, memory_segments, bound = clusters.memories(len(groups))
     layout = Layout(
@@ -214,18 +219,26 @@ def extent(tensor: torch.Tensor) -> Span:
 class _Clusters:
     """The allocations of a capture, joined where they overlap, and which outputs lie in which."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, together: Collection[int]) -> None:
         self._spans = merge((*capture.allocations, *capture.held))
         self._held = {find(self._spans, span.start) for span in capture.held}
         if any(span not in self._spans for span in capture.held):
             raise OpaqueError("memory that must stay in place was used for something else before")
         self._members: dict[int, list[torch.Tensor]] = {}
-        for value in capture.outputs:
+        apart: set[int] = set()
+        for index, value in enumerate(capture.outputs):
             if (cluster := self._cluster(value)) is not None:
                 self._members.setdefault(cluster, []).append(value)
+                if index not in together:
+                    apart.add(cluster)
         if not self._held.isdisjoint(self._members):
             raise OpaqueError("an output lies in memory that must stay in place")
-        self._order = {cluster: order for order, cluster in enumerate(self._members)}
+        joined = [cluster for cluster in self._members if cluster not in apart]
+        self._joined = joined if len(joined) > 1 else []
+        single = [cluster for cluster in self._members if cluster not in self._joined]
+        self._order = {cluster: order for order, cluster in enumerate(single)}
+        offsets, _ = pack([self._spans[cluster] for cluster in self._joined])
+        self._offsets = dict(zip(self._joined, offsets, strict=True))
 
     def _cluster(self, value: Any) -> int | None:
         return (
@@ -247,10 +260,11 @@ class _Clusters:
         return _view_of_input(value, inputs, groups) or Fixed(value)
 
     def _in_cluster(self, cluster: int, value: torch.Tensor) -> Output:
-        memory = self._order[cluster]
-        if self._whole(cluster) is not None:
+        memory = self._order.get(cluster, len(self._order))
+        if cluster in self._order and self._whole(cluster) is not None:
             return Whole(memory)
-        offset = _elements(value.data_ptr() - self._spans[cluster].start, value.dtype)
+        begin = self._offsets.get(cluster, 0)
+        offset = _elements(begin + value.data_ptr() - self._spans[cluster].start, value.dtype)
         return Part(memory, tuple(value.size()), tuple(value.stride()), offset, value.dtype)
 
     def _whole(self, cluster: int) -> torch.Tensor | None:
@@ -261,34 +275,50 @@ class _Clusters:
         return value if fills and not others else None
 
     def memories(self, first_slot: int) -> tuple[tuple[Memory, ...], list[Segment], list[int]]:
-        """Return what a call allocates (one for each cluster with outputs, one for all scratch), and where it was."""
-        memories, segments, bound = [], [], []
+        """Return what a call allocates, and where it was.
+
+        That is one allocation for each cluster with outputs, one for those that are together, one for all scratch.
+        """
+        memories: list[Memory] = []
+        segments: list[Segment] = []
+        bound: list[int] = []
         for cluster, order in self._order.items():
             span = self._spans[cluster]
             memories.append(self._memory(cluster, span))
             segments.append(Segment(span, first_slot + order))
             bound.append(span.start)
+        for spans, dtype in self._packed():
+            offsets, size = pack(spans)
+            slot = first_slot + len(memories)
+            segments += [Segment(span, slot, offset) for span, offset in zip(spans, offsets, strict=True)]
+            memories.append(Memory((size // dtype.itemsize,), (1,), dtype))
+            bound.append(0)  # they lay apart: no address is right for all of them
+        return tuple(memories), segments, bound
+
+    def _packed(self) -> list[tuple[list[Span], torch.dtype]]:
+        """Return what is packed into one allocation each, if there is any: what is together, and scratch."""
+        joined = [self._spans[cluster] for cluster in self._joined]
         scratch = [
             span
             for cluster, span in enumerate(self._spans)
-            if cluster not in self._order and cluster not in self._held
+            if cluster not in self._members and cluster not in self._held
         ]
-        if scratch:
-            offsets, size = pack(scratch)
-            slot = first_slot + len(memories)
-            segments += [Segment(span, slot, offset) for span, offset in zip(scratch, offsets, strict=True)]
-            memories.append(Memory((size,), (1,), torch.uint8))
-            bound.append(0)  # they lay apart: no address is right for all of them
-        return tuple(memories), segments, bound
+        members = itertools.chain.from_iterable(self._members[cluster] for cluster in self._joined)
+        packed = [(joined, _most_common_type(members)), (scratch, torch.uint8)]
+        return [(spans, dtype) for spans, dtype in packed if spans]
 
     def _memory(self, cluster: int, span: Span) -> Memory:
         whole = self._whole(cluster)
         if whole is not None:
             return Memory(tuple(whole.size()), tuple(whole.stride()), whole.dtype)
         # Whole blocks, which can be seen as elements of any type, of the type that saves most from being told theirs.
-        dtypes = Counter(member.dtype for member in self._members[cluster])
-        dtype = dtypes.most_common(1)[0][0]
+        dtype = _most_common_type(self._members[cluster])
         return Memory((blocks(span.size) * BLOCK // dtype.itemsize,), (1,), dtype)
+
+
+def _most_common_type(tensors: Iterable[torch.Tensor]) -> torch.dtype:
+    dtypes = Counter(tensor.dtype for tensor in tensors)
+    return dtypes.most_common(1)[0][0] if dtypes else torch.uint8
 
 
 def _view_of_input(

@@ -17,6 +17,7 @@ import torch
 from pygraphd.client import recording, recycling, verification
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
+from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.replay import Replay
 
@@ -99,17 +100,14 @@ class Relocatable:
         recorder: Recorder,
         report: Report,
         link: Link | None = None,
-        undefined: frozenset[int] = frozenset(),
+        outputs: OutputFacts = OutputFacts(),  # noqa: B008 - it is frozen
         max_recordings: int = MAX_RECORDINGS,
     ) -> None:
-        """Run `launch` so; `link` is for a forward whose backward is compiled, too, and for nothing else.
-
-        `undefined` are the outputs that `launch` leaves as it found their memory.
-        """
+        """Run `launch` so; `link` is for a forward whose backward is compiled, too, and for nothing else."""
         self._max_recordings = max_recordings
         self._launch = launch
         self._link = link
-        self._undefined = undefined
+        self._outputs = outputs
         self._recorder = recorder
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
@@ -291,13 +289,17 @@ class Relocatable:
         times = [time.perf_counter()]
         capture = self._capture(bound)
         times.append(time.perf_counter())
-        built = recording.build(self._recorder.driver, capture, bound, staged, self._report.fail)
+        built = recording.build(
+            self._recorder.driver, capture, bound, staged, self._report.fail, self._outputs.gradients
+        )
         times.append(time.perf_counter())
         try:
             # The launched call will need as much again, and must get it.
             self._make_sure_of(copies + 2 * sum(built.replay.memory_sizes))
             old = [*places, *capture.places(built.device)]
-            trial = verification.Trial(built.replay, inputs, self._recorder.generator, old, self._undefined)
+            trial = verification.Trial(
+                built.replay, inputs, self._recorder.generator, old, self._outputs.undefined
+            )
             times.append(time.perf_counter())
         except BaseException:
             built.replay.close()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client._torch import CompiledFacts, Runnable
     from pygraphd.client.capture import CudaRecorder
+    from pygraphd.client.output_facts import OutputFacts
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.schema.keys import Environment
@@ -243,7 +244,7 @@ class Session:
         return decision.policy == POLICY_VERSION and decision.deployment in offered
 
     def relocatable(
-        self, launch: Runnable, device_index: int, link: Link | None, undefined: frozenset[int]
+        self, launch: Runnable, device_index: int, link: Link | None, outputs: OutputFacts
     ) -> Relocatable | None:
         """Return a callable as relocatable graphs, if these are wanted and can be had here; for the rest see there."""
         recorder = self._recorder_of(device_index)
@@ -252,7 +253,7 @@ class Session:
         from pygraphd.client.relocatable import MAX_RECORDINGS, Relocatable
 
         recordings = max(self.options.sizes.sizes, MAX_RECORDINGS)
-        return Relocatable(launch, recorder, self.report, link, undefined, recordings)
+        return Relocatable(launch, recorder, self.report, link, outputs, recordings)
 
     def _recorder_of(self, device_index: int) -> CudaRecorder | None:
         if not self.options.relocate:

@@ -153,7 +153,7 @@ def facts(**changes: object) -> _torch.CompiledFacts:
         "has_dynamic_sizes": False,
         "static_inputs": (),
         "mutated_inputs": (),
-        "undefined": (frozenset(),) * 3,
+        "undefined": frozenset(),
     }
     return _torch.CompiledFacts(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -13,10 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraphd.client import _torch
+from pygraphd.client.families import Families
 from pygraphd.client.undefined import undefined_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from pygraphd.client.output_facts import OutputFacts
 
 pytestmark = pytest.mark.torch
 
@@ -186,17 +189,56 @@ def test_a_graph_with_dynamic_sizes_is_told_by_its_text_and_is_given_integers(dy
     assert seen == [(dynamic, dynamic)] * 4
 
 
-def test_outputs_that_hold_nothing_are_those_of_their_partition() -> None:
+def test_the_gradients_of_parameters_are_told_from_the_texts() -> None:
+    """With a parameter that is used twice, one that is frozen, a buffer, an input with a gradient, and sizes that change."""
+    told: list[OutputFacts] = []
+    shapes: list[list[Any]] = []
+    families = Families()
+
+    def note(original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
+        facts = _torch.facts(compiled, graph_kwargs)
+        outputs = families.output_facts(id(graph_kwargs["boxed_forward_device_index"]), facts)
+        original()
+        if facts.is_backward:
+            run = compiled.current_callable
+
+            def call(inputs: list[Any]) -> Any:
+                result = run(inputs)
+                told.append(outputs)
+                shapes.append([None if each is None else tuple(each.shape) for each in result])
+                return result
+
+            compiled.current_callable = call
+
+    twice = torch.nn.Linear(8, 9)
+    frozen = torch.nn.Linear(7, 8).requires_grad_(False)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.BatchNorm1d(7), frozen, twice)
+    uninstall = _torch.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
+    try:
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x, k: model(x).sum() * k + (twice.weight * k).sum())
+        for k in (2, 3):
+            compiled(torch.randn(4, 6, requires_grad=True), k).backward()
+    finally:
+        uninstall()
+        torch._dynamo.reset()
+
+    trained = sorted(tuple(each.shape) for each in model.parameters() if each.requires_grad)
+    assert len(told) == 2
+    for outputs, each in zip(told, shapes, strict=True):
+        assert sorted(each[index] for index in outputs.gradients) == trained
+        assert (4, 6) in each
+
+
+def test_a_partition_says_which_outputs_of_the_graph_its_own_are() -> None:
     maps = [SimpleNamespace(output_index_mapping=each) for each in ([None, 2, 0], [1])]
     compiled = SimpleNamespace(partition_maps=maps)
-    first, second = frozenset({1}), frozenset({0})
 
     with _torch._inductor_config().patch(graph_partition=True):
-        assert _torch._undefined(compiled, 2, frozenset({2, 1}), whole=False) == (first, second)
-        assert _torch._undefined(compiled, 1, frozenset({2, 1}), whole=True) == (frozenset({1, 2}),)
-        assert _torch._undefined(compiled, 2, frozenset(), whole=False) == (frozenset(), frozenset())
+        assert _torch._output_maps(compiled) == ((None, 2, 0), (1,))
+        assert _torch._output_maps(SimpleNamespace(partition_maps=None)) == ()
     with _torch._inductor_config().patch(graph_partition=False):
-        assert _torch._undefined(compiled, 1, frozenset({2}), whole=False) == (frozenset({2}),)
+        assert _torch._output_maps(compiled) == ()
 
 
 def test_a_mode_of_the_users_does_not_get_to_see_how_that_is_found_out() -> None:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pygraphd.client.families import Families
 from pygraphd.client.hook import Hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from pygraphd.client.output_facts import OutputFacts
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.client.report import Report
@@ -94,8 +96,8 @@ class Relocated:
         self.calls = 0
         self.links: dict[int, Link] = {}
         self.link: Link | None = None
-        self.undefined: tuple[frozenset[int], ...] = ()
-        self.next = 0
+        self.families = Families()
+        self.outputs: Iterator[OutputFacts] = iter(())
 
     def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
         """Return what runs in place of `runnable`."""
@@ -103,9 +105,8 @@ class Relocated:
         from pygraphd.client.capture import CudaRecorder
         from pygraphd.client.relocatable import Relocatable
 
-        recorder, undefined = CudaRecorder(driver.load(), device_index), self.undefined[self.next]
-        self.next += 1
-        self.made.append(Relocatable(runnable, recorder, self.report, self.link, undefined))
+        recorder = CudaRecorder(driver.load(), device_index)
+        self.made.append(Relocatable(runnable, recorder, self.report, self.link, next(self.outputs)))
         return self.made[-1]
 
     def compile(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
@@ -116,7 +117,8 @@ class Relocated:
         box = graph_kwargs.get("boxed_forward_device_index")
         link = None if facts.is_inference else self.links.setdefault(id(box), recycling.Link())
         self.link = None if facts.is_backward else link
-        self.undefined, self.next = facts.undefined, 0
+        outputs = self.families.output_facts(id(box), facts)
+        self.outputs = (outputs.of_partition(facts.output_maps, part) for part in range(facts.partitions))
         original()
         if link is not None:
             recycling.watch(compiled, link, is_backward=facts.is_backward)
@@ -153,7 +155,7 @@ class Moved(Relocated):
 
     def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
         relocatable = super().make(runnable, device_index)
-        undefined = self.made[-1]._undefined
+        undefined = self.made[-1]._outputs.undefined
         import torch
 
         generator = torch.cuda.default_generators[device_index]

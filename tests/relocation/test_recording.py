@@ -19,7 +19,7 @@ from pygraphd.client.recording import Built, Capture, build, input_groups
 from pygraphd.client.relocation import BLOCK, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from tests.relocation.conftest import Allocator, Arena, Emulator, Graph
 
@@ -42,10 +42,14 @@ class Recorder:
         return self.allocator.tensor(torch.tensor(values, dtype=torch.float32))
 
     def built(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], staged: dict[int, torch.Tensor] | None = None
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        staged: dict[int, torch.Tensor] | None = None,
+        together: Collection[int] = (),
     ) -> Built:
         capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations))
-        built = build(self.emulator.driver, capture, inputs, staged or {}, self.notes.append)
+        built = build(self.emulator.driver, capture, inputs, staged or {}, self.notes.append, together)
         self.arena.let_go()
         return built
 
@@ -422,6 +426,77 @@ def test_outputs_that_share_memory_share_it_in_every_call(recorder: Recorder) ->
     replay.close()
 
 
+def test_outputs_that_may_be_together_share_one_allocation_and_keep_apart(recorder: Recorder) -> None:
+    a, arena = recorder.floats(1, 2), recorder.arena
+    alone, first, second = arena.allocate(2), arena.allocate(2), arena.allocate(300)
+    temporary = arena.allocate(500)
+    recorder.graph.scale(a, temporary[:2], 1.0)
+    arena.free(temporary)
+    third = arena.allocate(2)  # where the temporary was
+    for factor, out in enumerate((alone, first, second[:2], third), start=2):
+        recorder.graph.scale(a, out, float(factor))
+    outputs = [alone, first, second[:2], third]
+    replay = recorder.built([a], outputs, together={1, 2, 3}).replay
+
+    kept = [replay([recorder.floats(i, -i)]) for i in range(4)]
+
+    assert [[each.tolist() for each in made] for made in kept] == [
+        [[factor * i, -factor * i] for factor in (2.0, 3.0, 4.0, 5.0)] for i in range(4)
+    ]
+    for made in kept:
+        own, *shared = (each.untyped_storage().data_ptr() for each in made)
+        assert own not in shared
+        assert len(set(shared)) == 1
+        assert all(each.data_ptr() % BLOCK == 0 for each in made)
+        assert not any(each._is_view() for each in made[1:])
+    assert len(replay.memory_sizes) == 2
+    assert arena.untouched()
+    replay.close()
+
+
+def test_an_output_is_not_put_with_others_if_one_in_its_memory_must_not_be(recorder: Recorder) -> None:
+    a, arena = recorder.floats(1, 2, 3, 4), recorder.arena
+    block, *others = arena.allocate(4), arena.allocate(4), arena.allocate(4)
+    for out in (block, *others):
+        recorder.graph.scale(a, out, 2.0)
+    replay = recorder.built([a], [block[:2], block[2:], *others], together={0, 2, 3}).replay
+
+    left, right, *rest = replay([recorder.floats(1, 2, 3, 4)])
+
+    assert [*left.tolist(), *right.tolist()] == [2, 4, 6, 8]
+    assert [each.tolist() for each in rest] == [[2, 4, 6, 8]] * 2
+    storages = [each.untyped_storage().data_ptr() for each in (left, right, *rest)]
+    assert storages[0] == storages[1] != storages[2] == storages[3]
+    replay.close()
+
+
+def test_one_output_that_may_be_together_stays_as_it_is(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 2.0)
+    replay = recorder.built([a], [out], together={0}).replay
+
+    (made,) = replay([a])
+
+    assert replay.memory_sizes == [8]
+    assert made.tolist() == [2, 4]
+    replay.close()
+
+
+def test_outputs_of_several_types_may_be_together(recorder: Recorder) -> None:
+    a, arena = recorder.floats(1, 2), recorder.arena
+    outputs = [arena.allocate(2) for _ in range(3)]
+    for out in outputs:
+        recorder.graph.scale(a, out, 2.0)
+    as_integers = outputs[1].view(torch.int32)
+    replay = recorder.built([a], [outputs[0], as_integers, outputs[2]], together={0, 1, 2}).replay
+
+    first, second, third = replay([a])
+
+    assert second.dtype == torch.int32
+    assert [each.view(torch.float32).tolist() for each in (first, second, third)] == [[2, 4]] * 3
+    replay.close()
+
+
 def test_inputs_that_are_changed_in_place_are_changed_where_they_lie(recorder: Recorder) -> None:
     a, b = recorder.floats(1, 2), recorder.floats(10, 20)
     recorder.graph.accumulate(a, b)
@@ -688,7 +763,7 @@ def result(step: Step, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tor
 
 
 def record(
-    recorder: Recorder, steps: Sequence[Step], inputs: Sequence[torch.Tensor]
+    recorder: Recorder, steps: Sequence[Step], inputs: Sequence[torch.Tensor], together: Collection[int] = ()
 ) -> tuple[Built, list[int]]:
     """Record a program whose temporaries die early; return it and the numbers of the values that it returns."""
     arena, graph, values = recorder.arena, recorder.graph, list(inputs)
@@ -717,7 +792,8 @@ def record(
             arena.free(values[dying])
             alive.remove(dying)
     returned = sorted(alive)
-    return recorder.built(inputs, [values[number] for number in returned]), returned
+    outputs = [values[number] for number in returned]
+    return recorder.built(inputs, outputs, together=together), returned
 
 
 def readable(steps: list[Step], inputs: int) -> list[Step]:
@@ -740,15 +816,20 @@ def readable(steps: list[Step], inputs: int) -> list[Step]:
 @given(
     STEPS,
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=5),
+    st.frozensets(st.integers(0, 5)),
 )
 def test_any_program_gives_what_it_gives_when_launched(
-    emulator: Emulator, allocator: Allocator, steps: list[Step], moves: list[tuple[int, int, int]]
+    emulator: Emulator,
+    allocator: Allocator,
+    steps: list[Step],
+    moves: list[tuple[int, int, int]],
+    together: frozenset[int],
 ) -> None:
-    """Temporaries share memory with outputs, inputs stay or move, all old memory is poisoned."""
+    """Temporaries share memory with outputs, outputs an allocation, inputs stay or move, all old memory is poisoned."""
     steps = readable(steps, 3)
     inputs = [allocator.tensor(torch.rand(SIZE)) for _ in range(3)]
     recorder = Recorder(emulator, allocator, emulator.arena(256))
-    built, returned = record(recorder, steps, inputs)
+    built, returned = record(recorder, steps, inputs, together)
     for move in moves:
         inputs = [
             allocator.tensor(torch.rand(SIZE)) if moved else each

@@ -12,6 +12,7 @@ import torch
 
 from pygraphd.client import relocatable
 from pygraphd.client.binding import CHUNK
+from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Capture
 from pygraphd.client.relocatable import IDLE_CHANGES, Relocatable
@@ -220,7 +221,7 @@ class Case:
         max_recordings: int = relocatable.MAX_RECORDINGS,
     ) -> Relocatable:
         launch = self.recorder.compiled(body)
-        made = Relocatable(launch, self.recorder, self.report, None, undefined, max_recordings)
+        made = Relocatable(launch, self.recorder, self.report, None, OutputFacts(undefined), max_recordings)
         self._made.append(made)
         return made
 
