@@ -8,12 +8,14 @@ ports PyGraph to another torch has to look nowhere else.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -533,6 +535,57 @@ def pointers_unchanged() -> Callable[[list[Any], list[int | None], list[int]], b
 
 def _pointers_unchanged(tensors: list[Any], pointers: list[int | None], indices: list[int]) -> bool:
     return all(tensors[index].data_ptr() == pointers[index] for index in indices)
+
+
+@functools.cache
+def missing_for_looks() -> str | None:
+    """Return why the compiled helper cannot look at the tensors of this torch, or None."""
+    if _handle_offset() is None or _data_ptr_function() is None:
+        return f"torch {torch.__version__} keeps tensors in a way that is not known"
+    return None
+
+
+def configure_looks(helper: Any) -> str | None:
+    """Tell the compiled helper where tensors are; return why it is of no use, or None."""
+    helper.configure(torch._C.TensorBase, _handle_offset(), _data_ptr_function())
+    tensors = _own_tensors()
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    indices = list(range(len(tensors)))
+    right = helper.unchanged(tensors, pointers, indices)
+    wrong = any(helper.unchanged(tensors, [0] * len(tensors), [index]) for index in indices)
+    return "it does not find where tensors lie" if wrong or not right else None
+
+
+@functools.cache
+def _handle_offset() -> int | None:
+    """Return where in a Python tensor the C++ one is, a pointer to its implementation, whose value torch tells."""
+    tensors = _own_tensors()
+    word = ctypes.sizeof(ctypes.c_void_p)
+    for offset in range(object.__basicsize__, torch._C.TensorBase.__basicsize__ - word + 1, word):
+        words = [ctypes.c_void_p.from_address(id(tensor) + offset).value for tensor in tensors]
+        if words == [tensor._cdata for tensor in tensors]:
+            return offset
+    return None
+
+
+def _data_ptr_function() -> int | None:
+    """Return the address of the function that says where a tensor lies, of libtorch's stable C interface."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        return ctypes.cast(library.aoti_torch_get_data_ptr, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+def _own_tensors() -> list[torch.Tensor]:
+    """Return tensors of several kinds, whatever modes of the user's are on."""
+    with (
+        torch.inference_mode(False),
+        torch._C.DisableTorchFunction(),
+        torch.utils._python_dispatch._disable_current_modes(),
+    ):
+        plain = torch.zeros(4, device="cpu")
+        return [plain, plain[1:], torch.nn.Parameter(torch.zeros(2, device="cpu")), plain.clone()]
 
 
 def current_stream(device: torch.device) -> Callable[[], int]:

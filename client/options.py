@@ -7,6 +7,7 @@
 | `PYGRAPH_TRUST` | `all`, `verify`, `local` | what another user or host has decided is believed; is checked on a few calls (default); is not used |
 | `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
 | `PYGRAPH_RELOCATE` | 0 | relocatable graphs are not tried |
+| `PYGRAPH_NATIVE` | 0 | no C compiler is started, and nothing compiled is loaded: relocatable graphs look at tensors in Python |
 | `PYGRAPH_PLACEMENT` | 1 | CPU values that are known when a graph is compiled are put on the GPU then |
 | `PYGRAPH_SIZES` | a number | dynamic sizes of a graph that are decided apart, at a time; 8 by default, 0: none |
 | `PYGRAPH_SIZE_CALLS` | a number | the call of a dynamic size from which on it is; 3 by default |
@@ -29,6 +30,7 @@ TRUST = "PYGRAPH_TRUST"
 READONLY = "PYGRAPH_READONLY"
 REFRESH = "PYGRAPH_REFRESH"
 RELOCATE = "PYGRAPH_RELOCATE"
+NATIVE = "PYGRAPH_NATIVE"
 PLACEMENT = "PYGRAPH_PLACEMENT"
 RECHECK = "PYGRAPH_RECHECK_S"
 RECHECK_S = 600.0
@@ -67,6 +69,7 @@ class Options:
     readonly: bool = False
     refresh: bool = False
     relocate: bool = True
+    native: bool = True
     placement: bool = False
     recheck_s: float = RECHECK_S
     sizes: Bounds = field(default_factory=Bounds)
@@ -81,6 +84,7 @@ def read(environ: Mapping[str, str]) -> Options:
         readonly=_switch(READONLY, environ, misread),
         refresh=_switch(REFRESH, environ, misread),
         relocate=_switch(RELOCATE, environ, misread, default=True),
+        native=_switch(NATIVE, environ, misread, default=True),
         placement=_switch(PLACEMENT, environ, misread),
         recheck_s=_seconds(RECHECK, environ, misread, default=RECHECK_S),
         sizes=Bounds(

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.binding import InputGroup, Unchanged, UnfitError
+from pygraphd.client.binding import InputGroup, UnfitError
 from pygraphd.client.driver import DriverError
+from pygraphd.client.looks import Looks
 from pygraphd.client.outputs import Outputs
 from pygraphd.client.recycling import Recycler
 
@@ -89,10 +90,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What replaying needs of torch, chosen once: how memory is made, compared, given back, and which stream is current."""
+    """What replaying needs of torch, chosen once: how memory is made, looked at, given back, and which stream is current."""
 
     allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-    unchanged: Unchanged
+    looks: Looks
     stream: Callable[[], int]
     trim: Callable[[], None]
 
@@ -215,7 +216,7 @@ class Replay:
             if self._recycler is None and slots:
                 layout, device = self._layout, self._device
                 self._recycler = Recycler(
-                    layout.memories, layout.outputs, slots, device.allocate, device.trim
+                    layout.memories, layout.outputs, slots, device.allocate, device.trim, device.looks
                 )
                 self._fresh = _Recipe(self._layout.memories, self._recycler.fresh)
                 self._fresh_making = self._recycler.making

@@ -278,10 +278,16 @@ class Session:
         try:
             if reason := _torch.missing_for_relocation():
                 raise driver.DriverError(reason, 0)
-            return CudaRecorder(driver.load(), device_index)
+            recorder = CudaRecorder(driver.load(), device_index)
         except driver.DriverError as error:
             self.report.fail(f"relocatable graphs: {error}")
             return None
+        if self.options.native and not self.options.readonly:
+            from pygraphd.client.looks import helper
+
+            if reason := helper.prepare(self.locations.cache):
+                self.report.fail(f"compiled helper: {reason}")
+        return recorder
 
     def decided(self, region: Region, result: Decided, runs: Decision) -> None:
         """Take note of what runs from now on, and hand what this process found out to the cache."""

@@ -69,6 +69,17 @@ class Watched:
         self._hook.session.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have every test look at tensors by the compiled helper, and not those that happen to come late enough."""
+    from pygraphd.client.looks import helper
+
+    assert helper.prepare(tmp_path_factory.mktemp("helper")) is None
+    assert helper.wait(60)
+    yield
+    helper.forget()
+
+
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     """Have the hook on for one test."""

@@ -244,3 +244,15 @@ def emulator(emulator_library: Path) -> Iterator[Emulator]:
     emulator.fail_at(0)
     library.emulator_forget_memory()
     assert emulator.live() == before
+
+
+@pytest.fixture(scope="session")
+def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache folder in which the compiled helper is; `helper` has to be told of it."""
+    from pygraphd.client.looks import Helper
+
+    folder = tmp_path_factory.mktemp("helper")
+    helper = Helper()
+    assert helper.prepare(folder) is None
+    assert helper.wait(60)
+    return folder

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from pygraphd.client.binding import LESS_OFTEN, ONE_LESS, PATIENCE, STAYS_PATCHED, UnfitError
 from pygraphd.client.driver import DriverError
+from pygraphd.client.looks import InPython, helper
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Built, Capture, build, input_groups
 from pygraphd.client.relocation import BLOCK, Span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from pathlib import Path
 
     from tests.relocation.conftest import Allocator, Arena, Emulator, Graph
 
@@ -813,10 +815,13 @@ def readable(steps: list[Step], inputs: int) -> list[Step]:
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@pytest.mark.parametrize("by", ["the helper", "Python"])
 @given(
-    STEPS,
-    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=5),
-    st.frozensets(st.integers(0, 5)),
+    steps=STEPS,
+    moves=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=5
+    ),
+    together=st.frozensets(st.integers(0, 5)),
 )
 def test_any_program_gives_what_it_gives_when_launched(
     emulator: Emulator,
@@ -824,8 +829,13 @@ def test_any_program_gives_what_it_gives_when_launched(
     steps: list[Step],
     moves: list[tuple[int, int, int]],
     together: frozenset[int],
+    by: str,
+    compiled_helper: Path,
 ) -> None:
     """Temporaries share memory with outputs, outputs an allocation, inputs stay or move, all old memory is poisoned."""
+    helper.forget()
+    if by == "the helper":
+        assert helper.prepare(compiled_helper) is None
     steps = readable(steps, 3)
     inputs = [allocator.tensor(torch.rand(SIZE)) for _ in range(3)]
     recorder = Recorder(emulator, allocator, emulator.arena(256))
@@ -844,5 +854,8 @@ def test_any_program_gives_what_it_gives_when_launched(
             assert torch.equal(output, expected[number])
         assert all(map(torch.equal, inputs, mine))
         assert recorder.arena.untouched()
+    assert isinstance(helper.looks(recorder.notes.append), InPython) is (by == "Python")
+    assert recorder.notes == []
+    helper.forget()
     built.replay.close()
     allocator.check()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pygraphd.client import _torch, recycling
+from pygraphd.client.looks import InPython
 from pygraphd.client.outputs import Fixed, Input, Outputs, Part, Whole
 from pygraphd.client.recording import Capture, build
 from pygraphd.client.recycling import IDLE_CALLS, MAX_OBSERVATIONS, MAX_SETS, Link, Recycler
@@ -37,7 +38,7 @@ def recycler(trim: Callable[[], None] | None = None) -> Recycler:
     outputs = Outputs(
         [Whole(0), Whole(1), *parts, Input(0), Fixed(5)], [each.dtype for each in memories], as_tuple=True
     )
-    return Recycler(memories, outputs, {1, 2}, _torch.allocator(CPU), trim or (lambda: None))
+    return Recycler(memories, outputs, {1, 2}, _torch.allocator(CPU), trim or (lambda: None), InPython())
 
 
 def take(made: Recycler, stream: int = 0) -> Saved:

@@ -1,0 +1,159 @@
+"""The helper is compiled by whatever C compiler there is, once, for those who come later; who has none is told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.client import native
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+WAIT_S = 60.0
+
+
+def wait_for(path: Path) -> None:
+    """Wait until a file is there."""
+    end = time.monotonic() + WAIT_S
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.02)
+
+
+def script(path: Path, text: str) -> str:
+    """Write a program in place of a compiler; returns its path."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the helper lies, compiled."""
+    path = native.place(tmp_path_factory.mktemp("cache"))
+    assert native.load(path) is None
+    assert native.compile_once(path) is None
+    wait_for(path)
+    return path
+
+
+def test_what_was_compiled_is_loaded_and_not_compiled_again(compiled: Path) -> None:
+    assert native.compile_once(compiled, {"CC": "/nowhere/cc"}) is None
+
+    module = native.load(compiled)
+
+    assert isinstance(module, ModuleType)
+    assert {"configure", "references", "same_references", "unchanged"} <= set(dir(module))
+    assert [each.name for each in compiled.parent.iterdir()] == [compiled.name]
+
+
+def test_references_are_counted(compiled: Path) -> None:
+    module = native.load(compiled)
+    assert isinstance(module, ModuleType)
+    objects = [object() for _ in range(5)]
+
+    before = module.references(objects)
+    holder = objects[3]
+
+    assert module.references(objects)[3] == before[3] + 1
+    assert not module.same_references(objects, before)
+    del holder
+    assert module.same_references(objects, before)
+    assert not module.same_references(objects, before[:-1])
+
+
+def test_what_is_no_list_of_tensors_is_an_error_and_no_crash(compiled: Path) -> None:
+    module = native.load(compiled)
+    assert isinstance(module, ModuleType)
+
+    with pytest.raises(TypeError, match="3 lists"):
+        module.unchanged([1], (2,), [0])
+    with pytest.raises(TypeError, match="2 lists"):
+        module.same_references([1])
+    with pytest.raises(TypeError, match="not a tensor"):
+        module.unchanged(["no tensor"], [0], [0])
+    with pytest.raises(IndexError, match="beyond"):
+        module.unchanged([], [], [0])
+    with pytest.raises(TypeError):
+        module.same_references([1], ["many"])
+
+
+def test_the_file_is_anothers_for_another_source_or_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = native.place(tmp_path)
+    source = tmp_path / "pointers.c"
+    source.write_text("/* another */")
+    monkeypatch.setattr(native, "SOURCE", source)
+
+    assert native.place(tmp_path) != before
+    assert native.place(tmp_path).parent == before.parent == tmp_path / "compiled" / str(os.geteuid())
+
+
+def test_without_a_compiler_there_is_a_reason(tmp_path: Path) -> None:
+    reason = native.compile_once(native.place(tmp_path), {"CC": "/nowhere/cc"})
+
+    assert reason is not None
+    assert "no C compiler" in reason
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_headers_there_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+
+    assert "install the headers" in str(native.compile_once(native.place(tmp_path / "cache")))
+
+
+def test_a_compiler_that_fails_is_not_called_again_until_somebody_has_seen_why(tmp_path: Path) -> None:
+    path = native.place(tmp_path)
+    environ = {"CC": script(tmp_path / "cc", "echo it is broken >&2; exit 1")}
+    log = path.with_name(path.name + ".log")
+
+    assert native.compile_once(path, environ) is None
+    wait_for(log)
+
+    assert log.read_text() == "it is broken\n"
+    assert str(log) in str(native.compile_once(path, environ))
+    assert native.load(path) is None
+    log.unlink()
+    assert native.compile_once(path, environ) is None
+    wait_for(log)
+
+
+def test_nobody_waits_for_the_compiler_and_nobody_is_its_parent(tmp_path: Path) -> None:
+    path = native.place(tmp_path)
+    go = tmp_path / "go"
+    environ = {"CC": script(tmp_path / "cc", f"while ! [ -e {go} ]; do sleep 0.05; done; exit 1")}
+
+    assert native.compile_once(path, environ) is None
+
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    go.touch()
+    wait_for(path.with_name(path.name + ".log"))
+
+
+def test_a_file_that_others_can_write_to_is_not_loaded(compiled: Path, tmp_path: Path) -> None:
+    copy = tmp_path / compiled.name
+    shutil.copy(compiled, copy)
+    copy.chmod(0o666)
+
+    assert native.load(copy) == f"{copy} can be written by others"
+    copy.chmod(0o644)
+    tmp_path.chmod(0o777)
+    assert native.load(copy) == f"{tmp_path} can be written by others"
+
+
+def test_a_file_that_is_broken_is_not_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "pointers.so"
+    path.write_bytes(b"no machine code")
+
+    assert "cannot be loaded" in str(native.load(path))
