@@ -25,9 +25,9 @@ from benchmarks.peers import Compile
 from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client import _torch, driver
+from pygraphd.client.bulk import helper
 from pygraphd.client.capture import CudaRecorder
 from pygraphd.client.families import Families
-from pygraphd.client.looks import helper
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.recycling import Link, watch
 from pygraphd.client.relocatable import Relocatable

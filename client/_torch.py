@@ -537,23 +537,41 @@ def _pointers_unchanged(tensors: list[Any], pointers: list[int | None], indices:
     return all(tensors[index].data_ptr() == pointers[index] for index in indices)
 
 
+_LIBTORCH = (
+    ("libtorch_cpu.so", "aoti_torch_get_data_ptr"),
+    ("libtorch_cpu.so", "aoti_torch__reinterpret_tensor"),
+    ("libtorch_cpu.so", "aoti_torch_delete_tensor_object"),
+    ("libtorch_python.so", "_Z16THPVariable_WrapON2at10TensorBaseE"),
+)
+"""What the compiled helper calls: libtorch's stable C interface, and `THPVariable_Wrap(at::TensorBase&&)`."""
+
+
 @functools.cache
-def missing_for_looks() -> str | None:
-    """Return why the compiled helper cannot look at the tensors of this torch, or None."""
-    if _handle_offset() is None or _data_ptr_function() is None:
+def missing_for_bulk() -> str | None:
+    """Return why the compiled helper is of no use with this torch, or None."""
+    if _handle_offset() is None:
         return f"torch {torch.__version__} keeps tensors in a way that is not known"
-    return None
+    names = [name for library, name in _LIBTORCH if _function(library, name) is None]
+    return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
 
 
-def configure_looks(helper: Any) -> str | None:
-    """Tell the compiled helper where tensors are; return why it is of no use, or None."""
-    helper.configure(torch._C.TensorBase, _handle_offset(), _data_ptr_function())
+def configure_bulk(helper: Any) -> str | None:
+    """Tell the compiled helper of this torch; return why it is of no use, or None."""
+    functions = (_function(library, name) for library, name in _LIBTORCH)
+    helper.configure(torch._C.TensorBase, _handle_offset(), *functions)
     tensors = _own_tensors()
-    pointers = [tensor.data_ptr() for tensor in tensors]
-    indices = list(range(len(tensors)))
-    right = helper.unchanged(tensors, pointers, indices)
-    wrong = any(helper.unchanged(tensors, [0] * len(tensors), [index]) for index in indices)
-    return "it does not find where tensors lie" if wrong or not right else None
+    pointers, indices = [tensor.data_ptr() for tensor in tensors], list(range(len(tensors)))
+    moved = [helper.unchanged(tensors, [0] * len(tensors), [index]) for index in indices]
+    if any(moved) or not helper.unchanged(tensors, pointers, indices):
+        return "it does not find where tensors lie"
+    made: list[Any] = [None]
+    helper.fill(helper.plan([(0, 0, 1, (2, 1), (1, 7))]), tensors, [], made)
+    expected = reinterpreter()(tensors[0], (2, 1), (1, 7), 1)
+    same = all(
+        getattr(made[0], name)() == getattr(expected, name)()
+        for name in ("size", "stride", "data_ptr", "tolist")
+    )
+    return None if same else "it does not make the tensors that it should"
 
 
 @functools.cache
@@ -568,11 +586,11 @@ def _handle_offset() -> int | None:
     return None
 
 
-def _data_ptr_function() -> int | None:
-    """Return the address of the function that says where a tensor lies, of libtorch's stable C interface."""
+def _function(library: str, name: str) -> int | None:
+    """Return the address of a function of libtorch's."""
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
-        return ctypes.cast(library.aoti_torch_get_data_ptr, ctypes.c_void_p).value
+        loaded = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / library))
+        return ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
 

@@ -1,4 +1,4 @@
-"""Has `pointers.c` compiled once for each user, Python and version of it, and loads it. Knows nothing of torch.
+"""Has `bulk.c` compiled once for each user, Python and version of it, and loads it. Knows nothing of torch.
 
 The compiler is the one that Triton finds, so that who runs Inductor's kernels has it, and Python's headers, too. Nobody waits
 for it: the process that starts it goes on without, and whoever records a graph later loads what is there by then.
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
 
-SOURCE = Path(__file__).with_name("pointers.c")
-_NAME = "pointers"
+SOURCE = Path(__file__).with_name("bulk.c")
+_NAME = "bulk"
 _COMPILERS = ("gcc", "clang", "cc")
 _SPAWN_S = 5.0
 

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 import torch
 
 from pygraphd.client import _torch
+from pygraphd.client.bulk import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from pygraphd.client.bulk import Bulk
 
 
 class Output(Protocol):
@@ -125,9 +128,9 @@ class Outputs:
         """Return a list for `made`, with what is the same at every call in its place."""
         return self._blank.copy()
 
-    def making(self, which: Iterable[int]) -> Making:
+    def making(self, which: Iterable[int], bulk: Bulk) -> Making:
         """Return what makes some of `made`, by index."""
-        return Making(self.made, which, self._dtypes)
+        return Making(self.made, which, self._dtypes, bulk)
 
     def gather(self, memory: Sequence[Any], made: Sequence[Any], inputs: Sequence[Any]) -> Any:
         """Return the outputs in their order."""
@@ -143,28 +146,26 @@ class Outputs:
 class Making:
     """Makes some outputs at each call: tensors over memory of their own type in one go, which are by far the most."""
 
-    def __init__(self, made: Sequence[Output], which: Iterable[int], dtypes: Sequence[torch.dtype]) -> None:
+    def __init__(
+        self, made: Sequence[Output], which: Iterable[int], dtypes: Sequence[torch.dtype], bulk: Bulk
+    ) -> None:
         self._made = made
-        chosen = [index for index in which if not isinstance(made[index], Fixed)]
-        parts = {index: each for index in chosen if _is_plain_part(each := made[index], dtypes)}
-        views = {index: each for index in chosen if _is_plain_view(each := made[index])}
-        self._plain = [*parts, *views]
-        self._others = [index for index in chosen if index not in parts and index not in views]
-        self._memories = [each.memory for each in parts.values()]
-        self._inputs = [each.index for each in views.values()]
-        plain: list[Part | View] = [*parts.values(), *views.values()]
-        self._columns = (
-            [each.size for each in plain],
-            [each.stride for each in plain],
-            [each.offset for each in plain],
-        )
-        self._reinterpret = _torch.reinterpreter()
+        pieces: list[Piece] = []
+        self._others: list[int] = []
+        for index in which:
+            each = made[index]
+            if _is_plain_part(each, dtypes):
+                pieces.append(Piece(index, each.memory, each.offset, each.size, each.stride))
+            elif _is_plain_view(each):
+                pieces.append(Piece(index, ~each.index, each.offset, each.size, each.stride))
+            elif not isinstance(each, Fixed):
+                self._others.append(index)
+        self._fill = bulk.filling(pieces) if pieces else None
 
-    def fill(self, made: list[Any], inputs: Sequence[Any], memory: Sequence[Any]) -> list[Any]:
+    def fill(self, made: list[Any], inputs: list[Any], memory: list[Any]) -> list[Any]:
         """Put what was made into `made`, from `Outputs.blank`, at its indices; returns it."""
-        where = [*map(memory.__getitem__, self._memories), *map(inputs.__getitem__, self._inputs)]
-        for index, each in zip(self._plain, map(self._reinterpret, where, *self._columns), strict=True):
-            made[index] = each
+        if self._fill is not None:
+            self._fill(memory, inputs, made)
         for index in self._others:
             made[index] = self._made[index].make(inputs, memory)
         return made

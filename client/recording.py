@@ -16,7 +16,7 @@ import torch
 
 from pygraphd.client import _torch
 from pygraphd.client.binding import Binding, Bindings, InputGroup
-from pygraphd.client.looks import helper
+from pygraphd.client.bulk import helper
 from pygraphd.client.outputs import Empty, Fixed, Input, Outputs, Part, View, Whole
 from pygraphd.client.parameters import OpaqueError, Parameters
 from pygraphd.client.relocation import (
@@ -143,7 +143,7 @@ def _build(
     parameters.candidates.clear()  # one for each word, and of use only to the search
     binding = Binding(driver, capture.graph, parameters, table, layout.groups, bases)
     means = replay_device(device, note)
-    bindings = Bindings(binding, means.looks.unchanged, note)
+    bindings = Bindings(binding, means.bulk.unchanged, note)
     replay = Replay(driver, capture.graph, bindings, layout, means, capture.ticket)
     return Built(replay, _unseen(table, layout), device, len(parameters))
 
@@ -165,7 +165,7 @@ def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:
     """Return what replaying on a device needs of torch; `note` is told what is slower than it might be."""
     return Device(
         _torch.allocator(device),
-        helper.looks(note),
+        helper.bulk(note),
         _torch.current_stream(device),
         _torch.empty_cache,
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from pygraphd.client._torch import Allocator, Runnable
-    from pygraphd.client.looks import Looks
+    from pygraphd.client.bulk import Bulk
     from pygraphd.client.outputs import Outputs
     from pygraphd.client.replay import Memory, Replay
 
@@ -49,7 +49,7 @@ class Saved:
         made: list[Any],
         tensors: list[torch.Tensor],
         stream: int,
-        looks: Looks,
+        bulk: Bulk,
     ) -> None:
         """Take over `memory` and `made`, of which `tensors` are of this set; the rest is made at each call."""
         self.number = next(_numbers)
@@ -57,7 +57,7 @@ class Saved:
         self.made = made
         self.stream = stream
         self.last_use = 0
-        self._looks = looks
+        self._bulk = bulk
         self._arena = arena
         self._storage = arena.untyped_storage()
         self._tensors = tensors
@@ -65,11 +65,11 @@ class Saved:
     def rest(self) -> None:
         """Note what nobody else holding any of it looks like; to be called when that is so."""
         self._storage_uses = self._uses_of_storage()
-        self._references = self._looks.references(self._tensors)
+        self._references = self._bulk.references(self._tensors)
 
     def in_use(self) -> bool:
         """Whether anybody holds any of it: another tensor over the same memory, a reference from Python or (one is seen) C++."""
-        return self._uses_of_storage() != self._storage_uses or not self._looks.same_references(
+        return self._uses_of_storage() != self._storage_uses or not self._bulk.same_references(
             self._tensors, self._references
         )
 
@@ -88,10 +88,10 @@ class Recycler:
         slots: Collection[int],
         allocate: Allocator,
         trim: Callable[[], None],
-        looks: Looks,
+        bulk: Bulk,
     ) -> None:
         """Recycle the given slots of `memories`; `outputs` are those of the recording; `trim` gives free memory back."""
-        self._looks = looks
+        self._bulk = bulk
         self._memories = memories
         self._slots = sorted(slots)
         self._outputs = outputs
@@ -99,9 +99,8 @@ class Recycler:
         self._trim = trim
         self.fresh = tuple(slot for slot in range(len(memories)) if slot not in slots)
         """The slots whose memory comes from the allocator at each call."""
-        self.making = outputs.making(
-            index for index, output in enumerate(outputs.made) if not self._is_recycled(output)
-        )
+        anew = [index for index, output in enumerate(outputs.made) if not self._is_recycled(output)]
+        self.making = outputs.making(anew, bulk)
         """Makes what is to be made at each call."""
         self._sets: list[Saved] = []
         self._calls = 0
@@ -151,7 +150,7 @@ class Recycler:
         for index in recycled:
             made[index] = self._outputs.made[index].make((), memory)
         tensors = [*(memory[slot] for slot in self._slots), *(made[index] for index in recycled)]
-        saved = Saved(arena, memory, made, tensors, stream, self._looks)
+        saved = Saved(arena, memory, made, tensors, stream, self._bulk)
         del arena, memory, made, tensors
         saved.rest()
         saved.last_use = self._calls

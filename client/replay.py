@@ -16,8 +16,8 @@ import torch
 
 from pygraphd.client import _torch
 from pygraphd.client.binding import InputGroup, UnfitError
+from pygraphd.client.bulk import Bulk
 from pygraphd.client.driver import DriverError
-from pygraphd.client.looks import Looks
 from pygraphd.client.outputs import Outputs
 from pygraphd.client.recycling import Recycler
 
@@ -93,7 +93,7 @@ class Device:
     """What replaying needs of torch, chosen once: how memory is made, looked at, given back, and which stream is current."""
 
     allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-    looks: Looks
+    bulk: Bulk
     stream: Callable[[], int]
     trim: Callable[[], None]
 
@@ -138,7 +138,9 @@ class Replay:
         self._recipe = _Recipe(layout.memories, range(len(layout.memories)))
         self._recycler: Recycler | None = None
         self._fresh = self._recipe
-        self._making = self._fresh_making = layout.outputs.making(range(len(layout.outputs.made)))
+        self._making = self._fresh_making = layout.outputs.making(
+            range(len(layout.outputs.made)), device.bulk
+        )
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Run the graph on a call's inputs, clear the list, and return the outputs.
@@ -216,7 +218,7 @@ class Replay:
             if self._recycler is None and slots:
                 layout, device = self._layout, self._device
                 self._recycler = Recycler(
-                    layout.memories, layout.outputs, slots, device.allocate, device.trim, device.looks
+                    layout.memories, layout.outputs, slots, device.allocate, device.trim, device.bulk
                 )
                 self._fresh = _Recipe(self._layout.memories, self._recycler.fresh)
                 self._fresh_making = self._recycler.making
@@ -244,7 +246,7 @@ class Replay:
             return None
         return self._recycler.take(stream)
 
-    def _make(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[Any]:
+    def _make(self, inputs: list[Any], memory: list[Any]) -> list[Any]:
         return self._making.fill(self._layout.outputs.blank(), inputs, memory)
 
     def _memory_with(self, saved: Saved) -> list[Any]:

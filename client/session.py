@@ -283,7 +283,7 @@ class Session:
             self.report.fail(f"relocatable graphs: {error}")
             return None
         if self.options.native and not self.options.readonly:
-            from pygraphd.client.looks import helper
+            from pygraphd.client.bulk import helper
 
             if reason := helper.prepare(self.locations.cache):
                 self.report.fail(f"compiled helper: {reason}")

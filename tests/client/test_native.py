@@ -90,7 +90,7 @@ def test_the_file_is_anothers_for_another_source_or_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = native.place(tmp_path)
-    source = tmp_path / "pointers.c"
+    source = tmp_path / "bulk.c"
     source.write_text("/* another */")
     monkeypatch.setattr(native, "SOURCE", source)
 
@@ -153,7 +153,7 @@ def test_a_file_that_others_can_write_to_is_not_loaded(compiled: Path, tmp_path:
 
 
 def test_a_file_that_is_broken_is_not_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "pointers.so"
+    path = tmp_path / "bulk.so"
     path.write_bytes(b"no machine code")
 
     assert "cannot be loaded" in str(native.load(path))

@@ -72,7 +72,7 @@ class Watched:
 @pytest.fixture(scope="session", autouse=True)
 def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have every test look at tensors by the compiled helper, and not those that happen to come late enough."""
-    from pygraphd.client.looks import helper
+    from pygraphd.client.bulk import helper
 
     assert helper.prepare(tmp_path_factory.mktemp("helper")) is None
     assert helper.wait(60)

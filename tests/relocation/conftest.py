@@ -249,7 +249,7 @@ def emulator(emulator_library: Path) -> Iterator[Emulator]:
 @pytest.fixture(scope="session")
 def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a cache folder in which the compiled helper is; `helper` has to be told of it."""
-    from pygraphd.client.looks import Helper
+    from pygraphd.client.bulk import Helper
 
     folder = tmp_path_factory.mktemp("helper")
     helper = Helper()

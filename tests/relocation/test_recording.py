@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.binding import LESS_OFTEN, ONE_LESS, PATIENCE, STAYS_PATCHED, UnfitError
+from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
-from pygraphd.client.looks import InPython, helper
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Built, Capture, build, input_groups
 from pygraphd.client.relocation import BLOCK, Span
@@ -854,7 +854,7 @@ def test_any_program_gives_what_it_gives_when_launched(
             assert torch.equal(output, expected[number])
         assert all(map(torch.equal, inputs, mine))
         assert recorder.arena.untouched()
-    assert isinstance(helper.looks(recorder.notes.append), InPython) is (by == "Python")
+    assert isinstance(helper.bulk(recorder.notes.append), InPython) is (by == "Python")
     assert recorder.notes == []
     helper.forget()
     built.replay.close()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pygraphd.client import _torch, recycling
-from pygraphd.client.looks import InPython
+from pygraphd.client.bulk import InPython
 from pygraphd.client.outputs import Fixed, Input, Outputs, Part, Whole
 from pygraphd.client.recording import Capture, build
 from pygraphd.client.recycling import IDLE_CALLS, MAX_OBSERVATIONS, MAX_SETS, Link, Recycler
@@ -53,7 +53,7 @@ def test_a_set_holds_what_is_recycled_and_nothing_else() -> None:
     saved = take(made)
 
     assert made.fresh == (0,)
-    assert made.making.fill(saved.made.copy(), (), ()) == saved.made
+    assert made.making.fill(saved.made.copy(), [], []) == saved.made
     assert saved.memory[0] is None
     assert saved.memory[1].dtype == torch.float32
     *parts, constant = saved.made

@@ -1,0 +1,226 @@
+/* Does in one call what a replay has to do with hundreds of tensors: sees where they lie and how many hold them, makes some.
+ *
+ * Built by `client/native.py` with nothing but a C compiler and Python's headers. Of torch it needs three functions of libtorch's
+ * stable C interface, the one that makes a Python object of a tensor, and where in such an object its tensor is, which
+ * `configure` is told. The Python that does the same is in `client/bulk.py`. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+static struct {
+    PyTypeObject *type;
+    Py_ssize_t offset;
+    int32_t (*get_data_ptr)(void *tensor, void **address);
+    int32_t (*reinterpret)(void *tensor, int64_t dimensions, const int64_t *size, const int64_t *stride, int64_t offset,
+                           void **made);
+    int32_t (*destroy)(void *tensor);
+    PyObject *(*wrap)(void *tensor); /* moves the tensor into the object */
+} torch;
+
+static PyObject *configure(PyObject *module, PyObject *args) {
+    PyObject *type;
+    Py_ssize_t offset;
+    unsigned long long get_data_ptr, reinterpret, destroy, wrap;
+    if (!PyArg_ParseTuple(args, "O!nKKKK", &PyType_Type, &type, &offset, &get_data_ptr, &reinterpret, &destroy, &wrap))
+        return NULL;
+    Py_INCREF(type); /* for good: what was configured before may be in use */
+    torch.type = (PyTypeObject *)type;
+    torch.offset = offset;
+    torch.get_data_ptr = (int32_t(*)(void *, void **))(uintptr_t)get_data_ptr;
+    torch.reinterpret = (int32_t(*)(void *, int64_t, const int64_t *, const int64_t *, int64_t, void **))(uintptr_t)reinterpret;
+    torch.destroy = (int32_t(*)(void *))(uintptr_t)destroy;
+    torch.wrap = (PyObject * (*)(void *))(uintptr_t)wrap;
+    Py_RETURN_NONE;
+}
+
+/* Returns the C++ tensor in an object, borrowed, or NULL with an exception set. */
+static void *tensor_of(PyObject *object) {
+    if (torch.type == NULL || !PyObject_TypeCheck(object, torch.type)) {
+        PyErr_SetString(PyExc_TypeError, "not a tensor, or `configure` was not called");
+        return NULL;
+    }
+    return (char *)object + torch.offset;
+}
+
+static int are_lists(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted) {
+    int right = given == wanted;
+    for (Py_ssize_t i = 0; right && i < wanted; i++) right = PyList_Check(args[i]);
+    if (!right) PyErr_Format(PyExc_TypeError, "%zd lists are wanted", wanted);
+    return right;
+}
+
+/* Returns an item of a list, borrowed, or NULL with an exception set. */
+static PyObject *item(PyObject *list, Py_ssize_t index) {
+    if (index >= 0 && index < PyList_GET_SIZE(list)) return PyList_GET_ITEM(list, index);
+    PyErr_SetString(PyExc_IndexError, "an index is beyond the end of a list");
+    return NULL;
+}
+
+/* --- looking ---------------------------------------------------------------------------------------------------------- */
+
+static PyObject *unchanged(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (!are_lists(args, given, 3)) return NULL;
+    PyObject *tensors = args[0], *pointers = args[1], *indices = args[2];
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(indices); i++) {
+        Py_ssize_t index = PyLong_AsSsize_t(PyList_GET_ITEM(indices, i));
+        if (index == -1 && PyErr_Occurred()) return NULL;
+        PyObject *object = item(tensors, index), *pointer = object == NULL ? NULL : item(pointers, index);
+        void *address, *tensor = pointer == NULL ? NULL : tensor_of(object);
+        if (tensor == NULL) return NULL;
+        if (torch.get_data_ptr(tensor, &address) != 0)
+            return PyErr_Format(PyExc_RuntimeError, "tensor %zd has no address", index);
+        unsigned long long wanted = PyLong_AsUnsignedLongLong(pointer);
+        if (wanted == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
+        if (wanted != (unsigned long long)(uintptr_t)address) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+static PyObject *references(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (!are_lists(args, given, 1)) return NULL;
+    Py_ssize_t size = PyList_GET_SIZE(args[0]);
+    PyObject *counts = PyList_New(size);
+    for (Py_ssize_t i = 0; counts != NULL && i < size; i++) {
+        PyObject *count = PyLong_FromSsize_t(Py_REFCNT(PyList_GET_ITEM(args[0], i)));
+        if (count == NULL) Py_CLEAR(counts);
+        else PyList_SET_ITEM(counts, i, count);
+    }
+    return counts;
+}
+
+static PyObject *same_references(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (!are_lists(args, given, 2)) return NULL;
+    Py_ssize_t size = PyList_GET_SIZE(args[0]);
+    if (size != PyList_GET_SIZE(args[1])) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        Py_ssize_t wanted = PyLong_AsSsize_t(PyList_GET_ITEM(args[1], i));
+        if (wanted == -1 && PyErr_Occurred()) return NULL;
+        if (Py_REFCNT(PyList_GET_ITEM(args[0], i)) != wanted) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+/* --- making ----------------------------------------------------------------------------------------------------------- */
+
+#define PLAN "pygraph.plan"
+#define MAX_DIMENSIONS 64
+
+/* One tensor to be made: `from` counts through memories if it is not negative, else it is ~index of an input. */
+typedef struct {
+    Py_ssize_t target, from;
+    int64_t offset, dimensions;
+    int64_t *size, *stride;
+} Piece;
+
+typedef struct {
+    Py_ssize_t count;
+    Piece *pieces;
+    int64_t *numbers;
+} Plan;
+
+static void free_plan(Plan *plan) {
+    PyMem_Free(plan->pieces);
+    PyMem_Free(plan->numbers);
+    PyMem_Free(plan);
+}
+
+static void free_capsule(PyObject *capsule) { free_plan(PyCapsule_GetPointer(capsule, PLAN)); }
+
+static int read_numbers(PyObject *tuple, int64_t *numbers) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+        numbers[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
+        if (numbers[i] == -1 && PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
+/* Reads (target, from, offset, size, stride) into a piece whose numbers begin at `numbers`; returns -1 with an exception set. */
+static int read_piece(PyObject *tuple, Piece *piece, int64_t *numbers) {
+    PyObject *size, *stride;
+    long long offset;
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "a piece is a tuple");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(tuple, "nnLO!O!", &piece->target, &piece->from, &offset, &PyTuple_Type, &size, &PyTuple_Type, &stride))
+        return -1;
+    piece->offset = offset;
+    piece->dimensions = PyTuple_GET_SIZE(size);
+    if (piece->dimensions > MAX_DIMENSIONS || piece->dimensions != PyTuple_GET_SIZE(stride)) {
+        PyErr_SetString(PyExc_ValueError, "a size and its strides differ in length, or are too long");
+        return -1;
+    }
+    piece->size = numbers;
+    piece->stride = numbers + piece->dimensions;
+    return read_numbers(size, piece->size) < 0 || read_numbers(stride, piece->stride) < 0 ? -1 : 0;
+}
+
+static PyObject *plan(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (!are_lists(args, given, 1)) return NULL;
+    Py_ssize_t count = PyList_GET_SIZE(args[0]);
+    Plan *made = PyMem_Calloc(1, sizeof(Plan));
+    if (made == NULL) return PyErr_NoMemory();
+    made->count = count;
+    made->pieces = PyMem_Calloc(count + 1, sizeof(Piece));
+    made->numbers = PyMem_Calloc(count + 1, 2 * MAX_DIMENSIONS * sizeof(int64_t));
+    int failed = made->pieces == NULL || made->numbers == NULL;
+    if (failed) PyErr_NoMemory();
+    int64_t *numbers = made->numbers;
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        failed = read_piece(PyList_GET_ITEM(args[0], i), &made->pieces[i], numbers) < 0;
+        numbers += 2 * made->pieces[i].dimensions; /* one after the other: they are read at every call */
+    }
+    PyObject *capsule = failed ? NULL : PyCapsule_New(made, PLAN, free_capsule);
+    if (capsule == NULL) free_plan(made);
+    return capsule;
+}
+
+static PyObject *make(const Piece *piece, PyObject *memory, PyObject *inputs) {
+    PyObject *base = piece->from >= 0 ? item(memory, piece->from) : item(inputs, ~piece->from);
+    void *made, *tensor = base == NULL ? NULL : tensor_of(base);
+    if (tensor == NULL) return NULL;
+    if (torch.reinterpret(tensor, piece->dimensions, piece->size, piece->stride, piece->offset, &made) != 0) {
+        PyErr_SetString(PyExc_RuntimeError, "a tensor cannot be made over another's memory");
+        return NULL;
+    }
+    PyObject *object = torch.wrap(made);
+    torch.destroy(made);
+    return object;
+}
+
+static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (given < 1 || !are_lists(args + 1, given - 1, 3)) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a plan and 3 lists are wanted");
+        return NULL;
+    }
+    const Plan *plan = PyCapsule_GetPointer(args[0], PLAN);
+    if (plan == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < plan->count; i++) {
+        const Piece *piece = &plan->pieces[i];
+        if (item(args[3], piece->target) == NULL) return NULL;
+        PyObject *object = make(piece, args[1], args[2]);
+        if (object == NULL || PyList_SetItem(args[3], piece->target, object) < 0) return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"configure", configure, METH_VARARGS,
+     "configure(type, offset, get_data_ptr, reinterpret, destroy, wrap): of tensors, where in an object one is, and functions."},
+    {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL,
+     "unchanged(tensors, pointers, indices): whether each tensor lies where its pointer says, at these indices."},
+    {"references", (PyCFunction)(void (*)(void))references, METH_FASTCALL,
+     "references(objects): how many references there are to each."},
+    {"same_references", (PyCFunction)(void (*)(void))same_references, METH_FASTCALL,
+     "same_references(objects, counts): whether there still are as many."},
+    {"plan", (PyCFunction)(void (*)(void))plan, METH_FASTCALL,
+     "plan(pieces): what `fill` makes: (target, from, offset, size, stride) each, `from` a memory or ~input."},
+    {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,
+     "fill(plan, memory, inputs, made): put tensors over memory and inputs into `made`."},
+    {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "bulk", "Does to many tensors at once.", -1, methods,
+                                        NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_bulk(void) { return PyModule_Create(&definition); }

@@ -1,0 +1,236 @@
+"""The compiled helper and Python say the same of tensors, and make the same; which of them does, and why, is told."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pygraphd.client import _torch, native
+from pygraphd.client.bulk import Helper, InPython, Piece
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pygraphd.client.bulk import Bulk
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
+]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache folder in which the helper is compiled."""
+    folder = tmp_path_factory.mktemp("cache")
+    helper = Helper()
+    assert helper.prepare(folder) is None
+    assert helper.wait(60)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compiled(cache: Path) -> Bulk:
+    helper, notes = Helper(), list[str]()
+    assert helper.prepare(cache) is None
+    bulk = helper.bulk(notes.append)
+    assert not isinstance(bulk, InPython)
+    assert notes == []
+    return bulk
+
+
+def tensors() -> list[Any]:
+    """Return tensors of all kinds that Inductor is given."""
+    base = torch.arange(24.0)
+    leaf = torch.zeros(3, requires_grad=True)
+    with torch.inference_mode():
+        inference = torch.zeros(2)
+    return [
+        base, base[5:], base.view(4, 6).t(), torch.nn.Parameter(torch.zeros(2)), leaf, leaf * 2,
+        torch.empty(0), torch.zeros((), dtype=torch.int64), inference, torch.nn.Buffer(torch.zeros(1)),
+    ]  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_both_say_of_any_addresses_what_is_so(compiled: Bulk, data: st.DataObject) -> None:
+    given_tensors = tensors()
+    pointers: list[int | None] = [each.data_ptr() for each in given_tensors]
+    indices = data.draw(st.lists(st.integers(0, len(given_tensors) - 1), max_size=12))
+    moved = data.draw(st.none() | st.integers(0, len(given_tensors) - 1))
+    if moved is not None:
+        pointers[moved] = (pointers[moved] or 0) + 4
+
+    for bulk in (compiled, InPython()):
+        assert bulk.unchanged(given_tensors, pointers, indices) is (moved not in indices)
+
+
+def test_a_tensor_that_has_come_back_from_autograd_is_where_it_is(compiled: Bulk) -> None:
+    leaf = torch.zeros(3, requires_grad=True)
+    leaf.sum().backward()
+    before = leaf.grad.data_ptr()  # the Python object goes, and another one comes for the same tensor
+
+    assert compiled.unchanged([leaf.grad, leaf.detach()], [before, leaf.data_ptr()], [0, 1])
+    leaf.data = torch.ones(3)
+    assert not compiled.unchanged([leaf], [before], [0])
+    assert compiled.unchanged([leaf], [leaf.data_ptr()], [0])
+
+
+def test_inputs_that_are_not_looked_at_may_be_anything(compiled: Bulk) -> None:
+    tensor = torch.zeros(2)
+
+    assert compiled.unchanged([None, tensor, 5], [None, tensor.data_ptr(), None], [1])
+
+
+def test_both_see_who_holds_a_tensor(compiled: Bulk) -> None:
+    held = tensors()
+    for bulk in (compiled, InPython()):
+        before = bulk.references(held)
+        assert bulk.same_references(held, before)
+        holder = torch.empty(0)
+        holder.grad = held[6].detach()
+        assert bulk.same_references(held, before)
+        holder.grad = held[6]  # held in C++ alone
+        assert bulk.same_references(held, before) is not _torch.references_show_uses()
+        holder.grad = None
+        assert bulk.same_references(held, before)
+        another = held[2]
+        assert not bulk.same_references(held, before)
+        del another
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_both_make_the_same_tensors(compiled: Bulk, data: st.DataObject) -> None:
+    memory = [torch.arange(64, dtype=dtype) for dtype in (torch.float32, torch.int64)]
+    inputs = [torch.nn.Parameter(torch.rand(8, 9)[1:]), None, torch.rand(70, requires_grad=True) * 2]
+    sizes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
+    bases = st.sampled_from([0, 1, ~0, ~2])
+    drawn = data.draw(st.lists(st.tuples(bases, st.integers(0, 9), sizes), max_size=6))
+    pieces = [
+        Piece(len(drawn) - number, base, offset, size, tuple(range(2, 2 + len(size))))
+        for number, (base, offset, size) in enumerate(drawn)
+    ]
+    one: list[Any] = [None] * (len(drawn) + 1)
+    other = one.copy()
+
+    compiled.filling(pieces)(memory, inputs, one)
+    InPython().filling(pieces)(memory, inputs, other)
+
+    assert one[0] is other[0] is None
+    for mine, right in zip(one[1:], other[1:], strict=True):
+        assert type(mine) is type(right) is torch.Tensor
+        assert (mine.size(), mine.stride(), mine.dtype) == (right.size(), right.stride(), right.dtype)
+        assert mine.data_ptr() == right.data_ptr()
+        assert mine.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+        assert mine.storage_offset() == right.storage_offset()
+        assert (mine.requires_grad, mine._is_view(), mine._version) == (False, False, 0)
+        assert sys.getrefcount(mine) == sys.getrefcount(right)
+
+
+def test_what_it_makes_goes_when_nobody_holds_it(compiled: Bulk) -> None:
+    memory = torch.zeros(16)
+    storage = memory.untyped_storage()
+    before = _torch.storage_uses(storage)
+    made: list[Any] = [None]
+    fill = compiled.filling([Piece(0, 0, 4, (2, 2), (2, 1))])
+
+    for _ in range(100):
+        fill([memory], [], made)
+
+    assert _torch.storage_uses(storage) == before + 1
+    (gone,) = map(weakref.ref, made)
+    made.clear()
+    assert gone() is None
+    assert _torch.storage_uses(storage) == before
+
+
+@pytest.mark.parametrize(
+    ("piece", "error", "message"),
+    [
+        (Piece(0, 3, 0, (1,), (1,)), IndexError, "beyond the end"),
+        (Piece(5, 0, 0, (1,), (1,)), IndexError, "beyond the end"),
+        (Piece(0, ~4, 0, (1,), (1,)), IndexError, "beyond the end"),
+        (Piece(0, ~0, 0, (1,), (1,)), TypeError, "not a tensor"),
+    ],
+)
+def test_what_cannot_be_made_is_an_error_and_no_crash(
+    compiled: Bulk, piece: Piece, error: type[Exception], message: str
+) -> None:
+    fill = compiled.filling([piece])
+
+    with pytest.raises(error, match=message):
+        fill([torch.zeros(2)], ["no tensor"], [None])
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        (0, 0, 0, (1, 2), (1,)), (0, 0, 0, ("many",), (1,)), (0, 0, 0, (1,) * 65, (1,) * 65),
+        ("first", 0, 0, (), ()), (0, 0), None,
+    ],
+)  # fmt: skip
+def test_a_piece_that_is_none_is_refused_at_once(compiled: Bulk, piece: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        compiled._module.plan([piece])  # type: ignore[attr-defined]
+
+
+def test_until_it_is_compiled_python_does(tmp_path: Path) -> None:
+    helper, notes = Helper(), list[str]()
+    assert isinstance(helper.bulk(notes.append), InPython)
+    assert not helper.wait(0)
+    assert helper.prepare(tmp_path) is None
+    assert helper.prepare(tmp_path) is None
+
+    assert helper.wait(60)
+    assert not isinstance(helper.bulk(notes.append), InPython)
+
+    assert notes == []
+    assert helper.wait(0)
+    helper.forget()
+    assert isinstance(helper.bulk(notes.append), InPython)
+
+
+def test_what_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
+    path = native.place(tmp_path)
+    path.parent.mkdir(parents=True, mode=0o700)
+    path.write_bytes(b"no machine code")
+    helper, notes = Helper(), list[str]()
+    assert helper.prepare(tmp_path) is None
+
+    for _ in range(3):
+        assert isinstance(helper.bulk(notes.append), InPython)
+
+    assert len(notes) == 1
+    assert "cannot be loaded" in notes[0]
+
+
+def test_where_tensors_cannot_be_found_it_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = Helper()
+    monkeypatch.setattr(_torch, "missing_for_bulk", lambda: "this torch keeps tensors elsewhere")
+
+    assert helper.prepare(cache) == "this torch keeps tensors elsewhere"
+    assert isinstance(helper.bulk(lambda _: None), InPython)
+
+
+def test_a_folder_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "compiled").write_text("a file where a folder should be")
+
+    assert "cannot be compiled" in str(Helper().prepare(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["default", "inference", "fake"])
+def test_where_tensors_are_found_out_whatever_modes_are_on(mode: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    _torch._handle_offset.cache_clear()
+    with {"default": torch.enable_grad, "inference": torch.inference_mode, "fake": FakeTensorMode}[mode]():
+        assert _torch._handle_offset() is not None
+        assert _torch.missing_for_bulk() is None
