@@ -613,11 +613,25 @@ def current_stream(device: torch.device) -> Callable[[], int]:
     return functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
 
 
+def current_device() -> Callable[[], int]:
+    """Return what tells the index of the current CUDA device, in a process that uses one."""
+    device: Callable[[], int] = torch._C._cuda_getDevice
+    return device
+
+
+def in_capture() -> Callable[[], bool]:
+    """Return what says whether the current stream is being captured."""
+    capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing
+    return capturing
+
+
 RELOCATION_REQUIRED = (
     ("torch", "_C._cuda_memorySnapshot"),
     ("torch", "_C._cuda_isHistoryEnabled"),
     ("torch", "_C._cuda_clearCublasWorkspaces"),
     ("torch", "_C._cuda_getCurrentRawStream"),
+    ("torch", "_C._cuda_getDevice"),
+    ("torch", "_C._cuda_isCurrentStreamCapturing"),
     ("torch", "_C._tensors_data_ptrs_at_indices_equal"),
     ("torch", "_C._dynamo.guards._reinterpret_tensor"),
     ("torch", "_C._dynamo.guards._empty_strided_cuda"),

@@ -293,11 +293,11 @@ class Bindings:
         """
         unchanged = self._unchanged
         self.written = 0
-        for position, binding in enumerate(self._all):
+        for binding in self._all:
             if binding.fits(inputs, memory, number, fresh, unchanged):
                 if binding.is_patched:
                     self._settle(binding)
-                return self._to_front(position)
+                return binding if binding is self._all[0] else self._to_front(self._all.index(binding))
         return self._bind(inputs, memory, number, fresh)
 
     def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: list[int]) -> Binding:

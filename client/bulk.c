@@ -59,10 +59,36 @@ static PyObject *item(PyObject *list, Py_ssize_t index) {
 
 /* --- looking ---------------------------------------------------------------------------------------------------------- */
 
+/* A step of a program leaves nothing of this in the caches near the core, and one line after the other would be waited for: for
+ * each tensor the object, the tensor in it (three lines), and its storage. So they are asked for some at a time, layer by layer.
+ * An address that is none does no harm, as nothing is read from it here. */
+#define AHEAD 16
+
+static PyObject *object_at(PyObject *tensors, PyObject *indices, Py_ssize_t i) {
+    long index = PyLong_AsLong(PyList_GET_ITEM(indices, i));
+    return index >= 0 && index < PyList_GET_SIZE(tensors) ? PyList_GET_ITEM(tensors, index) : NULL;
+}
+
+static void fetch(PyObject *tensors, PyObject *indices, Py_ssize_t begin) {
+    char *found[AHEAD];
+    Py_ssize_t count = PyList_GET_SIZE(indices) - begin;
+    if (count > AHEAD) count = AHEAD;
+    for (Py_ssize_t i = 0; i < count; i++) __builtin_prefetch(object_at(tensors, indices, begin + i));
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *object = object_at(tensors, indices, begin + i);
+        int is_tensor = object != NULL && torch.type != NULL && PyObject_TypeCheck(object, torch.type);
+        found[i] = is_tensor ? *(char **)((char *)object + torch.offset) : NULL;
+        for (int line = 0; line < 3; line++) __builtin_prefetch(found[i] + 64 * line);
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (found[i] != NULL) __builtin_prefetch(((char **)found[i])[2]); /* after the virtual table and the count */
+}
+
 static PyObject *unchanged(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     if (!are_lists(args, given, 3)) return NULL;
     PyObject *tensors = args[0], *pointers = args[1], *indices = args[2];
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(indices); i++) {
+        if (i % AHEAD == 0) fetch(tensors, indices, i);
         Py_ssize_t index = PyLong_AsSsize_t(PyList_GET_ITEM(indices, i));
         if (index == -1 && PyErr_Occurred()) return NULL;
         PyObject *object = item(tensors, index), *pointer = object == NULL ? NULL : item(pointers, index);
@@ -94,6 +120,7 @@ static PyObject *same_references(PyObject *module, PyObject *const *args, Py_ssi
     Py_ssize_t size = PyList_GET_SIZE(args[0]);
     if (size != PyList_GET_SIZE(args[1])) Py_RETURN_FALSE;
     for (Py_ssize_t i = 0; i < size; i++) {
+        if (i + AHEAD < size) __builtin_prefetch(PyList_GET_ITEM(args[0], i + AHEAD));
         Py_ssize_t wanted = PyLong_AsSsize_t(PyList_GET_ITEM(args[1], i));
         if (wanted == -1 && PyErr_Occurred()) return NULL;
         if (Py_REFCNT(PyList_GET_ITEM(args[0], i)) != wanted) Py_RETURN_FALSE;

@@ -15,6 +15,7 @@ import torch
 
 from pygraphd.client import _torch
 from pygraphd.client.parameters import OpaqueError
+from pygraphd.client.random_numbers import GeneratorTicket
 from pygraphd.client.recording import Capture
 from pygraphd.client.relocation import Span, find, merge
 
@@ -39,8 +40,9 @@ class CudaRecorder:
     def __init__(self, driver: Driver, device_index: int) -> None:
         self.driver = driver
         self.generator: Any = torch.cuda.default_generators[device_index]
-        self._device = torch.device("cuda", device_index)
+        self._device, self._device_index = torch.device("cuda", device_index), device_index
         self._stream: torch.cuda.Stream | None = None
+        self._current_device, self.in_capture = _torch.current_device(), _torch.in_capture()
 
     def capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured."""
@@ -62,7 +64,7 @@ class CudaRecorder:
                 allocations,
                 held(alive, outputs),
                 as_tuple=isinstance(outputs, tuple),
-                ticket=GeneratorTicket(graph),
+                ticket=GeneratorTicket(graph, self.generator, self.driver, self._synchronize),
                 pool=pool,
             )
         except BaseException:
@@ -81,6 +83,9 @@ class CudaRecorder:
         with _workspaces_in_capture(), torch.cuda.stream(self._stream), pool.capturing(graph):
             outputs: Sequence[Any] = launch(inputs)
         return outputs
+
+    def _synchronize(self) -> None:
+        torch.cuda.current_stream(self._device).synchronize()
 
     def _take_over(self, graph: torch.cuda.CUDAGraph) -> int:
         """Return a copy of what was captured, and empty PyTorch's graph of it."""
@@ -117,13 +122,9 @@ class CudaRecorder:
         """Give memory that is free back to the device."""
         _torch.empty_cache()
 
-    def in_capture(self) -> bool:
-        """Whether the current stream is being captured."""
-        return bool(torch.cuda.is_current_stream_capturing())
-
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:
         """Return what makes its device the current one; None if it is."""
-        if torch.cuda.current_device() == self._device.index:
+        if self._current_device() == self._device_index:
             return None
         device: contextlib.AbstractContextManager[object] = torch.cuda.device(self._device)
         return device
@@ -149,25 +150,6 @@ class _Pool:
         used, self._used = self._used, False
         if used:
             _torch.release_pool(self._device_index, self.handle)
-
-
-class GeneratorTicket:
-    """A captured graph emptied of its nodes: replaying it does what PyTorch does for random numbers, and nothing else.
-
-    PyTorch keeps the seed and the offset that kernels read in tensors that live as long as its graph; they are written, and the
-    generator is advanced, by `replay`.
-    """
-
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        self._graph = graph
-
-    def advance(self) -> None:
-        """Write the generator's state for one launch on the current stream, and advance the generator."""
-        self._graph.replay()
-
-    def close(self) -> None:
-        """Let go of PyTorch's graph."""
-        self._graph.reset()
 
 
 @contextlib.contextmanager

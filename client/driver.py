@@ -139,6 +139,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuKernelGetName": (POINTER(c_char_p), c_void_p),
     "cuFuncGetParamInfo": (c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)),
     "cuKernelGetParamInfo": (c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)),
+    "cuStreamWriteValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
+    "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
     "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
     "cuCtxGetCurrent": (POINTER(c_void_p),),
     "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
@@ -155,6 +157,7 @@ class Driver:
         """Bind the calls; raises DriverError (code 0) for a driver that lacks one."""
         self._calls = {name: _bind(library, name, signature) for name, signature in _SIGNATURES.items()}
         self._launch = self._calls["cuGraphLaunch"]
+        self._write_word = self._calls["cuStreamWriteValue64_v2"]
         self._sizes: dict[tuple[int, str], tuple[int, ...]] = {}
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -202,6 +205,18 @@ class Driver:
         code = self._launch(executable, stream)
         if code:
             raise DriverError("cuGraphLaunch", code)
+
+    def write_word(self, stream: int, address: int, value: int) -> None:
+        """Have a stream write 8 bytes when it has come there."""
+        code = self._write_word(stream, address, value, 0)
+        if code:
+            raise DriverError("cuStreamWriteValue64", code)
+
+    def read_word(self, address: int) -> int:
+        """Return 8 bytes of the device's memory, as they are now."""
+        value = c_uint64()
+        self._call("cuMemcpyDtoH_v2", byref(value), address, ctypes.sizeof(value))
+        return value.value
 
     def context(self) -> int:
         """Return the current context."""

@@ -28,6 +28,7 @@ from pygraphd.client.relocation import (
     blocks,
     find,
     merge,
+    outside,
     pack,
     scan,
 )
@@ -135,14 +136,17 @@ def _build(
     )
     parameters = Parameters(driver, capture.graph)
     segments = [Segment(span, slot) for slot, (_, span) in enumerate(groups)]
-    segments += [Segment(span, IN_PLACE) for span in capture.held]
-    table = scan(
-        parameters.words, parameters.candidates, [*segments, *memory_segments], len(groups) + len(memories)
-    )
+    segments += memory_segments
+    in_place = [Segment(span, IN_PLACE) for span in capture.held]
+    slots = len(groups) + len(memories)
+    table = scan(parameters.words, parameters.candidates, [*segments, *in_place], slots)
     bases = [span.start for _, span in groups] + bound
+    means = replay_device(device, note)
+    if capture.ticket is not None:
+        words = (parameters.words[index] for index, _ in parameters.candidates)
+        capture.ticket.learn(outside(words, segments), means.stream())
     parameters.candidates.clear()  # one for each word, and of use only to the search
     binding = Binding(driver, capture.graph, parameters, table, layout.groups, bases)
-    means = replay_device(device, note)
     bindings = Bindings(binding, means.bulk.unchanged, note)
     replay = Replay(driver, capture.graph, bindings, layout, means, capture.ticket)
     return Built(replay, _unseen(table, layout), device, len(parameters))

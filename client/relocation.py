@@ -81,6 +81,14 @@ def scan(
     return Table(tuple(map(tuple, places)), tuple(map(tuple, nodes)))
 
 
+def outside(words: Iterable[int], segments: Iterable[Segment]) -> set[int]:
+    """Return the words that are no addresses within `segments`, which must not overlap; see `scan`."""
+    ordered = sorted(segments, key=lambda segment: segment.span)
+    starts = [segment.span.start for segment in ordered]
+    ends = [-1, *(segment.span.end for segment in ordered)]
+    return {word for word in set(words) if word > ends[bisect.bisect_right(starts, word)]}
+
+
 def merge(spans: Iterable[Span]) -> list[Span]:
     """Join spans that overlap, transitively; spans that only touch stay apart. Empty ones are left out."""
     merged: list[Span] = []

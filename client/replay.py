@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from pygraphd.client._torch import Allocator
-    from pygraphd.client.binding import Binding, Bindings
+    from pygraphd.client.binding import Bindings
     from pygraphd.client.driver import Driver
     from pygraphd.client.recycling import Saved
 
@@ -53,8 +53,11 @@ class Memory:
 class Ticket(Protocol):
     """Advances a random number generator as the graph would, and hands the graph its state."""
 
-    def advance(self) -> None:
-        """Do so for one launch on the current stream."""
+    def advance(self, stream: int) -> None:
+        """Do so for one launch on the current stream, of which this is the handle."""
+
+    def learn(self, addresses: Collection[int], stream: int) -> None:
+        """Find a shorter way to do so, given the addresses that kernels are given and that are nothing that is known."""
 
     def close(self) -> None:
         """Let go of the graph that it belongs to."""
@@ -151,11 +154,11 @@ class Replay:
         outputs = self._layout.outputs
         with self._lock:
             stream = self._device.stream()
-            saved = self._take(stream)
+            saved = self._take(stream) if self._recycler is not None else None
             if saved is None:
-                memory = self.memory()
+                memory = self._recipe.make(self._device.allocate)
                 self._launch(inputs, memory, 0, self._recipe.slots, stream)
-                made = self._make(inputs, memory)
+                made = self._making.fill(outputs.blank(), inputs, memory)
             else:
                 memory = self._memory_with(saved)
                 self._launch(inputs, memory, saved.number, self._fresh.slots, stream)
@@ -173,7 +176,8 @@ class Replay:
         outputs = self._layout.outputs
         with self._lock:
             self._launch(inputs, memory, 0, self._recipe.slots, self._device.stream())
-            result = outputs.gather(memory, self._make(inputs, memory), inputs)
+            made = self._making.fill(outputs.blank(), inputs, memory)
+            result = outputs.gather(memory, made, inputs)
         inputs.clear()
         return result
 
@@ -184,28 +188,25 @@ class Replay:
         bindings = self._bindings
         if bindings is None:
             raise UnfitError(CLOSED)
-        binding = self._bound(bindings, inputs, memory, number, fresh)
-        if self._ticket is not None:
-            self._stay_on(stream)
-            self._ticket.advance()
-        self._driver.launch(binding.executable, stream)
-
-    def _bound(
-        self, bindings: Bindings, inputs: list[Any], memory: list[Any], number: int, fresh: list[int]
-    ) -> Binding:
         try:
             binding = bindings.bound(inputs, memory, number, fresh)
             if self._layout.staged:
-                self._stay_on(self._device.stream())
-            for index, buffer in self._layout.staged:
-                buffer.copy_(inputs[index].detach())
+                self._stage(inputs)
         except (UnfitError, DriverError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             # Nothing has run yet, so whatever it is that these inputs have, they can be launched.
             raise UnfitError(f"a replay failed: {type(error).__name__}") from error
         self.counts.add(bindings.written)
-        return binding
+        if self._ticket is not None:
+            self._stay_on(stream)
+            self._ticket.advance(stream)
+        self._driver.launch(binding.executable, stream)
+
+    def _stage(self, inputs: list[Any]) -> None:
+        self._stay_on(self._device.stream())
+        for index, buffer in self._layout.staged:
+            buffer.copy_(inputs[index].detach())
 
     # --- recycled memory ---
 
@@ -242,12 +243,8 @@ class Replay:
 
     def _take(self, stream: int) -> Saved | None:
         # With hooks on what is saved, user code sees it, and may hand it to other streams.
-        if self._recycler is None or _torch.saved_tensors_are_seen():
-            return None
-        return self._recycler.take(stream)
-
-    def _make(self, inputs: list[Any], memory: list[Any]) -> list[Any]:
-        return self._making.fill(self._layout.outputs.blank(), inputs, memory)
+        recycler = self._recycler
+        return None if recycler is None or _torch.saved_tensors_are_seen() else recycler.take(stream)
 
     def _memory_with(self, saved: Saved) -> list[Any]:
         memory = saved.memory.copy()

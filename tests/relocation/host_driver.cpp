@@ -368,6 +368,18 @@ CALL(cuKernelGetParamInfo, void* function, size_t index, size_t* offset, size_t*
     return parameter(*static_cast<Function*>(function), index, offset, size);
 }
 
+CALL(cuStreamWriteValue64_v2, void*, uint64_t address, uint64_t value, unsigned) {
+    FAIL_IF_ASKED;
+    std::memcpy(reinterpret_cast<void*>(address), &value, sizeof(value));
+    return 0;
+}
+
+CALL(cuMemcpyDtoH_v2, void* to, uint64_t address, size_t size) {
+    FAIL_IF_ASKED;
+    std::memcpy(to, reinterpret_cast<void*>(address), size);
+    return 0;
+}
+
 CALL(cuPointerGetAttribute, void* value, int, uint64_t address) {
     *static_cast<unsigned*>(value) = within(state.host, address) ? 1 : 2;
     return 0;

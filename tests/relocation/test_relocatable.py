@@ -20,7 +20,7 @@ from pygraphd.client.relocation import BLOCK, Span
 from pygraphd.client.report import Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from tests.relocation.conftest import Allocator, Emulator
 
@@ -128,9 +128,14 @@ class Ticket:
         self._drawn = drawn
         self.closed = False
 
-    def advance(self) -> None:
+    def advance(self, stream: int) -> None:
+        assert stream == 0
         self._state.fill_(self._generator.offset + 4)
         self._generator.offset += self._drawn
+
+    def learn(self, addresses: Collection[int], stream: int) -> None:
+        assert stream == 0
+        assert (self._state.data_ptr() in addresses) == (self._drawn > 0)
 
     def close(self) -> None:
         self.closed = True

@@ -1,0 +1,196 @@
+"""The generator's state is written by the driver where it is known where it lies, and by PyTorch where it is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pygraphd.client.driver import DriverError
+from pygraphd.client.random_numbers import GeneratorTicket
+from pygraphd.client.relocation import Segment, Span, outside
+
+if TYPE_CHECKING:
+    from tests.relocation.conftest import Emulator
+
+pytestmark = pytest.mark.torch
+
+SEED, OFFSET, OTHER = range(3)
+ADVANCE = 8
+
+
+class Generator:
+    """A generator of which only the state counts."""
+
+    def __init__(self, seed: int, offset: int) -> None:
+        self.seed = seed
+        self.offset = offset
+
+    def initial_seed(self) -> int:
+        return self.seed
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+
+class Graph:
+    """Does for a generator what `torch.cuda.CUDAGraph.replay` does."""
+
+    def __init__(self, generator: Generator, words: torch.Tensor, advance: int) -> None:
+        self._generator = generator
+        self._words = words
+        self._advance = advance
+        self.replays = 0
+        self.is_reset = False
+
+    def replay(self) -> None:
+        self.replays += 1
+        if self._advance:
+            self._words[SEED] = as_signed(self._generator.seed)
+            self._words[OFFSET] = self._generator.offset
+            self._generator.offset += self._advance
+
+    def reset(self) -> None:
+        self.is_reset = True
+
+
+def as_signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+class Case:
+    """A ticket, and what its kernels read."""
+
+    def __init__(self, emulator: Emulator, seed: int = 42, offset: int = 0, advance: int = ADVANCE) -> None:
+        self.words = torch.full((64,), -1, dtype=torch.int64)
+        self.generator = Generator(seed, offset)
+        self.graph = Graph(self.generator, self.words, advance)
+        self.waits = 0
+        self.ticket = GeneratorTicket(self.graph, self.generator, emulator.driver, self._wait)
+
+    def _wait(self) -> None:
+        self.waits += 1
+
+    def address(self, word: int) -> int:
+        address: int = self.words[word].data_ptr()
+        return address
+
+    def learn(self, *words: int) -> None:
+        """Learn from kernels that are given these words' addresses, and numbers that are none."""
+        self.ticket.learn([*map(self.address, words), 0, 7, self.address(0) + 1, -8], 0)
+
+    @property
+    def read(self) -> list[int]:
+        """The seed and the offset as the kernels of a launch read them."""
+        return [each % (1 << 64) for each in self.words[:2].tolist()]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    seeds=st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=4),
+    offset=st.integers(0, 1 << 40).map(lambda n: 4 * n),
+    knows=st.booleans(),
+)
+def test_each_launch_reads_what_it_would_and_the_generator_goes_on(
+    emulator: Emulator, seeds: list[int], offset: int, knows: bool
+) -> None:
+    case = Case(emulator, seeds[0], offset)
+    case.words[10:20] = torch.arange(10)
+    if knows:
+        case.learn(SEED, OFFSET, *range(10, 20))
+    assert case.generator.offset == offset
+    before = case.graph.replays
+
+    for number, seed in enumerate(seeds):
+        case.generator.seed = seed
+        case.ticket.advance(0)
+        assert case.read == [seed, offset + number * ADVANCE]
+        assert case.generator.offset == offset + (number + 1) * ADVANCE
+
+    if not knows:
+        assert case.graph.replays == before + len(seeds)
+
+
+def test_once_it_is_known_where_the_state_lies_nothing_is_replayed(emulator: Emulator) -> None:
+    case = Case(emulator)
+    case.learn(SEED, OFFSET, OTHER)
+    before, waits = case.graph.replays, case.waits
+
+    for _ in range(5):
+        case.ticket.advance(0)
+
+    assert case.graph.replays == before
+    assert case.waits == waits == before
+    case.words[:2] = 0  # another graph of the same generator has written there
+    case.ticket.advance(0)
+    assert case.read == [42, 5 * ADVANCE]
+
+
+@pytest.mark.parametrize(
+    ("words", "advance", "other"),
+    [((SEED,), ADVANCE, 0), ((OFFSET,), ADVANCE, 0), ((), ADVANCE, 0), ((SEED, OFFSET), 0, 0), ((SEED, OFFSET, OTHER), ADVANCE, 42)],
+    ids=["no offset", "no seed", "neither", "draws none", "two could be the seed"],
+)  # fmt: skip
+def test_where_it_cannot_be_told_pytorch_does_it(
+    emulator: Emulator, words: tuple[int, ...], advance: int, other: int
+) -> None:
+    case = Case(emulator, advance=advance)
+    case.words[OTHER] = other
+    case.learn(*words)
+    before = case.graph.replays
+
+    case.ticket.advance(0)
+
+    assert case.graph.replays == before + 1
+    assert case.generator.offset == advance
+
+
+def test_any_call_of_the_driver_may_fail(emulator: Emulator) -> None:
+    failed = 0
+    while True:
+        case = Case(emulator, offset=4)
+        emulator.fail_at(failed + 1)
+        case.learn(SEED, OFFSET)
+        emulator.fail_at(0)
+        assert case.generator.offset == 4
+        before = case.graph.replays
+        case.ticket.advance(0)
+        assert case.read == [42, 4]
+        if case.graph.replays == before:
+            break
+        failed += 1
+    assert failed >= 5  # 2 words read twice, and one written
+
+
+def test_a_launch_that_could_not_be_prepared_has_drawn_nothing(emulator: Emulator) -> None:
+    case = Case(emulator)
+    case.learn(SEED, OFFSET)
+    for call in (1, 2):
+        emulator.fail_at(call)
+        with pytest.raises(DriverError):
+            case.ticket.advance(0)
+        emulator.fail_at(0)
+
+    assert case.generator.offset == 0
+    case.ticket.close()
+    assert case.graph.is_reset
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=5), st.sets(st.integers(0, 50)))
+def test_what_lies_outside_lies_in_no_segment(spans: list[tuple[int, int]], words: set[int]) -> None:
+    segments: list[Any] = []
+    for start, size in sorted(spans):
+        if not segments or start > segments[-1].span.end:
+            segments.append(Segment(Span(start, start + size), 0))
+
+    expected = {
+        word for word in words if not any(each.span.start <= word <= each.span.end for each in segments)
+    }
+
+    assert outside(words, segments) == expected
