@@ -85,13 +85,11 @@ class GeneratorTicket:
         """
         began = self._generator.get_offset()
         try:
-            with self._driver.relaxed():
-                state = self._find([address for address in set(addresses) if self._is_word(address)])
-                if state is not None:
-                    self._driver.write_word(
-                        stream, state.offset, began
-                    )  # not every driver lets streams write
-                self._state = state
+            self._graph.replay()
+            if self._generator.get_offset() != began:
+                with self._driver.relaxed():
+                    self._state = self._find([each for each in set(addresses) if self._is_word(each)])
+                    self._try_to_write(began, stream)
         except DriverError:
             self._state = None
         finally:
@@ -102,19 +100,23 @@ class GeneratorTicket:
         return aligned and self._driver.memory_type(address) is MemoryType.DEVICE
 
     def _find(self, addresses: list[int]) -> _State | None:
-        seeds, offsets, advance = set(addresses), set(addresses), 0
+        generator, seeds, offsets, advance = self._generator, set(addresses), set(addresses), 0
         for _ in range(_ROUNDS):
-            offset = self._generator.get_offset()
+            offset = generator.get_offset()
             self._graph.replay()
             self._synchronize()
             words = {address: self._driver.read_word(address) for address in addresses}
-            seeds &= {address for address in addresses if words[address] == self._generator.initial_seed()}
+            seeds &= {address for address in addresses if words[address] == generator.initial_seed()}
             offsets &= {address for address in addresses if words[address] == offset}
-            advance = self._generator.get_offset() - offset
+            advance = generator.get_offset() - offset
         seeds -= offsets
-        if not advance or len(seeds) != 1 or len(offsets) != 1:
-            return None
-        return _State(seeds.pop(), offsets.pop(), advance)
+        known = len(seeds) == len(offsets) == 1
+        return _State(seeds.pop(), offsets.pop(), advance) if known else None
+
+    def _try_to_write(self, offset: int, stream: int) -> None:
+        # Not every driver lets a stream write to memory.
+        if self._state is not None:
+            self._driver.write_word(stream, self._state.offset, offset)
 
     def close(self) -> None:
         """Let go of PyTorch's graph."""

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pygraphd.client import recording
 from pygraphd.client.binding import LESS_OFTEN, ONE_LESS, PATIENCE, STAYS_PATCHED, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
@@ -484,18 +485,45 @@ def test_one_output_that_may_be_together_stays_as_it_is(recorder: Recorder) -> N
     replay.close()
 
 
-def test_outputs_of_several_types_may_be_together(recorder: Recorder) -> None:
+def test_outputs_of_several_types_are_together_by_type(recorder: Recorder) -> None:
     a, arena = recorder.floats(1, 2), recorder.arena
-    outputs = [arena.allocate(2) for _ in range(3)]
+    outputs = [arena.allocate(2) for _ in range(5)]
     for out in outputs:
         recorder.graph.scale(a, out, 2.0)
-    as_integers = outputs[1].view(torch.int32)
-    replay = recorder.built([a], [outputs[0], as_integers, outputs[2]], together={0, 1, 2}).replay
+    types = [torch.float32, torch.int32, torch.float32, torch.int32, torch.int64]
+    captured = [out.view(dtype) for out, dtype in zip(outputs, types, strict=True)]
+    replay = recorder.built([a], captured, together=set(range(5))).replay
 
-    first, second, third = replay([a])
+    made = replay([a])
 
-    assert second.dtype == torch.int32
-    assert [each.view(torch.float32).tolist() for each in (first, second, third)] == [[2, 4]] * 3
+    assert [each.dtype for each in made] == types
+    assert [each.view(torch.float32).tolist() for each in made] == [[2, 4]] * 5
+    storages = [each.untyped_storage().data_ptr() for each in made]
+    assert storages[0] == storages[2] != storages[1] == storages[3]
+    assert len(set(storages)) == len(replay.memory_sizes) == 3
+    replay.close()
+
+
+def test_what_is_together_comes_in_pieces_of_bounded_size(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "TOGETHER_BYTES", 3 * BLOCK)
+    a, arena = recorder.floats(1, 2), recorder.arena
+    lengths = [2, 200, 2, 600, 2, 2]  # in blocks: 1, 2, 1, 5, 1, 1
+    outputs = [arena.allocate(length) for length in lengths]
+    for out in outputs:
+        recorder.graph.scale(a, out[:2], 2.0)
+    replay = recorder.built([a], outputs, together=set(range(6))).replay
+
+    made = replay([a])
+
+    assert [each[:2].tolist() for each in made] == [[2, 4]] * 6
+    storages = [each.untyped_storage().data_ptr() for each in made]
+    assert storages[0] == storages[1]
+    assert storages[4] == storages[5]
+    assert len(set(storages)) == 4
+    assert sorted(replay.memory_sizes) == [8, 2 * BLOCK, 3 * BLOCK, 2400]
+    replay.close()
     replay.close()
 
 
