@@ -540,6 +540,7 @@ def _pointers_unchanged(tensors: list[Any], pointers: list[int | None], indices:
 _LIBTORCH = (
     ("libtorch_cpu.so", "aoti_torch_get_data_ptr"),
     ("libtorch_cpu.so", "aoti_torch__reinterpret_tensor"),
+    ("libtorch_cpu.so", "aoti_torch_view_dtype"),
     ("libtorch_cpu.so", "aoti_torch_delete_tensor_object"),
     ("libtorch_python.so", "_Z16THPVariable_WrapON2at10TensorBaseE"),
 )
@@ -565,11 +566,10 @@ def configure_bulk(helper: Any) -> str | None:
     if any(moved) or not helper.unchanged(tensors, pointers, indices):
         return "it does not find where tensors lie"
     made: list[Any] = [None]
-    helper.fill(helper.plan([(0, 0, 1, (2, 1), (1, 7))]), tensors, [], made)
-    expected = reinterpreter()(tensors[0], (2, 1), (1, 7), 1)
-    same = all(
-        getattr(made[0], name)() == getattr(expected, name)()
-        for name in ("size", "stride", "data_ptr", "tolist")
+    helper.fill(helper.plan([(0, 0, dtype_code(torch.int16), 3, (2, 1), (1, 7))]), tensors, [], made)
+    expected = reinterpret(tensors[0], torch.int16, (2, 1), (1, 7), 3)
+    same = made[0].dtype == expected.dtype and all(
+        getattr(made[0], name)() == getattr(expected, name)() for name in ("size", "stride", "data_ptr")
     )
     return None if same else "it does not make the tensors that it should"
 
@@ -584,6 +584,17 @@ def _handle_offset() -> int | None:
         if words == [tensor._cdata for tensor in tensors]:
             return offset
     return None
+
+
+@functools.cache
+def dtype_code(dtype: torch.dtype | None) -> int:
+    """Return what libtorch's stable C interface calls a dtype; -1 for None. Raises LookupError for one that it does not have."""
+    if dtype is None:
+        return -1
+    address = _function("libtorch_cpu.so", f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
+    if address is None:
+        raise LookupError(f"torch {torch.__version__} has no code for {dtype}")
+    return int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)())
 
 
 def _function(library: str, name: str) -> int | None:

@@ -14,6 +14,7 @@ static struct {
     int32_t (*get_data_ptr)(void *tensor, void **address);
     int32_t (*reinterpret)(void *tensor, int64_t dimensions, const int64_t *size, const int64_t *stride, int64_t offset,
                            void **made);
+    int32_t (*view_as)(void *tensor, int32_t dtype, void **made);
     int32_t (*destroy)(void *tensor);
     PyObject *(*wrap)(void *tensor); /* moves the tensor into the object */
 } torch;
@@ -21,14 +22,16 @@ static struct {
 static PyObject *configure(PyObject *module, PyObject *args) {
     PyObject *type;
     Py_ssize_t offset;
-    unsigned long long get_data_ptr, reinterpret, destroy, wrap;
-    if (!PyArg_ParseTuple(args, "O!nKKKK", &PyType_Type, &type, &offset, &get_data_ptr, &reinterpret, &destroy, &wrap))
+    unsigned long long get_data_ptr, reinterpret, view_as, destroy, wrap;
+    if (!PyArg_ParseTuple(args, "O!nKKKKK", &PyType_Type, &type, &offset, &get_data_ptr, &reinterpret, &view_as, &destroy,
+                          &wrap))
         return NULL;
     Py_INCREF(type); /* for good: what was configured before may be in use */
     torch.type = (PyTypeObject *)type;
     torch.offset = offset;
     torch.get_data_ptr = (int32_t(*)(void *, void **))(uintptr_t)get_data_ptr;
     torch.reinterpret = (int32_t(*)(void *, int64_t, const int64_t *, const int64_t *, int64_t, void **))(uintptr_t)reinterpret;
+    torch.view_as = (int32_t(*)(void *, int32_t, void **))(uintptr_t)view_as;
     torch.destroy = (int32_t(*)(void *))(uintptr_t)destroy;
     torch.wrap = (PyObject * (*)(void *))(uintptr_t)wrap;
     Py_RETURN_NONE;
@@ -133,9 +136,11 @@ static PyObject *same_references(PyObject *module, PyObject *const *args, Py_ssi
 #define PLAN "pygraph.plan"
 #define MAX_DIMENSIONS 64
 
-/* One tensor to be made: `from` counts through memories if it is not negative, else it is ~index of an input. */
+/* One tensor to be made: `from` counts through memories if it is not negative, else it is ~index of an input; `dtype` is -1 if it
+ * is of the same type as that, and `offset` in elements of its own. */
 typedef struct {
     Py_ssize_t target, from;
+    int32_t dtype;
     int64_t offset, dimensions;
     int64_t *size, *stride;
 } Piece;
@@ -162,7 +167,7 @@ static int read_numbers(PyObject *tuple, int64_t *numbers) {
     return 0;
 }
 
-/* Reads (target, from, offset, size, stride) into a piece whose numbers begin at `numbers`; returns -1 with an exception set. */
+/* Reads (target, from, dtype, offset, size, stride) into a piece whose numbers begin at `numbers`; returns -1 with an exception set. */
 static int read_piece(PyObject *tuple, Piece *piece, int64_t *numbers) {
     PyObject *size, *stride;
     long long offset;
@@ -170,8 +175,11 @@ static int read_piece(PyObject *tuple, Piece *piece, int64_t *numbers) {
         PyErr_SetString(PyExc_TypeError, "a piece is a tuple");
         return -1;
     }
-    if (!PyArg_ParseTuple(tuple, "nnLO!O!", &piece->target, &piece->from, &offset, &PyTuple_Type, &size, &PyTuple_Type, &stride))
+    int dtype;
+    if (!PyArg_ParseTuple(tuple, "nniLO!O!", &piece->target, &piece->from, &dtype, &offset, &PyTuple_Type, &size, &PyTuple_Type,
+                          &stride))
         return -1;
+    piece->dtype = dtype;
     piece->offset = offset;
     piece->dimensions = PyTuple_GET_SIZE(size);
     if (piece->dimensions > MAX_DIMENSIONS || piece->dimensions != PyTuple_GET_SIZE(stride)) {
@@ -205,9 +213,13 @@ static PyObject *plan(PyObject *module, PyObject *const *args, Py_ssize_t given)
 
 static PyObject *make(const Piece *piece, PyObject *memory, PyObject *inputs) {
     PyObject *base = piece->from >= 0 ? item(memory, piece->from) : item(inputs, ~piece->from);
-    void *made, *tensor = base == NULL ? NULL : tensor_of(base);
+    void *made, *viewed = NULL, *tensor = base == NULL ? NULL : tensor_of(base);
     if (tensor == NULL) return NULL;
-    if (torch.reinterpret(tensor, piece->dimensions, piece->size, piece->stride, piece->offset, &made) != 0) {
+    int failed = piece->dtype >= 0 && torch.view_as(tensor, piece->dtype, &viewed) != 0;
+    if (viewed != NULL) tensor = viewed;
+    failed = failed || torch.reinterpret(tensor, piece->dimensions, piece->size, piece->stride, piece->offset, &made) != 0;
+    if (viewed != NULL) torch.destroy(viewed);
+    if (failed) {
         PyErr_SetString(PyExc_RuntimeError, "a tensor cannot be made over another's memory");
         return NULL;
     }
@@ -232,9 +244,55 @@ static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t given)
     Py_RETURN_NONE;
 }
 
+/* Pairs of (list, index): of three lists, the items in their order. */
+typedef struct {
+    Py_ssize_t count;
+    Py_ssize_t pairs[];
+} Picks;
+
+#define PICKS "pygraph.picks"
+
+static void free_picks(PyObject *capsule) { PyMem_Free(PyCapsule_GetPointer(capsule, PICKS)); }
+
+static PyObject *picks(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (!are_lists(args, given, 1)) return NULL;
+    Py_ssize_t count = PyList_GET_SIZE(args[0]);
+    Picks *made = PyMem_Malloc(sizeof(Picks) + 2 * count * sizeof(Py_ssize_t));
+    if (made == NULL) return PyErr_NoMemory();
+    made->count = count;
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        PyObject *pair = PyList_GET_ITEM(args[0], i);
+        if (!PyTuple_Check(pair)) PyErr_SetString(PyExc_TypeError, "a pick is a tuple");
+        failed = !PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "nn", &made->pairs[2 * i], &made->pairs[2 * i + 1]);
+        if (!failed && (made->pairs[2 * i] < 0 || made->pairs[2 * i] > 2)) {
+            PyErr_SetString(PyExc_ValueError, "there are three lists");
+            failed = 1;
+        }
+    }
+    PyObject *capsule = failed ? NULL : PyCapsule_New(made, PICKS, free_picks);
+    if (capsule == NULL) PyMem_Free(made);
+    return capsule;
+}
+
+static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (given < 1 || !are_lists(args + 1, given - 1, 3)) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "picks and 3 lists are wanted");
+        return NULL;
+    }
+    const Picks *picks = PyCapsule_GetPointer(args[0], PICKS);
+    PyObject *result = picks == NULL ? NULL : PyTuple_New(picks->count);
+    for (Py_ssize_t i = 0; result != NULL && i < picks->count; i++) {
+        PyObject *object = item(args[1 + picks->pairs[2 * i]], picks->pairs[2 * i + 1]);
+        if (object == NULL) Py_CLEAR(result);
+        else PyTuple_SET_ITEM(result, i, Py_NewRef(object));
+    }
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
-     "configure(type, offset, get_data_ptr, reinterpret, destroy, wrap): of tensors, where in an object one is, and functions."},
+     "configure(type, offset, get_data_ptr, reinterpret, view_as, destroy, wrap): of tensors, where in an object one is, and functions."},
     {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL,
      "unchanged(tensors, pointers, indices): whether each tensor lies where its pointer says, at these indices."},
     {"references", (PyCFunction)(void (*)(void))references, METH_FASTCALL,
@@ -242,9 +300,12 @@ static PyMethodDef methods[] = {
     {"same_references", (PyCFunction)(void (*)(void))same_references, METH_FASTCALL,
      "same_references(objects, counts): whether there still are as many."},
     {"plan", (PyCFunction)(void (*)(void))plan, METH_FASTCALL,
-     "plan(pieces): what `fill` makes: (target, from, offset, size, stride) each, `from` a memory or ~input."},
+     "plan(pieces): what `fill` makes: (target, from, dtype, offset, size, stride) each, `from` a memory or ~input."},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,
      "fill(plan, memory, inputs, made): put tensors over memory and inputs into `made`."},
+    {"picks", (PyCFunction)(void (*)(void))picks, METH_FASTCALL, "picks(pairs): what `gather` picks: (list, index) each."},
+    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL,
+     "gather(picks, memory, made, inputs): return a tuple of what is picked."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "bulk", "Does to many tensors at once.", -1, methods,

@@ -7,6 +7,7 @@ is 0.1 us for each that is looked at, and 1 us for each that is made, at every c
 from __future__ import annotations
 
 import functools
+import operator
 import subprocess
 import sys
 import time
@@ -18,16 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    import torch
+
 
 class Piece(NamedTuple):
-    """A tensor to be made over the memory of another one of its type."""
+    """A tensor to be made over the memory of another one."""
 
     target: int
     """Where in the list of those that are made it goes."""
     base: int
     """Which of the call's memories it lies in, or ~index of an input."""
+    dtype: torch.dtype | None
+    """None: the same as that."""
     offset: int
-    """In elements, from where that begins."""
+    """In elements of its own, from where that begins."""
     size: tuple[int, ...]
     stride: tuple[int, ...]
 
@@ -47,6 +52,11 @@ class Bulk(Protocol):
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """Return what puts these into a list: called with memories, inputs, and that list."""
 
+    def gathering(
+        self, picks: Sequence[tuple[int, int]], sizes: tuple[int, int]
+    ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
+        """Return what picks objects out of three lists, as (list, index); `sizes` are those of the first two lists."""
+
 
 class InPython:
     """Without the helper."""
@@ -64,22 +74,42 @@ class InPython:
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """See `Bulk`."""
-        pieces = sorted(pieces, key=lambda piece: piece.base < 0)
-        own = [piece.base for piece in pieces if piece.base >= 0]
-        others = [~piece.base for piece in pieces if piece.base < 0]
-        columns = (
-            [each.size for each in pieces],
-            [each.stride for each in pieces],
-            [each.offset for each in pieces],
+        same = [piece for piece in pieces if piece.dtype is None]
+        same.sort(key=lambda piece: piece.base < 0)
+        own, others = (
+            [each.base for each in same if each.base >= 0],
+            [~each.base for each in same if each.base < 0],
         )
-        targets, reinterpret = [piece.target for piece in pieces], _torch.reinterpreter()
+        columns = [each.size for each in same], [each.stride for each in same], [each.offset for each in same]
+        targets, reinterpreter = [each.target for each in same], _torch.reinterpreter()
+        viewed = [(piece, piece.dtype) for piece in pieces if piece.dtype is not None]
 
         def fill(memory: list[Any], inputs: list[Any], made: list[Any]) -> None:
             where = [*map(memory.__getitem__, own), *map(inputs.__getitem__, others)]
-            for target, tensor in zip(targets, map(reinterpret, where, *columns), strict=True):
+            for target, tensor in zip(targets, map(reinterpreter, where, *columns), strict=True):
                 made[target] = tensor
+            for each, dtype in viewed:
+                base = memory[each.base] if each.base >= 0 else inputs[~each.base]
+                made[each.target] = _torch.reinterpret(base, dtype, each.size, each.stride, each.offset)
 
         return fill
+
+    def gathering(
+        self, picks: Sequence[tuple[int, int]], sizes: tuple[int, int]
+    ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
+        """See `Bulk`."""
+        begins = (0, sizes[0], sum(sizes))
+        pick = _picker([begins[which] + index for which, index in picks])
+        return lambda memory, made, inputs: pick([*memory, *made, *inputs])
+
+
+def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    if indices:
+        (only,) = indices
+        return lambda pool: (pool[only],)
+    return lambda pool: ()
 
 
 class Compiled:
@@ -93,7 +123,14 @@ class Compiled:
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """See `Bulk`."""
-        return functools.partial(self._module.fill, self._module.plan([tuple(piece) for piece in pieces]))
+        told = [piece._replace(dtype=_torch.dtype_code(piece.dtype)) for piece in pieces]
+        return functools.partial(self._module.fill, self._module.plan([tuple(piece) for piece in told]))
+
+    def gathering(
+        self, picks: Sequence[tuple[int, int]], _sizes: tuple[int, int]
+    ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
+        """See `Bulk`."""
+        return functools.partial(self._module.gather, self._module.picks(list(picks)))
 
 
 class Helper:

@@ -14,7 +14,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 LIBRARY = "libcuda.so.1"
 USE_NODE_PRIORITY = 8
@@ -139,7 +139,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuKernelGetName": (POINTER(c_char_p), c_void_p),
     "cuFuncGetParamInfo": (c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)),
     "cuKernelGetParamInfo": (c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)),
-    "cuStreamWriteValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
+    "cuStreamBatchMemOp_v2": (c_void_p, c_uint, c_void_p, c_uint),
     "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
     "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
     "cuCtxGetCurrent": (POINTER(c_void_p),),
@@ -157,7 +157,7 @@ class Driver:
         """Bind the calls; raises DriverError (code 0) for a driver that lacks one."""
         self._calls = {name: _bind(library, name, signature) for name, signature in _SIGNATURES.items()}
         self._launch = self._calls["cuGraphLaunch"]
-        self._write_word = self._calls["cuStreamWriteValue64_v2"]
+        self._write_words = self._calls["cuStreamBatchMemOp_v2"]
         self._sizes: dict[tuple[int, str], tuple[int, ...]] = {}
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -206,11 +206,11 @@ class Driver:
         if code:
             raise DriverError("cuGraphLaunch", code)
 
-    def write_word(self, stream: int, address: int, value: int) -> None:
-        """Have a stream write 8 bytes when it has come there."""
-        code = self._write_word(stream, address, value, 0)
+    def write_words(self, stream: int, writes: Any, count: int) -> None:
+        """Have a stream write some words when it has come there; `writes` is of `word_writes`."""
+        code = self._write_words(stream, count, writes, 0)
         if code:
-            raise DriverError("cuStreamWriteValue64", code)
+            raise DriverError("cuStreamBatchMemOp", code)
 
     def read_word(self, address: int) -> int:
         """Return 8 bytes of the device's memory, as they are now."""
@@ -337,6 +337,22 @@ def _packed(extra: int) -> bytes:
         index += 2
     size = ctypes.cast(found[_PACKED_SIZE], POINTER(c_size_t))[0]
     return ctypes.string_at(found[_PACKED_BUFFER], size)
+
+
+WORD_WRITE = 6
+"""Words that one write takes in an array of them; the value is that at `WORD_VALUE`."""
+WORD_VALUE = 2
+_WRITE_VALUE_64 = 5
+"""CU_STREAM_MEM_OP_WRITE_VALUE_64."""
+
+
+def word_writes(addresses: Sequence[int]) -> Any:
+    """Return an array of CUstreamBatchMemOpParams that writes 8 bytes to each address; the values are still to be set."""
+    writes = (c_uint64 * (WORD_WRITE * len(addresses)))()
+    for number, address in enumerate(addresses):
+        writes[WORD_WRITE * number] = _WRITE_VALUE_64
+        writes[WORD_WRITE * number + 1] = address
+    return writes
 
 
 def packed_list(buffer: int, size: Any) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -111,16 +110,13 @@ class Outputs:
         self.all = tuple(outputs)
         self.made = tuple(each for each in outputs if not isinstance(each, Whole | Input))
         self._dtypes = tuple(dtypes)
-        indices, first_input = [], len(dtypes) + len(self.made)
-        unmade = iter(range(len(dtypes), first_input))
-        for each in outputs:
-            if isinstance(each, Whole):
-                indices.append(each.memory)
-            elif isinstance(each, Input):
-                indices.append(first_input + each.index)
-            else:
-                indices.append(next(unmade))
-        self._pick = _picker(indices)
+        unmade = iter(range(len(self.made)))
+        self._picks = [
+            (0, each.memory) if isinstance(each, Whole)
+            else (2, each.index) if isinstance(each, Input)
+            else (1, next(unmade))
+            for each in outputs
+        ]  # fmt: skip
         self._as_tuple = as_tuple
         self._blank = [each.value if isinstance(each, Fixed) else None for each in self.made]
 
@@ -132,10 +128,10 @@ class Outputs:
         """Return what makes some of `made`, by index."""
         return Making(self.made, which, self._dtypes, bulk)
 
-    def gather(self, memory: Sequence[Any], made: Sequence[Any], inputs: Sequence[Any]) -> Any:
-        """Return the outputs in their order."""
-        outputs = self._pick([*memory, *made, *inputs])
-        return outputs if self._as_tuple else list(outputs)
+    def gathering(self, bulk: Bulk) -> Callable[[list[Any], list[Any], list[Any]], Any]:
+        """Return what puts the outputs of a call in their order: called with memories, what was made, and inputs."""
+        gather = bulk.gathering(self._picks, (len(self._dtypes), len(self.made)))
+        return gather if self._as_tuple else lambda memory, made, inputs: list(gather(memory, made, inputs))
 
     def memory_of(self, index: int) -> int | None:
         """Return which allocation an output lies in, if it lies in one."""
@@ -144,7 +140,7 @@ class Outputs:
 
 
 class Making:
-    """Makes some outputs at each call: tensors over memory of their own type in one go, which are by far the most."""
+    """Makes some outputs at each call: tensors over memory in one go, which are nearly all."""
 
     def __init__(
         self, made: Sequence[Output], which: Iterable[int], dtypes: Sequence[torch.dtype], bulk: Bulk
@@ -154,10 +150,12 @@ class Making:
         self._others: list[int] = []
         for index in which:
             each = made[index]
-            if _is_plain_part(each, dtypes):
-                pieces.append(Piece(index, each.memory, each.offset, each.size, each.stride))
-            elif _is_plain_view(each):
-                pieces.append(Piece(index, ~each.index, each.offset, each.size, each.stride))
+            if isinstance(each, Part):
+                dtype = None if each.dtype == dtypes[each.memory] else each.dtype
+                pieces.append(Piece(index, each.memory, dtype, each.offset, each.size, each.stride))
+            elif isinstance(each, View):
+                dtype = None if each.keeps_dtype else each.dtype
+                pieces.append(Piece(index, ~each.index, dtype, each.offset, each.size, each.stride))
             elif not isinstance(each, Fixed):
                 self._others.append(index)
         self._fill = bulk.filling(pieces) if pieces else None
@@ -169,20 +167,3 @@ class Making:
         for index in self._others:
             made[index] = self._made[index].make(inputs, memory)
         return made
-
-
-def _is_plain_part(output: Output, dtypes: Sequence[torch.dtype]) -> TypeGuard[Part]:
-    return isinstance(output, Part) and output.dtype == dtypes[output.memory]
-
-
-def _is_plain_view(output: Output) -> TypeGuard[View]:
-    return isinstance(output, View) and output.keeps_dtype
-
-
-def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    if len(indices) > 1:
-        return operator.itemgetter(*indices)
-    if indices:
-        (only,) = indices
-        return lambda pool: (pool[only],)
-    return lambda pool: ()

@@ -8,9 +8,9 @@ is known where they lie, the driver writes them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pygraphd.client.driver import DriverError, MemoryType
+from pygraphd.client.driver import WORD_VALUE, WORD_WRITE, DriverError, MemoryType, word_writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _ROUNDS = 2
 _WORD = 8
+_WRITES = 2
+_SEED, _OFFSET = WORD_VALUE, WORD_WRITE + WORD_VALUE
+"""Where in what is handed to the driver the two values are."""
 
 
 class Graph(Protocol):
@@ -46,10 +49,9 @@ class Generator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Where kernels read the seed and the offset, and by how much a launch advances the latter."""
+    """What writes the seed and the offset to where kernels read them, and by how much a launch advances the latter."""
 
-    seed: int
-    offset: int
+    writes: Any
     advance: int
 
 
@@ -72,11 +74,14 @@ class GeneratorTicket:
         if state is None:
             self._graph.replay()
             return
-        generator = self._generator
-        offset = generator.get_offset()
-        self._driver.write_word(stream, state.seed, generator.initial_seed())
-        self._driver.write_word(stream, state.offset, offset)
-        generator.set_offset(offset + state.advance)
+        self._write(state, stream)
+        self._generator.set_offset(state.writes[_OFFSET] + state.advance)
+
+    def _write(self, state: _State, stream: int) -> None:
+        writes, generator = state.writes, self._generator
+        writes[_SEED] = generator.initial_seed()
+        writes[_OFFSET] = generator.get_offset()
+        self._driver.write_words(stream, writes, _WRITES)
 
     def learn(self, addresses: Collection[int], stream: int) -> None:
         """Find out where the state lies, of what kernels are given and is nothing else; if that cannot be told, go on as before.
@@ -89,7 +94,8 @@ class GeneratorTicket:
             if self._generator.get_offset() != began:
                 with self._driver.relaxed():
                     self._state = self._find([each for each in set(addresses) if self._is_word(each)])
-                    self._try_to_write(began, stream)
+                    if self._state is not None:
+                        self._write(self._state, stream)  # not every driver lets a stream write
         except DriverError:
             self._state = None
         finally:
@@ -111,12 +117,7 @@ class GeneratorTicket:
             advance = generator.get_offset() - offset
         seeds -= offsets
         known = len(seeds) == len(offsets) == 1
-        return _State(seeds.pop(), offsets.pop(), advance) if known else None
-
-    def _try_to_write(self, offset: int, stream: int) -> None:
-        # Not every driver lets a stream write to memory.
-        if self._state is not None:
-            self._driver.write_word(stream, self._state.offset, offset)
+        return _State(word_writes([seeds.pop(), offsets.pop()]), advance) if known else None
 
     def close(self) -> None:
         """Let go of PyTorch's graph."""

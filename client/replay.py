@@ -141,6 +141,7 @@ class Replay:
         self._recipe = _Recipe(layout.memories, range(len(layout.memories)))
         self._recycler: Recycler | None = None
         self._fresh = self._recipe
+        self._gather = layout.outputs.gathering(device.bulk)
         self._making = self._fresh_making = layout.outputs.making(
             range(len(layout.outputs.made)), device.bulk
         )
@@ -159,11 +160,9 @@ class Replay:
                 memory = self._recipe.make(self._device.allocate)
                 self._launch(inputs, memory, 0, self._recipe.slots, stream)
                 made = self._making.fill(outputs.blank(), inputs, memory)
+                result = self._gather(memory, made, inputs)
             else:
-                memory = self._memory_with(saved)
-                self._launch(inputs, memory, saved.number, self._fresh.slots, stream)
-                made = self._fresh_making.fill(saved.made.copy(), inputs, memory)
-            result = outputs.gather(memory, made, inputs)
+                result = self._with(saved, inputs, stream)
         inputs.clear()
         return result
 
@@ -177,7 +176,7 @@ class Replay:
         with self._lock:
             self._launch(inputs, memory, 0, self._recipe.slots, self._device.stream())
             made = self._making.fill(outputs.blank(), inputs, memory)
-            result = outputs.gather(memory, made, inputs)
+            result = self._gather(memory, made, inputs)
         inputs.clear()
         return result
 
@@ -246,11 +245,18 @@ class Replay:
         recycler = self._recycler
         return None if recycler is None or _torch.saved_tensors_are_seen() else recycler.take(stream)
 
-    def _memory_with(self, saved: Saved) -> list[Any]:
-        memory = saved.memory.copy()
-        for slot, each in zip(self._fresh.slots, self._fresh.make(self._device.allocate), strict=True):
-            memory[slot] = each
-        return memory
+    def _with(self, saved: Saved, inputs: list[Any], stream: int) -> Any:
+        """Run on memory of a set."""
+        memory, fresh = saved.memory, self._fresh
+        try:
+            for slot, each in zip(fresh.slots, fresh.make(self._device.allocate), strict=True):
+                memory[slot] = each
+            self._launch(inputs, memory, saved.number, fresh.slots, stream)
+            made = self._fresh_making.fill(saved.made.copy(), inputs, memory)
+            return self._gather(memory, made, inputs)
+        finally:
+            for slot in fresh.slots:
+                memory[slot] = None  # it is the caller's
 
     def _stay_on(self, stream: int) -> None:
         # What is written at a fixed address before a launch must not overtake an earlier launch that reads it.

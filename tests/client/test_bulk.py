@@ -113,10 +113,11 @@ def test_both_make_the_same_tensors(compiled: Bulk, data: st.DataObject) -> None
     inputs = [torch.nn.Parameter(torch.rand(8, 9)[1:]), None, torch.rand(70, requires_grad=True) * 2]
     sizes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
     bases = st.sampled_from([0, 1, ~0, ~2])
-    drawn = data.draw(st.lists(st.tuples(bases, st.integers(0, 9), sizes), max_size=6))
+    dtypes = st.sampled_from([None, None, torch.bfloat16, torch.bool, torch.float8_e4m3fn, torch.float32])
+    drawn = data.draw(st.lists(st.tuples(bases, dtypes, st.integers(0, 9), sizes), max_size=6))
     pieces = [
-        Piece(len(drawn) - number, base, offset, size, tuple(range(2, 2 + len(size))))
-        for number, (base, offset, size) in enumerate(drawn)
+        Piece(len(drawn) - number, base, dtype, offset, size, tuple(range(2, 2 + len(size))))
+        for number, (base, dtype, offset, size) in enumerate(drawn)
     ]
     one: list[Any] = [None] * (len(drawn) + 1)
     other = one.copy()
@@ -135,12 +136,39 @@ def test_both_make_the_same_tensors(compiled: Bulk, data: st.DataObject) -> None
         assert sys.getrefcount(mine) == sys.getrefcount(right)
 
 
+@given(st.data())
+def test_both_pick_the_same(compiled: Bulk, data: st.DataObject) -> None:
+    lists = [[object() for _ in range(data.draw(st.integers(1, 4)))] for _ in range(3)]
+    which = st.integers(0, 2).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, len(lists[n]) - 1)))
+    picks = data.draw(st.lists(which, max_size=8))
+    sizes = len(lists[0]), len(lists[1])
+    before = [list(map(sys.getrefcount, each)) for each in lists]
+
+    for bulk in (compiled, InPython()):
+        gather = bulk.gathering(picks, sizes)
+        assert gather(*lists) == tuple(lists[which][index] for which, index in picks)
+    del gather
+
+    assert [list(map(sys.getrefcount, each)) for each in lists] == before
+
+
+@pytest.mark.parametrize(
+    ("picks", "error"),
+    [([(0, 7)], IndexError), ([(1, -1)], IndexError), ([(3, 0)], ValueError), ([5], TypeError), ([("a", 0)], TypeError)],
+)  # fmt: skip
+def test_what_cannot_be_picked_is_an_error_and_no_crash(
+    compiled: Bulk, picks: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        compiled.gathering(picks, (1, 1))([0], [1], [2])
+
+
 def test_what_it_makes_goes_when_nobody_holds_it(compiled: Bulk) -> None:
     memory = torch.zeros(16)
     storage = memory.untyped_storage()
     before = _torch.storage_uses(storage)
     made: list[Any] = [None]
-    fill = compiled.filling([Piece(0, 0, 4, (2, 2), (2, 1))])
+    fill = compiled.filling([Piece(0, 0, None, 4, (2, 2), (2, 1))])
 
     for _ in range(100):
         fill([memory], [], made)
@@ -155,10 +183,10 @@ def test_what_it_makes_goes_when_nobody_holds_it(compiled: Bulk) -> None:
 @pytest.mark.parametrize(
     ("piece", "error", "message"),
     [
-        (Piece(0, 3, 0, (1,), (1,)), IndexError, "beyond the end"),
-        (Piece(5, 0, 0, (1,), (1,)), IndexError, "beyond the end"),
-        (Piece(0, ~4, 0, (1,), (1,)), IndexError, "beyond the end"),
-        (Piece(0, ~0, 0, (1,), (1,)), TypeError, "not a tensor"),
+        (Piece(0, 3, None, 0, (1,), (1,)), IndexError, "beyond the end"),
+        (Piece(5, 0, None, 0, (1,), (1,)), IndexError, "beyond the end"),
+        (Piece(0, ~4, None, 0, (1,), (1,)), IndexError, "beyond the end"),
+        (Piece(0, ~0, None, 0, (1,), (1,)), TypeError, "not a tensor"),
     ],
 )
 def test_what_cannot_be_made_is_an_error_and_no_crash(
@@ -173,8 +201,8 @@ def test_what_cannot_be_made_is_an_error_and_no_crash(
 @pytest.mark.parametrize(
     "piece",
     [
-        (0, 0, 0, (1, 2), (1,)), (0, 0, 0, ("many",), (1,)), (0, 0, 0, (1,) * 65, (1,) * 65),
-        ("first", 0, 0, (), ()), (0, 0), None,
+        (0, 0, -1, 0, (1, 2), (1,)), (0, 0, -1, 0, ("many",), (1,)), (0, 0, -1, 0, (1,) * 65, (1,) * 65),
+        ("first", 0, -1, 0, (), ()), (0, 0), None,
     ],
 )  # fmt: skip
 def test_a_piece_that_is_none_is_refused_at_once(compiled: Bulk, piece: Any) -> None:

@@ -244,3 +244,19 @@ def test_a_partition_says_which_outputs_of_the_graph_its_own_are() -> None:
 def test_a_mode_of_the_users_does_not_get_to_see_how_that_is_found_out() -> None:
     with FakeTensorMode():
         assert _torch.references_show_uses.__wrapped__()
+
+
+def test_libtorch_has_all_that_the_compiled_helper_calls() -> None:
+    assert _torch.missing_for_bulk() is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bfloat16", "bool", "complex64", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int16", "int32",
+        "int64", "int8", "uint8",
+    ],
+)  # fmt: skip
+def test_libtorch_has_a_code_for_each_dtype_that_a_graph_may_return(name: str) -> None:
+    assert _torch.dtype_code(getattr(torch, name)) >= 0
+    assert _torch.dtype_code(None) == -1

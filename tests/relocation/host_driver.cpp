@@ -368,9 +368,13 @@ CALL(cuKernelGetParamInfo, void* function, size_t index, size_t* offset, size_t*
     return parameter(*static_cast<Function*>(function), index, offset, size);
 }
 
-CALL(cuStreamWriteValue64_v2, void*, uint64_t address, uint64_t value, unsigned) {
+CALL(cuStreamBatchMemOp_v2, void*, unsigned count, const uint64_t* operations, unsigned) {
     FAIL_IF_ASKED;
-    std::memcpy(reinterpret_cast<void*>(address), &value, sizeof(value));
+    for (unsigned i = 0; i < count; i++) {
+        const uint64_t* words = operations + 6 * i;
+        if (words[0] != 5) return 1;  // 64 bits are written, and nothing else is known here
+        std::memcpy(reinterpret_cast<void*>(words[1]), &words[2], sizeof(uint64_t));
+    }
     return 0;
 }
 
