@@ -65,6 +65,8 @@ def medians(each_step_ms: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _panel(panel: Axes, records: Sequence[Record], first: int) -> None:
+    from matplotlib.ticker import LogLocator
+
     for record in records:
         if record.each_step_ms:
             times = medians(record.each_step_ms)
@@ -72,6 +74,7 @@ def _panel(panel: Axes, records: Sequence[Record], first: int) -> None:
             panel.plot(steps, times, label=record.peer, color=COLOURS[record.peer], lw=1)
     panel.set_title(records[0].workload, fontsize="small")
     panel.set_yscale("log")
+    panel.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))  # all nine would be written over each other
     panel.yaxis.set_major_formatter("{x:g}")
     panel.yaxis.set_minor_formatter("{x:g}")
     panel.tick_params(labelsize="x-small", which="both")
