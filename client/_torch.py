@@ -560,17 +560,18 @@ def configure_bulk(helper: Any) -> str | None:
     """Tell the compiled helper of this torch; return why it is of no use, or None."""
     functions = (_function(library, name) for library, name in _LIBTORCH)
     helper.configure(torch._C.TensorBase, _handle_offset(), *functions)
-    tensors = _own_tensors()
-    pointers, indices = [tensor.data_ptr() for tensor in tensors], list(range(len(tensors)))
-    moved = [helper.unchanged(tensors, [0] * len(tensors), [index]) for index in indices]
-    if any(moved) or not helper.unchanged(tensors, pointers, indices):
-        return "it does not find where tensors lie"
-    made: list[Any] = [None]
-    helper.fill(helper.plan([(0, 0, dtype_code(torch.int16), 3, (2, 1), (1, 7))]), tensors, [], made)
-    expected = reinterpret(tensors[0], torch.int16, (2, 1), (1, 7), 3)
-    same = made[0].dtype == expected.dtype and all(
-        getattr(made[0], name)() == getattr(expected, name)() for name in ("size", "stride", "data_ptr")
-    )
+    with _without_modes_of_the_user():
+        tensors = _own_tensors()
+        pointers, indices = [tensor.data_ptr() for tensor in tensors], list(range(len(tensors)))
+        moved = [helper.unchanged(tensors, [0] * len(tensors), [index]) for index in indices]
+        if any(moved) or not helper.unchanged(tensors, pointers, indices):
+            return "it does not find where tensors lie"
+        made: list[Any] = [None]
+        helper.fill(helper.plan([(0, 0, dtype_code(torch.int16), 3, (2, 1), (1, 7))]), tensors, [], made)
+        expected = reinterpret(tensors[0], torch.int16, (2, 1), (1, 7), 3)
+        same = made[0].dtype == expected.dtype and all(
+            getattr(made[0], name)() == getattr(expected, name)() for name in ("size", "stride", "data_ptr")
+        )
     return None if same else "it does not make the tensors that it should"
 
 
@@ -608,13 +609,19 @@ def _function(library: str, name: str) -> int | None:
 
 def _own_tensors() -> list[torch.Tensor]:
     """Return tensors of several kinds, whatever modes of the user's are on."""
+    with _without_modes_of_the_user():
+        plain = torch.zeros(4, device="cpu")
+        return [plain, plain[1:], torch.nn.Parameter(torch.zeros(2, device="cpu")), plain.clone()]
+
+
+@contextlib.contextmanager
+def _without_modes_of_the_user() -> Iterator[None]:
     with (
         torch.inference_mode(False),
         torch._C.DisableTorchFunction(),
         torch.utils._python_dispatch._disable_current_modes(),
     ):
-        plain = torch.zeros(4, device="cpu")
-        return [plain, plain[1:], torch.nn.Parameter(torch.zeros(2, device="cpu")), plain.clone()]
+        yield
 
 
 def current_stream(device: torch.device) -> Callable[[], int]:
@@ -707,11 +714,7 @@ def missing_for_recycling() -> str | None:
 @functools.cache
 def references_show_uses() -> bool:
     """Whether a tensor that is held in C++ alone has one more Python reference: then counting these is enough."""
-    with (
-        torch.inference_mode(False),
-        torch._C.DisableTorchFunction(),
-        torch.utils._python_dispatch._disable_current_modes(),
-    ):
+    with _without_modes_of_the_user():
         tensor, holder = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")
         before = sys.getrefcount(tensor)
         holder.grad = tensor

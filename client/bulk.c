@@ -1,6 +1,6 @@
 /* Does in one call what a replay has to do with hundreds of tensors: sees where they lie and how many hold them, makes some.
  *
- * Built by `client/native.py` with nothing but a C compiler and Python's headers. Of torch it needs three functions of libtorch's
+ * Built by `client/native.py` with nothing but a C compiler and Python's headers. Of torch it needs four functions of libtorch's
  * stable C interface, the one that makes a Python object of a tensor, and where in such an object its tensor is, which
  * `configure` is told. The Python that does the same is in `client/bulk.py`. */
 
@@ -308,7 +308,10 @@ static PyMethodDef methods[] = {
      "gather(picks, memory, made, inputs): return a tuple of what is picked."},
     {NULL, NULL, 0, NULL}};
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "bulk", "Does to many tensors at once.", -1, methods,
-                                        NULL, NULL, NULL, NULL};
+/* In two phases, so that it is not put where a user's own module of this name would be looked for. */
+static PyModuleDef_Slot slots[] = {{0, NULL}};
 
-PyMODINIT_FUNC PyInit_bulk(void) { return PyModule_Create(&definition); }
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "bulk", "Does to many tensors at once.", 0, methods,
+                                        slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_bulk(void) { return PyModuleDef_Init(&definition); }

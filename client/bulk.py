@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -123,7 +122,10 @@ class Compiled:
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """See `Bulk`."""
-        told = [piece._replace(dtype=_torch.dtype_code(piece.dtype)) for piece in pieces]
+        try:
+            told = [piece._replace(dtype=_torch.dtype_code(piece.dtype)) for piece in pieces]
+        except LookupError:
+            return InPython().filling(pieces)
         return functools.partial(self._module.fill, self._module.plan([tuple(piece) for piece in told]))
 
     def gathering(
@@ -131,6 +133,13 @@ class Compiled:
     ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
         """See `Bulk`."""
         return functools.partial(self._module.gather, self._module.picks(list(picks)))
+
+
+def _configure(module: Any) -> str | None:
+    try:
+        return _torch.configure_bulk(module)
+    except Exception as error:  # noqa: BLE001 - tensors may be anything within modes of the user's
+        return f"it cannot be tried: {error}"
 
 
 class Helper:
@@ -144,12 +153,12 @@ class Helper:
         """Have it compiled if it never was; return why it will not be there, or None."""
         if self._path is not None or self._bulk is not None:
             return None
-        if reason := _torch.missing_for_bulk():
-            return reason
         try:
+            if reason := _torch.missing_for_bulk():
+                return reason
             path = native.place(cache)
             reason = native.compile_once(path)
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+        except Exception as error:  # noqa: BLE001 - it is optional, and must not be in the way of anything
             return f"it cannot be compiled: {error}"
         if reason is None:
             self._path = path
@@ -157,8 +166,9 @@ class Helper:
 
     def bulk(self, note: Callable[[str], None]) -> Bulk:
         """Return the helper if it is there by now, and what does the same in Python if not; `note` is told why it is of no use."""
-        if self._bulk is None and self._path is not None:
-            self._load(self._path, note)
+        path = self._path
+        if self._bulk is None and path is not None:
+            self._load(path, note)
         return self._bulk or InPython()
 
     def _load(self, path: Path, note: Callable[[str], None]) -> None:
@@ -166,7 +176,7 @@ class Helper:
         if module is None:
             return  # it is being compiled
         self._path = None
-        reason = module if isinstance(module, str) else _torch.configure_bulk(module)
+        reason = module if isinstance(module, str) else _configure(module)
         if reason is None:
             self._bulk = Compiled(module)
         else:

@@ -39,10 +39,17 @@ class CudaRecorder:
 
     def __init__(self, driver: Driver, device_index: int) -> None:
         self.driver = driver
-        self.generator: Any = torch.cuda.default_generators[device_index]
         self._device, self._device_index = torch.device("cuda", device_index), device_index
         self._stream: torch.cuda.Stream | None = None
         self._current_device, self.in_capture = _torch.current_device(), _torch.in_capture()
+
+    @property
+    def generator(self) -> Any:
+        """Another generator over the state that the default one has now, as captures and their replays use it.
+
+        The default one's own offset is not to be set: that would have cuDNN's recurrent layers draw their dropout anew.
+        """
+        return torch.cuda.default_generators[self._device_index].graphsafe_get_state()
 
     def capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured."""

@@ -10,11 +10,13 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import secrets
 import shlex
 import shutil
 import stat
 import subprocess
 import sysconfig
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,9 +31,11 @@ _SPAWN_S = 5.0
 
 # A shell that ends at once, so that the compiler is nobody's child and a user's os.wait() never meets it.
 _SCRIPT = (
-    'to=$1; shift; ( if "$@" -o "$to.$$" >"$to.log.$$" 2>&1 </dev/null;'
-    ' then mv -f "$to.$$" "$to"; rm -f "$to.log.$$"; else mv -f "$to.log.$$" "$to.log"; fi ) &'
+    'umask 077; to=$1 part=$2; shift 2; ( if "$@" -o "$part" >"$part.log" 2>&1 </dev/null;'
+    ' then mv -f "$part" "$to"; rm -f "$part.log"; else mv -f "$part.log" "$to.log"; fi ) &'
 )
+_TRY_AGAIN_S = 86_400.0
+"""What a compiler has said is believed for a day: a disk may have been full."""
 
 
 def place(cache: Path) -> Path:
@@ -47,8 +51,10 @@ def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | 
     if path.exists():
         return None
     log = path.with_name(path.name + ".log")
-    if log.exists():
+    if log.exists() and time.time() - log.stat().st_mtime < _TRY_AGAIN_S:
         return f"it could not be compiled; {log} says why, and once that file is deleted it is tried again"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "this Python has no GIL, and the helper relies on it"
     environ = os.environ if environ is None else environ
     compiler = _compiler(environ)
     if compiler is None:
@@ -56,10 +62,17 @@ def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | 
     include = sysconfig.get_paths()["include"]
     if not (Path(include) / "Python.h").exists():
         return f"no Python.h in {include}: install the headers of this Python"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in _folders(path):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # each: the mode is that of the last one only
+    part = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
     command = [*compiler, "-O2", "-shared", "-fPIC", f"-I{include}", str(SOURCE)]
-    _spawn(["/bin/sh", "-c", _SCRIPT, "sh", str(path), *command])
+    _spawn(["/bin/sh", "-c", _SCRIPT, "sh", str(path), str(part), *command])
     return None
+
+
+def _folders(path: Path) -> tuple[Path, Path, Path]:
+    """Return the folders of a compiled file that are ours: the cache, that of all compiled files, and this user's."""
+    return path.parents[2], path.parents[1], path.parents[0]
 
 
 def load(path: Path) -> ModuleType | str | None:
@@ -74,16 +87,16 @@ def load(path: Path) -> ModuleType | str | None:
         loader.exec_module(module)
     except FileNotFoundError:
         return None
-    except (OSError, ImportError) as error:
+    except Exception as error:  # noqa: BLE001 - it is optional, and whatever happens is a reason to do without
         return f"{path} cannot be loaded: {error}"
     return module
 
 
 def _not_ours(path: Path) -> str | None:
     """Return why code in this file is not to be run, if another user may have written it."""
-    for each in (path, path.parent):
+    for each in (*_folders(path), path):
         status = each.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_uid not in {0, os.geteuid()} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return f"{each} can be written by others"
     return None
 

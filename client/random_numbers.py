@@ -74,14 +74,18 @@ class GeneratorTicket:
         if state is None:
             self._graph.replay()
             return
-        self._write(state, stream)
-        self._generator.set_offset(state.writes[_OFFSET] + state.advance)
+        generator = self._generator
+        offset = generator.get_offset()
+        generator.set_offset(offset + state.advance)  # before the GIL is let go, and another thread draws
+        try:
+            self._write(state, offset, stream)
+        except DriverError:
+            generator.set_offset(generator.get_offset() - state.advance)
+            raise
 
-    def _write(self, state: _State, stream: int) -> None:
-        writes, generator = state.writes, self._generator
-        writes[_SEED] = generator.initial_seed()
-        writes[_OFFSET] = generator.get_offset()
-        self._driver.write_words(stream, writes, _WRITES)
+    def _write(self, state: _State, offset: int, stream: int) -> None:
+        state.writes[_SEED], state.writes[_OFFSET] = self._generator.initial_seed(), offset
+        self._driver.write_words(stream, state.writes, _WRITES)
 
     def learn(self, addresses: Collection[int], stream: int) -> None:
         """Find out where the state lies, of what kernels are given and is nothing else; if that cannot be told, go on as before.
@@ -95,11 +99,12 @@ class GeneratorTicket:
                 with self._driver.relaxed():
                     self._state = self._find([each for each in set(addresses) if self._is_word(each)])
                     if self._state is not None:
-                        self._write(self._state, stream)  # not every driver lets a stream write
+                        self._write(self._state, began, stream)  # not every driver lets a stream write
         except DriverError:
             self._state = None
         finally:
-            self._generator.set_offset(began)
+            if self._generator.get_offset() != began:
+                self._generator.set_offset(began)
 
     def _is_word(self, address: int) -> bool:
         aligned = address > 0 and address % _WORD == 0

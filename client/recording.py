@@ -47,6 +47,9 @@ TOGETHER_BYTES = 16 << 20
 
 In one piece, the gradients of ResNet-50 (102 MB) were reserved twice: something small had been put where they were to go again.
 """
+SMALL_BYTES = 64 << 10
+SMALL_TOGETHER_BYTES = 1 << 20
+"""The same for outputs of `SMALL_BYTES` at most: who keeps one of a bias keeps its piece."""
 
 
 class Pool(Protocol):
@@ -155,7 +158,11 @@ def _build(
     parameters.candidates.clear()  # one for each word, and of use only to the search
     binding = Binding(driver, capture.graph, parameters, table, layout.groups, bases)
     bindings = Bindings(binding, means.bulk.unchanged, note)
-    replay = Replay(driver, capture.graph, bindings, layout, means, capture.ticket)
+    try:
+        replay = Replay(driver, capture.graph, bindings, layout, means, capture.ticket)
+    except BaseException:
+        bindings.close()
+        raise
     return Built(replay, _unseen(table, layout), device, len(parameters))
 
 
@@ -260,17 +267,19 @@ class _Clusters:
             }
 
     def _in_groups(self, clusters: Iterable[int]) -> list[list[int]]:
-        """Return which clusters are to be together: of one type, `TOGETHER_BYTES` at most, and no cluster alone."""
+        """Return which clusters are to be together: of one type, small ones apart from others, and no cluster alone."""
         groups: list[list[int]] = []
-        latest: dict[torch.dtype, tuple[list[int], int]] = {}
+        latest: dict[tuple[torch.dtype, int], tuple[list[int], int]] = {}
         for cluster in clusters:
-            dtype, size = self._type([cluster]), blocks(self._spans[cluster].size) * BLOCK
-            group, taken = latest.get(dtype, ([], TOGETHER_BYTES))
-            if taken + size > TOGETHER_BYTES:
+            size = blocks(self._spans[cluster].size) * BLOCK
+            most = TOGETHER_BYTES if size > SMALL_BYTES else SMALL_TOGETHER_BYTES
+            key = self._type([cluster]), most
+            group, taken = latest.get(key, ([], most))
+            if taken + size > most:
                 group, taken = [], 0
                 groups.append(group)
             group.append(cluster)
-            latest[dtype] = group, taken + size
+            latest[key] = group, taken + size
         return [group for group in groups if len(group) > 1]
 
     def _cluster(self, value: Any) -> int | None:

@@ -210,6 +210,36 @@ def test_a_piece_that_is_none_is_refused_at_once(compiled: Bulk, piece: Any) -> 
         compiled._module.plan([piece])  # type: ignore[attr-defined]
 
 
+def test_a_dtype_that_libtorch_has_no_code_for_is_left_to_python(
+    compiled: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(dtype: torch.dtype | None) -> int:
+        raise LookupError(str(dtype))
+
+    monkeypatch.setattr(_torch, "dtype_code", none)
+    made: list[Any] = [None]
+
+    compiled.filling([Piece(0, 0, torch.int16, 1, (3,), (1,))])([torch.zeros(4)], [], made)
+
+    assert (made[0].dtype, made[0].size()) == (torch.int16, (3,))
+
+
+@pytest.mark.parametrize("where", ["missing_for_bulk", "configure_bulk"])
+def test_an_error_in_trying_it_is_a_reason_to_do_without(
+    cache: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("tensors are odd here")
+
+    monkeypatch.setattr(_torch, where, fail)
+    helper, notes = Helper(), list[str]()
+
+    reason = helper.prepare(cache)
+
+    assert isinstance(helper.bulk(notes.append), InPython)
+    assert "tensors are odd here" in (reason or notes[0])
+
+
 def test_until_it_is_compiled_python_does(tmp_path: Path) -> None:
     helper, notes = Helper(), list[str]()
     assert isinstance(helper.bulk(notes.append), InPython)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -141,19 +142,86 @@ def test_nobody_waits_for_the_compiler_and_nobody_is_its_parent(tmp_path: Path) 
     wait_for(path.with_name(path.name + ".log"))
 
 
-def test_a_file_that_others_can_write_to_is_not_loaded(compiled: Path, tmp_path: Path) -> None:
-    copy = tmp_path / compiled.name
+@pytest.mark.parametrize("level", range(4), ids=["the file", "its folder", "all compiled files", "the cache"])
+def test_what_others_can_write_to_is_not_loaded(compiled: Path, tmp_path: Path, level: int) -> None:
+    copy = native.place(tmp_path / "cache")
+    copy.parent.mkdir(parents=True, mode=0o700)
     shutil.copy(compiled, copy)
-    copy.chmod(0o666)
+    assert isinstance(native.load(copy), ModuleType)
+    open_to_others = [copy, *copy.parents][level]
 
-    assert native.load(copy) == f"{copy} can be written by others"
-    copy.chmod(0o644)
-    tmp_path.chmod(0o777)
-    assert native.load(copy) == f"{tmp_path} can be written by others"
+    open_to_others.chmod(0o777)
+
+    assert native.load(copy) == f"{open_to_others} can be written by others"
+
+
+def test_whatever_the_umask_what_is_made_is_ours_alone(tmp_path: Path) -> None:
+    path = native.place(tmp_path / "cache")
+    before = os.umask(0o002)
+    try:
+        assert native.compile_once(path) is None
+    finally:
+        os.umask(before)
+    wait_for(path)
+
+    assert isinstance(native.load(path), ModuleType)
+    made = [path, *path.parents[:3]]
+    assert [each.stat().st_mode & 0o077 for each in made] == [0] * 4
+
+
+def test_a_module_of_the_users_of_this_name_stays(compiled: Path) -> None:
+    mine = ModuleType("bulk")
+    sys.modules["bulk"] = mine
+    try:
+        assert isinstance(native.load(compiled), ModuleType)
+        assert sys.modules["bulk"] is mine
+    finally:
+        del sys.modules["bulk"]
+
+
+def test_what_a_compiler_said_long_ago_is_not_believed(tmp_path: Path) -> None:
+    path = native.place(tmp_path)
+    log = path.with_name(path.name + ".log")
+    log.parent.mkdir(parents=True, mode=0o700)
+    log.write_text("no space left on device")
+    assert native.compile_once(path) is not None
+    two_days_ago = time.time() - 2 * 86_400
+    os.utime(log, (two_days_ago, two_days_ago))
+
+    assert native.compile_once(path) is None
+    wait_for(path)
+
+
+def test_compilers_at_work_at_once_do_not_meet(tmp_path: Path) -> None:
+    path = native.place(tmp_path)
+    go = tmp_path / "go"
+    slow = f'while [ "$1" != -o ]; do shift; done; echo $$ >"$2"; while ! [ -e {go} ]; do sleep 0.05; done; echo $$ >>"$2"'
+    environ = {"CC": script(tmp_path / "cc", slow)}
+
+    for _ in range(3):
+        assert native.compile_once(path, environ) is None
+    end = time.monotonic() + WAIT_S
+    while len([*path.parent.glob(".*.so")]) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    go.touch()
+    wait_for(path)
+
+    first, second = path.read_text().split()
+    assert first == second
+
+
+def test_without_a_lock_of_its_own_python_does_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sysconfig.get_config_var", lambda name: 1 if name == "Py_GIL_DISABLED" else "abi")
+
+    assert "GIL" in str(native.compile_once(native.place(tmp_path)))
 
 
 def test_a_file_that_is_broken_is_not_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "bulk.so"
+    path = native.place(tmp_path)
+    path.parent.mkdir(parents=True, mode=0o700)
     path.write_bytes(b"no machine code")
 
     assert "cannot be loaded" in str(native.load(path))

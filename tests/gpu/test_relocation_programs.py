@@ -67,6 +67,28 @@ def test_a_result_is_an_input(relocated: Relocated) -> None:
     relocated.expect_all_captured()
 
 
+def test_recurrent_layers_elsewhere_keep_the_state_of_their_dropout(relocated: Relocated) -> None:
+    run = compiled(lambda x: torch.nn.functional.dropout(x.sin(), 0.5))
+    lstm = torch.nn.LSTM(16, 16, num_layers=2, dropout=0.5, device="cuda").train()
+    a, generator = torch.randn(4, 8, 16, device="cuda"), torch.cuda.default_generators[0]
+
+    def drawn_by_lstm() -> int:
+        before = generator.get_offset()
+        lstm(a)
+        drawn: int = generator.get_offset() - before
+        return drawn
+
+    drawn_by_lstm()  # the first makes the state
+    alone = drawn_by_lstm()
+    warm(run, a)
+    drawn_by_lstm()  # a recording may have put the generator back
+
+    run(a)
+
+    assert drawn_by_lstm() == alone
+    relocated.expect_all_captured()
+
+
 def test_a_thousand_kept_results_stay_right(relocated: Relocated) -> None:
     run = compiled(affine)
     inputs = [torch.full((100,), float(i), device="cuda") for i in range(1000)]

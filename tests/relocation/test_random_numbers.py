@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -167,6 +168,40 @@ def test_any_call_of_the_driver_may_fail(emulator: Emulator) -> None:
             break
         failed += 1
     assert failed >= 5  # 2 words read twice, and one written
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_another_thread_draws_meanwhile_stays_drawn(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    case = Case(emulator, offset=100)
+    case.learn(SEED, OFFSET)
+    write = emulator.driver.write_words
+
+    def draw_and_write(*arguments: Any) -> None:
+        case.generator.offset += 40
+        if fails:
+            raise DriverError("cuStreamBatchMemOp", 999)
+        write(*arguments)
+
+    monkeypatch.setattr(emulator.driver, "write_words", draw_and_write)
+    with pytest.raises(DriverError) if fails else contextlib.nullcontext():
+        case.ticket.advance(0)
+
+    assert case.generator.offset == 100 + 40 + (0 if fails else ADVANCE)
+    assert fails or case.read == [42, 100]
+
+
+def test_the_generator_is_left_alone_where_nothing_is_drawn(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(emulator, offset=8, advance=0)
+    puts = list[int]()
+    monkeypatch.setattr(case.generator, "set_offset", puts.append)
+
+    case.learn(SEED, OFFSET)
+
+    assert puts == []
 
 
 def test_a_launch_that_could_not_be_prepared_has_drawn_nothing(emulator: Emulator) -> None:

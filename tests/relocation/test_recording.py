@@ -504,10 +504,50 @@ def test_outputs_of_several_types_are_together_by_type(recorder: Recorder) -> No
     replay.close()
 
 
+def test_small_outputs_are_not_put_with_large_ones(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "SMALL_BYTES", BLOCK)
+    monkeypatch.setattr(recording, "SMALL_TOGETHER_BYTES", 2 * BLOCK)
+    a, arena = recorder.floats(1, 2), recorder.arena
+    outputs = [arena.allocate(length) for length in (2, 200, 2, 200, 2, 2)]
+    for out in outputs:
+        recorder.graph.scale(a, out[:2], 2.0)
+    replay = recorder.built([a], outputs, together=set(range(6))).replay
+
+    made = replay([a])
+
+    assert [each[:2].tolist() for each in made] == [[2, 4]] * 6
+    storages = [each.untyped_storage().data_ptr() for each in made]
+    assert storages[1] == storages[3]
+    assert storages[0] == storages[2]
+    assert storages[4] == storages[5]
+    assert len(set(storages)) == 3
+    replay.close()
+
+
+def test_a_replay_that_cannot_be_made_leaves_no_executable(
+    recorder: Recorder, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no replay")
+
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 2.0)
+    monkeypatch.setattr(recording, "Replay", fail)
+
+    with pytest.raises(RuntimeError, match="no replay"):
+        recorder.built([a], [out])
+
+    assert emulator.live() == (0, 0)
+
+
 def test_what_is_together_comes_in_pieces_of_bounded_size(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "TOGETHER_BYTES", 3 * BLOCK)
+    monkeypatch.setattr(recording, "SMALL_TOGETHER_BYTES", 3 * BLOCK)
+    monkeypatch.setattr(recording, "SMALL_BYTES", 0)
     a, arena = recorder.floats(1, 2), recorder.arena
     lengths = [2, 200, 2, 600, 2, 2]  # in blocks: 1, 2, 1, 5, 1, 1
     outputs = [arena.allocate(length) for length in lengths]
