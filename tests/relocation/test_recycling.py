@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pygraphd.client import _torch, recycling
+from pygraphd.client.binding import UnfitError
 from pygraphd.client.bulk import InPython
 from pygraphd.client.outputs import Fixed, Input, Outputs, Part, Whole
 from pygraphd.client.recording import Capture, build
@@ -262,6 +263,30 @@ def test_saved_outputs_stay_where_they_are_and_visible_ones_do_not(forward: Forw
 
     assert [each.tolist() for each in kept] == [[2.0 * count] * 2 for count in range(1, 6)]
     assert len(places) == 1
+
+
+def test_a_visible_output_is_the_callers_alone(forward: Forward, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward.replay.recycle({1})
+    a = forward.floats(1, 2)
+
+    visible, _ = forward.replay([a])
+    gone = weakref.ref(visible)
+    del visible, _
+
+    assert gone() is None
+    failed: list[weakref.ref[Any]] = []
+
+    def fail(inputs: list[Any], memory: list[Any], *_: Any) -> None:
+        failed.extend(weakref.ref(each) for each in memory if each is not None)
+        raise UnfitError("not now")
+
+    monkeypatch.setattr(forward.replay, "_launch", fail)
+    inputs = [a]
+    with pytest.raises(UnfitError):
+        forward.replay(inputs)
+    assert inputs == [a]
+    alive = [each() for each in failed if each() is not None]
+    assert len(alive) == len(failed) - 2  # the visible output and scratch
 
 
 def test_two_forwards_in_flight_keep_apart_and_have_an_executable_each(forward: Forward) -> None:
