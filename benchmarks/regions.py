@@ -120,6 +120,7 @@ def _environ(caches: Path) -> dict[str, str]:
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
+        "PYGRAPHD_HOME": str(caches.parent / "pygraphd"),  # where the compiled helper goes, for all of them
     }
 
 
