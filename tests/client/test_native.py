@@ -29,6 +29,11 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
+def waits_for(go: Path) -> str:
+    """Return what a program does to wait until a file is there, though not for ever: nobody is its parent."""
+    return f"n=0; while ! [ -e {go} ] && [ $n -lt 1200 ]; do n=$((n + 1)); sleep 0.05; done"
+
+
 def script(path: Path, text: str) -> str:
     """Write a program in place of a compiler; returns its path."""
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -132,7 +137,7 @@ def test_a_compiler_that_fails_is_not_called_again_until_somebody_has_seen_why(t
 def test_nobody_waits_for_the_compiler_and_nobody_is_its_parent(tmp_path: Path) -> None:
     path = native.place(tmp_path)
     go = tmp_path / "go"
-    environ = {"CC": script(tmp_path / "cc", f"while ! [ -e {go} ]; do sleep 0.05; done; exit 1")}
+    environ = {"CC": script(tmp_path / "cc", f"{waits_for(go)}; exit 1")}
 
     assert native.compile_once(path, environ) is None
 
@@ -195,7 +200,7 @@ def test_what_a_compiler_said_long_ago_is_not_believed(tmp_path: Path) -> None:
 def test_compilers_at_work_at_once_do_not_meet(tmp_path: Path) -> None:
     path = native.place(tmp_path)
     go = tmp_path / "go"
-    slow = f'while [ "$1" != -o ]; do shift; done; echo $$ >"$2"; while ! [ -e {go} ]; do sleep 0.05; done; echo $$ >>"$2"'
+    slow = f'while [ "$1" != -o ]; do shift; done; echo $$ >"$2"; {waits_for(go)}; echo $$ >>"$2"'
     environ = {"CC": script(tmp_path / "cc", slow)}
 
     for _ in range(3):
