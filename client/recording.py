@@ -101,7 +101,7 @@ def build(
 ) -> Built:
     """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers; `note` is told what fails later.
 
-    Outputs that are `together`, by index, share one allocation: making one for each takes most of the host's time of a call.
+    Outputs that are `together`, by index, share allocations: making one for each takes most of the host's time of a call.
     Takes over the capture's graph and ticket; its memory stays until it is let go. Raises `OpaqueError` or `DriverError`; then
     nothing is left of it.
     """
@@ -318,7 +318,7 @@ class _Clusters:
     def memories(self, first_slot: int) -> tuple[tuple[Memory, ...], list[Segment], list[int]]:
         """Return what a call allocates, and where it was.
 
-        That is one allocation for each cluster with outputs, one for those that are together, one for all scratch.
+        That is one allocation for each cluster with outputs, one for each group that is together, one for all scratch.
         """
         memories: list[Memory] = []
         segments: list[Segment] = []

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
+    from pygraphd.client.replay import Replay
     from tests.relocation.conftest import Allocator, Arena, Emulator, Graph
 
 
@@ -504,21 +505,24 @@ def test_outputs_of_several_types_are_together_by_type(recorder: Recorder) -> No
     replay.close()
 
 
+def all_together(recorder: Recorder, lengths: Sequence[int]) -> tuple[Replay, list[int]]:
+    """Record outputs of so many floats that may all be together; return the replay, and where their storages begin in a call."""
+    a, outputs = recorder.floats(1, 2), [recorder.arena.allocate(length) for length in lengths]
+    for out in outputs:
+        recorder.graph.scale(a, out[:2], 2.0)
+    replay = recorder.built([a], outputs, together=set(range(len(outputs)))).replay
+    made = replay([a])
+    assert [each[:2].tolist() for each in made] == [[2, 4]] * len(outputs)
+    return replay, [each.untyped_storage().data_ptr() for each in made]
+
+
 def test_small_outputs_are_not_put_with_large_ones(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "SMALL_BYTES", BLOCK)
     monkeypatch.setattr(recording, "SMALL_TOGETHER_BYTES", 2 * BLOCK)
-    a, arena = recorder.floats(1, 2), recorder.arena
-    outputs = [arena.allocate(length) for length in (2, 200, 2, 200, 2, 2)]
-    for out in outputs:
-        recorder.graph.scale(a, out[:2], 2.0)
-    replay = recorder.built([a], outputs, together=set(range(6))).replay
+    replay, storages = all_together(recorder, [2, 200, 2, 200, 2, 2])
 
-    made = replay([a])
-
-    assert [each[:2].tolist() for each in made] == [[2, 4]] * 6
-    storages = [each.untyped_storage().data_ptr() for each in made]
     assert storages[1] == storages[3]
     assert storages[0] == storages[2]
     assert storages[4] == storages[5]
@@ -548,22 +552,12 @@ def test_what_is_together_comes_in_pieces_of_bounded_size(
     monkeypatch.setattr(recording, "TOGETHER_BYTES", 3 * BLOCK)
     monkeypatch.setattr(recording, "SMALL_TOGETHER_BYTES", 3 * BLOCK)
     monkeypatch.setattr(recording, "SMALL_BYTES", 0)
-    a, arena = recorder.floats(1, 2), recorder.arena
-    lengths = [2, 200, 2, 600, 2, 2]  # in blocks: 1, 2, 1, 5, 1, 1
-    outputs = [arena.allocate(length) for length in lengths]
-    for out in outputs:
-        recorder.graph.scale(a, out[:2], 2.0)
-    replay = recorder.built([a], outputs, together=set(range(6))).replay
+    replay, storages = all_together(recorder, [2, 200, 2, 600, 2, 2])  # in blocks: 1, 2, 1, 5, 1, 1
 
-    made = replay([a])
-
-    assert [each[:2].tolist() for each in made] == [[2, 4]] * 6
-    storages = [each.untyped_storage().data_ptr() for each in made]
     assert storages[0] == storages[1]
     assert storages[4] == storages[5]
     assert len(set(storages)) == 4
     assert sorted(replay.memory_sizes) == [8, 2 * BLOCK, 3 * BLOCK, 2400]
-    replay.close()
     replay.close()
 
 
