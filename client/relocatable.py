@@ -6,6 +6,8 @@ fit a call is launched, and counted with its reason.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import threading
 import time
@@ -22,8 +24,7 @@ from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.replay import Replay
 
 if TYPE_CHECKING:
-    import contextlib
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.driver import Driver
@@ -265,7 +266,8 @@ class Relocatable:
     def _attempt(self, sizes: tuple[int, ...], inputs: list[Any]) -> tuple[_Attempt | None, str]:
         """Record a call and replay it on copies of its inputs; None and the reason if that cannot be done."""
         try:
-            return self._try(inputs, self._hidden.get(sizes, frozenset())), ""
+            with _collecting_later():
+                return self._try(inputs, self._hidden.get(sizes, frozenset())), ""
         except OpaqueError as error:
             reason = _first_line(error)
             return None, self._for_now(reason) if reason == NO_ROOM else reason
@@ -306,6 +308,8 @@ class Relocatable:
             capture.let_go()
             raise
         capture.let_go()
+        # The launched call is to take what the capture had, and not more of the device beside it.
+        self._recorder.trim()
         self._report.count(staged=len(staged))
         self.costs = _costs(built, times)
         return _Attempt(built.replay, trial, built.unseen)
@@ -421,6 +425,22 @@ class _Attempt:
         """Give back everything."""
         self.replay.close()
         self.trial.close()
+
+
+@contextlib.contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Keep Python's garbage collector from running meanwhile.
+
+    Of the thousands of objects made here few are garbage, and a full collection in a process that has compiled a model takes a
+    quarter of a second. What it would free might be memory of other streams, too, which a capture must not see.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _buffer_for(tensor: torch.Tensor) -> torch.Tensor:
