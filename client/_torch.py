@@ -13,6 +13,7 @@ import functools
 import importlib
 import json
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -527,13 +528,13 @@ def memory_at(address: int, size: int, device: torch.device) -> torch.Tensor:
     return owned_elsewhere
 
 
-def pointers_unchanged() -> Callable[[list[Any], list[int | None], list[int]], bool]:
+def pointers_unchanged() -> Callable[[list[Any], Any, list[int]], bool]:
     """Return what says whether the tensors of a list lie where a second list says, at the indices of a third."""
     compare: Callable[..., bool] | None = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
     return compare or _pointers_unchanged  # a torch without CUDA does not have it
 
 
-def _pointers_unchanged(tensors: list[Any], pointers: list[int | None], indices: list[int]) -> bool:
+def _pointers_unchanged(tensors: list[Any], pointers: list[int], indices: list[int]) -> bool:
     return all(tensors[index].data_ptr() == pointers[index] for index in indices)
 
 
@@ -562,9 +563,12 @@ def configure_bulk(helper: Any) -> str | None:
     helper.configure(torch._C.TensorBase, _handle_offset(), *functions)
     with _without_modes_of_the_user():
         tensors = _own_tensors()
-        pointers, indices = [tensor.data_ptr() for tensor in tensors], list(range(len(tensors)))
-        moved = [helper.unchanged(tensors, [0] * len(tensors), [index]) for index in indices]
-        if any(moved) or not helper.unchanged(tensors, pointers, indices):
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        everywhere, nowhere = array("Q", pointers), array("Q", [0] * len(tensors))
+        all_of_them = helper.indices([*range(len(tensors))])
+        if not helper.unchanged(all_of_them, tensors, everywhere) or (
+            helper.moved(all_of_them, tensors, nowhere) != dict(enumerate(pointers))
+        ):
             return "it does not find where tensors lie"
         made: list[Any] = [None]
         helper.fill(helper.plan([(0, 0, dtype_code(torch.int16), 3, (2, 1), (1, 7))]), tensors, [], made)

@@ -7,23 +7,24 @@ import copy
 import itertools
 import operator
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pygraphd.client.bulk import Watch
 from pygraphd.client.driver import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from pygraphd.client.bulk import Bulk
     from pygraphd.client.driver import Driver
     from pygraphd.client.parameters import Parameters
     from pygraphd.client.relocation import Table
 
 MAX_BINDINGS = 4
 """Executables of one recording: batches in rotation and kept outputs make addresses recur with short periods."""
-CHUNK = 32
-"""Inputs that are compared in one go to find those that have moved."""
+MOST_MOVERS = 32
+"""Inputs that have moved are looked at before all others, if they are no more than these."""
 PATIENCE = 2
 """Calls that find an executable bound since it was written to, after which it is made anew; then `LESS_OFTEN` times as many."""
 LESS_OFTEN = 4
@@ -33,12 +34,17 @@ REMEMBERED = 8
 ONE_LESS = "addresses take turns and share an executable"
 STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
 
-Unchanged = Callable[[list[Any], list[Any], list[int]], bool]
-"""Says whether the tensors of a list lie where a second list says, at the indices of a third."""
-
 
 class UnfitError(Exception):
     """A recording does not fit the inputs of one call, which is to be launched; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Slots whose memory a call has from the allocator, counted from the first memory on."""
+
+    slots: list[int]
+    watch: Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class Binding:
         table: Table,
         groups: Sequence[InputGroup],
         bound: Sequence[int],
+        bulk: Bulk,
     ) -> None:
         """Instantiate a graph whose parameters are `parameters`, and in which each slot lies where `bound` says."""
         self._driver = driver
@@ -86,16 +93,16 @@ class Binding:
         self._slots = {index: slot for slot, group in enumerate(groups) for index, _ in group.members}
         self._indices = list(self._slots)
         places = [bound[slot] + offset for slot, group in enumerate(groups) for _, offset in group.members]
-        self._pointers: list[int | None] = [None] * (max(self._indices, default=-1) + 1)
+        self._pointers = bulk.addresses([0] * (max(self._indices, default=-1) + 1))
         for index, place in zip(self._indices, places, strict=True):
             self._pointers[index] = place
+        self._positions = {index: position for position, index in enumerate(self._indices)}
         self.addresses = [*places, *bound[len(groups) :]]
         """Where each input lies that can move, and then each memory: a *position* each."""
         self._first_memory = len(places)
-        self._chunks = [
-            (begin, self._indices[begin : begin + CHUNK]) for begin in range(0, len(places), CHUNK)
-        ]
-        self._memory = list(bound[len(groups) :])
+        self._memory = bulk.addresses(bound[len(groups) :])
+        self._bulk = bulk
+        self.inputs, self._memories = bulk.watch(self._indices), bulk.watch([*range(len(self._memory))])
         self.number = 0
         """Of the set of recycled memory that it is bound to; 0: of none."""
         self._dirty: set[int] = set()
@@ -105,40 +112,33 @@ class Binding:
         self._found_bound = 0
         self.executable = driver.instantiate(graph)
 
-    def fits(
-        self, inputs: list[Any], memory: list[Any], number: int, fresh: list[int], unchanged: Unchanged
-    ) -> bool:
+    def fits(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> bool:
         """Whether it is bound to these inputs and this memory already.
 
         Memory of a set lies where it always did: with the same `number`, only the `fresh` slots can have moved.
         """
         return (
             number == self.number
-            and unchanged(memory, self._memory, fresh)
-            and unchanged(inputs, self._pointers, self._indices)
+            and fresh.watch.unchanged(memory, self._memory)
+            and self.inputs.unchanged(inputs, self._pointers)
         )
 
-    def moved(
-        self, inputs: list[Any], memory: list[Any], number: int, fresh: list[int], unchanged: Unchanged
-    ) -> dict[int, int]:
+    def moved(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> dict[int, int]:
         """Return the positions that do not lie where they are bound to, and where they lie; see `fits`."""
-        moved: dict[int, int] = {}
-        for begin, chunk in self._chunks:
-            # Of hundreds of inputs a few move.
-            if not unchanged(inputs, self._pointers, chunk):
-                self._note_moved(moved, begin, [inputs[index] for index in chunk])
-        if number != self.number:
-            self._note_moved(moved, self._first_memory, memory)
-        else:
-            for slot in fresh:
-                self._note_moved(moved, self._first_memory + slot, [memory[slot]])
+        positions, first = self._positions, self._first_memory
+        watch = fresh.watch if number == self.number else self._memories
+        moved = {positions[index]: at for index, at in self.inputs.moved(inputs, self._pointers).items()}
+        moved.update((first + slot, at) for slot, at in watch.moved(memory, self._memory).items())
         return moved
 
-    def _note_moved(self, moved: dict[int, int], begin: int, tensors: Iterable[Any]) -> None:
-        for position, tensor in enumerate(tensors, begin):
-            address = tensor.data_ptr()
-            if address != self.addresses[position]:
-                moved[position] = address
+    def watch_first(self, indices: Collection[int]) -> Watch:
+        """Return what looks at all inputs that can move, and at those of these indices first."""
+        first = [index for index in self._indices if index in indices]
+        return self._bulk.watch([*first, *(index for index in self._indices if index not in indices)])
+
+    def inputs_among(self, positions: Iterable[int]) -> set[int]:
+        """Return the indices of the inputs that are at some positions."""
+        return {self._indices[position] for position in positions if position < self._first_memory}
 
     def addresses_with(self, moved: Mapping[int, int]) -> list[int]:
         """Return what `addresses` would be if some positions had moved."""
@@ -164,8 +164,8 @@ class Binding:
         other._words = other._parameters.words
         other._bases, other._pointers, other._memory = (
             self._bases.copy(),
-            self._pointers.copy(),
-            self._memory.copy(),
+            self._pointers[:],
+            self._memory[:],
         )
         other._dirty = set()
         other._move_to(inputs, addresses, moved, number)
@@ -224,8 +224,8 @@ class Binding:
         return len(self._parameters)
 
     def _bases_of(self, moved: Iterable[int], inputs: Sequence[Any]) -> dict[int, int]:
-        slots, groups, indices = self._slots, self._groups, self._indices
-        touched = {slots[indices[position]] for position in moved if position < self._first_memory}
+        slots, groups = self._slots, self._groups
+        touched = {slots[index] for index in self.inputs_among(moved)}
         return {slot: groups[slot].base(inputs) for slot in touched}
 
     def _move(self, slot: int, base: int) -> None:
@@ -271,14 +271,14 @@ def _is_near(recent: Sequence[int], addresses: Sequence[int], moved: Collection[
 class Bindings:
     """The executables of one graph, the one that was used last first."""
 
-    def __init__(self, first: Binding, unchanged: Unchanged, note: Callable[[str], None]) -> None:
+    def __init__(self, first: Binding, note: Callable[[str], None]) -> None:
         """Take over the first one; `note` is told why there is not another one where there should be."""
-        self._unchanged = unchanged
         self._note = note
         self._settles = True
         self._all = [first]
         self._most = MAX_BINDINGS
         self._recent: deque[list[int]] = deque(maxlen=REMEMBERED)
+        self._movers: frozenset[int] = frozenset()
         self.written = 0
         """Nodes written for the latest call."""
 
@@ -286,23 +286,23 @@ class Bindings:
         """Return how many executables there are."""
         return len(self._all)
 
-    def bound(self, inputs: list[Any], memory: list[Any], number: int, fresh: list[int]) -> Binding:
+    def bound(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> Binding:
         """Return an executable that is bound to a call's addresses; raises `UnfitError` or `DriverError`.
 
         For `number` and `fresh` see `Binding.fits`.
         """
-        unchanged = self._unchanged
         self.written = 0
         for binding in self._all:
-            if binding.fits(inputs, memory, number, fresh, unchanged):
+            if binding.fits(inputs, memory, number, fresh):
                 if binding.is_patched:
                     self._settle(binding)
                 return binding if binding is self._all[0] else self._to_front(self._all.index(binding))
         return self._bind(inputs, memory, number, fresh)
 
-    def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: list[int]) -> Binding:
+    def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> Binding:
         latest = self._all[0]
-        just_moved = latest.moved(inputs, memory, number, fresh, self._unchanged)
+        just_moved = latest.moved(inputs, memory, number, fresh)
+        self._look_first_at(latest.inputs_among(just_moved))
         addresses = latest.addresses_with(just_moved)
         position, moved = self._nearest(addresses, just_moved)
         nearest = self._all[position]
@@ -314,6 +314,16 @@ class Bindings:
                 return another
         self.written = nearest.bind(inputs, addresses, moved, number)
         return self._to_front(position)
+
+    def _look_first_at(self, moved: set[int]) -> None:
+        """Have executables that are bound elsewhere be told by the inputs that move, and not by hundreds that do not."""
+        if not moved or len(moved) > MOST_MOVERS or moved <= self._movers:
+            return
+        both = self._movers | moved
+        self._movers = both if len(both) <= MOST_MOVERS else frozenset(moved)
+        watch = self._all[0].watch_first(self._movers)
+        for each in self._all:
+            each.inputs = watch
 
     def _settle(self, binding: Binding) -> None:
         if not self._settles:

@@ -62,48 +62,141 @@ static PyObject *item(PyObject *list, Py_ssize_t index) {
 
 /* --- looking ---------------------------------------------------------------------------------------------------------- */
 
-/* A step of a program leaves nothing of this in the caches near the core, and one line after the other would be waited for: for
- * each tensor the object, the tensor in it (three lines), and its storage. So they are asked for some at a time, layer by layer.
- * An address that is none does no harm, as nothing is read from it here. */
-#define AHEAD 16
+/* At which indices of a list tensors are looked at. */
+typedef struct {
+    Py_ssize_t count, end; /* `end` is beyond the largest */
+    Py_ssize_t at[];
+} Indices;
 
-static PyObject *object_at(PyObject *tensors, PyObject *indices, Py_ssize_t i) {
-    long index = PyLong_AsLong(PyList_GET_ITEM(indices, i));
-    return index >= 0 && index < PyList_GET_SIZE(tensors) ? PyList_GET_ITEM(tensors, index) : NULL;
+#define INDICES "pygraph.indices"
+
+static void free_indices(PyObject *capsule) { PyMem_Free(PyCapsule_GetPointer(capsule, INDICES)); }
+
+static int read_indices(PyObject *list, Indices *made) {
+    for (Py_ssize_t i = 0; i < made->count; i++) {
+        Py_ssize_t index = PyLong_AsSsize_t(PyList_GET_ITEM(list, i));
+        if (index == -1 && PyErr_Occurred()) return -1;
+        if (index < 0 || index > PY_SSIZE_T_MAX / 8 - 1) {
+            PyErr_SetString(PyExc_ValueError, "an index is negative, or too large");
+            return -1;
+        }
+        made->at[i] = index;
+        if (index >= made->end) made->end = index + 1;
+    }
+    return 0;
 }
 
-static void fetch(PyObject *tensors, PyObject *indices, Py_ssize_t begin) {
-    char *found[AHEAD];
-    Py_ssize_t count = PyList_GET_SIZE(indices) - begin;
-    if (count > AHEAD) count = AHEAD;
-    for (Py_ssize_t i = 0; i < count; i++) __builtin_prefetch(object_at(tensors, indices, begin + i));
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *object = object_at(tensors, indices, begin + i);
-        int is_tensor = object != NULL && torch.type != NULL && PyObject_TypeCheck(object, torch.type);
-        found[i] = is_tensor ? *(char **)((char *)object + torch.offset) : NULL;
-        for (int line = 0; line < 3; line++) __builtin_prefetch(found[i] + 64 * line);
+static PyObject *indices(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (!are_lists(args, given, 1)) return NULL;
+    Py_ssize_t count = PyList_GET_SIZE(args[0]);
+    Indices *made = PyMem_Malloc(sizeof(Indices) + count * sizeof(Py_ssize_t));
+    if (made == NULL) return PyErr_NoMemory();
+    made->count = count;
+    made->end = 0;
+    PyObject *capsule = read_indices(args[0], made) < 0 ? NULL : PyCapsule_New(made, INDICES, free_indices);
+    if (capsule == NULL) PyMem_Free(made);
+    return capsule;
+}
+
+/* What `unchanged` and `moved` look at. */
+typedef struct {
+    const Indices *indices;
+    PyObject **tensors;
+    Py_buffer addresses; /* of 64 bits each */
+} Look;
+
+static int begin_look(Look *look, PyObject *const *args, Py_ssize_t given) {
+    if (given != 3 || !PyList_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "indices, a list and addresses are wanted");
+        return -1;
     }
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (found[i] != NULL) __builtin_prefetch(((char **)found[i])[2]); /* after the virtual table and the count */
+    look->indices = PyCapsule_GetPointer(args[0], INDICES);
+    if (look->indices == NULL || PyObject_GetBuffer(args[2], &look->addresses, PyBUF_SIMPLE) < 0) return -1;
+    look->tensors = ((PyListObject *)args[1])->ob_item;
+    Py_ssize_t end = look->indices->end;
+    if (PyList_GET_SIZE(args[1]) >= end && look->addresses.len / (Py_ssize_t)sizeof(uint64_t) >= end) return 0;
+    PyBuffer_Release(&look->addresses);
+    PyErr_SetString(PyExc_IndexError, "an index is beyond the end of a list");
+    return -1;
+}
+
+/* A step of a program leaves nothing of this in the caches near the core, and one line after the other would be waited for: for
+ * each tensor the object, the tensor in it, and its storage. So they are asked for ahead, each when what tells its address has come.
+ * An address that is none does no harm, as nothing is read from it here: neither do fields of torch's that lie elsewhere one day. */
+#define AHEAD 6
+#define STORAGE 16 /* bytes into a tensor: the pointer to its storage */
+#define OFFSET 144 /* its offset, number of elements and dtype */
+#define KEYS 176
+
+static char *tensor_ahead(const Look *look, Py_ssize_t i) {
+    PyObject *object = look->tensors[look->indices->at[i]];
+    int is_tensor = torch.type != NULL && PyObject_TypeCheck(object, torch.type);
+    return is_tensor ? *(char **)((char *)object + torch.offset) : NULL;
+}
+
+static void fetch(const Look *look, Py_ssize_t i) {
+    Py_ssize_t count = look->indices->count, object = i + 3 * AHEAD, tensor = i + 2 * AHEAD, storage = i + AHEAD;
+    char *found;
+    if (object < count) __builtin_prefetch(look->tensors[look->indices->at[object]]);
+    if (tensor >= 0 && tensor < count && (found = tensor_ahead(look, tensor)) != NULL) {
+        __builtin_prefetch(found + STORAGE);
+        __builtin_prefetch(found + OFFSET);
+        __builtin_prefetch(found + KEYS);
+    }
+    if (storage >= 0 && storage < count && (found = tensor_ahead(look, storage)) != NULL) {
+        char *address = *(char **)(found + STORAGE);
+        __builtin_prefetch(address);
+        __builtin_prefetch(address + 64);
+    }
+}
+
+/* Whether a tensor lies elsewhere; -1 with an exception set if it is none. `*address` is where. */
+static int is_elsewhere(const Look *look, Py_ssize_t i, uint64_t *address) {
+    Py_ssize_t index = look->indices->at[i];
+    void *found, *tensor = tensor_of(look->tensors[index]);
+    if (tensor == NULL) return -1;
+    if (torch.get_data_ptr(tensor, &found) != 0) {
+        PyErr_Format(PyExc_RuntimeError, "tensor %zd has no address", index);
+        return -1;
+    }
+    *address = (uint64_t)(uintptr_t)found;
+    return *address != ((const uint64_t *)look->addresses.buf)[index];
 }
 
 static PyObject *unchanged(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    if (!are_lists(args, given, 3)) return NULL;
-    PyObject *tensors = args[0], *pointers = args[1], *indices = args[2];
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(indices); i++) {
-        if (i % AHEAD == 0) fetch(tensors, indices, i);
-        Py_ssize_t index = PyLong_AsSsize_t(PyList_GET_ITEM(indices, i));
-        if (index == -1 && PyErr_Occurred()) return NULL;
-        PyObject *object = item(tensors, index), *pointer = object == NULL ? NULL : item(pointers, index);
-        void *address, *tensor = pointer == NULL ? NULL : tensor_of(object);
-        if (tensor == NULL) return NULL;
-        if (torch.get_data_ptr(tensor, &address) != 0)
-            return PyErr_Format(PyExc_RuntimeError, "tensor %zd has no address", index);
-        unsigned long long wanted = PyLong_AsUnsignedLongLong(pointer);
-        if (wanted == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
-        if (wanted != (unsigned long long)(uintptr_t)address) Py_RETURN_FALSE;
+    Look look;
+    uint64_t address;
+    int elsewhere = 0;
+    if (begin_look(&look, args, given) < 0) return NULL;
+    for (Py_ssize_t i = -3 * AHEAD; elsewhere == 0 && i < look.indices->count; i++) {
+        fetch(&look, i);
+        if (i >= 0) elsewhere = is_elsewhere(&look, i, &address);
     }
-    Py_RETURN_TRUE;
+    PyBuffer_Release(&look.addresses);
+    return elsewhere < 0 ? NULL : PyBool_FromLong(!elsewhere);
+}
+
+static int note(PyObject *found, Py_ssize_t index, uint64_t address) {
+    PyObject *key = PyLong_FromSsize_t(index), *value = PyLong_FromUnsignedLongLong(address);
+    int failed = key == NULL || value == NULL || PyDict_SetItem(found, key, value) < 0;
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return failed ? -1 : 0;
+}
+
+static PyObject *moved(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    Look look;
+    uint64_t address;
+    int failed = 0;
+    if (begin_look(&look, args, given) < 0) return NULL;
+    PyObject *found = PyDict_New();
+    for (Py_ssize_t i = 0; found != NULL && !failed && i < look.indices->count; i++) {
+        int elsewhere = is_elsewhere(&look, i, &address);
+        failed = elsewhere < 0 || (elsewhere && note(found, look.indices->at[i], address) < 0);
+    }
+    PyBuffer_Release(&look.addresses);
+    if (failed) Py_CLEAR(found);
+    return found;
 }
 
 static PyObject *references(PyObject *module, PyObject *const *args, Py_ssize_t given) {
@@ -118,12 +211,14 @@ static PyObject *references(PyObject *module, PyObject *const *args, Py_ssize_t 
     return counts;
 }
 
+#define OBJECTS_AHEAD 16
+
 static PyObject *same_references(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     if (!are_lists(args, given, 2)) return NULL;
     Py_ssize_t size = PyList_GET_SIZE(args[0]);
     if (size != PyList_GET_SIZE(args[1])) Py_RETURN_FALSE;
     for (Py_ssize_t i = 0; i < size; i++) {
-        if (i + AHEAD < size) __builtin_prefetch(PyList_GET_ITEM(args[0], i + AHEAD));
+        if (i + OBJECTS_AHEAD < size) __builtin_prefetch(PyList_GET_ITEM(args[0], i + OBJECTS_AHEAD));
         Py_ssize_t wanted = PyLong_AsSsize_t(PyList_GET_ITEM(args[1], i));
         if (wanted == -1 && PyErr_Occurred()) return NULL;
         if (Py_REFCNT(PyList_GET_ITEM(args[0], i)) != wanted) Py_RETURN_FALSE;
@@ -293,8 +388,11 @@ static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t give
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
      "configure(type, offset, get_data_ptr, reinterpret, view_as, destroy, wrap): of tensors, where in an object one is, and functions."},
+    {"indices", (PyCFunction)(void (*)(void))indices, METH_FASTCALL, "indices(list): at which indices the next two look."},
     {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL,
-     "unchanged(tensors, pointers, indices): whether each tensor lies where its pointer says, at these indices."},
+     "unchanged(indices, tensors, addresses): whether each tensor lies where its address, of 64 bits, says."},
+    {"moved", (PyCFunction)(void (*)(void))moved, METH_FASTCALL,
+     "moved(indices, tensors, addresses): where those lie that lie elsewhere, by index."},
     {"references", (PyCFunction)(void (*)(void))references, METH_FASTCALL,
      "references(objects): how many references there are to each."},
     {"same_references", (PyCFunction)(void (*)(void))same_references, METH_FASTCALL,

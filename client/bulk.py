@@ -6,6 +6,7 @@ is 0.1 us for each that is looked at, and 1 us for each that is made, at every c
 
 from __future__ import annotations
 
+import array
 import functools
 import operator
 import sys
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from pygraphd.client import _torch, native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, MutableSequence, Sequence
     from pathlib import Path
 
     import torch
+
+    Addresses = MutableSequence[int]
 
 
 class Piece(NamedTuple):
@@ -36,11 +39,23 @@ class Piece(NamedTuple):
     stride: tuple[int, ...]
 
 
+class Watch(NamedTuple):
+    """Looks at the tensors of a list, at certain indices; called with that list and with addresses from `Bulk.addresses`."""
+
+    unchanged: Callable[[list[Any], Addresses], bool]
+    """Whether all lie where the addresses say."""
+    moved: Callable[[list[Any], Addresses], dict[int, int]]
+    """Where those lie that do not, by index."""
+
+
 class Bulk(Protocol):
     """What is done with many tensors at once."""
 
-    def unchanged(self, tensors: list[Any], pointers: list[int | None], indices: list[int], /) -> bool:
-        """Whether the tensors of a list lie where a second list says, at the indices of a third."""
+    def addresses(self, values: Iterable[int], /) -> Addresses:
+        """Return addresses as they are compared: a sequence that can be changed, and copied by `[:]`."""
+
+    def watch(self, indices: list[int], /) -> Watch:
+        """Return what looks at these indices."""
 
     def references(self, objects: list[Any], /) -> list[int]:
         """Return how many references there are to each."""
@@ -60,8 +75,19 @@ class Bulk(Protocol):
 class InPython:
     """Without the helper."""
 
-    def __init__(self) -> None:
-        self.unchanged = _torch.pointers_unchanged()
+    def addresses(self, values: Iterable[int], /) -> Addresses:
+        """See `Bulk`."""
+        return list(values)
+
+    def watch(self, indices: list[int], /) -> Watch:
+        """See `Bulk`."""
+        unchanged = _torch.pointers_unchanged()
+
+        def moved(tensors: list[Any], addresses: Addresses) -> dict[int, int]:
+            found = {index: tensors[index].data_ptr() for index in indices}
+            return {index: address for index, address in found.items() if address != addresses[index]}
+
+        return Watch(lambda tensors, addresses: unchanged(tensors, addresses, indices), moved)
 
     def references(self, objects: list[Any], /) -> list[int]:
         """See `Bulk`."""
@@ -115,10 +141,21 @@ class Compiled:
     """With the helper, a module made of `bulk.c`."""
 
     def __init__(self, module: Any) -> None:
-        self.unchanged = module.unchanged
         self.references = module.references
         self.same_references = module.same_references
         self._module = module
+
+    def addresses(self, values: Iterable[int], /) -> Addresses:
+        """See `Bulk`."""
+        return array.array("Q", values)
+
+    def watch(self, indices: list[int], /) -> Watch:
+        """See `Bulk`."""
+        looked_at = self._module.indices(indices)
+        return Watch(
+            functools.partial(self._module.unchanged, looked_at),
+            functools.partial(self._module.moved, looked_at),
+        )
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """See `Bulk`."""

@@ -42,6 +42,7 @@ class CudaRecorder:
         self._device, self._device_index = torch.device("cuda", device_index), device_index
         self._stream: torch.cuda.Stream | None = None
         self._current_device, self.in_capture = _torch.current_device(), _torch.in_capture()
+        self._is_only_device = torch.cuda.device_count() == 1
 
     @property
     def generator(self) -> Any:
@@ -131,7 +132,7 @@ class CudaRecorder:
 
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:
         """Return what makes its device the current one; None if it is."""
-        if self._current_device() == self._device_index:
+        if self._is_only_device or self._current_device() == self._device_index:
             return None
         device: contextlib.AbstractContextManager[object] = torch.cuda.device(self._device)
         return device

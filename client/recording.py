@@ -156,8 +156,8 @@ def _build(
         words = (parameters.words[index] for index, _ in parameters.candidates)
         capture.ticket.learn(outside(words, segments), means.stream())
     parameters.candidates.clear()  # one for each word, and of use only to the search
-    binding = Binding(driver, capture.graph, parameters, table, layout.groups, bases)
-    bindings = Bindings(binding, means.bulk.unchanged, note)
+    binding = Binding(driver, capture.graph, parameters, table, layout.groups, bases, means.bulk)
+    bindings = Bindings(binding, note)
     try:
         replay = Replay(driver, capture.graph, bindings, layout, means, capture.ticket)
     except BaseException:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.binding import InputGroup, UnfitError
+from pygraphd.client.binding import Fresh, InputGroup, UnfitError
 from pygraphd.client.bulk import Bulk
 from pygraphd.client.driver import DriverError
 from pygraphd.client.outputs import Outputs
@@ -104,8 +104,9 @@ class Device:
 class _Recipe:
     """Allocations to be made together."""
 
-    def __init__(self, memories: Sequence[Memory], slots: Iterable[int]) -> None:
+    def __init__(self, memories: Sequence[Memory], slots: Iterable[int], bulk: Bulk) -> None:
         self.slots = list(slots)
+        self.fresh = Fresh(self.slots, bulk.watch(self.slots))
         self._columns = (
             [memories[slot].size for slot in self.slots],
             [memories[slot].stride for slot in self.slots],
@@ -138,7 +139,7 @@ class Replay:
         self._lock = threading.Lock()
         self._stream: int | None = None
         self._bindings: Bindings | None = bindings
-        self._recipe = _Recipe(layout.memories, range(len(layout.memories)))
+        self._recipe = _Recipe(layout.memories, range(len(layout.memories)), device.bulk)
         self._recycler: Recycler | None = None
         self._fresh = self._recipe
         self._gather = layout.outputs.gathering(device.bulk)
@@ -158,7 +159,7 @@ class Replay:
             saved = self._take(stream) if self._recycler is not None else None
             if saved is None:
                 memory = self._recipe.make(self._device.allocate)
-                self._launch(inputs, memory, 0, self._recipe.slots, stream)
+                self._launch(inputs, memory, 0, self._recipe.fresh, stream)
                 made = self._making.fill(outputs.blank(), inputs, memory)
                 result = self._gather(memory, made, inputs)
             else:
@@ -174,15 +175,13 @@ class Replay:
         """Run the graph on a call's inputs and on memory from `memory()`; see `__call__`."""
         outputs = self._layout.outputs
         with self._lock:
-            self._launch(inputs, memory, 0, self._recipe.slots, self._device.stream())
+            self._launch(inputs, memory, 0, self._recipe.fresh, self._device.stream())
             made = self._making.fill(outputs.blank(), inputs, memory)
             result = self._gather(memory, made, inputs)
         inputs.clear()
         return result
 
-    def _launch(
-        self, inputs: list[Any], memory: list[Any], number: int, fresh: list[int], stream: int
-    ) -> None:
+    def _launch(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh, stream: int) -> None:
         """Launch; `number` and `fresh` are those of the set that `memory` is of, or 0 and all slots."""
         bindings = self._bindings
         if bindings is None:
@@ -220,7 +219,7 @@ class Replay:
                 self._recycler = Recycler(
                     layout.memories, layout.outputs, slots, device.allocate, device.trim, device.bulk
                 )
-                self._fresh = _Recipe(self._layout.memories, self._recycler.fresh)
+                self._fresh = _Recipe(layout.memories, self._recycler.fresh, device.bulk)
                 self._fresh_making = self._recycler.making
 
     def release(self) -> None:
@@ -251,7 +250,7 @@ class Replay:
         try:
             for slot, each in zip(fresh.slots, fresh.make(self._device.allocate), strict=True):
                 memory[slot] = each
-            self._launch(inputs, memory, saved.number, fresh.slots, stream)
+            self._launch(inputs, memory, saved.number, fresh.fresh, stream)
             made = self._fresh_making.fill(saved.made.copy(), inputs, memory)
             return self._gather(memory, made, inputs)
         finally:

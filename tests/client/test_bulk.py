@@ -62,14 +62,31 @@ def tensors() -> list[Any]:
 @given(st.data())
 def test_both_say_of_any_addresses_what_is_so(compiled: Bulk, data: st.DataObject) -> None:
     given_tensors = tensors()
-    pointers: list[int | None] = [each.data_ptr() for each in given_tensors]
+    pointers = [each.data_ptr() for each in given_tensors]
     indices = data.draw(st.lists(st.integers(0, len(given_tensors) - 1), max_size=12))
-    moved = data.draw(st.none() | st.integers(0, len(given_tensors) - 1))
-    if moved is not None:
-        pointers[moved] = (pointers[moved] or 0) + 4
+    elsewhere = data.draw(st.sets(st.integers(0, len(given_tensors) - 1)))
+    told = [pointer + 4 * (index in elsewhere) for index, pointer in enumerate(pointers)]
 
     for bulk in (compiled, InPython()):
-        assert bulk.unchanged(given_tensors, pointers, indices) is (moved not in indices)
+        watch, addresses = bulk.watch(indices), bulk.addresses(told)
+        assert watch.unchanged(given_tensors, addresses) is elsewhere.isdisjoint(indices)
+        assert watch.moved(given_tensors, addresses) == {
+            index: pointers[index] for index in elsewhere.intersection(indices)
+        }
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 6, 7, 17, 18, 19, 20, 40])
+def test_the_only_one_that_has_moved_is_seen_wherever_it_is(compiled: Bulk, count: int) -> None:
+    given_tensors = [torch.zeros(2) for _ in range(count)]
+    watch = compiled.watch([*range(count)])
+    addresses = compiled.addresses(each.data_ptr() for each in given_tensors)
+    assert watch.unchanged(given_tensors, addresses)
+
+    for index in range(count):
+        changed = addresses[:]
+        changed[index] += 8
+        assert not watch.unchanged(given_tensors, changed)
+        assert watch.moved(given_tensors, changed) == {index: addresses[index]}
 
 
 def test_a_tensor_that_has_come_back_from_autograd_is_where_it_is(compiled: Bulk) -> None:
@@ -77,16 +94,23 @@ def test_a_tensor_that_has_come_back_from_autograd_is_where_it_is(compiled: Bulk
     leaf.sum().backward()
     before = leaf.grad.data_ptr()  # the Python object goes, and another one comes for the same tensor
 
-    assert compiled.unchanged([leaf.grad, leaf.detach()], [before, leaf.data_ptr()], [0, 1])
+    assert unchanged(compiled, [leaf.grad, leaf.detach()], [before, leaf.data_ptr()])
     leaf.data = torch.ones(3)
-    assert not compiled.unchanged([leaf], [before], [0])
-    assert compiled.unchanged([leaf], [leaf.data_ptr()], [0])
+    assert not unchanged(compiled, [leaf], [before])
+    assert unchanged(compiled, [leaf], [leaf.data_ptr()])
+
+
+def unchanged(bulk: Bulk, given_tensors: list[Any], addresses: list[int]) -> bool:
+    """Return what it says of all of them."""
+    return bulk.watch([*range(len(given_tensors))]).unchanged(given_tensors, bulk.addresses(addresses))
 
 
 def test_inputs_that_are_not_looked_at_may_be_anything(compiled: Bulk) -> None:
     tensor = torch.zeros(2)
+    addresses = compiled.addresses([0, tensor.data_ptr(), 0])
 
-    assert compiled.unchanged([None, tensor, 5], [None, tensor.data_ptr(), None], [1])
+    assert compiled.watch([1]).unchanged([None, tensor, 5], addresses)
+    assert compiled.watch([1]).moved([None, tensor, 5], addresses) == {}
 
 
 def test_both_see_who_holds_a_tensor(compiled: Bulk) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from array import array
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -80,14 +81,25 @@ def test_what_is_no_list_of_tensors_is_an_error_and_no_crash(compiled: Path) -> 
     module = native.load(compiled)
     assert isinstance(module, ModuleType)
 
-    with pytest.raises(TypeError, match="3 lists"):
-        module.unchanged([1], (2,), [0])
+    first, address = module.indices([0]), array("Q", [0])
+    with pytest.raises(TypeError, match="a list and addresses"):
+        module.unchanged(first, (2,), address)
+    with pytest.raises(TypeError, match="bytes-like"):
+        module.unchanged(first, [2], [0])
     with pytest.raises(TypeError, match="2 lists"):
         module.same_references([1])
     with pytest.raises(TypeError, match="not a tensor"):
-        module.unchanged(["no tensor"], [0], [0])
-    with pytest.raises(IndexError, match="beyond"):
-        module.unchanged([], [], [0])
+        module.unchanged(first, ["no tensor"], address)
+    with pytest.raises(TypeError, match="not a tensor"):
+        module.moved(first, ["no tensor"], address)
+    for tensors, addresses in (([], address), ([1], array("Q"))):
+        with pytest.raises(IndexError, match="beyond"):
+            module.unchanged(first, tensors, addresses)
+    with pytest.raises(ValueError, match="incorrect name"):
+        module.moved(module.picks([]), [], address)
+    for wrong in (-1, sys.maxsize):
+        with pytest.raises(ValueError, match="negative, or too large"):
+            module.indices([wrong])
     with pytest.raises(TypeError):
         module.same_references([1], ["many"])
 

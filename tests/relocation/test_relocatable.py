@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pygraphd.client import relocatable
-from pygraphd.client.binding import CHUNK
+from pygraphd.client.bulk import InPython, Watch
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Capture
@@ -870,8 +870,36 @@ def test_many_threads_take_turns(case: Case) -> None:
     case.expect(captured=1)
 
 
+def test_inputs_that_move_are_looked_at_first(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[list[int]] = []
+    watch = InPython.watch
+
+    def noting(bulk: InPython, indices: list[int], /) -> Watch:
+        watched.append(indices)
+        return watch(bulk, indices)
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        total = operations.add(inputs[0], inputs[1])
+        for each in inputs[2:]:
+            total = operations.add(total, each)
+        return (total,)
+
+    monkeypatch.setattr(InPython, "watch", noting)
+    run = case.make(body)
+    stay, moving = [case.floats(index) for index in range(40)], [case.floats(50), case.floats(60)]
+    for number in range(12):
+        inputs = [*stay[:35], moving[number % 2], *stay[35:]]
+        (total,) = run(inputs.copy())
+        assert torch.equal(total, torch.stack(inputs).sum(0))
+
+    looked_at = [indices for indices in watched if len(indices) == len(inputs)]
+    first, then = looked_at
+    assert sorted(first) == [*range(41)]
+    assert then == [35, *(index for index in first if index != 35)]
+
+
 def test_of_many_inputs_any_may_move_and_no_more_is_written_than_follows_it(case: Case) -> None:
-    count = 3 * CHUNK + 1
+    count = 97
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
         for each in inputs[1:]:
