@@ -7,6 +7,7 @@ fit a call is launched, and counted with its reason.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import threading
@@ -89,7 +90,9 @@ class Costs:
     build_ms: float
     """Reading and searching parameters, and instantiating."""
     trial_ms: float
-    """Replaying on copies; comparing comes on top of this, when the call has run."""
+    """Replaying on copies."""
+    compare_ms: float = 0.0
+    """Comparing, when the call has run; what the GPU still has to do of that call is waited for."""
 
 
 class Relocatable:
@@ -250,7 +253,10 @@ class Relocatable:
         except BaseException:
             attempt.close()
             raise  # the user's own, as without us
+        began = time.perf_counter()
         disagreement = attempt.disagreement(outputs)
+        if self.costs is not None:
+            self.costs = dataclasses.replace(self.costs, compare_ms=(time.perf_counter() - began) * 1e3)
         if disagreement is None:
             self._keep(sizes, attempt)
             return outputs

@@ -6,6 +6,7 @@ with the generator's state restored. Outputs and inputs must agree afterwards. T
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 POISON = 0xFF
 """A byte whose repetition is a NaN in every floating-point type, and -1 in every integer type."""
+
+_WORD = 8
 
 OLD_POISON = 0xFD
 """Another, so that what was read from where it was recorded cannot be taken for what was not written."""
@@ -78,7 +81,7 @@ class Trial:
             if generator is not None and self.random:
                 generator.set_offset(began)
         # Looked at now, so that this memory can go before the callable needs as much.
-        self._stayed = all(bool((each == OLD_POISON).all()) for each in old)
+        self._stayed = not any(_answers([torch.ne(each, OLD_POISON).any() for each in old]))
 
     def disagreement(self, outputs: Sequence[Any]) -> str | None:
         """Return how the replay differs from the callable, which has run on the inputs and returned `outputs`."""
@@ -178,20 +181,27 @@ def _bytes(tensor: torch.Tensor, span: Span) -> torch.Tensor:
 def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any]) -> str | None:
     if len(replayed) != len(launched):
         return f"verification: {len(replayed)} {what}s and not {len(launched)}"
+    pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for index, (mine, right) in enumerate(zip(replayed, launched, strict=True)):
-        if not _agree(mine, right):
-            return f"verification: {what} {index} differs"
-    return None
+        if _is_tensor(right) and mine is not right and _form_of(mine) == _form(right):
+            pairs[index] = mine, right
+        elif mine is not right and not _is_same_value(mine, right):
+            return _differs(what, index)
+    differing = itertools.compress(pairs, _answers([_bytes_differ(*pair) for pair in pairs.values()]))
+    return next((_differs(what, index) for index in differing if not _close(*pairs[index])), None)
 
 
-def _agree(mine: Any, right: Any) -> bool:
-    if mine is right:
-        return True
-    if not _is_tensor(right):
-        return type(mine) is type(right) and bool(mine == right)
-    if not _is_tensor(mine) or _form(mine) != _form(right):
-        return False
-    return same_bytes(mine, right) or _close(mine, right)
+def _differs(what: str, index: int) -> str:
+    return f"verification: {what} {index} differs"
+
+
+def _is_same_value(mine: Any, right: Any) -> bool:
+    return not _is_tensor(right) and type(mine) is type(right) and bool(mine == right)
+
+
+def _answers(questions: Sequence[torch.Tensor]) -> list[bool]:
+    """Return the values of boolean tensors; the device is waited for once, and not for each of hundreds."""
+    return torch.stack(list(questions)).tolist() if questions else []
 
 
 def _is_tensor(value: Any) -> bool:
@@ -215,7 +225,9 @@ def _close(mine: torch.Tensor, right: torch.Tensor) -> bool:
     return bool(torch.allclose(mine, right, rtol=0.0, atol=tolerance * scale, equal_nan=True))
 
 
-def same_bytes(mine: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors of one form hold the same bits, also for types that cannot be compared."""
+def _bytes_differ(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return, on their device, whether two tensors of one form hold other bits; also for types that cannot be compared."""
     first, second = (each.detach().reshape(-1).view(torch.uint8) for each in (mine, right))
-    return bool(torch.equal(first, second))
+    if not (first.numel() | first.data_ptr() | second.data_ptr()) % _WORD:
+        first, second = first.view(torch.int64), second.view(torch.int64)
+    return torch.ne(first, second).any()
