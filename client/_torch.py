@@ -14,7 +14,7 @@ import importlib
 import json
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -519,6 +519,18 @@ def reinterpreter() -> Reinterpreter:
     return fast
 
 
+def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second tensor of each pair into the first, whatever autograd thinks of them."""
+    by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for target, source in pairs:
+        targets, sources = by_type.setdefault(source.dtype, ([], []))
+        targets.append(target)
+        sources.append(source)
+    with torch.no_grad():
+        for targets, sources in by_type.values():
+            torch._foreach_copy_(targets, sources)
+
+
 def memory_at(address: int, size: int, device: torch.device) -> torch.Tensor:
     """Return memory that somebody else owns as bytes."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, size)
@@ -658,6 +670,7 @@ RELOCATION_REQUIRED = (
     ("torch", "_C._dynamo.guards._reinterpret_tensor"),
     ("torch", "_C._dynamo.guards._empty_strided_cuda"),
     ("torch", "_C._construct_storage_from_data_pointer"),
+    ("torch", "_foreach_copy_"),
     ("torch", "_C._cuda_beginAllocateCurrentThreadToPool"),
     ("torch", "_C._cuda_endAllocateToPool"),
     ("torch", "_C._cuda_releasePool"),

@@ -110,6 +110,8 @@ class Binding:
         """Whether any node was written since the executable was made."""
         self._patience = PATIENCE
         self._found_bound = 0
+        self.follower: Binding | None = None
+        """The executable that was used after this one the last time: where addresses rotate, so do executables."""
         self.executable = driver.instantiate(graph)
 
     def fits(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> bool:
@@ -170,6 +172,7 @@ class Binding:
         other._dirty = set()
         other._move_to(inputs, addresses, moved, number)
         other._patience = PATIENCE
+        other.follower = None
         other._instantiate()
         return other
 
@@ -245,7 +248,7 @@ class Binding:
 
     def close(self) -> None:
         """Destroy the executable; a launch of it that still runs goes on."""
-        executable, self.executable = self.executable, 0
+        executable, self.executable, self.follower = self.executable, 0, None
         if executable:
             with contextlib.suppress(DriverError):
                 self._driver.destroy_executable(executable)
@@ -292,12 +295,26 @@ class Bindings:
         For `number` and `fresh` see `Binding.fits`.
         """
         self.written = 0
-        for binding in self._all:
-            if binding.fits(inputs, memory, number, fresh):
-                if binding.is_patched:
-                    self._settle(binding)
-                return binding if binding is self._all[0] else self._to_front(self._all.index(binding))
-        return self._bind(inputs, memory, number, fresh)
+        latest = self._all[0]
+        binding = self._found(latest.follower or latest, inputs, memory, number, fresh)
+        if binding is None:
+            binding = self._bind(inputs, memory, number, fresh)
+        else:
+            if binding.is_patched:
+                self._settle(binding)
+            if binding is not latest:
+                self._to_front(self._all.index(binding))
+        latest.follower = binding
+        return binding
+
+    def _found(
+        self, expected: Binding, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh
+    ) -> Binding | None:
+        """Return an executable that is bound already; first the one that came next the last time is asked."""
+        if expected.fits(inputs, memory, number, fresh):
+            return expected
+        others = (each for each in self._all if each is not expected)
+        return next((each for each in others if each.fits(inputs, memory, number, fresh)), None)
 
     def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> Binding:
         latest = self._all[0]

@@ -127,7 +127,8 @@ class CudaRecorder:
         return int(min(free, max(allowed, 0)) + reserved - allocated)
 
     def trim(self) -> None:
-        """Give memory that is free back to the device."""
+        """Give memory that is free back to the device, and what libraries keep for calls that are replayed from now on."""
+        _torch.clear_workspaces()
         _torch.empty_cache()
 
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client import _torch
+from pygraphd.client.arena import lay_out
 from pygraphd.client.outputs import Part
-from pygraphd.client.relocation import BLOCK, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -133,18 +133,16 @@ class Recycler:
             self._sets = [each for each in self._sets if each.in_use()]
 
     def _make(self, stream: int) -> Saved:
-        offsets, size = [], 0
-        for slot in self._slots:
-            offsets.append(size)
-            size += blocks(self._memories[slot].bytes) * BLOCK
         # What the saved activations had before is in pieces, and would be kept beside the arena.
         self._trim()
-        arena = self._allocate((size,), (1,), torch.uint8)
+        arena, tensors = lay_out(
+            [self._memories[slot] for slot in self._slots],
+            lambda size: self._allocate((size,), (1,), torch.uint8),
+        )
         memory: list[Any] = [None] * len(self._memories)
-        for slot, offset in zip(self._slots, offsets, strict=True):
-            shape = self._memories[slot]
-            start = offset // shape.dtype.itemsize
-            memory[slot] = _torch.reinterpret(arena, shape.dtype, shape.size, shape.stride, start)
+        for slot, tensor in zip(self._slots, tensors, strict=True):
+            memory[slot] = tensor
+        del tensors, tensor
         made = self._outputs.blank()
         recycled = [index for index, each in enumerate(self._outputs.made) if self._is_recycled(each)]
         for index in recycled:

@@ -87,6 +87,7 @@ class Costs:
     nodes: int
     memories: int
     capture_ms: float
+    """With tensors that stand in for the inputs."""
     build_ms: float
     """Reading and searching parameters, and instantiating."""
     trial_ms: float
@@ -248,6 +249,8 @@ class Relocatable:
         if attempt is None:
             self._refused[sizes] = reason
             return self._step_aside(reason, inputs)
+        # The launched call is to take what recording had, and not more of the device beside it.
+        self._recorder.trim()
         try:
             outputs = self._launch(inputs)
         except BaseException:
@@ -292,9 +295,9 @@ class Relocatable:
         copies = verification.bytes_to_copy(inputs)
         self._make_sure_of(copies)
         staged = {index: _buffer_for(inputs[index]) for index in sorted(hidden)}
+        times = [time.perf_counter()]
         stand_ins, places = verification.stand_ins_for(inputs)
         bound = [staged.get(index, value) for index, value in enumerate(stand_ins)]
-        times = [time.perf_counter()]
         capture = self._capture(bound)
         times.append(time.perf_counter())
         built = recording.build(
@@ -303,7 +306,7 @@ class Relocatable:
         times.append(time.perf_counter())
         try:
             # The launched call will need as much again, and must get it.
-            self._make_sure_of(copies + 2 * sum(built.replay.memory_sizes))
+            self._make_sure_of(copies + 2 * sum(memory.bytes for memory in built.replay.memories))
             old = [*places, *capture.places(built.device)]
             trial = verification.Trial(
                 built.replay, inputs, self._recorder.generator, old, self._outputs.undefined
@@ -314,8 +317,6 @@ class Relocatable:
             capture.let_go()
             raise
         capture.let_go()
-        # The launched call is to take what the capture had, and not more of the device beside it.
-        self._recorder.trim()
         self._report.count(staged=len(staged))
         self.costs = _costs(built, times)
         return _Attempt(built.replay, trial, built.unseen)
@@ -458,7 +459,7 @@ def _buffer_for(tensor: torch.Tensor) -> torch.Tensor:
 
 def _costs(built: recording.Built, times: Sequence[float]) -> Costs:
     capture_ms, build_ms, trial_ms = ((end - begin) * 1e3 for begin, end in itertools.pairwise(times))
-    return Costs(built.nodes, len(built.replay.memory_sizes), capture_ms, build_ms, trial_ms)
+    return Costs(built.nodes, len(built.replay.memories), capture_ms, build_ms, trial_ms)
 
 
 _OURS = (OpaqueError, UnfitError, DriverError, torch.OutOfMemoryError)

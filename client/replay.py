@@ -265,9 +265,13 @@ class Replay:
             raise UnfitError(OTHER_STREAM)
 
     @property
-    def memory_sizes(self) -> list[int]:
-        """The bytes of each allocation that a call makes."""
-        return [memory.bytes for memory in self._layout.memories]
+    def memories(self) -> tuple[Memory, ...]:
+        """The allocations that a call makes."""
+        return self._layout.memories
+
+    def allocate_bytes(self, size: int) -> torch.Tensor:
+        """Allocate as a call does."""
+        return self._device.allocate((size,), (1,), torch.uint8)
 
     @property
     def executables(self) -> int:

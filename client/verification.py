@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client import _torch
+from pygraphd.client.arena import Arena, lay_out
 from pygraphd.client.parameters import OpaqueError
-from pygraphd.client.recording import extent, input_groups
+from pygraphd.client.recording import input_groups
 from pygraphd.client.relocation import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
@@ -24,12 +25,11 @@ if TYPE_CHECKING:
 POISON = 0xFF
 """A byte whose repetition is a NaN in every floating-point type, and -1 in every integer type."""
 
-_WORD = 8
-
 OLD_POISON = 0xFD
 """Another, so that what was read from where it was recorded cannot be taken for what was not written."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_WHOLE_NUMBERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 """Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal."""
 
 
@@ -64,12 +64,11 @@ class Trial:
         """
         self._inputs = list(inputs)
         self._copies = copies_of(inputs)
-        self._memory = replay.memory()
+        poison, self._memory = lay_out(replay.memories, replay.allocate_bytes)
+        poison.fill_(POISON)
         self._undefined = undefined
         for each in old:
             each.fill_(OLD_POISON)
-        for each in self._memory:
-            _bytes(each, extent(each)).fill_(POISON)
         self._generator = generator
         began = generator.get_offset() if generator is not None else 0
         try:
@@ -131,10 +130,25 @@ def bytes_to_copy(inputs: Sequence[Any]) -> int:
 
 def copies_of(inputs: Sequence[Any]) -> list[Any]:
     """Return the inputs with all tensors copied; what overlaps does so again, and alignment is the same."""
-    copies, places = stand_ins_for(inputs)
-    for (group, span), place in zip(input_groups(inputs, ()), places, strict=True):
-        place.copy_(_bytes(inputs[group.members[0][0]], span))
+    copies, groups = list(inputs), input_groups(inputs, ())
+    arena = Arena(sum(_room(span) for _, span in groups), _device_of(inputs)) if groups else None
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for group, span in groups:
+        assert arena is not None
+        start = arena.take(span.size, span.start)
+        for index, _ in group.members:
+            tensor = inputs[index]
+            copies[index] = arena.tensor(start + tensor.data_ptr() - span.start, tensor)
+        if len(group.members) == 1 and span.size == tensor.nbytes:
+            pairs.append((copies[index], tensor))
+        else:
+            pairs.append((arena.bytes(start, span.size), _bytes(tensor, span)))
+    _torch.copy_all(pairs)
     return copies
+
+
+def _device_of(inputs: Sequence[Any]) -> torch.device:
+    return next(each.device for each in inputs if _is_tensor(each))
 
 
 def stand_ins_for(inputs: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
@@ -187,7 +201,7 @@ def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any]) -> str
             pairs[index] = mine, right
         elif mine is not right and not _is_same_value(mine, right):
             return _differs(what, index)
-    differing = itertools.compress(pairs, _answers([_bytes_differ(*pair) for pair in pairs.values()]))
+    differing = itertools.compress(pairs, _answers([_differ(*pair) for pair in pairs.values()]))
     return next((_differs(what, index) for index in differing if not _close(*pairs[index])), None)
 
 
@@ -225,9 +239,10 @@ def _close(mine: torch.Tensor, right: torch.Tensor) -> bool:
     return bool(torch.allclose(mine, right, rtol=0.0, atol=tolerance * scale, equal_nan=True))
 
 
-def _bytes_differ(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return, on their device, whether two tensors of one form hold other bits; also for types that cannot be compared."""
+def _differ(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return, on their device, whether two tensors of one form hold other values; what is no number differs from itself."""
+    if right.dtype in TOLERANCE or right.dtype in _WHOLE_NUMBERS:
+        return torch.ne(mine, right).any()
+    # Of some types values cannot be compared.
     first, second = (each.detach().reshape(-1).view(torch.uint8) for each in (mine, right))
-    if not (first.numel() | first.data_ptr() | second.data_ptr()) % _WORD:
-        first, second = first.view(torch.int64), second.view(torch.int64)
     return torch.ne(first, second).any()

@@ -453,7 +453,7 @@ def test_outputs_that_may_be_together_share_one_allocation_and_keep_apart(record
         assert len(set(shared)) == 1
         assert all(each.data_ptr() % BLOCK == 0 for each in made)
         assert not any(each._is_view() for each in made[1:])
-    assert len(replay.memory_sizes) == 2
+    assert len([memory.bytes for memory in replay.memories]) == 2
     assert arena.untouched()
     replay.close()
 
@@ -481,7 +481,7 @@ def test_one_output_that_may_be_together_stays_as_it_is(recorder: Recorder) -> N
 
     (made,) = replay([a])
 
-    assert replay.memory_sizes == [8]
+    assert [memory.bytes for memory in replay.memories] == [8]
     assert made.tolist() == [2, 4]
     replay.close()
 
@@ -501,7 +501,7 @@ def test_outputs_of_several_types_are_together_by_type(recorder: Recorder) -> No
     assert [each.view(torch.float32).tolist() for each in made] == [[2, 4]] * 5
     storages = [each.untyped_storage().data_ptr() for each in made]
     assert storages[0] == storages[2] != storages[1] == storages[3]
-    assert len(set(storages)) == len(replay.memory_sizes) == 3
+    assert len(set(storages)) == len([memory.bytes for memory in replay.memories]) == 3
     replay.close()
 
 
@@ -557,7 +557,7 @@ def test_what_is_together_comes_in_pieces_of_bounded_size(
     assert storages[0] == storages[1]
     assert storages[4] == storages[5]
     assert len(set(storages)) == 4
-    assert sorted(replay.memory_sizes) == [8, 2 * BLOCK, 3 * BLOCK, 2400]
+    assert sorted([memory.bytes for memory in replay.memories]) == [8, 2 * BLOCK, 3 * BLOCK, 2400]
     replay.close()
 
 

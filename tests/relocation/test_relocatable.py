@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pygraphd.client import relocatable
+from pygraphd.client.binding import MAX_BINDINGS, Binding
 from pygraphd.client.bulk import InPython, Watch
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError
@@ -896,6 +897,39 @@ def test_inputs_that_move_are_looked_at_first(case: Case, monkeypatch: pytest.Mo
     first, then = looked_at
     assert sorted(first) == [*range(41)]
     assert then == [35, *(index for index in first if index != 35)]
+
+
+def test_where_addresses_rotate_one_executable_is_asked_for_each_call(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Binding] = []
+    fits = Binding.fits
+
+    def noting(binding: Binding, *arguments: Any) -> bool:
+        asked.append(binding)
+        return fits(binding, *arguments)
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        operations.accumulate(inputs[0], inputs[1])
+        return ()
+
+    run = case.make(body)
+    total, batches = case.floats(0), [case.floats(10 * number) for number in range(MAX_BINDINGS)]
+
+    def step(number: int) -> None:
+        batch = batches[number % len(batches)]
+        total.zero_()
+        run([total, batch])
+        assert torch.equal(total, batch)
+
+    for number in range(24):
+        step(number)
+    monkeypatch.setattr(Binding, "fits", noting)
+    for number in range(24, 32):
+        step(number)
+
+    assert len(asked) == 8
+    assert len(set(map(id, asked))) == len(batches)
 
 
 def test_of_many_inputs_any_may_move_and_no_more_is_written_than_follows_it(case: Case) -> None:

@@ -1,0 +1,59 @@
+"""Tensors side by side in one allocation: hundreds of allocations take milliseconds of the host's time, and leave gaps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client import _torch
+from pygraphd.client.relocation import BLOCK, blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pygraphd.client.replay import Memory
+
+
+def lay_out(
+    memories: Sequence[Memory], allocate: Callable[[int], torch.Tensor]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return an allocation of bytes, from `allocate`, and tensors in it that are like these memories; each begins a block."""
+    offsets, size = [], 0
+    for memory in memories:
+        offsets.append(size)
+        size += blocks(memory.bytes) * BLOCK
+    arena = allocate(size)
+    return arena, [
+        _torch.reinterpret(arena, each.dtype, each.size, each.stride, offset // each.dtype.itemsize)
+        for each, offset in zip(memories, offsets, strict=True)
+    ]
+
+
+class Arena:
+    """An allocation that is handed out from its beginning to its end, as tensors that are aligned as others are."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Allocate so many bytes; for what lies at any address, one block more than it takes is enough."""
+        self._bytes = torch.empty(blocks(size) * BLOCK, dtype=torch.uint8, device=device)
+        self._as = {torch.uint8: self._bytes}
+        self._end = 0
+
+    def take(self, size: int, like: int) -> int:
+        """Return where so many bytes begin that are aligned as the address `like` is."""
+        start: int = self._end + (like - self._bytes.data_ptr() - self._end) % BLOCK
+        self._end = start + size
+        return start
+
+    def tensor(self, start: int, like: torch.Tensor) -> torch.Tensor:
+        """Return a tensor like another one, from a byte on."""
+        return self._made(start, like.dtype, like.size(), like.stride())
+
+    def bytes(self, start: int, size: int) -> torch.Tensor:
+        """Return so many bytes, from one on."""
+        return self._made(start, torch.uint8, (size,), (1,))
+
+    def _made(self, start: int, dtype: torch.dtype, size: Iterable[int], stride: Iterable[int]) -> Any:
+        if dtype not in self._as:
+            self._as[dtype] = self._bytes.view(dtype)
+        return _torch.reinterpret(self._as[dtype], dtype, tuple(size), tuple(stride), start // dtype.itemsize)
