@@ -139,7 +139,7 @@ def copies_of(inputs: Sequence[Any]) -> list[Any]:
         for index, _ in group.members:
             tensor = inputs[index]
             copies[index] = arena.tensor(start + tensor.data_ptr() - span.start, tensor)
-        if len(group.members) == 1 and span.size == tensor.nbytes:
+        if len(group.members) == 1 and span.size == tensor.nbytes and tensor.is_contiguous():
             pairs.append((copies[index], tensor))
         else:
             pairs.append((arena.bytes(start, span.size), _bytes(tensor, span)))
@@ -244,5 +244,13 @@ def _differ(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     if right.dtype in TOLERANCE or right.dtype in _WHOLE_NUMBERS:
         return torch.ne(mine, right).any()
     # Of some types values cannot be compared.
-    first, second = (each.detach().reshape(-1).view(torch.uint8) for each in (mine, right))
-    return torch.ne(first, second).any()
+    return torch.ne(_bits(mine), _bits(right)).any()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() == 1:
+        flat = flat.as_strided(
+            (1,), (1,)
+        )  # a single element may have any stride, and is not seen as bytes then
+    return flat.view(torch.uint8)

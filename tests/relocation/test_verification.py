@@ -1,0 +1,104 @@
+"""Copies of a call's inputs hold the same bits, share memory as those do, and are aligned as those are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pygraphd.client import verification
+from pygraphd.client.recording import extent
+from pygraphd.client.relocation import BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.torch
+
+DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e4m3fn,
+)
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> list[Any]:
+    """Return what a call may be given: tensors and views of few storages, integers, None."""
+    bases = [
+        torch.randint(0, 2, (draw(st.integers(1, 700)) * 8,), dtype=torch.uint8).view(draw(st.sampled_from(DTYPES)))
+        for _ in range(draw(st.integers(1, 4)))
+    ]  # fmt: skip
+    values: list[Any] = []
+    for _ in range(draw(st.integers(0, 9))):
+        base = draw(st.sampled_from(bases))
+        begin = draw(st.integers(0, base.numel() - 1))
+        step = draw(st.integers(1, 3))
+        view = base[begin::step]
+        values.append(
+            draw(st.sampled_from([view, view[:0], view.expand(2, -1), base, base.clone(), 5, None]))
+        )
+    return values
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    """Return a tensor's bytes."""
+    numbers: list[int] = torch.stack([*tensor.reshape(-1), tensor.new_zeros(())]).view(torch.uint8).tolist()
+    return numbers
+
+
+def shared(values: Sequence[Any]) -> list[tuple[int, int, int]]:
+    """Return which of the tensors overlap one another, and how far apart they begin."""
+    spans = [
+        (index, extent(each)) for index, each in enumerate(values)
+        if isinstance(each, torch.Tensor) and each.numel()
+    ]  # fmt: skip
+    return [
+        (one, two, first.start - second.start)
+        for one, first in spans
+        for two, second in spans
+        if one < two and first.start < second.end and second.start < first.end
+    ]
+
+
+@settings(deadline=None)
+@given(inputs())
+def test_copies_are_like_the_inputs(given_inputs: list[Any]) -> None:
+    before = [bits(each) if isinstance(each, torch.Tensor) else each for each in given_inputs]
+
+    copies = verification.copies_of(given_inputs)
+
+    assert shared(copies) == shared(given_inputs)
+    for copy, given_input in zip(copies, given_inputs, strict=True):
+        if not isinstance(given_input, torch.Tensor) or not given_input.numel():
+            assert copy is given_input
+            continue
+        assert copy.data_ptr() % BLOCK == given_input.data_ptr() % BLOCK
+        assert verification._form(copy) == verification._form(given_input)
+        assert copy.untyped_storage().data_ptr() != given_input.untyped_storage().data_ptr()
+    assert [bits(each) if isinstance(each, torch.Tensor) else each for each in copies] == before
+    for copy, given_input in zip(copies, given_inputs, strict=True):
+        if copy is not given_input:
+            copy.untyped_storage().fill_(1)
+    assert [bits(each) if isinstance(each, torch.Tensor) else each for each in given_inputs] == before
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_differs_in_one_element_is_named(dtype: torch.dtype) -> None:
+    values = [torch.zeros(64, dtype=torch.uint8).view(dtype) for _ in range(3)]
+    others = [each.clone() for each in values]
+    assert verification._compare("output", values, others) is None
+
+    others[1].view(torch.uint8)[0] = 1
+    one = [others[0][:1].as_strided((1,), (3,)), others[1][:1].as_strided((1,), (3,))]
+    assert verification._compare("input", one[:1], one[:1]) is None
+    assert verification._compare("input", one[:1], one[1:]) == "verification: input 0 differs"
+
+    assert verification._compare("output", values, others) == "verification: output 1 differs"
