@@ -12,7 +12,7 @@ from benchmarks.workloads import WORKLOADS, Mode
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
-LIBRARIES = {"resnet": "torchvision", "bert": "transformers"}
+LIBRARIES = {"resnet": "torchvision", "bert": "transformers", "diffusion": "numpy"}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
