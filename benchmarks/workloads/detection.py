@@ -1,7 +1,7 @@
 """A detector of the Mask R-CNN kind (He et al., 2017): anchors made on the CPU, and a number of regions that the host reads.
 
-Not torchvision's: that takes over a minute to compile, and what its two kinds of suppression keep depends on rounding, so that
-no two ways of running it could be compared. Here a region counts the less the nearer it is to being dropped.
+Not torchvision's: which regions its suppression of overlaps keeps depends on rounding, so that no two ways of running it could
+be compared. Here a region counts the less the nearer it is to being dropped.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ class Adam(torch.nn.Module):
 
 def adam_step(device: torch.device, batch: int) -> Case:
     """Return `Adam` with random gradients; there is no item in it, so the batch is one."""
-    module = Adam()  # built on the device, and not moved there: that would move the counters
+    with device:  # made there, and not moved there, which would move the counters, too
+        module = Adam()
 
     def draw(generator: torch.Generator) -> Inputs:
         return {
