@@ -1,6 +1,6 @@
 """A language model of the XLNet kind (Yang et al., 2019), whose forward makes its relative positions on the CPU.
 
-So does transformers' XLNet up to 5.3; this is our own, since later ones do not.
+transformers' XLNet did so until 2026 (huggingface/transformers#44782); this is our own, which goes on doing so.
 """
 
 from __future__ import annotations
