@@ -15,6 +15,7 @@ import torch
 from benchmarks.correctness import Verdict, check
 from benchmarks.errors import BenchmarkError
 from benchmarks.gate import wait_for_turn, wait_to_compile
+from benchmarks.profiling import profile_step
 from benchmarks.step import Step
 from benchmarks.task import Answer, Task
 from benchmarks.timing import Stopwatch
@@ -24,7 +25,7 @@ _MIB = 2**20
 
 
 def perform(task: Task) -> Answer:
-    """Run a task; the order matters: memory is read before anything that users would not do."""
+    """Run a task; the order matters: memory is read before anything that users would not do, and all is timed before a profile."""
     device = find_device(task.device)
     workload = WORKLOADS[task.workload]
     torch.manual_seed(task.seed)
@@ -45,6 +46,7 @@ def perform(task: Task) -> Answer:
     reserved = reserved_mb(device)
     pipelined_ms = watch.windows_ms(task.windows, task.window_steps)
     verdict = check(case, step, device, watch.draw) if task.check else Verdict(True)
+    coverage, coverage_note = profile_step(watch) if task.profile else (None, "")
     return Answer(
         step_ms=step_ms,
         host_ms=host_ms,
@@ -54,6 +56,8 @@ def perform(task: Task) -> Answer:
         correct=verdict.correct if task.check else None,
         note=verdict.note,
         environment=describe(device),
+        coverage=coverage,
+        coverage_note=coverage_note,
     )
 
 

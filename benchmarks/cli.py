@@ -78,6 +78,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep the time of every timed step, for `figure`; with --warm-up 1 from the second step on",
     )
+    parser.add_argument(
+        "--no-coverage",
+        action="store_true",
+        help="do not profile a step in the end, for where a profiler does harm",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a device")
     parser.add_argument(
         "--caches",
@@ -188,6 +193,7 @@ def _plan(options: argparse.Namespace) -> Plan:
             caches=options.caches,
             timeout_s=options.timeout_s,
             logs=options.logs and options.logs.absolute(),
+            profile=not options.no_coverage,
         ),
         out=options.out.absolute(),
         together=options.together,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _T = TypeVar("_T")
-NOTES = ("coverage (share of kernels that run inside CUDA graphs) is not measured yet and always null",)
+NOTES = ("coverage is of one step, profiled after all timing; it counts kernels, no copies",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class Record:
     correct: bool | None
     deployed: dict[str, int] | None
     note: str
+    kernels: int | None = None
+    graph_launches: int | None = None
     each_step_ms: list[list[float]] | None = None
     """The timed steps of each repetition in their order, if they were asked for."""
 
@@ -54,6 +56,7 @@ def record_of(workload: Workload, peer: Peer, trials: Sequence[Trial], *, each_s
     """Return the record for the trials of one workload and peer, in the order in which they ran."""
     answers = [trial.answer for trial in trials if trial.answer]
     summaries = [trial.summary for trial in trials if trial.summary]
+    coverage = next((answer.coverage for answer in reversed(answers) if answer.coverage), None)
     return Record(
         workload=workload.name,
         mode=str(workload.mode),
@@ -66,10 +69,12 @@ def record_of(workload: Workload, peer: Peer, trials: Sequence[Trial], *, each_s
         reserved_mb=max((a.reserved_mb for a in answers if a.reserved_mb is not None), default=None),
         compile_s=_median(_compile_s(trials, cold=True)),
         measuring_s=_median([summary["measuring_ms"] / 1e3 for summary in summaries]),
-        coverage=None,
+        coverage=round(coverage.share, 4) if coverage else None,
         correct=_all_correct(answers),
         deployed=summaries[-1]["deployed"] if summaries else None,
         note=_note(trials),
+        kernels=coverage.kernels if coverage else None,
+        graph_launches=coverage.graph_launches if coverage else None,
         each_step_ms=[[round(ms, 4) for ms in a.step_ms] for a in answers] if each_step else None,
     )
 
@@ -103,7 +108,9 @@ def _note(trials: Sequence[Trial]) -> str:
 
 
 def _remarks(trial: Trial) -> list[str]:
-    remarks = [trial.error or "", trial.answer.note if trial.answer else ""]
+    remarks = [trial.error or ""]
+    if trial.answer:
+        remarks += [trial.answer.note, trial.answer.coverage_note]
     if trial.summary:
         remarks.append(", ".join(f"{name} {trial.summary.get(name)}" for name in _COUNTS))
         remarks.append(f"deployed {_counts(trial.summary['deployed'])}")

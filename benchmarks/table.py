@@ -19,6 +19,7 @@ _HEAD = (
     "reserved MB",
     "compile s",
     "measuring s",
+    "in graphs",
     "correct",
     "deployed",
 )
@@ -51,6 +52,7 @@ def _row(record: Record) -> tuple[str, ...]:
         _number(record.reserved_mb, 0),
         _number(record.compile_s, 1),
         _number(record.measuring_s, 3),
+        _NOTHING if record.coverage is None else f"{record.coverage:.1%}",
         {True: "yes", False: "NO", None: _NOTHING}[record.correct],
         _deployed(record.deployed),
     )

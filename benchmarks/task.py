@@ -6,6 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
+from benchmarks.coverage import Coverage
 from benchmarks.peers import Compile
 
 
@@ -13,7 +14,8 @@ from benchmarks.peers import Compile
 class Task:
     """One process's work. `device` None: CUDA if there is a device, otherwise the CPU.
 
-    `windows` times `window_steps` steps are run back to back. `check` compares with eager in the end.
+    `windows` times `window_steps` steps are run back to back. In the end, `check` compares with eager, and `profile` looks
+    what runs inside CUDA graphs.
     """
 
     workload: str
@@ -25,6 +27,7 @@ class Task:
     windows: int
     window_steps: int
     check: bool
+    profile: bool
 
     def to_json(self) -> str:
         """Return the task as a command-line argument."""
@@ -41,7 +44,8 @@ class Task:
 class Answer:
     """What one process measured. Times of steps in milliseconds, one item a step or window; `reserved_mb` in MiB.
 
-    `correct` is None if nothing was compared, `note` says what a figure alone would not.
+    `correct` is None if nothing was compared, `coverage` if nothing was seen; `note` and `coverage_note` say what a figure
+    alone would not.
     """
 
     step_ms: list[float]
@@ -52,6 +56,8 @@ class Answer:
     correct: bool | None
     note: str
     environment: dict[str, str | None]
+    coverage: Coverage | None = None
+    coverage_note: str = ""
 
     def to_json(self) -> str:
         """Return the answer as the content of the file that the parent reads."""
@@ -60,4 +66,6 @@ class Answer:
     @classmethod
     def from_json(cls, text: str) -> Answer:
         """Return the answer that `to_json` wrote."""
-        return cls(**json.loads(text))
+        values = json.loads(text)
+        coverage = values["coverage"]
+        return cls(**{**values, "coverage": coverage and Coverage(**coverage)})

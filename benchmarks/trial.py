@@ -51,6 +51,7 @@ class Settings:
     caches: CachePolicy
     timeout_s: float
     logs: Path | None
+    profile: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Trials:
         marker = home / "primed"
         if marker.exists() or "pygraph-cold" in home.name:
             return
-        priming = replace(task, warm_up=_PRIMING_STEPS, steps=0, windows=0, check=False)
+        priming = replace(task, warm_up=_PRIMING_STEPS, steps=0, windows=0, check=False, profile=False)
         self._run_with_product(turn, priming, home, self._priming_caches(turn), "prime", {})
         marker.touch()
 
@@ -141,6 +142,7 @@ class Trials:
             windows=settings.windows,
             window_steps=settings.window_steps,
             check=turn.repetition == 0,  # what is compared is the same in every repetition
+            profile=settings.profile,
         )
 
     def _keep_log(self, name: str, output: str) -> None:

@@ -34,6 +34,12 @@ class Case:
     stochastic: bool = False
 
 
+def cpu_generator(generator: torch.Generator) -> torch.Generator:
+    """Return a generator on the CPU, for inputs that are there, which the state of the other decides."""
+    seed = torch.randint(2**62, (), device=generator.device, generator=generator)
+    return torch.Generator().manual_seed(int(seed))
+
+
 def require(library: str) -> Any:
     """Import a library that only some workloads need."""
     try:

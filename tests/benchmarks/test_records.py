@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.coverage import Coverage
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure
 from benchmarks.peers import PEERS
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 FIELDS = {
     "workload", "mode", "batch", "peer", "step_ms", "host_ms", "pipelined_ms", "repetition_medians_ms", "reserved_mb",
-    "compile_s", "measuring_s", "coverage", "correct", "deployed", "note", "each_step_ms",
+    "compile_s", "measuring_s", "coverage", "correct", "deployed", "note", "kernels", "graph_launches",
+    "each_step_ms",
 }  # fmt: skip
 
 
@@ -30,8 +32,12 @@ def answered(
     cold: bool = True,
     correct: bool | None = True,
     summary: dict[str, Any] | None = None,
+    coverage: Coverage | None = None,
 ) -> Trial:
-    answer = Answer(step_ms, [0.5], [1.5], 100.0 + repetition, compile_s, correct, "", {"gpu": "H200"})
+    answer = Answer(
+        step_ms, [0.5], [1.5], 100.0 + repetition, compile_s, correct, "", {"gpu": "H200"},
+        coverage, str(coverage or ""),
+    )  # fmt: skip
     return Trial(repetition, answer, summary, None, compiled_cold=cold, seconds=1.0)
 
 
@@ -102,6 +108,30 @@ def test_what_the_product_summed_up_is_taken_over() -> None:
     assert "graphs 2, hits 0, misses 2, measured 2" in made.note
     assert "repetition 1: deployed 1 LAUNCH, 1 TREES" in made.note
     assert "repetition 2: deployed 2 TREES" in made.note
+
+
+def test_coverage_is_of_the_last_repetition_that_has_one_and_differences_are_noted() -> None:
+    made = record(
+        answered(0, [1.0], coverage=Coverage(0, 8, 0, 0, 0, 0)),
+        answered(1, [1.0], coverage=Coverage(5, 8, 0, 0, 2, 0)),
+        answered(2, [1.0]),
+    )
+    assert (made.coverage, made.kernels, made.graph_launches) == (0.625, 8, 2)
+    assert "repetition 1: 0 of 8 kernels" in made.note
+    assert "repetition 2: 5 of 8 kernels" in made.note
+
+
+def test_no_kernel_in_a_graph_is_a_coverage_too() -> None:
+    assert record(answered(0, [1.0], coverage=Coverage(0, 8, 0, 0, 0, 0))).coverage == 0.0
+
+
+def test_records_of_before_coverage_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    write_result(file, {"gpu": None}, {}, [record(answered(0, [1.0]))])
+    content = json.loads(file.read_text())
+    del content["records"][0]["kernels"], content["records"][0]["graph_launches"]
+    file.write_text(json.dumps(content))
+    assert read_records(file) == [record(answered(0, [1.0]))]
 
 
 def test_file_has_the_documented_shape_and_reads_back(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_two_peers_twice(tmp_path: Path) -> None:
         assert record["pipelined_ms"]["n"] == 4
         assert len(record["repetition_medians_ms"]) == 2
         assert record["correct"] is True
+        assert "no coverage: no GPU takes part" in record["note"]
         assert (record["reserved_mb"], record["coverage"], record["measuring_s"], record["deployed"]) == (
             None,
         ) * 4
@@ -98,5 +99,6 @@ def test_the_product_with_a_cold_and_a_warm_cache(tmp_path: Path) -> None:
     assert "graphs 2, hits 2, misses 0, measured 0" in warm["note"]
     for record in (cold, warm):
         assert record["correct"] is True
+        assert "no coverage: no GPU takes part" in record["note"]
         assert record["deployed"]["LAUNCH"] == 2
         assert record["measuring_s"] >= 0

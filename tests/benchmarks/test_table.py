@@ -16,7 +16,7 @@ GOOD = Record(
     reserved_mb=34.0,
     compile_s=6.31,
     measuring_s=0.0123,
-    coverage=None,
+    coverage=0.9912,
     correct=True,
     deployed={"LAUNCH": 0, "TREES": 2, "RELOCATE": 0},
     note="graphs 2",
@@ -30,7 +30,7 @@ def test_columns_are_aligned_and_failures_explained() -> None:
     head, good, failed, note = render([GOOD, FAILED]).splitlines()
     assert good.split() == [
         "three-ops", "pygraph-cold", "0.033", "±", "0.002", "0.025", "±", "0.001", "0.023", "±", "0.001",
-        "34", "6.3", "0.012", "yes", "TREES:2",
+        "34", "6.3", "0.012", "99.1%", "yes", "TREES:2",
     ]  # fmt: skip
     assert head.index("step ms") + len("step ms") == good.index("±") + len("± 0.002")
     assert head.index("correct") == good.index("yes") == failed.index("-", head.index("correct"))

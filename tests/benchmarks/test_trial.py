@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.coverage import Coverage
 from benchmarks.peers import PEERS, Compile
 from benchmarks.schedule import Turn
 from benchmarks.task import Answer, Task
@@ -55,7 +56,8 @@ def test_shared_caches_are_of_one_workload_and_one_mode() -> None:
 
 
 def test_tasks_and_answers_survive_the_way_between_processes() -> None:
-    task = Task("three-ops", Compile.REDUCE_OVERHEAD, None, 1, 2, 3, 4, 5, check=True)
+    task = Task("three-ops", Compile.REDUCE_OVERHEAD, None, 1, 2, 3, 4, 5, check=True, profile=True)
     assert Task.from_json(task.to_json()) == task
-    answer = Answer([1.0], [0.5], [], None, 2.0, None, "note", {"gpu": None})
-    assert Answer.from_json(answer.to_json()) == answer
+    for coverage in (None, Coverage(5, 8, 1, 3, 2, 0)):
+        answer = Answer([1.0], [0.5], [], None, 2.0, None, "note", {"gpu": None}, coverage, "said")
+        assert Answer.from_json(answer.to_json()) == answer

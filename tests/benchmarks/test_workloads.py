@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from benchmarks.workloads import WORKLOADS, Mode
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
-LIBRARIES = {"resnet": "torchvision", "bert": "transformers"}
+LIBRARIES = {"resnet": "torchvision", "bert": "transformers", "diffusion": "numpy"}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -24,6 +25,11 @@ def test_every_workload_builds_or_names_what_it_lacks(name: str) -> None:
         return
     case = WORKLOADS[name].build(CPU)
     assert (case.optimizer is not None) == (WORKLOADS[name].mode is Mode.TRAINING)
+
+
+def test_the_documentation_says_of_every_workload_what_a_step_is() -> None:
+    documentation = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
+    assert [name for name in WORKLOADS if f"| `{name}` | " not in documentation] == []
 
 
 def test_inputs_are_new_each_step_and_the_same_for_every_peer() -> None:

@@ -1,0 +1,102 @@
+"""How much of a step runs inside CUDA graphs, counted in the events of a profiler's trace; needs no torch.
+
+The events are those of `torch.profiler`'s JSON export. Each kernel, copy and fill carries the correlation id of the call
+that launched it; all that is in a graph carries the one of the graph's launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Event = Mapping[str, Any]
+
+_KERNEL = "kernel"
+_COPIES = ("gpu_memcpy", "gpu_memset")
+_CALLS = ("cuda_runtime", "cuda_driver")
+_GRAPH_LAUNCH = "GraphLaunch"
+"""In the names of all calls that launch a graph: cudaGraphLaunch, cuGraphLaunch and their variants for other streams."""
+_GRAPH_FIELDS = ("graph node id", "graph id")
+"""Newer profilers write them of all work; zero: not of a graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The work of a step on the GPU, and how much of it was launched as part of a graph; `copies` are fills, too.
+
+    `inferred` of the kernels in graphs have a launch that the trace does not name.
+    """
+
+    kernels_in_graphs: int
+    kernels: int
+    copies_in_graphs: int
+    copies: int
+    graph_launches: int
+    inferred: int
+
+    @property
+    def share(self) -> float:
+        """Kernels in graphs over all kernels; copies and fills count in neither."""
+        return self.kernels_in_graphs / self.kernels
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.kernels_in_graphs} of {self.kernels} kernels and {self.copies_in_graphs} of {self.copies} "
+            f"copies in {self.graph_launches} graph launches"
+        )
+        return f"{text} ({self.inferred} kernels by inference)" if self.inferred else text
+
+
+def count(events: Sequence[Event]) -> Coverage | None:
+    """Return the coverage of the step that a trace is of; None for a trace without a kernel."""
+    kernels = [event for event in events if event.get("cat") == _KERNEL]
+    copies = [event for event in events if event.get("cat") in _COPIES]
+    if not kernels:
+        return None
+    named = _named_graphs(events, [*kernels, *copies])
+    inferred = _inferred_graphs(events, kernels)
+    graphs = named | inferred
+    return Coverage(
+        kernels_in_graphs=_launched_by(graphs, kernels),
+        kernels=len(kernels),
+        copies_in_graphs=_launched_by(graphs, copies),
+        copies=len(copies),
+        graph_launches=len(graphs & _correlations([*kernels, *copies])),
+        inferred=_launched_by(inferred - named, kernels),
+    )
+
+
+def _named_graphs(events: Iterable[Event], work: Iterable[Event]) -> set[int]:
+    """Return the launches that the trace says are a graph's, by the name of the call or by what it launched."""
+    by_name = [event for event in events if _is_call(event) and _GRAPH_LAUNCH in str(event.get("name"))]
+    by_work = [event for event in work if any(_args(event).get(field) for field in _GRAPH_FIELDS)]
+    return _correlations([*by_name, *by_work])
+
+
+def _inferred_graphs(events: Iterable[Event], kernels: Iterable[Event]) -> set[int]:
+    """Return the launches of kernels for which the trace has no call, if it does not tell graphs otherwise.
+
+    The profiler keeps all calls that launch a single kernel, but of the driver's calls (PyGraph launches by these) only
+    some: `cuGraphLaunch` is not among them.
+    """
+    if any(field in _args(kernel) for kernel in kernels for field in _GRAPH_FIELDS):
+        return set()
+    return _correlations(kernels) - _correlations(event for event in events if _is_call(event))
+
+
+def _is_call(event: Event) -> bool:
+    return event.get("cat") in _CALLS
+
+
+def _launched_by(launches: set[int], work: Iterable[Event]) -> int:
+    return sum(_args(event).get("correlation") in launches for event in work)
+
+
+def _correlations(events: Iterable[Event]) -> set[int]:
+    return {_args(event)["correlation"] for event in events if "correlation" in _args(event)}
+
+
+def _args(event: Event) -> Mapping[str, Any]:
+    args: Mapping[str, Any] = event.get("args") or {}
+    return args
