@@ -46,6 +46,8 @@ WINDOWS = 8
 WINDOW_STEPS = 10
 _COMPILER_S = 60.0
 _MIB = 2**20
+_STEPS_THAT_RECORD = 5
+"""Sizes are launched once, then recorded."""
 _BUSY_CYCLES = 60_000_000
 """About 30 ms: longer than the host takes to issue any of these steps, so that the GPU never waits for it."""
 
@@ -136,7 +138,6 @@ class Timed:
 def _recording(relocatable: Relocatable | None) -> dict[str, float] | None:
     if relocatable is None:
         return None
-    costs = relocatable.costs
     replays = [*relocatable._replays.values()]
     counts = {
         "recordings": len(replays),
@@ -147,7 +148,13 @@ def _recording(relocatable: Relocatable | None) -> dict[str, float] | None:
             for name in ("replays", "relocated", "written")
         },
     }
-    return {**(dataclasses.asdict(costs) if costs else {}), **counts}
+    return {**(_costs(relocatable) or {}), **counts}
+
+
+def _costs(relocatable: Relocatable | None) -> dict[str, float] | None:
+    """Return what the latest recording came to."""
+    costs = relocatable.costs if relocatable is not None else None
+    return dataclasses.asdict(costs) if costs else None
 
 
 @dataclass(slots=True)
@@ -200,6 +207,13 @@ class Regions:
         self.all.append(Timed(run, kind, relocatable))
         return self.all[-1]
 
+    def forget_recordings(self) -> None:
+        """Have every region be recorded again: without what a process does once."""
+        for each in self.all:
+            if each.relocatable is not None:
+                for sizes in list(each.relocatable._replays):
+                    each.relocatable.let_go_at(sizes)
+
     def switch(self, name: str) -> None:
         """Have all calls be timed in this manner from now on."""
         for each in self.all:
@@ -244,13 +258,20 @@ def measure(workload_name: str, way: str) -> dict[str, Any]:
         del inputs
     torch.cuda.synchronize()
     regions.switch("")
+    figures = [dataclasses.asdict(each.figures()) for each in regions.all]
+    addresses = Addresses(step, case, generator)
+    addresses_ms = _addresses_ms(addresses, way, training=case.optimizer is not None)
+    regions.forget_recordings()
+    for _ in range(_STEPS_THAT_RECORD):
+        step(case.draw(generator))
     return {
         "reserved_mb": reserved,
         "first_steps_reserved_mb": peak,
-        "regions": [dataclasses.asdict(each.figures()) for each in regions.all],
-        "addresses_ms": _addresses_ms(
-            Addresses(step, case, generator), way, training=case.optimizer is not None
-        ),
+        "regions": [
+            {**figure, "recorded_again": _costs(each.relocatable)}
+            for figure, each in zip(figures, regions.all, strict=True)
+        ],
+        "addresses_ms": addresses_ms,
         "counts": dict(regions.report.counts),
         "launched": dict(regions.report.fallbacks),
         "environment": describe(device),

@@ -131,6 +131,7 @@ def _lines(record: dict[str, Any]) -> list[str]:
     lines = [
         f"{head} {region['kind']:9} {region['inputs']:4} in {region['outputs']:4} out  "
         f"host {_figure(region['host_us'])} us{_moved(region['host_moved_us'])}  GPU {_figure(region['gpu_us'])} us  {_costs(region['recording'])}"
+        f"{_again(region['recorded_again'])}"
         for region in record["regions"]
     ]
     steps = ", ".join(f"{name} {_figure(figure)}" for name, figure in record["addresses_ms"].items())
@@ -142,6 +143,13 @@ def _lines(record: dict[str, Any]) -> list[str]:
 
 def _moved(figure: dict[str, float] | None) -> str:
     return f" (moved: {figure['median']:.3f}, {figure['n']} calls)" if figure else ""
+
+
+def _again(costs: dict[str, float] | None) -> str:
+    """Say what a recording costs in a process that has made one."""
+    if not costs:
+        return ""
+    return f"; recorded again in {sum(value for name, value in costs.items() if name.endswith('_ms')):.0f} ms"
 
 
 def _figure(figure: dict[str, float] | None) -> str:

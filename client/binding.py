@@ -296,24 +296,24 @@ class Bindings:
         """
         self.written = 0
         latest = self._all[0]
-        binding = self._found(latest.follower or latest, inputs, memory, number, fresh)
+        binding: Binding | None = latest.follower or latest
+        assert binding is not None
+        if not binding.fits(inputs, memory, number, fresh):
+            binding = self._found(binding, inputs, memory, number, fresh)
         if binding is None:
             binding = self._bind(inputs, memory, number, fresh)
-        else:
-            if binding.is_patched:
-                self._settle(binding)
-            if binding is not latest:
-                self._to_front(self._all.index(binding))
+        elif binding.is_patched:
+            self._settle(binding)
+        if binding is not latest:
+            self._to_front(self._all.index(binding))
         latest.follower = binding
         return binding
 
     def _found(
-        self, expected: Binding, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh
+        self, asked: Binding, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh
     ) -> Binding | None:
-        """Return an executable that is bound already; first the one that came next the last time is asked."""
-        if expected.fits(inputs, memory, number, fresh):
-            return expected
-        others = (each for each in self._all if each is not expected)
+        """Return an executable that is bound already, other than the one that was asked first."""
+        others = (each for each in self._all if each is not asked)
         return next((each for each in others if each.fits(inputs, memory, number, fresh)), None)
 
     def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> Binding:

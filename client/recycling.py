@@ -57,25 +57,25 @@ class Saved:
         self.made = made
         self.stream = stream
         self.last_use = 0
-        self._bulk = bulk
+        self._count_references, self._same_references = bulk.references, bulk.same_references
         self._arena = arena
         self._storage = arena.untyped_storage()
         self._tensors = tensors
 
     def rest(self) -> None:
         """Note what nobody else holding any of it looks like; to be called when that is so."""
-        self._storage_uses = self._uses_of_storage()
-        self._references = self._bulk.references(self._tensors)
+        self._storage_uses = _torch.storage_uses(self._storage)
+        self._storage_references = sys.getrefcount(self._storage)
+        self._references = self._count_references(self._tensors)
 
     def in_use(self) -> bool:
         """Whether anybody holds any of it: another tensor over the same memory, a reference from Python or (one is seen) C++."""
-        return self._uses_of_storage() != self._storage_uses or not self._bulk.same_references(
-            self._tensors, self._references
-        )
-
-    def _uses_of_storage(self) -> tuple[int, int]:
         # Whoever asks a tensor for its storage gets the very object that is kept here.
-        return _torch.storage_uses(self._storage), sys.getrefcount(self._storage)
+        return (
+            _torch.storage_uses(self._storage) != self._storage_uses
+            or sys.getrefcount(self._storage) != self._storage_references
+            or not self._same_references(self._tensors, self._references)
+        )
 
 
 class Recycler:

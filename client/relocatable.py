@@ -256,10 +256,7 @@ class Relocatable:
         except BaseException:
             attempt.close()
             raise  # the user's own, as without us
-        began = time.perf_counter()
-        disagreement = attempt.disagreement(outputs)
-        if self.costs is not None:
-            self.costs = dataclasses.replace(self.costs, compare_ms=(time.perf_counter() - began) * 1e3)
+        disagreement = self._disagreement(attempt, outputs)
         if disagreement is None:
             self._keep(sizes, attempt)
             return outputs
@@ -284,6 +281,14 @@ class Relocatable:
             return None, self._for_now(_first_line(error))
         except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can be launched as if nothing had been
             return None, self._for_now(f"recording failed: {_first_line(error)}")
+
+    def _disagreement(self, attempt: _Attempt, outputs: Sequence[Any]) -> str | None:
+        began = time.perf_counter()
+        with _collecting_later():
+            disagreement = attempt.disagreement(outputs)
+        if self.costs is not None:
+            self.costs = dataclasses.replace(self.costs, compare_ms=(time.perf_counter() - began) * 1e3)
+        return disagreement
 
     def _for_now(self, reason: str) -> str:
         self._passing.add(reason)
