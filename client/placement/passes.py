@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.placement import known
+from pygraphd.client.placement import known, nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pygraphd.client.report import Report
 
-FILES = tuple(str(Path(__file__).with_name(name)) for name in ("passes.py", "known.py"))
+FILES = tuple(str(Path(__file__).with_name(name)) for name in ("passes.py", "known.py", "nodes.py"))
 """Where the rules are: Inductor's caches keep apart what other versions of them have compiled."""
 
 
@@ -32,7 +32,7 @@ class Placement:
         report = self._report()
         try:
             reason = _why_left_alone(graph)
-            moved = known.Moved(0, known.all_left(graph, reason)) if reason else self._moved(graph)
+            moved = nodes.Moved(0, known.all_left(graph, reason)) if reason else self._moved(graph)
         except Exception as error:  # noqa: BLE001 - within the user's compilation
             if report is not None:
                 report.fail(f"placement: {type(error).__name__}: {error}"[:200])
@@ -42,7 +42,7 @@ class Placement:
             for reason in moved.left:
                 report.leave_on_cpu(reason)
 
-    def _moved(self, graph: torch.fx.Graph) -> known.Moved:
+    def _moved(self, graph: torch.fx.Graph) -> nodes.Moved:
         return known.place_known_values(graph, self._place)
 
 

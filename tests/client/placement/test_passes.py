@@ -15,7 +15,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from pygraphd.client import _torch, options
 from pygraphd.client.hook import Hook
-from pygraphd.client.placement import known
+from pygraphd.client.placement import known, nodes
 from pygraphd.client.placement.passes import FILES, Placement
 from pygraphd.client.report import Report
 from tests.client.placement.graphs import COPY, Builder, place
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.torch
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     """Have the rules take this CPU for a GPU, too, so that they have something to do; return what they report to."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(known, "_is_elsewhere", lambda device: True)
+    monkeypatch.setattr(nodes, "is_elsewhere", lambda device: True)
     torch._dynamo.reset()
     report = Report()
     remove = _torch.add_pass(Placement(lambda: report), FILES)
