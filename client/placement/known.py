@@ -27,7 +27,7 @@ MAX_BYTES = 1 << 20
 MAX_COMPUTED_BYTES = 64 << 20
 """Of one graph: what is computed on the way there is kept until the graph is done with."""
 
-INPUT = "it is an input of the graph, or computed from one"
+INPUT = "it is computed from an input of the graph"
 TOO_LARGE = "it is larger than 1 MiB"
 TOO_MANY = "what is known of this graph takes more than 64 MiB"
 RUN_TIME_SIZE = "its size is known at run time only"
@@ -64,7 +64,7 @@ def place_known_values(graph: Graph, place: Place) -> Moved:
         reason = found if isinstance(found, str) else known.why_not(use.value) or _why_not(use, found)
         if isinstance(found, torch.Tensor) and reason is None:
             changes.append((use, found))
-        elif reason != NO_CONSTANT:
+        elif reason != NO_CONSTANT and use.value.op != "placeholder":  # of which `inputs.py` tells
             left.append(nodes.said(use.taker, str(reason)))
     _change(graph, changes, place)
     return Moved(len(changes), tuple(left))
@@ -72,7 +72,7 @@ def place_known_values(graph: Graph, place: Place) -> Moved:
 
 def all_left(graph: Graph, reason: str) -> tuple[str, ...]:
     """Return what is to be said of a graph that is left as it is."""
-    return tuple(nodes.said(use.taker, reason) for use in _uses(graph))
+    return tuple(nodes.said(use.taker, reason) for use in _uses(graph) if use.value.op != "placeholder")
 
 
 def _uses(graph: Graph) -> Iterator[_Use]:

@@ -49,6 +49,12 @@ def _where(node: Node) -> str:
     return f" ({file}:{rest.partition(',')[0]})"
 
 
+def value(node: object) -> torch.Tensor:
+    """Return what stands for a node's tensor, which it must have."""
+    found: torch.Tensor = node.meta["val"]  # type: ignore[attr-defined]
+    return found
+
+
 def device(node: Node) -> torch.device | None:
     """Return where a node's tensor lies; None if it is no tensor."""
     value = node.meta.get("val")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.placement import known, nodes
 from pygraphd.client.placement.known import place_known_values
-from tests.client.placement.graphs import COPY, GPU, Builder, is_on_gpu, place, run
+from tests.client.placement.graphs import COPY, GPU, Builder, crossings, is_on_gpu, place, run
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 aten = torch.ops.aten
-
-
-def crossings(graph: Graph) -> list[Node]:
-    """Return the nodes of a graph that take something from the CPU to the GPU."""
-    return [
-        node
-        for node in graph.nodes
-        if node.op == "call_function"
-        and is_on_gpu(node)
-        and not all(is_on_gpu(each) for each in node.all_input_nodes)
-    ]
 
 
 def changed(build: Builder, *outputs: Node) -> tuple[Graph, nodes.Moved]:
@@ -219,7 +208,6 @@ def mutated(build: Builder) -> Node:
 @pytest.mark.parametrize(
     ("index", "reason"),
     [
-        (input_index, known.INPUT),
         (computed_from_an_input, known.INPUT),
         (random_index, known.RANDOM),
         (not_initialised, known.RANDOM),
