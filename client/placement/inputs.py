@@ -52,7 +52,7 @@ class _Input:
     @property
     def on_gpu(self) -> list[Node]:
         """The takers that have it come to the GPU."""
-        return [taker for taker, _ in self.uses if _lies_elsewhere(taker)]
+        return [taker for taker, _ in self.uses if nodes.lies_elsewhere(taker)]
 
     @property
     def bytes(self) -> int:
@@ -114,14 +114,6 @@ def _is_same(node: Node) -> bool:
     return after in {torch.float32, torch.float64} and not nodes.value(before).dtype.is_complex
 
 
-def _lies_elsewhere(node: Node) -> bool:
-    values = node.meta.get("val")
-    return any(
-        isinstance(each, torch.Tensor) and nodes.is_elsewhere(each.device)
-        for each in (values if isinstance(values, list | tuple) else [values])
-    )
-
-
 def _why_not(each: _Input) -> str | None:
     reasons = (_why_not_use(taker, value) for taker, value in each.uses)
     reason = next((reason for reason in reasons if reason is not None), None) or _why_not_value(each.value)
@@ -143,29 +135,18 @@ def _why_not_value(node: Node) -> str | None:
 def _why_not_use(taker: Node, value: Node) -> str | None:
     if nodes.is_mutating(taker):
         return CHANGED
-    if not _lies_elsewhere(taker):
+    if not nodes.lies_elsewhere(taker):
         return USED_HERE
     if taker.target is nodes.COPY:
         return None if _lie_alike(taker, value) else NOT_PLAIN
     if taker.target in nodes.INDEXING and value not in (taker.args[0], *taker.args[2:]):
         return None if nodes.value(value).dtype in nodes.INDEX_TYPES else A_MASK
-    return None if _is_pointwise(taker) and not nodes.value(value).dim() else OTHER_USE
+    return None if nodes.is_pointwise(taker) and not nodes.value(value).dim() else OTHER_USE
 
 
 def _lie_alike(one: Node, other: Node) -> bool:
     first, second = (nodes.value(each) for each in (one, other))
     return (first.dtype, first.size(), first.stride()) == (second.dtype, second.size(), second.stride())
-
-
-def _is_pointwise(node: Node) -> bool:
-    """Whether a node computes each element from one of each tensor; a scalar may come from the CPU then."""
-    target = node.target
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and target.namespace in {"aten", "prims"}
-        and torch.Tag.pointwise in target.tags
-        and isinstance(node.meta.get("val"), torch.Tensor)
-    )
 
 
 def _change(graph: Graph, device: torch.device, inputs: Sequence[_Input]) -> None:

@@ -36,10 +36,10 @@ class Moved:
 
 def said(taker: Node, reason: str) -> str:
     """Return what is to be said of a node that goes on taking a value from the CPU."""
-    return f"{taker.target} takes a CPU value to the GPU: {reason}{_where(taker)}"
+    return f"{taker.target} takes a CPU value to the GPU: {reason}{where(taker)}"
 
 
-def _where(node: Node) -> str:
+def where(node: Node) -> str:
     """Return the user's line that a node stems from, if that is known."""
     lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
     places = [line for line in lines if line.startswith("File ")]
@@ -64,6 +64,26 @@ def device(node: Node) -> torch.device | None:
 def is_elsewhere(device: torch.device) -> bool:
     """Whether a device is one that kernels run on while the CPU goes on."""
     return str(device.type) != "cpu"
+
+
+def lies_elsewhere(node: object) -> bool:
+    """Whether any of what a node gives lies on such a device."""
+    values = node.meta.get("val")  # type: ignore[attr-defined]
+    return any(
+        isinstance(each, torch.Tensor) and is_elsewhere(each.device)
+        for each in (values if isinstance(values, list | tuple) else [values])
+    )
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether a node computes each element from one of each tensor; a scalar may come from the CPU then."""
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and target.namespace in {"aten", "prims"}
+        and torch.Tag.pointwise in target.tags
+        and isinstance(node.meta.get("val"), torch.Tensor)
+    )
 
 
 def is_on_cpu(node: Node) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.placement import inputs, known
+from pygraphd.client.placement import inputs, items, known
 from pygraphd.client.placement.nodes import Moved
 from pygraphd.client.placement.sending import SENT, sender
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pygraphd.client.report import Report
 
 FILES = tuple(
-    str(Path(__file__).with_name(f"{name}.py")) for name in ("passes", "known", "inputs", "sending", "nodes")
+    str(Path(__file__).with_name(f"{name}.py"))
+    for name in ("passes", "known", "inputs", "sending", "items", "nodes")
 )
 """Where the rules are: Inductor's caches keep apart what other versions of them have compiled."""
 
@@ -42,23 +43,27 @@ class Placement:
         """Change a graph."""
         report = self._report()
         try:
-            of_inputs, of_known = self._applied(graph)
+            of_items, of_inputs, of_known = self._applied(graph)
         except Exception as error:  # noqa: BLE001 - within the user's compilation
             if report is not None:
                 report.fail(f"placement: {type(error).__name__}: {error}"[:200])
             return
         if report is not None:
-            report.count(placed=of_known.uses, placed_inputs=of_inputs.uses)
-            for reason in (*of_inputs.left, *of_known.left):
+            report.count(placed=of_known.uses, placed_inputs=of_inputs.uses, kept_items=of_items.uses)
+            for reason in (*of_items.left, *of_inputs.left, *of_known.left):
                 report.leave_on_cpu(reason)
 
-    def _applied(self, graph: torch.fx.Graph) -> tuple[Moved, Moved]:
-        """Return what the rule for inputs has done, and that for known values."""
+    def _applied(self, graph: torch.fx.Graph) -> tuple[Moved, Moved, Moved]:
+        """Return what the rules have done: that for numbers, that for inputs, and that for known values."""
         if reason := _why_left_alone(graph):
-            return Moved(0, inputs.all_left(graph, reason)), Moved(0, known.all_left(graph, reason))
+            left = [rule.all_left(graph, reason) for rule in (items, inputs, known)]
+            return Moved(0, left[0]), Moved(0, left[1]), Moved(0, left[2])
+        of_items = items.keep_items(
+            graph, split=_torch.graphs_are_split()
+        )  # first: its tensors may be inputs
         reason = _why_no_inputs()
         of_inputs = Moved(0, inputs.all_left(graph, reason)) if reason else inputs.place_inputs(graph)
-        return of_inputs, known.place_known_values(graph, self._place)
+        return of_items, of_inputs, known.place_known_values(graph, self._place)
 
 
 def _why_left_alone(graph: torch.fx.Graph) -> str | None:
