@@ -62,8 +62,8 @@ def device(node: Node) -> torch.device | None:
 
 
 def is_elsewhere(device: torch.device) -> bool:
-    """Whether a device is one that kernels run on while the CPU goes on."""
-    return str(device.type) != "cpu"
+    """Whether a device is one whose work is captured, and runs while the CPU goes on."""
+    return str(device.type) == "cuda"
 
 
 def lies_elsewhere(node: object) -> bool:

@@ -102,17 +102,17 @@ class Sender:
         self, values: list[torch.Tensor], device: torch.device, kinds: str, graph: str
     ) -> list[torch.Tensor] | None:
         """Return None if only a plain copy does what the program says."""
-        pointers = [each.data_ptr() for each in values]
-        if _is_captured(device) or not all(pointers) or any(each.is_pinned() for each in values):
-            # A copy to pinned memory may still be under way, and only the stream knows of it. And what is sent in a capture of
-            # the user's would be in their graph for good.
-            return None
+        if _is_captured(device):
+            return None  # what is sent would be in the user's graph for good
         # Copies for each stream: the order of work on different ones is not known.
         inputs = self._inputs((device, _stream(device)(), kinds, graph), len(values))
         found = []
-        for index, (pointer, (kind, size)) in enumerate(zip(pointers, _kinds(kinds), strict=True)):
+        for index, (value, (kind, size)) in enumerate(zip(values, _kinds(kinds), strict=True)):
+            pointer = value.data_ptr()
+            if not pointer or value.is_pinned():
+                return None  # a copy to pinned memory may still be under way, and only the stream knows of it
             content = ctypes.string_at(pointer, size)
-            sent = next((each.tensor for each in inputs[index] if each.content == content), None)
+            sent = _found(inputs[index], content)
             found.append(self._send(inputs, index, kind, pointer, content, device) if sent is None else sent)
         return found
 
@@ -153,11 +153,20 @@ class Sender:
             report.fail(f"sending CPU values: {type(error).__name__}: {error}"[:200])
 
 
+def _found(copies: tuple[_Copy, ...], content: bytes) -> torch.Tensor | None:
+    for each in copies:
+        if each.content == content:
+            return each.tensor
+    return None
+
+
 def _copied(kind: Kind, content: bytes, device: torch.device) -> torch.Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        staging = torch.empty(kind.size, dtype=kind.dtype, device="cpu", pin_memory=device.type == "cuda")
-        ctypes.memmove(staging.data_ptr(), content, len(content))
-        return staging.to(device, non_blocking=True, copy=True)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):  # further calls may be of a training
+            return _copied(kind, content, device)
+    staging = torch.empty(kind.size, dtype=kind.dtype, device="cpu", pin_memory=device.type == "cuda")
+    ctypes.memmove(staging.data_ptr(), content, len(content))
+    return staging.to(device, non_blocking=True, copy=True)
 
 
 @functools.cache
@@ -188,6 +197,6 @@ _library.define(
     "sent(Tensor[] values, Device device, str kinds, str graph) -> Tensor[]",
     tags=(torch.Tag.cudagraph_unsafe,),
 )
-_library.impl("sent", lambda *arguments: sender.send(*arguments), "CPU")
+_library.impl("sent", sender.send, "CPU")
 torch.library.register_fake("pygraphd::sent", _fake, lib=_library)
 SENT = torch.ops.pygraphd.sent.default

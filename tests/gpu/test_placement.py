@@ -225,6 +225,22 @@ def test_gradients_are_those_of_the_value_at_that_call(watched: Watched) -> None
     assert watched.report.counts["placed_inputs"] >= 2
 
 
+def test_values_that_change_are_sent_to_one_address(rules: Report) -> None:
+    from pygraphd.client.placement.sending import SENT, kinds_text
+
+    value, index = torch.tensor(0.0), torch.arange(9)
+    device, kinds = torch.device(DEVICE, 0), kinds_text([value, index])
+    places = set()
+    for step in range(20):
+        value.fill_(step)
+        sent = SENT([value, index], device, kinds, "of this test")
+        assert [each.tolist() for each in sent] == [step, index.tolist()]
+        places.add(tuple(each.data_ptr() for each in sent))
+        del sent  # which would keep its place
+
+    assert (len(places), rules.counts["sent"], rules.failures) == (1, 21, {})
+
+
 def test_values_are_right_while_the_gpu_is_behind(rules: Report) -> None:
     """What was sent, and where it was sent from, must not be written anew while a copy or a kernel is still to come."""
     compiled = torch.compile(soften, dynamic=False, options={"triton.cudagraphs": True})

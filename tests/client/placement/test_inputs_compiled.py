@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from torch.fx import Graph
 
+    from tests.client.conftest import Run
+
 pytestmark = pytest.mark.torch
 
 SPLIT = "reduce-overhead"
@@ -214,3 +216,32 @@ def test_caches_tell_what_others_load_from_what_is_run_here() -> None:
     with inductor_config.patch(cpp_wrapper=True):
         assert _torch.is_for_elsewhere()
     assert inputs.MAX_BYTES <= inputs.MAX_BYTES_OF_GRAPH
+
+
+# The CPU is taken for a GPU, as above.
+PROGRAM = """
+import sys
+import torch
+import torch._inductor.compile_fx
+from pygraphd.client.placement import nodes
+
+nodes.is_elsewhere = lambda device: True
+compiled = torch.compile(lambda x, by: (x @ x / by) @ x, mode="reduce-overhead", dynamic=False)
+x, by = torch.randn(4, 4), torch.tensor({value})
+for _ in range(3):
+    by.numpy()[...] += 1
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, by), (x @ x / by) @ x)
+"""
+
+
+def test_the_next_process_finds_it_in_the_caches_and_sends_its_own_values(run: Run, tmp_path: Path) -> None:
+    placed = []
+    for value in (1.0, 2.0):
+        program = PROGRAM.format(value=value)
+        outcome = run(program, PYGRAPH_PLACEMENT="1", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
+        placed.append(outcome.summary["placed_inputs"])
+        assert outcome.summary["sent"] == 3
+        assert not [text for text in outcome.summary["failures"] if not text.startswith("daemon: ")]
+
+    assert placed == [1, 0]

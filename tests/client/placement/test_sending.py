@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -124,6 +125,22 @@ def test_what_is_sent_anew_leaves_alone_what_somebody_holds(sent: Sent) -> None:
     sent(value)
 
     assert held.tolist() == [1.0, 2.0]
+
+
+def test_what_is_sent_anew_may_lie_where_it_lay(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy before is gone when memory is asked for, so that graphs are bound to one address."""
+    value, gone, copied = torch.tensor(1.0), [], sending._copied
+    before = weakref.ref(sent(value)[0])
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        gone.append(before() is None)
+        return copied(*arguments)
+
+    monkeypatch.setattr(sending, "_copied", watched)
+    value += 1
+    sent(value)
+
+    assert gone == [True]
 
 
 def test_of_values_that_go_together_those_are_sent_that_have_changed(sent: Sent) -> None:
