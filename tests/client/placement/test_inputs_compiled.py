@@ -226,7 +226,7 @@ import torch._inductor.compile_fx
 from pygraphd.client.placement import nodes
 
 nodes.is_elsewhere = lambda device: True
-compiled = torch.compile(lambda x, by: (x @ x / by) @ x, mode="reduce-overhead", dynamic=False)
+compiled = torch.compile(lambda x, by: (x @ x / by) @ x, backend="pygraph", mode="reduce-overhead", dynamic=False)
 x, by = torch.randn(4, 4), torch.tensor({value})
 for _ in range(3):
     by.numpy()[...] += 1
