@@ -356,6 +356,11 @@ PASSES_REQUIRED = (
     ("torch._inductor.config", "_config"),
     ("torch._inductor.compile_fx", "_recursive_post_grad_passes"),
     ("torch._inductor.custom_graph_pass", "get_hash_for_files"),
+    ("torch._inductor.lowering", "fallback_handler"),
+    ("torch._inductor.lowering", "lowerings"),
+    ("torch._inductor.lowering", "register_lowering"),
+    ("torch._inductor.virtualized", "V.aot_compilation"),
+    ("torch._inductor.virtualized", "V.graph"),
     ("torch._subclasses.fake_tensor", "FakeTensor"),
     ("torch.utils._python_dispatch", "_disable_current_modes"),
 )
@@ -371,6 +376,12 @@ GraphPass = Callable[[torch.fx.Graph], None]
 def missing_for_passes() -> str | None:
     """Return what this torch lacks for graphs to be changed before they are lowered, or None."""
     names = [f"{module}.{name}" for module, name in PASSES_REQUIRED if not _has(module, name)]
+    graph: Any = importlib.import_module("torch._inductor.graph")
+    names += [
+        name
+        for name in ("never_reuse_buffers",)
+        if name not in graph.GraphLowering.__init__.__code__.co_names
+    ]
     return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
 
 
@@ -396,7 +407,8 @@ def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
 
         def uuid(self) -> Any:
             uuids = [each.uuid() if isinstance(each, module.CustomGraphPass) else None for each in earlier]
-            return (*uuids, own) if all(uuids) else None  # None: as with theirs alone, nothing is cached
+            # None: as with theirs alone, nothing is cached.
+            return (*uuids, own, is_for_elsewhere()) if all(uuids) else None
 
         def __deepcopy__(self, memo: object) -> Passes:
             return self  # each thread takes a copy of a default, which is to be this one
@@ -438,6 +450,46 @@ def is_in_subgraph() -> bool:
         depth += frame.f_code.co_name == "_recursive_post_grad_passes"
         frame = frame.f_back
     return depth > 1
+
+
+def graphs_are_split() -> bool:
+    """Whether what Inductor captures of the graph that is being compiled goes without what cannot be captured."""
+    config = _inductor_config()
+    return bool(config.triton.cudagraphs and config.graph_partition)
+
+
+_FOR_ELSEWHERE = frozenset({"standalone_compile", "aot_compile", "aot_compile_fullgraph", "compile_fx_aot"})
+"""Functions that make what is compiled within them something to be saved, and loaded by programs without us."""
+
+
+def is_for_elsewhere() -> bool:
+    """Whether what is being compiled may run in a program that knows nothing of operators of ours, or is no Python."""
+    config, functorch = _inductor_config(), importlib.import_module("torch._functorch.config")
+    virtualized: Any = importlib.import_module("torch._inductor.virtualized")
+    if config.cpp_wrapper or virtualized.V.aot_compilation is True:
+        return True
+    if getattr(functorch, "bundled_autograd_cache", False):  # of `caching_precompile`, for one
+        return True
+    frame = cast("Any", sys._getframe(1))
+    while frame is not None and frame.f_code.co_name not in _FOR_ELSEWHERE:
+        frame = frame.f_back
+    return frame is not None
+
+
+def keep_results(operator: Any) -> None:
+    """Have Inductor write into none of the tensors that an operator returns as a list: they are for further calls, too."""
+    lowering: Any = importlib.import_module("torch._inductor.lowering")
+    virtualized: Any = importlib.import_module("torch._inductor.virtualized")
+    if operator in lowering.lowerings:
+        return
+    fallback = lowering.fallback_handler(operator)
+
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        results = fallback(*args, **kwargs)
+        virtualized.V.graph.never_reuse_buffers.update(each.get_name() for each in results)
+        return results
+
+    lowering.register_lowering(operator, type_promotion_kind=None)(lower)
 
 
 def has_frozen_values(module: Any) -> bool:

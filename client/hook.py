@@ -59,6 +59,7 @@ class Hook:
             self._uninstall()
         if self._remove_pass is not None:
             self._remove_pass()
+        self._forget_what_was_sent()
         with self._guard("making tree managers"):
             self._make_tree_managers()
         self.close()
@@ -68,6 +69,12 @@ class Hook:
         self._forget_import = None
         self._remove_pass = None
         self._boxes.clear()
+
+    def _forget_what_was_sent(self) -> None:
+        """Give back what the rules of placement keep on GPUs; what they have compiled sends it again."""
+        sending = sys.modules.get("pygraphd.client.placement.sending")
+        if sending is not None:
+            sending.sender.forget()
 
     def close(self) -> None:
         """End the session: record what is left, write the summary. Never raises."""

@@ -8,7 +8,7 @@
 | `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
 | `PYGRAPH_RELOCATE` | 0 | relocatable graphs are not tried |
 | `PYGRAPH_NATIVE` | 0 | no C compiler is started, and nothing compiled is loaded: relocatable graphs look at tensors in Python |
-| `PYGRAPH_PLACEMENT` | 1 | CPU values that are known when a graph is compiled are put on the GPU then |
+| `PYGRAPH_PLACEMENT` | 1 | CPU values that are known when a graph is compiled are put on the GPU then, small inputs when they change |
 | `PYGRAPH_SIZES` | a number | dynamic sizes of a graph that are decided apart, at a time; 8 by default, 0: none |
 | `PYGRAPH_SIZE_CALLS` | a number | the call of a dynamic size from which on it is; 3 by default |
 | `PYGRAPH_RECHECK_S` | seconds | time between two looks at how deployed graphs run; 600 by default, 0: none |

@@ -53,7 +53,8 @@ class Report:
         `checked` (decisions from elsewhere that were timed) and `disputed` (of these, those that did not hold);
         `rechecked` (looks at what had been deployed for a while) and `drifted` (of these, those that led to measuring anew);
         `sizes` (how often a graph was set up to be decided at one of its dynamic sizes);
-        `placed` (uses of CPU values that take them from the GPU now, of graphs that were compiled here);
+        `placed` (uses of known CPU values that take them from the GPU now, of graphs that were compiled here), `placed_inputs`
+        (uses of inputs that do), `sent` (how often such inputs went there) and `kept_items` (uses of `.item()` that take the tensor);
         under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
         relocatable graphs
         `captured` (recordings made) and `staged` (inputs that these copy).
@@ -121,6 +122,9 @@ class Report:
                 "drifted",
                 "sizes",
                 "placed",
+                "placed_inputs",
+                "sent",
+                "kept_items",
                 "led",
                 "followed",
                 "captured",

@@ -16,6 +16,8 @@ import torch
 from torch.fx import Graph, Node
 
 from pygraphd.client import _torch
+from pygraphd.client.placement import nodes
+from pygraphd.client.placement.nodes import Moved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +27,7 @@ MAX_BYTES = 1 << 20
 MAX_COMPUTED_BYTES = 64 << 20
 """Of one graph: what is computed on the way there is kept until the graph is done with."""
 
-INPUT = "it is an input of the graph, or computed from one"
+INPUT = "it is computed from an input of the graph"
 TOO_LARGE = "it is larger than 1 MiB"
 TOO_MANY = "what is known of this graph takes more than 64 MiB"
 RUN_TIME_SIZE = "its size is known at run time only"
@@ -37,30 +39,10 @@ NO_CONSTANT = "it comes from sizes alone, and Inductor moves what it can of thes
 USED_HERE = "the CPU goes on with it, and would compute other bits"
 A_MASK = "it is a mask, and how much that selects is known at run time only"
 
-_COPY = torch.ops.prims.device_put.default
-_FRESH = torch.ops.aten.lift_fresh_copy.default
-_INDEXING = frozenset(
-    {
-        torch.ops.aten.index.Tensor,
-        torch.ops.aten._unsafe_index.Tensor,
-        torch.ops.aten.index_put.default,
-        torch.ops.aten._unsafe_index_put.default,
-    }
-)
-"""Operators whose second argument is a list of indices."""
-_COPIES = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.clone.default})
-_INDEX_TYPES = frozenset({torch.int64, torch.int32})
+_COPIES = frozenset({nodes.FRESH, torch.ops.aten.clone.default})
 
 Place = Callable[[torch.Tensor, torch.device], torch.Tensor]
 """Puts a tensor on a device."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """What a rule did to a graph: how many uses it changed, and for each CPU value that it left the reason."""
-
-    uses: int
-    left: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,40 +64,36 @@ def place_known_values(graph: Graph, place: Place) -> Moved:
         reason = found if isinstance(found, str) else known.why_not(use.value) or _why_not(use, found)
         if isinstance(found, torch.Tensor) and reason is None:
             changes.append((use, found))
-        elif reason != NO_CONSTANT:
-            left.append(_said(use, str(reason)))
+        elif reason != NO_CONSTANT and use.value.op != "placeholder":  # of which `inputs.py` tells
+            left.append(nodes.said(use.taker, str(reason)))
     _change(graph, changes, place)
     return Moved(len(changes), tuple(left))
 
 
 def all_left(graph: Graph, reason: str) -> tuple[str, ...]:
     """Return what is to be said of a graph that is left as it is."""
-    return tuple(_said(use, reason) for use in _uses(graph))
-
-
-def _said(use: _Use, reason: str) -> str:
-    return f"{_name(use.taker)} takes a CPU value to the GPU: {reason}{_where(use.taker)}"
+    return tuple(nodes.said(use.taker, reason) for use in _uses(graph) if use.value.op != "placeholder")
 
 
 def _uses(graph: Graph) -> Iterator[_Use]:
     for node in graph.nodes:
-        device = _device(node)
-        if device is None or not _is_elsewhere(device):
+        device = nodes.device(node)
+        if device is None or not nodes.is_elsewhere(device):
             continue
-        if node.target is _COPY:
+        if node.target is nodes.COPY:
             taken = [node.args[0]]
-        elif node.target in _INDEXING:
+        elif node.target in nodes.INDEXING:
             taken = list(node.args[1])
         else:
             continue
         for value in dict.fromkeys(taken):
-            if isinstance(value, Node) and _is_on_cpu(value):
+            if isinstance(value, Node) and nodes.is_on_cpu(value):
                 yield _Use(node, value, device)
 
 
 def _why_not(use: _Use, value: torch.Tensor) -> str | None:
-    if use.taker.target in _INDEXING:
-        return None if value.dtype in _INDEX_TYPES else A_MASK
+    if use.taker.target in nodes.INDEXING:
+        return None if value.dtype in nodes.INDEX_TYPES else A_MASK
     copied = use.taker.meta["val"]
     same = (copied.dtype, copied.size(), copied.stride()) == (value.dtype, value.size(), value.stride())
     return None if same else NOT_PLAIN
@@ -150,7 +128,7 @@ class _Known:
         if node not in self._constants:
             return NO_CONSTANT
         computed = node.op == "call_function" and node.target not in _COPIES
-        goes_on = any(user.op == "output" or _is_on_cpu(user) for user in node.users)
+        goes_on = any(user.op == "output" or nodes.is_on_cpu(user) for user in node.users)
         inexact = isinstance(self._found[node], torch.Tensor) and node.meta["val"].is_floating_point()
         return USED_HERE if computed and goes_on and inexact else None
 
@@ -174,7 +152,7 @@ class _Known:
         value: Any = operator.attrgetter(str(node.target))(self._module)
         if type(value) is not torch.Tensor or value.device.type != "cpu" or value.requires_grad:
             return NOT_PLAIN
-        if value.layout is not torch.strided or any(_is_mutating(user) for user in node.users):
+        if value.layout is not torch.strided or any(nodes.is_mutating(user) for user in node.users):
             return NOT_PLAIN
         return TOO_LARGE if value.nbytes > MAX_BYTES else value
 
@@ -198,7 +176,7 @@ def _why_not_computed(node: Node) -> str | None:
     target, value = node.target, node.meta.get("val")
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in {"aten", "prims"}:
         return NOT_PURE
-    if _is_mutating(node):
+    if nodes.is_mutating(node):
         return NOT_PURE
     if torch.Tag.nondeterministic_seeded in target.tags or any(
         name in target.name() for name in ("empty", "resize", "from_file")
@@ -211,10 +189,6 @@ def _why_not_computed(node: Node) -> str | None:
     return TOO_LARGE if value.numel() * value.itemsize > MAX_BYTES else None
 
 
-def _is_mutating(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
 def _change(graph: Graph, changes: list[tuple[_Use, torch.Tensor]], place: Place) -> None:
     """Change one use after the other: whatever ends this early leaves a graph that computes the same."""
     constants: dict[tuple[Node, torch.device], Node] = {}
@@ -223,12 +197,12 @@ def _change(graph: Graph, changes: list[tuple[_Use, torch.Tensor]], place: Place
         if constant is None:
             constant = _add_constant(graph, use, place(value, use.device))
             constants[use.value, use.device] = constant
-        if use.taker.target is _COPY:
-            _take_copy(graph, use.taker, constant)
+        if use.taker.target is nodes.COPY:
+            nodes.replace_by_copy(graph, use.taker, constant)
         else:
-            _take_index(use, constant)
+            nodes.replace_index(use.taker, use.value, constant)
     for use, _ in changes:
-        _remove_unused(graph, use.value)
+        nodes.remove_unused(graph, use.value)
 
 
 def _add_constant(graph: Graph, use: _Use, value: torch.Tensor) -> Node:
@@ -242,58 +216,3 @@ def _add_constant(graph: Graph, use: _Use, value: torch.Tensor) -> Node:
         node = graph.get_attr(name)
     node.meta["val"] = _torch.fake_on(use.device, use.value.meta["val"])
     return node
-
-
-def _take_copy(graph: Graph, taker: Node, constant: Node) -> None:
-    # A copy of the constant: what the graph returns is the user's to change. Inductor takes a plain clone out again.
-    with graph.inserting_before(taker):
-        copy = graph.call_function(_FRESH, (constant,))
-    copy.meta = dict(taker.meta)
-    taker.replace_all_uses_with(copy)
-    graph.erase_node(taker)
-
-
-def _take_index(use: _Use, constant: Node) -> None:
-    source, indices, *more = use.taker.args
-    assert isinstance(indices, list | tuple)
-    indices = [constant if each is use.value else each for each in indices]
-    use.taker.args = (source, indices, *more)
-
-
-def _remove_unused(graph: Graph, node: Node) -> None:
-    """Remove a node that nobody uses any more, and what was there for it alone; inputs stay."""
-    waiting = [node]
-    while waiting:
-        each = waiting.pop()
-        if each.users or each.op == "placeholder" or each.graph is not graph or each not in graph.nodes:
-            continue
-        waiting += each.all_input_nodes
-        graph.erase_node(each)
-
-
-def _device(node: Node) -> torch.device | None:
-    value = node.meta.get("val")
-    return value.device if isinstance(value, torch.Tensor) else None
-
-
-def _is_elsewhere(device: torch.device) -> bool:
-    return str(device.type) != "cpu"
-
-
-def _is_on_cpu(node: Node) -> bool:
-    device = _device(node)
-    return device is not None and device.type == "cpu"
-
-
-def _name(node: Node) -> str:
-    return str(node.target)
-
-
-def _where(node: Node) -> str:
-    """Return the user's line that a node stems from, if that is known."""
-    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    places = [line for line in lines if line.startswith("File ")]
-    if not places:
-        return ""
-    file, _, rest = places[-1].removeprefix('File "').partition('", line ')
-    return f" ({file}:{rest.partition(',')[0]})"

@@ -8,15 +8,25 @@ from typing import TYPE_CHECKING
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.placement import known
+from pygraphd.client.placement import inputs, items, known
+from pygraphd.client.placement.nodes import Moved
+from pygraphd.client.placement.sending import SENT, sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pygraphd.client.report import Report
 
-FILES = tuple(str(Path(__file__).with_name(name)) for name in ("passes.py", "known.py"))
+FILES = tuple(
+    str(Path(__file__).with_name(f"{name}.py"))
+    for name in ("passes", "known", "inputs", "sending", "items", "nodes")
+)
 """Where the rules are: Inductor's caches keep apart what other versions of them have compiled."""
+
+IN_SUBGRAPH = "it is in a graph within another"
+FROZEN = "parameters are frozen into the graph"
+NOT_SPLIT = "it is an input, and this mode captures nothing of a graph that has any on the CPU"
+FOR_ELSEWHERE = "it is an input, and what is compiled is to run where PyGraph may not be"
 
 
 class Placement:
@@ -26,33 +36,48 @@ class Placement:
         """Note it in what `report` returns at that time; `place` puts a tensor on a device."""
         self._report = report
         self._place = place or _place
+        sender.report = report
+        _torch.keep_results(SENT)
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Change a graph."""
         report = self._report()
         try:
-            reason = _why_left_alone(graph)
-            moved = known.Moved(0, known.all_left(graph, reason)) if reason else self._moved(graph)
+            of_items, of_inputs, of_known = self._applied(graph)
         except Exception as error:  # noqa: BLE001 - within the user's compilation
             if report is not None:
                 report.fail(f"placement: {type(error).__name__}: {error}"[:200])
             return
         if report is not None:
-            report.count(placed=moved.uses)
-            for reason in moved.left:
+            report.count(placed=of_known.uses, placed_inputs=of_inputs.uses, kept_items=of_items.uses)
+            for reason in (*of_items.left, *of_inputs.left, *of_known.left):
                 report.leave_on_cpu(reason)
 
-    def _moved(self, graph: torch.fx.Graph) -> known.Moved:
-        return known.place_known_values(graph, self._place)
+    def _applied(self, graph: torch.fx.Graph) -> tuple[Moved, Moved, Moved]:
+        """Return what the rules have done: that for numbers, that for inputs, and that for known values."""
+        if reason := _why_left_alone(graph):
+            left = [rule.all_left(graph, reason) for rule in (items, inputs, known)]
+            return Moved(0, left[0]), Moved(0, left[1]), Moved(0, left[2])
+        of_items = items.keep_items(
+            graph, split=_torch.graphs_are_split()
+        )  # first: its tensors may be inputs
+        reason = _why_no_inputs()
+        of_inputs = Moved(0, inputs.all_left(graph, reason)) if reason else inputs.place_inputs(graph)
+        return of_items, of_inputs, known.place_known_values(graph, self._place)
 
 
 def _why_left_alone(graph: torch.fx.Graph) -> str | None:
     # Their constants do not get along with more that come later: Inductor runs branches again, and caches hold frozen values.
     if _torch.is_in_subgraph():
-        return "it is in a graph within another"
-    if _torch.has_frozen_values(graph.owning_module):
-        return "parameters are frozen into the graph"
-    return None
+        return IN_SUBGRAPH
+    return FROZEN if _torch.has_frozen_values(graph.owning_module) else None
+
+
+def _why_no_inputs() -> str | None:
+    # Nothing is split off where nothing is captured, and scalars are passed by value there. And the operator is ours.
+    if not _torch.graphs_are_split():
+        return NOT_SPLIT
+    return FOR_ELSEWHERE if _torch.is_for_elsewhere() else None
 
 
 def _place(value: torch.Tensor, device: torch.device) -> torch.Tensor:

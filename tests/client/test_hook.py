@@ -213,3 +213,21 @@ def test_an_option_that_is_not_understood_is_named_in_one_line(run: Run) -> None
     outcome = run(TRAINING.format(arguments=""), PYGRAPH_REFRESH="maybe")
 
     assert outcome.summary["failures"]["PYGRAPH_REFRESH=maybe is not understood: set it to 1 or 0"] == 1
+
+
+def test_disabling_gives_back_what_was_sent_to_a_gpu(run: Run) -> None:
+    outcome = run(
+        """
+import pygraphd, torch
+pygraphd.enable()
+from pygraphd.client.placement import sending
+value = torch.ones(2)
+sending.sender.send([value], torch.device("cpu"), sending.kinds_text([value]), "a graph")
+kept = len(sending.sender)
+pygraphd.disable()
+print(kept, len(sending.sender))
+""",
+        PYGRAPH_PLACEMENT="1",
+    )
+
+    assert outcome.output == "1 0\n"

@@ -122,6 +122,30 @@ def test_what_changing_graphs_needs_is_there(monkeypatch: pytest.MonkeyPatch) ->
     assert "torch._inductor.config.gone" in str(_torch.missing_for_passes.__wrapped__())
 
 
+def test_inductor_asks_what_it_may_reuse() -> None:
+    """Of what an operator of ours returns: see `keep_results`, and the compiled tests of placement for what it does."""
+    wrapper: Any = importlib.import_module("torch._inductor.codegen.wrapper")
+
+    asked = wrapper.PythonWrapperCodegen
+    assert (
+        "never_reuse_buffers" in getattr(asked, "can_free", asked.can_reuse).__code__.co_names
+    )  # 2.15 has both
+
+
+def test_what_is_compiled_for_elsewhere_is_compiled_by_functions_of_these_names() -> None:
+    inductor: Any = importlib.import_module("torch._inductor")
+    compile_fx: Any = importlib.import_module(_torch.COMPILE_FX)
+    dynamo: Any = importlib.import_module("torch._dynamo.aot_compile")
+    functions = (
+        inductor.standalone_compile,
+        inductor.aot_compile,
+        compile_fx.compile_fx_aot,
+        dynamo.aot_compile_fullgraph,
+    )
+
+    assert {each.__code__.co_name for each in functions} == _torch._FOR_ELSEWHERE
+
+
 def test_hooks_on_saved_tensors_do_not_hide_what_holds_a_tensor() -> None:
     kept: list[torch.Tensor] = []
 

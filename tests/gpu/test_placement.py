@@ -1,16 +1,21 @@
-"""CPU values that are known when a graph is compiled: on the GPU, with the same results, in one part instead of several."""
+"""CPU values that are known when a graph is compiled, and small inputs: on the GPU, with the same results, in one part."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from pygraphd.client import options
+from pygraphd.client.placement import inputs
+from pygraphd.client.report import Report
 
 if TYPE_CHECKING:
-    from tests.gpu.conftest import Watched
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.gpu.conftest import Relocated, Watched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -99,21 +104,242 @@ def test_what_inductor_has_cached_is_right_in_the_next_compilation(watched: Watc
     watched.expect()
 
 
-def test_a_value_that_changes_is_seen_by_the_next_call(watched: Watched) -> None:
-    """It is an input, which the rule leaves alone, and says so."""
-    temperature = torch.tensor([1.0] * 9)
+def soften(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    return (x @ x / by).softmax(-1) @ x
 
-    def soften(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        return x / by.to(x.device)
 
+def copied(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    return x @ x + by.to(x.device).flip(0) * x
+
+
+def picked(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    return (x @ x)[by] @ x
+
+
+def returned(x: torch.Tensor, by: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return by.to(x.device), x * by.to(x.device)
+
+
+def scaled_by_number(x: torch.Tensor, by: float) -> torch.Tensor:
+    return (x @ x) * by
+
+
+INPUTS: list[tuple[Any, Any]] = [
+    (soften, lambda step: torch.tensor(1.0 + step)),
+    (copied, lambda step: torch.arange(9.0) * step),
+    (picked, lambda step: (torch.arange(9) + step) % 9),
+    (returned, lambda step: torch.arange(9.0) - step),
+]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected)
+    for each in found if isinstance(found, tuple) else [found]:
+        each.zero_()  # what is returned is the user's to change
+
+
+@pytest.mark.parametrize(("function", "value"), INPUTS)
+def test_an_input_that_changes_is_seen_by_the_next_call(watched: Watched, function: Any, value: Any) -> None:
+    compiled = torch.compile(function, mode="reduce-overhead", dynamic=False)
+    by = value(0)
+    with torch.no_grad():
+        for step in range(ENOUGH):
+            x = torch.randn(9, 9, device=DEVICE)
+            by.numpy()[...] = value(step // 2).numpy()  # which no version tells of
+            assert_same(compiled(x, by), function(x, by))
+
+    watched.expect(graphs=1)
+    assert watched.report.summary()["left_on_cpu"] == {}
+    assert watched.report.counts["placed_inputs"] >= 1
+    assert ENOUGH // 2 <= watched.report.counts["sent"] < ENOUGH
+
+
+def test_a_python_number_that_changes_is_seen_by_the_next_call(watched: Watched) -> None:
+    compiled = torch.compile(scaled_by_number, mode="reduce-overhead")
+    with torch.no_grad():
+        for step in range(ENOUGH):
+            x, by = torch.randn(9, 9, device=DEVICE), 0.1 * (step // 2)
+            assert_same(compiled(x, by), scaled_by_number(x, by))
+
+    watched.expect()
+    assert watched.report.counts["placed_inputs"] >= 1
+    assert watched.report.counts["sent"] < ENOUGH
+
+
+@pytest.fixture
+def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
+    """Have the rules without the hook; return what they report to."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    from pygraphd.client import _torch
+    from pygraphd.client.placement.passes import FILES, Placement
+
+    torch._dynamo.reset()
+    report = Report()
+    remove = _torch.add_pass(Placement(lambda: report), FILES)
+    yield report
+    remove()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("function", "value"), INPUTS)
+def test_trees_see_what_has_changed(rules: Report, function: Any, value: Any) -> None:
+    compiled = torch.compile(function, mode="reduce-overhead", dynamic=False)
+    by = value(0)
+    with torch.no_grad():
+        for step in range(12):
+            x = torch.randn(9, 9, device=DEVICE)
+            by.copy_(value(step // 2))
+            torch.compiler.cudagraph_mark_step_begin()
+            assert_same(compiled(x, by), function(x, by))
+
+    assert (rules.failures, rules.counts["placed_inputs"] > 0) == ({}, True)
+
+
+@pytest.mark.parametrize(("function", "value"), INPUTS)
+def test_relocated_graphs_see_what_has_changed(
+    relocated: Relocated, rules: Report, function: Any, value: Any
+) -> None:
+    compiled = torch.compile(function, mode="reduce-overhead", dynamic=False)
+    by = value(0)
+    with torch.no_grad():
+        for step in range(20):
+            x = torch.randn(9, 9, device=DEVICE)
+            by.copy_(value(step // 2))
+            assert_same(compiled(x, by), function(x, by))
+
+    relocated.expect_all_captured()
+    assert (rules.failures, rules.counts["placed_inputs"] > 0) == ({}, True)
+
+
+def test_gradients_are_those_of_the_value_at_that_call(watched: Watched) -> None:
     compiled = torch.compile(soften, mode="reduce-overhead", dynamic=False)
+    by = torch.tensor(1.0)
+    for step in range(ENOUGH):
+        by.fill_(1.0 + step // 2)
+        x = torch.randn(9, 9, device=DEVICE, requires_grad=True)
+        (expected,) = torch.autograd.grad(soften(x, by).square().sum(), x)
+        (found,) = torch.autograd.grad(compiled(x, by).square().sum(), x)
+        torch.testing.assert_close(found, expected)
+
+    watched.expect()
+    assert watched.report.counts["placed_inputs"] >= 2
+
+
+def test_values_that_change_are_sent_to_one_address(rules: Report) -> None:
+    from pygraphd.client.placement.sending import SENT, kinds_text
+
+    value, index = torch.tensor(0.0), torch.arange(9)
+    device, kinds = torch.device(DEVICE, 0), kinds_text([value, index])
+    places = set()
+    for step in range(20):
+        value.fill_(step)
+        sent = SENT([value, index], device, kinds, "of this test")
+        assert [each.tolist() for each in sent] == [step, index.tolist()]
+        places.add(tuple(each.data_ptr() for each in sent))
+        del sent  # which would keep its place
+
+    assert (len(places), rules.counts["sent"], rules.failures) == (1, 21, {})
+
+
+def test_values_are_right_while_the_gpu_is_behind(rules: Report) -> None:
+    """What was sent, and where it was sent from, must not be written anew while a copy or a kernel is still to come."""
+    compiled = torch.compile(soften, dynamic=False, options={"triton.cudagraphs": True})
+    x, by = torch.randn(9, 9, device=DEVICE), torch.tensor(1.0)
+    with torch.no_grad():
+        compiled(x, by)
+        torch.cuda._sleep(200_000_000)
+        found = []
+        for step in range(300):
+            by.fill_(1.0 + step)
+            found.append(compiled(x, by).clone())
+        for step, each in enumerate(found):
+            torch.testing.assert_close(each, soften(x, torch.tensor(1.0 + step)))
+
+    assert rules.failures == {}
+
+
+def test_each_stream_has_values_of_its_own(rules: Report) -> None:
+    compiled = torch.compile(soften, dynamic=False, options={"triton.cudagraphs": True})
+    x, by = torch.randn(9, 9, device=DEVICE), torch.tensor(1.0)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    with torch.no_grad():
+        compiled(x, by)
+        torch.cuda.synchronize()
+        found = []
+        for step in range(40):
+            by.fill_(1.0 + step // 4)
+            with torch.cuda.stream(streams[step % 2]):
+                torch.cuda._sleep(1_000_000 * (1 + step % 2))
+                found.append(compiled(x, by).clone())
+        torch.cuda.synchronize()
+        for step, each in enumerate(found):
+            torch.testing.assert_close(each, soften(x, torch.tensor(1.0 + step // 4)))
+
+    assert rules.failures == {}
+
+
+def test_what_is_still_being_written_to_pinned_memory_is_waited_for(rules: Report) -> None:
+    """By the stream, as the copy of an eager program would."""
+    compiled = torch.compile(copied, mode="reduce-overhead", dynamic=False)
+    x, by = torch.randn(9, 9, device=DEVICE), torch.zeros(9).pin_memory()
+    with torch.no_grad():
+        for step in range(8):
+            source = torch.full((9,), float(step), device=DEVICE)
+            torch.cuda._sleep(50_000_000)
+            by.copy_(source, non_blocking=True)
+            torch.testing.assert_close(compiled(x, by), copied(x, source))
+
+    assert rules.failures == {}
+
+
+def test_what_has_not_changed_is_not_sent(rules: Report) -> None:
+    compiled = torch.compile(soften, mode="reduce-overhead", dynamic=False)
+    x, by = torch.randn(9, 9, device=DEVICE), torch.tensor(2.0)
+    with torch.no_grad():
+        for _ in range(5):
+            compiled(x, by)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(10):
+                compiled(x, by)
+            torch.cuda.synchronize()
+
+    copies = [event.key for event in profile.key_averages() if "HtoD" in event.key]
+    assert (copies, rules.counts["sent"]) == ([], 1)
+
+
+def interleaved(x: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Copy large values both ways in the midst of the work."""
+    y = x @ one.to(x.device)
+    early = y.sum(0).cpu()
+    return early, (y.relu() @ other.to(x.device)).softmax(-1)
+
+
+def test_inductor_has_copies_of_large_values_at_the_edges_of_a_graph(watched: Watched) -> None:
+    """Which is why there is no rule for it."""
+    compiled = torch.compile(interleaved, mode="reduce-overhead", dynamic=False)
     with torch.no_grad():
         for _ in range(ENOUGH):
-            x = torch.randn(4, 9, device=DEVICE)
-            temperature += 0.1
-            torch.testing.assert_close(compiled(x, temperature), x / temperature.to(DEVICE))
+            x, one, other = torch.randn(128, 128, device=DEVICE), torch.randn(128, 128), torch.randn(128, 128)
+            torch.testing.assert_close(compiled(x, one, other), interleaved(x, one, other))
 
-    assert watched.report.counts["placed"] == 0
-    (reason,) = watched.report.summary()["left_on_cpu"]
-    assert "it is an input of the graph" in reason
-    assert "test_placement.py" in reason
+    watched.expect(graphs=1)
+    assert all(inputs.TOO_LARGE in reason for reason in watched.report.summary()["left_on_cpu"])
+
+
+def counted(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    return (x @ x * count.item()) @ x
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+def test_a_number_that_only_feeds_the_gpu_stays_a_tensor(watched: Watched, device: str) -> None:
+    compiled = torch.compile(counted, mode="reduce-overhead", dynamic=False)
+    count = torch.tensor(0, device=device)
+    with torch.no_grad(), torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for _ in range(ENOUGH):
+            x = torch.randn(9, 9, device=DEVICE)
+            count += 1
+            torch.testing.assert_close(compiled(x, count), counted(x, count))
+
+    watched.expect(graphs=1, kept_items=1)
+    assert watched.report.summary()["left_on_cpu"] == {}

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from pygraphd.client import _torch
+from pygraphd.client.placement.sending import SENT
 
 GPU = torch.device("cuda", 0)
 COPY = torch.ops.prims.device_put.default
@@ -27,7 +28,10 @@ class Builder:
 
     def input(self, value: torch.Tensor, *, on_gpu: bool = True) -> Node:
         self.inputs.append(value)
-        return self._note(self.graph.placeholder(f"arg{len(self.inputs)}"), value, on_gpu=on_gpu)
+        first = next((node for node in self.graph.nodes if node.op != "placeholder"), self.graph._root)
+        with self.graph.inserting_before(first):
+            node = self.graph.placeholder(f"arg{len(self.inputs)}")
+        return self._note(node, value, on_gpu=on_gpu)
 
     def constant(self, value: torch.Tensor) -> Node:
         name = f"_tensor_constant{self._constants}"
@@ -76,6 +80,9 @@ class _OnTheCpu(Interpreter):  # type: ignore[misc]
 
 def run_operator(operator: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator on a CPU, where a copy to the GPU is a copy."""
+    if operator is SENT:
+        values, _, *more = args
+        return operator(values, torch.device("cpu"), *more)
     return args[0].clone() if operator is COPY else operator(*args, **kwargs)
 
 
@@ -84,6 +91,18 @@ def run(graph: Graph, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     module.recompile()
     results: tuple[torch.Tensor, ...] = _OnTheCpu(module).run(*(each.clone() for each in inputs))
     return results
+
+
+def crossings(graph: Graph) -> list[Node]:
+    """Return the nodes of a graph that take something from the CPU to the GPU."""
+    return [
+        node
+        for node in graph.nodes
+        if node.op == "call_function"
+        and is_on_gpu(node)
+        and not all(is_on_gpu(each) for each in node.all_input_nodes)
+        and node.all_input_nodes[0].target is not SENT
+    ]
 
 
 def is_on_gpu(node: Node) -> bool:

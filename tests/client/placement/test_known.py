@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.placement import known
+from pygraphd.client.placement import known, nodes
 from pygraphd.client.placement.known import place_known_values
-from tests.client.placement.graphs import COPY, GPU, Builder, is_on_gpu, place, run
+from tests.client.placement.graphs import COPY, GPU, Builder, crossings, is_on_gpu, place, run
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
@@ -21,18 +21,7 @@ pytestmark = pytest.mark.torch
 aten = torch.ops.aten
 
 
-def crossings(graph: Graph) -> list[Node]:
-    """Return the nodes of a graph that take something from the CPU to the GPU."""
-    return [
-        node
-        for node in graph.nodes
-        if node.op == "call_function"
-        and is_on_gpu(node)
-        and not all(is_on_gpu(each) for each in node.all_input_nodes)
-    ]
-
-
-def changed(build: Builder, *outputs: Node) -> tuple[Graph, known.Moved]:
+def changed(build: Builder, *outputs: Node) -> tuple[Graph, nodes.Moved]:
     """Apply the rule to a graph, and see that it computes what it did, time and again."""
     graph = build.output(*outputs)
     before = run(graph, *build.inputs)
@@ -60,7 +49,7 @@ def test_indices_of_a_forward_are_taken_from_the_gpu() -> None:
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, picked, picked))
 
-    assert moved == known.Moved(2, ())
+    assert moved == nodes.Moved(2, ())
     assert crossings(graph) == []
     assert [node.target for node in graph.nodes if node.op == "get_attr"] == [
         "_pygraph_known_1",
@@ -94,7 +83,7 @@ def test_what_sizes_alone_say_is_left_to_inductor() -> None:
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, x, build.to_gpu(mask)))
 
-    assert moved == known.Moved(0, ())
+    assert moved == nodes.Moved(0, ())
     assert len(crossings(graph)) == 1
 
 
@@ -219,7 +208,6 @@ def mutated(build: Builder) -> Node:
 @pytest.mark.parametrize(
     ("index", "reason"),
     [
-        (input_index, known.INPUT),
         (computed_from_an_input, known.INPUT),
         (random_index, known.RANDOM),
         (not_initialised, known.RANDOM),
@@ -238,7 +226,7 @@ def test_what_is_not_known_stays_where_it_is_and_that_is_said(index: Any, reason
     moved = place_known_values(graph, place)
 
     said = f"aten.index.Tensor takes a CPU value to the GPU: {reason} (model.py:12)"
-    assert moved == known.Moved(0, (said,))
+    assert moved == nodes.Moved(0, (said,))
     assert [(node.name, node.args) for node in graph.nodes] == before
 
 

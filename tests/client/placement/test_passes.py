@@ -15,7 +15,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from pygraphd.client import _torch, options
 from pygraphd.client.hook import Hook
-from pygraphd.client.placement import known
+from pygraphd.client.placement import known, nodes, passes
 from pygraphd.client.placement.passes import FILES, Placement
 from pygraphd.client.report import Report
 from tests.client.placement.graphs import COPY, Builder, place
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.torch
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     """Have the rules take this CPU for a GPU, too, so that they have something to do; return what they report to."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(known, "_is_elsewhere", lambda device: True)
+    monkeypatch.setattr(nodes, "is_elsewhere", lambda device: True)
     torch._dynamo.reset()
     report = Report()
     remove = _torch.add_pass(Placement(lambda: report), FILES)
@@ -118,9 +118,8 @@ def test_graphs_within_graphs_are_left_alone(added: Report) -> None:
         p = torch.tensor(which)
         torch.testing.assert_close(torch.compile(branching)(p, x), branching(p, x))
 
-    assert (added.counts["placed"], added.failures) == (0, {})
-    (said,) = added.summary()["left_on_cpu"]
-    assert "it is in a graph within another" in said
+    assert (added.counts["placed"], added.counts["placed_inputs"], added.failures) == (0, 0, {})
+    assert any(passes.IN_SUBGRAPH in said for said in added.summary()["left_on_cpu"])
 
 
 class Buffered(torch.nn.Module):  # type: ignore[misc]
@@ -193,17 +192,33 @@ def test_what_goes_wrong_is_counted_and_leaves_the_graph_as_it_was(
     assert added.failures == {"placement: RuntimeError: broken": 1}
 
 
-def test_what_is_left_is_said_with_its_line() -> None:
+def test_what_is_left_is_said_once_with_its_line() -> None:
     build = Builder()
     x, index = build.input(torch.randn(4)), build.input(torch.tensor([1]), on_gpu=False)
-    graph = build.output(build.index(x, index))
+    computed = build.call(torch.ops.aten.add.Tensor, build.input(torch.tensor([1]), on_gpu=False), 1)
+    graph = build.output(build.index(x, index), build.index(x, computed))
     report = Report()
 
     Placement(lambda: report, place)(graph)
     Placement(lambda: None, place)(graph)
 
-    (reason,) = report.summary()["left_on_cpu"]
-    assert reason.endswith(f"{known.INPUT} (model.py:12)")
+    reasons = [reason.partition(": ")[2] for reason in report.summary()["left_on_cpu"]]
+    assert reasons == [f"{passes.NOT_SPLIT} (model.py:12)", f"{known.INPUT} (model.py:12)"]
+
+
+def test_both_rules_work_on_one_graph() -> None:
+    build = Builder()
+    x, index = build.input(torch.randn(4)), build.input(torch.tensor([1, 0]), on_gpu=False)
+    constant = build.call(torch.ops.aten.lift_fresh_copy.default, build.constant(torch.tensor([1, 0, 1])))
+    graph = build.output(build.index(build.index(x, index), constant))
+    report = Report()
+
+    with inductor_config.patch({"triton.cudagraphs": True, "graph_partition": True}):
+        Placement(lambda: report, place)(graph)
+
+    graph.lint()
+    assert (report.counts["placed"], report.counts["placed_inputs"]) == (1, 1)
+    assert report.summary()["left_on_cpu"] == {}
 
 
 class Theirs(CustomGraphPass):  # type: ignore[misc]
@@ -336,6 +351,7 @@ for arguments in ({}, {"backend": "pygraph"}):
 def test_on_the_cpu_there_is_nothing_to_do(run: Run) -> None:
     outcome = run(PROGRAM, PYGRAPH_PLACEMENT="1")
 
-    assert (outcome.summary["placed"], outcome.summary["left_on_cpu"]) == (0, {})
+    assert [outcome.summary[name] for name in ("placed", "placed_inputs", "sent")] == [0, 0, 0]
+    assert outcome.summary["left_on_cpu"] == {}
     assert not [text for text in outcome.summary["failures"] if not text.startswith("daemon: ")]
     assert "Warning" not in outcome.output

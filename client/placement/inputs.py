@@ -1,0 +1,185 @@
+"""Small CPU values that are inputs of a graph (a temperature, a learning rate, a buffer left on the CPU), read on the GPU by it.
+
+They go there before what is captured runs, when they have changed; see `sending.py`. PyTorch copies them at every call, and
+leaves a graph uncaptured from the first of them to the last. What the CPU does with an input, and an input that is returned, stays
+as it is. Which uses are changed: copies to the GPU, indices into a tensor there, and scalars that meet tensors there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Node
+
+from pygraphd.client import _torch
+from pygraphd.client.placement import nodes
+from pygraphd.client.placement.nodes import Moved
+from pygraphd.client.placement.sending import SENT, kinds_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.fx import Graph
+
+MAX_BYTES = 16 << 10
+"""Up to here, reading a value at every call costs the host less than 1 us more than reading a number."""
+MAX_BYTES_OF_GRAPH = 64 << 10
+
+TOO_LARGE = "it is larger than 16 KiB"
+TOO_MANY = "the small inputs of this graph take more than 64 KiB"
+RUN_TIME_SIZE = "its size is known at run time only"
+NOT_PLAIN = "it is no plain, contiguous tensor"
+CHANGED = "the graph changes it in place"
+USED_HERE = "the CPU computes with it, too"
+A_MASK = "it is a mask, and how much that selects is known at run time only"
+OTHER_USE = "it is taken in a way that may tell where it lies"
+SEVERAL_GPUS = "more than one GPU takes it"
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """An input on the CPU, or what is the same number in another type, and who takes either."""
+
+    value: Node
+    same: tuple[Node, ...]
+    uses: tuple[tuple[Node, Node], ...]
+    """Who takes, and what: the input, or one that is the same."""
+
+    @property
+    def on_gpu(self) -> list[Node]:
+        """The takers that have it come to the GPU."""
+        return [taker for taker, _ in self.uses if nodes.lies_elsewhere(taker)]
+
+    @property
+    def bytes(self) -> int:
+        value = self.value.meta["val"]
+        return int(value.numel() * value.itemsize)
+
+
+def place_inputs(graph: Graph) -> Moved:
+    """Have a graph's uses of small CPU inputs take them from the GPU, where they are sent at the beginning of a call."""
+    placed: dict[torch.device, list[_Input]] = {}
+    left: list[str] = []
+    total = 0
+    for each in _inputs(graph):
+        reason = _why_not(each)
+        if reason is None and total + each.bytes > MAX_BYTES_OF_GRAPH:
+            reason = TOO_MANY
+        if reason is None:
+            total += each.bytes
+            placed.setdefault(each.on_gpu[0].meta["val"].device, []).append(each)
+        else:
+            left += [nodes.said(taker, reason) for taker in each.on_gpu]
+    for device, inputs in placed.items():
+        _change(graph, device, inputs)
+    return Moved(sum(len(each.uses) for inputs in placed.values() for each in inputs), tuple(left))
+
+
+def all_left(graph: Graph, reason: str) -> tuple[str, ...]:
+    """Return what is to be said of a graph that is left as it is."""
+    return tuple(nodes.said(taker, reason) for each in _inputs(graph) for taker in each.on_gpu)
+
+
+def _inputs(graph: Graph) -> Iterator[_Input]:
+    """Yield the inputs on the CPU that the GPU takes."""
+    for node in graph.nodes:
+        if node.op == "placeholder" and nodes.is_on_cpu(node):
+            found = _input(node)
+            if found.on_gpu:
+                yield found
+
+
+def _input(value: Node) -> _Input:
+    same, uses, waiting = [], [], [value]
+    while waiting:
+        each = waiting.pop()
+        for user in each.users:
+            if _is_same(user):
+                same.append(user)
+                waiting.append(user)
+            elif user.op != "output" or each is not value:
+                uses.append((user, each))
+    return _Input(value, tuple(same), tuple(uses))
+
+
+def _is_same(node: Node) -> bool:
+    """Whether a node on the CPU only gives a number another type, and both processors round it alike: a Python float has one."""
+    if node.target is not torch.ops.prims.convert_element_type.default or not nodes.is_on_cpu(node):
+        return False
+    before, after = node.args
+    return after in {torch.float32, torch.float64} and not nodes.value(before).dtype.is_complex
+
+
+def _why_not(each: _Input) -> str | None:
+    reasons = (_why_not_use(taker, value) for taker, value in each.uses)
+    reason = next((reason for reason in reasons if reason is not None), None) or _why_not_value(each.value)
+    if reason is None and len({taker.meta["val"].device for taker in each.on_gpu}) > 1:
+        return SEVERAL_GPUS
+    return reason
+
+
+def _why_not_value(node: Node) -> str | None:
+    value: torch.Tensor = node.meta["val"]
+    if not all(type(each) is int for each in (*value.size(), *value.stride())):
+        return RUN_TIME_SIZE
+    plain = value.layout is torch.strided and not (value.is_conj() or value.is_neg() or value.is_quantized)
+    if not plain or not value.is_contiguous() or not value.numel():
+        return NOT_PLAIN
+    return TOO_LARGE if value.nbytes > MAX_BYTES else None
+
+
+def _why_not_use(taker: Node, value: Node) -> str | None:
+    if nodes.is_mutating(taker):
+        return CHANGED
+    if not nodes.lies_elsewhere(taker):
+        return USED_HERE
+    if taker.target is nodes.COPY:
+        return None if _lie_alike(taker, value) else NOT_PLAIN
+    if taker.target in nodes.INDEXING and value not in (taker.args[0], *taker.args[2:]):
+        return None if nodes.value(value).dtype in nodes.INDEX_TYPES else A_MASK
+    return None if nodes.is_pointwise(taker) and not nodes.value(value).dim() else OTHER_USE
+
+
+def _lie_alike(one: Node, other: Node) -> bool:
+    first, second = (nodes.value(each) for each in (one, other))
+    return (first.dtype, first.size(), first.stride()) == (second.dtype, second.size(), second.stride())
+
+
+def _change(graph: Graph, device: torch.device, inputs: Sequence[_Input]) -> None:
+    """Change one use after the other: whatever ends this early leaves a graph that computes the same."""
+    for each, there in zip(inputs, _send(graph, device, inputs), strict=True):
+        for node in each.same:
+            node.replace_input_with(each.value, there)
+            node.meta["val"] = _torch.fake_on(device, node.meta["val"])
+        for taker, value in each.uses:
+            source = there if value is each.value else value
+            if taker.target is nodes.COPY:
+                nodes.replace_by_copy(graph, taker, source)
+            elif taker.target in nodes.INDEXING:
+                nodes.replace_index(taker, value, source)
+            else:
+                taker.replace_input_with(value, source)
+
+
+def _send(graph: Graph, device: torch.device, inputs: Sequence[_Input]) -> list[Node]:
+    """Add what sends inputs to a GPU; return them as they are there."""
+    values = [each.value for each in inputs]
+    fakes = [nodes.value(each) for each in values]
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        sent = graph.call_function(SENT, (values, device, kinds_text(fakes), _name(graph)))
+        there = [graph.call_function(operator.getitem, (sent, index)) for index in range(len(values))]
+    for node, fake in zip(there, fakes, strict=True):
+        node.meta["val"] = _torch.fake_on(device, fake)
+    sent.meta["val"] = [node.meta["val"] for node in there]
+    return there
+
+
+def _name(graph: Graph) -> str:
+    """Return what tells graphs of a process apart, and is the same in the next: its names alone, as there are objects in it."""
+    names = " ".join(node.name for node in graph.nodes)
+    return hashlib.sha256(names.encode()).hexdigest()[:12]

@@ -1,0 +1,125 @@
+"""What the rules ask of a graph's nodes, and what they say of those that they leave alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.fx import Graph, Node
+
+COPY = torch.ops.prims.device_put.default
+"""Copies a tensor to a device."""
+FRESH = torch.ops.aten.lift_fresh_copy.default
+"""Copies a tensor to where it is. Inductor takes a plain clone out again, and this not."""
+INDEXING = frozenset(
+    {
+        torch.ops.aten.index.Tensor,
+        torch.ops.aten._unsafe_index.Tensor,
+        torch.ops.aten.index_put.default,
+        torch.ops.aten._unsafe_index_put.default,
+    }
+)
+"""Operators whose second argument is a list of indices."""
+INDEX_TYPES = frozenset({torch.int64, torch.int32})
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a rule did to a graph: how many uses it changed, and for each CPU value that it left the reason."""
+
+    uses: int
+    left: tuple[str, ...]
+
+
+def said(taker: Node, reason: str) -> str:
+    """Return what is to be said of a node that goes on taking a value from the CPU."""
+    return f"{taker.target} takes a CPU value to the GPU: {reason}{where(taker)}"
+
+
+def where(node: Node) -> str:
+    """Return the user's line that a node stems from, if that is known."""
+    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+    places = [line for line in lines if line.startswith("File ")]
+    if not places:
+        return ""
+    file, _, rest = places[-1].removeprefix('File "').partition('", line ')
+    return f" ({file}:{rest.partition(',')[0]})"
+
+
+def value(node: object) -> torch.Tensor:
+    """Return what stands for a node's tensor, which it must have."""
+    found: torch.Tensor = node.meta["val"]  # type: ignore[attr-defined]
+    return found
+
+
+def device(node: Node) -> torch.device | None:
+    """Return where a node's tensor lies; None if it is no tensor."""
+    value = node.meta.get("val")
+    return value.device if isinstance(value, torch.Tensor) else None
+
+
+def is_elsewhere(device: torch.device) -> bool:
+    """Whether a device is one whose work is captured, and runs while the CPU goes on."""
+    return str(device.type) == "cuda"
+
+
+def lies_elsewhere(node: object) -> bool:
+    """Whether any of what a node gives lies on such a device."""
+    values = node.meta.get("val")  # type: ignore[attr-defined]
+    return any(
+        isinstance(each, torch.Tensor) and is_elsewhere(each.device)
+        for each in (values if isinstance(values, list | tuple) else [values])
+    )
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether a node computes each element from one of each tensor; a scalar may come from the CPU then."""
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and target.namespace in {"aten", "prims"}
+        and torch.Tag.pointwise in target.tags
+        and isinstance(node.meta.get("val"), torch.Tensor)
+    )
+
+
+def is_on_cpu(node: Node) -> bool:
+    """Whether a node's tensor lies on the CPU."""
+    found = device(node)
+    return found is not None and found.type == "cpu"
+
+
+def is_mutating(node: Node) -> bool:
+    """Whether a node writes to what it is given."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def replace_by_copy(graph: Graph, taker: Node, source: Node) -> None:
+    """Have a copy of `source`, which is there already, take the place of one of the same value to the GPU."""
+    # A copy all the same: what the graph returns is the user's to change.
+    with graph.inserting_before(taker):
+        copy = graph.call_function(FRESH, (source,))
+    copy.meta = dict(taker.meta)
+    taker.replace_all_uses_with(copy)
+    graph.erase_node(taker)
+
+
+def replace_index(taker: Node, value: Node, source: Node) -> None:
+    """Have a node take `source` as its index wherever it takes `value`."""
+    tensor, indices, *more = taker.args
+    assert isinstance(indices, list | tuple)
+    taker.args = (tensor, [source if each is value else each for each in indices], *more)
+
+
+def remove_unused(graph: Graph, node: Node) -> None:
+    """Remove a node that nobody uses any more, and what was there for it alone; inputs stay."""
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if each.users or each.op == "placeholder" or each.graph is not graph or each not in graph.nodes:
+            continue
+        waiting += each.all_input_nodes
+        graph.erase_node(each)

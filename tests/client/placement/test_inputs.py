@@ -1,0 +1,335 @@
+"""Small CPU inputs are taken from the GPU, with the value that they have at that call, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pygraphd.client.placement import inputs, nodes
+from pygraphd.client.placement.inputs import place_inputs
+from pygraphd.client.placement.sending import SENT
+from tests.client.placement.graphs import Builder, crossings, is_on_gpu, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.fx import Graph, Node
+
+pytestmark = pytest.mark.torch
+
+aten = torch.ops.aten
+convert = torch.ops.prims.convert_element_type.default
+
+
+def changed(build: Builder, *outputs: Node) -> tuple[Graph, nodes.Moved]:
+    """Apply the rule to a graph, and see that it computes what it did with whatever its inputs hold."""
+    graph = build.output(*outputs)
+    calls = [build.inputs, [other(each) for each in build.inputs], build.inputs]
+    before = [run(graph, *each) for each in calls]
+    moved = place_inputs(graph)
+    graph.lint()
+    for each, expected in zip(calls, before, strict=True):
+        for _ in range(2):
+            found = run(graph, *each)
+            for one, right in zip(found, expected, strict=True):
+                assert torch.equal(one, right)
+                assert (one.dtype, one.stride()) == (right.dtype, right.stride())
+            for one in found:
+                one.zero_()  # what a graph returns is the user's to change
+    return graph, moved
+
+
+def other(value: torch.Tensor) -> torch.Tensor:
+    return value.flip(0) if value.dim() else value + 1
+
+
+def sends(graph: Graph) -> list[Node]:
+    return list(graph.find_nodes(op="call_function", target=SENT))
+
+
+def scalar(build: Builder, value: float = 2.5) -> Node:
+    return build.input(torch.tensor(value), on_gpu=False)
+
+
+def index(build: Builder) -> Node:
+    return build.input(torch.tensor([1, 0, 3, 2]), on_gpu=False)
+
+
+def test_a_temperature_is_taken_from_the_gpu() -> None:
+    build = Builder()
+    x, temperature = build.input(torch.randn(4)), scalar(build)
+
+    graph, moved = changed(build, build.call(aten.div.Tensor, x, temperature))
+
+    assert moved == nodes.Moved(1, ())
+    assert crossings(graph) == []
+    (sent,) = sends(graph)
+    assert sent.args[1:3] == (torch.device("cuda", 0), "float32[]")
+
+
+def test_what_sends_comes_first_and_sends_all() -> None:
+    build = Builder()
+    x, one, two = build.input(torch.randn(4)), scalar(build), scalar(build, 3.5)
+    y = build.call(aten.mul.Tensor, build.call(aten.neg.default, x), one)
+    picked = build.index(y, index(build))
+
+    graph, moved = changed(build, build.call(aten.add.Tensor, picked, two), build.to_gpu(two))
+
+    assert (moved.uses, crossings(graph)) == (4, [])
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    assert calls[0].target is SENT
+    assert len(sends(graph)) == 1
+
+
+def test_a_python_number_is_rounded_on_the_gpu() -> None:
+    """A float is 64 bits wide, and rounded to what it meets."""
+    build = Builder()
+    x = build.input(torch.randn(4))
+    rate = build.input(torch.tensor(0.1, dtype=torch.float64), on_gpu=False)
+    narrow = build.call(convert, rate, torch.float32)
+    taken = build.call(aten.mul.Tensor, x, narrow)
+
+    graph, moved = changed(build, taken, build.to_gpu(narrow), build.call(aten.add.Tensor, x, rate))
+
+    assert (moved.uses, moved.left, crossings(graph)) == (3, (), [])
+    assert is_on_gpu(narrow)
+
+
+def test_an_input_that_is_returned_stays_where_it_is() -> None:
+    build = Builder()
+    x, temperature = build.input(torch.randn(4)), scalar(build)
+
+    graph, moved = changed(build, build.call(aten.mul.Tensor, x, temperature), temperature)
+
+    assert moved.uses == 1
+    assert list(graph.nodes)[-1].args[0][1] is temperature
+
+
+def test_a_copy_that_is_returned_is_one() -> None:
+    build = Builder()
+    graph, moved = changed(build, build.to_gpu(scalar(build)), build.to_gpu(index(build)))
+
+    assert (moved.uses, len(sends(graph))) == (2, 1)
+    assert len(graph.find_nodes(op="call_function", target=nodes.FRESH)) == 2
+
+
+def test_an_unused_input_is_no_matter() -> None:
+    build = Builder()
+    x = build.input(torch.randn(4))
+    scalar(build)
+
+    graph, moved = changed(build, build.call(aten.neg.default, x))
+
+    assert (moved, sends(graph)) == (nodes.Moved(0, ()), [])
+
+
+def test_what_the_cpu_keeps_to_itself_is_no_matter() -> None:
+    build = Builder()
+    x = build.input(torch.randn(4))
+    step = build.call(aten.add.Tensor, scalar(build), 1)
+
+    graph, moved = changed(build, build.call(aten.neg.default, x), step)
+
+    assert (moved, sends(graph)) == (nodes.Moved(0, ()), [])
+
+
+Use = tuple["Node", "list[Node]"]
+
+
+def used_here(build: Builder, x: Node) -> Use:
+    step = scalar(build)
+    return build.call(aten.mul.Tensor, x, step), [build.call(aten.add.Tensor, step, 1)]
+
+
+def changed_in_place(build: Builder, x: Node) -> Use:
+    step = scalar(build)
+    taken = build.call(aten.mul.Tensor, x, step)
+    return taken, [build.call(aten.copy_.default, step, scalar(build))]
+
+
+def a_mask(build: Builder, x: Node) -> Use:
+    mask = build.input(torch.tensor([True, False, True, False]), on_gpu=False)
+    return build.index(x, mask), []
+
+
+def too_large(build: Builder, x: Node) -> Use:
+    return build.to_gpu(build.input(torch.zeros(inputs.MAX_BYTES // 4 + 1), on_gpu=False)), []
+
+
+def not_contiguous(build: Builder, x: Node) -> Use:
+    return build.to_gpu(build.input(torch.ones(3, 2).t(), on_gpu=False)), []
+
+
+def complex_conjugate(build: Builder, x: Node) -> Use:
+    return build.to_gpu(build.input(torch.ones(2, dtype=torch.complex64).conj(), on_gpu=False)), []
+
+
+def rounded_number_is_returned(build: Builder, x: Node) -> Use:
+    narrow = build.call(convert, scalar(build), torch.float64)
+    return build.call(aten.mul.Tensor, x, narrow), [narrow]
+
+
+def taken_otherwise(build: Builder, x: Node) -> Use:
+    return build.call(aten.index_put.default, x, [build.to_gpu(index(build))], scalar(build)), []
+
+
+@pytest.mark.parametrize(
+    ("use", "reason"),
+    [
+        (used_here, inputs.USED_HERE),
+        (changed_in_place, inputs.CHANGED),
+        (a_mask, inputs.A_MASK),
+        (too_large, inputs.TOO_LARGE),
+        (not_contiguous, inputs.NOT_PLAIN),
+        (complex_conjugate, inputs.NOT_PLAIN),
+        (rounded_number_is_returned, inputs.USED_HERE),
+    ],
+)
+def test_what_is_left_is_said_with_its_line(use: Callable[[Builder, Node], Use], reason: str) -> None:
+    build = Builder()
+    taken, more = use(build, build.input(torch.randn(4)))
+    graph = build.output(taken, *more)
+    before = [(node.name, node.args) for node in graph.nodes]
+
+    moved = place_inputs(graph)
+
+    assert moved == nodes.Moved(0, (f"{taken.target} takes a CPU value to the GPU: {reason} (model.py:12)",))
+    assert [(node.name, node.args) for node in graph.nodes] == before
+
+
+def test_a_value_that_is_written_by_indices_is_left() -> None:
+    build = Builder()
+    taken, _ = taken_otherwise(build, build.input(torch.randn(4)))
+
+    _, moved = changed(build, taken)
+
+    assert moved.uses == 1  # the index
+    assert inputs.OTHER_USE in moved.left[0]
+
+
+def test_sizes_that_are_known_at_run_time_are_left() -> None:
+    build = Builder()
+    x, positions = build.input(torch.randn(4)), index(build)
+    taken = build.index(x, positions)
+    environment = torch.fx.experimental.symbolic_shapes.ShapeEnv()
+    mode = torch._subclasses.FakeTensorMode(shape_env=environment)
+    positions.meta["val"] = mode.from_tensor(
+        torch.arange(4),
+        symbolic_context=torch.fx.experimental.symbolic_shapes.StatelessSymbolicContext(
+            [torch.fx.experimental.symbolic_shapes.DimDynamic.DYNAMIC]
+        ),
+        source=torch._dynamo.source.ConstantSource("positions"),
+    )
+
+    moved = place_inputs(build.output(taken))
+
+    assert (moved.uses, inputs.RUN_TIME_SIZE in moved.left[0]) == (0, True)
+
+
+def test_what_is_sent_for_a_graph_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "MAX_BYTES_OF_GRAPH", 40)
+    build = Builder()
+    x = build.input(torch.randn(4))
+
+    _, moved = changed(build, build.index(build.index(x, index(build)), index(build)))
+
+    assert (moved.uses, inputs.TOO_MANY in moved.left[0]) == (1, True)
+
+
+def test_two_gpus_are_left_alone() -> None:
+    build = Builder()
+    step = scalar(build)
+    one, other = build.to_gpu(step), build.to_gpu(step)
+    other.meta["val"] = one.meta["val"].fake_mode.from_tensor(torch.ones(()))
+    from pygraphd.client import _torch
+
+    other.meta["val"] = _torch.fake_on(torch.device("cuda", 1), other.meta["val"])
+
+    moved = place_inputs(build.output(one, other))
+
+    assert (moved.uses, len(moved.left)) == (0, 2)
+    assert all(inputs.SEVERAL_GPUS in each for each in moved.left)
+
+
+def test_graphs_are_named_alike_in_every_process() -> None:
+    names = []
+    for _ in range(2):
+        build = Builder()
+        graph, _ = changed(build, build.call(aten.mul.Tensor, build.input(torch.randn(4)), scalar(build)))
+        names.append(sends(graph)[0].args[3])
+
+    assert names[0] == names[1] != ""
+
+
+def test_what_ends_early_leaves_a_graph_that_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = Builder()
+    x = build.input(torch.randn(4))
+    result = build.index(build.call(aten.mul.Tensor, x, scalar(build)), index(build))
+    graph = build.output(result)
+    (before,) = run(graph, *build.inputs)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(nodes, "replace_index", fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        place_inputs(graph)
+
+    graph.lint()
+    assert torch.equal(run(graph, *build.inputs)[0], before)
+
+
+POINTWISE = [aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.maximum.default]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[Builder, list[Node]]:
+    """Build a small program over vectors of four that takes inputs on the CPU in all ways, or computes with them there."""
+    build = Builder()
+    gpu = [build.input(torch.randn(4))]
+    vectors = [index(build) for _ in range(draw(st.integers(0, 2)))]
+    numbers = [scalar(build, number + 0.5) for number in range(draw(st.integers(1, 3)))]
+    doubles = [build.input(torch.tensor(0.1, dtype=torch.float64), on_gpu=False)]
+    for _ in range(draw(st.integers(1, 12))):
+        kind = draw(st.sampled_from(["scalar", "copy", "index", "round", "here", "there", "write"]))
+        tensor = draw(st.sampled_from(gpu))
+        if kind == "scalar":
+            number = draw(st.sampled_from([*numbers, *doubles]))
+            gpu.append(build.call(draw(st.sampled_from(POINTWISE)), tensor, number))
+        elif kind == "copy":
+            copy = build.to_gpu(draw(st.sampled_from(numbers)))
+            gpu.append(build.call(aten.mul.Tensor, tensor, copy))
+        elif kind == "index" and vectors:
+            gpu.append(build.index(tensor, draw(st.sampled_from(vectors))))
+        elif kind == "write" and vectors:
+            value = draw(st.sampled_from([*gpu, *numbers]))
+            gpu.append(build.call(aten.index_put.default, tensor, [draw(st.sampled_from(vectors))], value))
+        elif kind == "round":
+            numbers.append(build.call(convert, draw(st.sampled_from(doubles)), torch.float32))
+        elif kind == "here":
+            numbers.append(build.call(aten.add.Tensor, draw(st.sampled_from(numbers)), 1))
+        elif kind == "there":
+            gpu.append(build.call(draw(st.sampled_from(POINTWISE)), tensor, draw(st.sampled_from(gpu))))
+    outputs = draw(st.lists(st.sampled_from([*gpu, *numbers]), min_size=1, max_size=3, unique=True))
+    return build, outputs
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+@given(programs())
+def test_any_program_computes_what_it_did(program: tuple[Builder, list[Node]]) -> None:
+    build, outputs = program
+    before = {node: (is_on_gpu(node), build.value(node).dtype) for node in outputs}
+
+    graph, moved = changed(build, *outputs)
+
+    returned: Any = list(graph.nodes)[-1].args[0]
+    assert [(is_on_gpu(node), node.meta["val"].dtype) for node in returned] == list(before.values())
+    for node in crossings(graph):
+        taken = [each for each in node.all_input_nodes if not is_on_gpu(each)]
+        assert all(each.op != "placeholder" for each in taken) or moved.left
+    if moved.uses:
+        assert len(sends(graph)) == 1
