@@ -42,6 +42,7 @@ def trace_step(watch: Stopwatch) -> list[dict[str, Any]]:
         with profile(
             activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
             schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+            acc_events=True,  # it warns otherwise that there is one cycle only
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(file)),
         ) as profiler:
             for inputs in batches:  # the first step is not kept: it sets CUPTI up

@@ -214,8 +214,13 @@ def _is_same_value(mine: Any, right: Any) -> bool:
 
 
 def _answers(questions: Sequence[torch.Tensor]) -> list[bool]:
-    """Return the values of boolean tensors; the device is waited for once, and not for each of hundreds."""
-    return torch.stack(list(questions)).tolist() if questions else []
+    """Return the values of boolean tensors; each device is waited for once, and not for each of hundreds."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for each in questions:
+        by_device.setdefault(each.device, []).append(each)
+    # Of several devices: attention keeps its random state on the CPU, beside what it returns.
+    answers = {device: iter(torch.stack(mine).tolist()) for device, mine in by_device.items()}
+    return [next(answers[each.device]) for each in questions]
 
 
 def _is_tensor(value: Any) -> bool:

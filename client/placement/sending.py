@@ -108,7 +108,7 @@ class Sender:
         inputs = self._inputs((device, _stream(device)(), kinds, graph), len(values))
         found = []
         for index, (value, (kind, size)) in enumerate(zip(values, _kinds(kinds), strict=True)):
-            pointer = value.data_ptr()
+            pointer = value.data_ptr() if value.is_cpu else 0
             if not pointer or value.is_pinned():
                 return None  # a copy to pinned memory may still be under way, and only the stream knows of it
             content = ctypes.string_at(pointer, size)
@@ -198,5 +198,7 @@ _library.define(
     tags=(torch.Tag.cudagraph_unsafe,),
 )
 _library.impl("sent", sender.send, "CPU")
+# A backward may be given on the GPU what it was compiled for as a CPU value: the forward has saved the one that it has copied.
+_library.impl("sent", sender.send, "CUDA")
 torch.library.register_fake("pygraphd::sent", _fake, lib=_library)
 SENT = torch.ops.pygraphd.sent.default

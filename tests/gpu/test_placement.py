@@ -105,6 +105,10 @@ def test_what_inductor_has_cached_is_right_in_the_next_compilation(watched: Watc
 
 
 def soften(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    return (x @ x / by).sigmoid() @ x
+
+
+def sampled(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     return (x @ x / by).softmax(-1) @ x
 
 
@@ -152,6 +156,20 @@ def test_an_input_that_changes_is_seen_by_the_next_call(watched: Watched, functi
     assert watched.report.summary()["left_on_cpu"] == {}
     assert watched.report.counts["placed_inputs"] >= 1
     assert ENOUGH // 2 <= watched.report.counts["sent"] < ENOUGH
+
+
+def test_the_temperature_of_a_softmax_is_left_to_inductor_which_computes_with_it(watched: Watched) -> None:
+    compiled = torch.compile(sampled, mode="reduce-overhead", dynamic=False)
+    by = torch.tensor(1.0)
+    with torch.no_grad():
+        for step in range(ENOUGH):
+            x = torch.randn(9, 9, device=DEVICE)
+            by.numpy()[...] = 1.0 + step // 2
+            assert_same(compiled(x, by), sampled(x, by))
+
+    watched.expect()
+    assert watched.report.failures == {}
+    assert all(inputs.USED_HERE in reason for reason in watched.report.summary()["left_on_cpu"])
 
 
 def test_a_python_number_that_changes_is_seen_by_the_next_call(watched: Watched) -> None:
@@ -258,8 +276,9 @@ def test_values_are_right_while_the_gpu_is_behind(rules: Report) -> None:
     assert rules.failures == {}
 
 
-def test_each_stream_has_values_of_its_own(rules: Report) -> None:
-    compiled = torch.compile(soften, dynamic=False, options={"triton.cudagraphs": True})
+def test_each_stream_has_values_of_its_own(relocated: Relocated, rules: Report) -> None:
+    """Not in trees: these have one place for an input, whatever stream it is read on."""
+    compiled = torch.compile(soften, mode="reduce-overhead", dynamic=False)
     x, by = torch.randn(9, 9, device=DEVICE), torch.tensor(1.0)
     streams = [torch.cuda.Stream() for _ in range(2)]
     with torch.no_grad():
@@ -275,7 +294,8 @@ def test_each_stream_has_values_of_its_own(rules: Report) -> None:
         for step, each in enumerate(found):
             torch.testing.assert_close(each, soften(x, torch.tensor(1.0 + step // 4)))
 
-    assert rules.failures == {}
+    relocated.expect_all_captured()
+    assert (rules.failures, rules.counts["placed_inputs"] > 0) == ({}, True)
 
 
 def test_what_is_still_being_written_to_pinned_memory_is_waited_for(rules: Report) -> None:
@@ -321,7 +341,8 @@ def test_inductor_has_copies_of_large_values_at_the_edges_of_a_graph(watched: Wa
     with torch.no_grad():
         for _ in range(ENOUGH):
             x, one, other = torch.randn(128, 128, device=DEVICE), torch.randn(128, 128), torch.randn(128, 128)
-            torch.testing.assert_close(compiled(x, one, other), interleaved(x, one, other))
+            expected = interleaved(x, one, other)
+            torch.testing.assert_close(compiled(x, one, other), expected, rtol=1e-3, atol=1e-3)
 
     watched.expect(graphs=1)
     assert all(inputs.TOO_LARGE in reason for reason in watched.report.summary()["left_on_cpu"])
