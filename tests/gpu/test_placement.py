@@ -168,8 +168,8 @@ def test_the_temperature_of_a_softmax_is_left_to_inductor_which_computes_with_it
             assert_same(compiled(x, by), sampled(x, by))
 
     watched.expect()
-    assert watched.report.failures == {}
-    assert all(inputs.USED_HERE in reason for reason in watched.report.summary()["left_on_cpu"])
+    (left,) = watched.report.summary()["left_on_cpu"]
+    assert inputs.USED_HERE in left
 
 
 def test_a_python_number_that_changes_is_seen_by_the_next_call(watched: Watched) -> None:
