@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from pygraphd.peer import peer_of, why_refused
 from pygraphd.schema.checks import InvalidMessageError
@@ -49,6 +50,7 @@ class Server:
 
     async def listen(self, bound: socket.socket) -> web.AppRunner:
         """Begin to serve on a socket that is bound already; `cleanup()` of the answer ends it."""
+        logging.getLogger("aiohttp.server").addFilter(_in_one_line)
         runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         await web.SockSite(runner, bound, backlog=256).start()
@@ -144,6 +146,15 @@ class Server:
             **dataclasses.asdict(self._cache.counters),
         }
         return _json(json.dumps(stats).encode())
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Let a record pass, without the traceback if a client has sent what is no HTTP: that is no fault of ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.msg, record.args = f"{record.getMessage()}: {' '.join(str(error).split())[:200]}", ()
+        record.exc_info = None
+    return True
 
 
 def _peer(request: web.Request) -> Peer:
