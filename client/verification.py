@@ -29,8 +29,8 @@ OLD_POISON = 0xFD
 """Another, so that what was read from where it was recorded cannot be taken for what was not written."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-_WHOLE_NUMBERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 """Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal."""
+_WHOLE_NUMBERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 class Generator(Protocol):
@@ -255,7 +255,6 @@ def _differ(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
     if flat.numel() == 1:
-        flat = flat.as_strided(
-            (1,), (1,)
-        )  # a single element may have any stride, and is not seen as bytes then
+        # It may have any stride, and is not seen as bytes then.
+        flat = flat.as_strided((1,), (1,))
     return flat.view(torch.uint8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -869,6 +870,27 @@ def test_many_threads_take_turns(case: Case) -> None:
 
     assert wrong == []
     case.expect(captured=1)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_while_a_call_is_recorded(case: Case, *, enabled: bool) -> None:
+    seen: list[bool] = []
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        seen.append(gc.isenabled())
+        return (operations.add(inputs[0], inputs[1]),)
+
+    run = case.make(body)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        for _ in range(3):
+            run([case.floats(1), case.floats(2)])
+        after = gc.isenabled()
+    finally:
+        gc.enable()
+
+    assert seen == [enabled, False, enabled]  # launched, recorded, launched to compare; then replayed
+    assert after is enabled
 
 
 def test_inputs_that_move_are_looked_at_first(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
