@@ -1,18 +1,20 @@
 """Timing of real calls: a pair of CUDA events and a host timer around each, read later and never waited for.
 
-The cost of a call is its span on the GPU if the queue was busy when it began (host time is then hidden behind earlier work)
-and the larger of host time and span if the queue was idle. Nothing is run twice and nothing is synchronised.
+The cost of a call is its span on the GPU if its host time was hidden behind earlier work (`client.timeline` says when), and
+the larger of host time and span if not. Nothing is run twice and nothing is synchronised.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from pygraphd.client.timeline import Entry, Run, Timeline
 from pygraphd.schema.messages import Deployment, Measurement
 
 if TYPE_CHECKING:
@@ -21,56 +23,69 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One call: host time and GPU span in microseconds, and whether the GPU was at work when it began."""
+    """One call: host time and GPU span in microseconds, and whether the host time was hidden behind earlier work."""
 
     host_us: float
     span_us: float
-    busy: bool
+    hidden: bool
 
     @property
     def cost_us(self) -> float:
         """What the call cost the program (see the module's text)."""
-        return self.span_us if self.busy else max(self.host_us, self.span_us)
+        return self.span_us if self.hidden else max(self.host_us, self.span_us)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Call:
-    deployment: Deployment
+    entry: Entry
+    run: Run
     begin: torch.cuda.Event
     end: torch.cuda.Event
-    busy: bool
-    host_ns: int
+
+    def is_complete(self) -> bool:
+        """Whether the GPU has done it; if so, its times are in the entry."""
+        if not self.end.query():
+            return False
+        entry, first = self.entry, self.run.first
+        entry.span_us = self.begin.elapsed_time(self.end) * 1e3
+        reached_us = 0.0 if entry is first else self.run.base.elapsed_time(self.begin) * 1e3
+        entry.lead_us = reached_us - (entry.began_us - first.began_us)
+        return True
 
 
 class Profiler:
     """The samples of one region, on one device. All calls must come from one thread at a time."""
 
-    def __init__(self, device_index: int) -> None:
+    def __init__(self, device_index: int, timeline: Timeline | None = None) -> None:
+        """Time calls on a device; `timeline` is shared by all regions that are measured together."""
         self._device = device_index
-        self._pending: list[_Call] = []
-        self._samples: dict[Deployment, list[Sample]] = {}
+        self._timeline = timeline if timeline is not None else Timeline()
+        self._pending: deque[_Call] = deque()
+        self._samples: dict[Deployment, list[Entry]] = {}
 
-    def start(self, deployment: Deployment) -> _Call:
-        """Begin timing a call on the device's current stream."""
+    def start(self, deployment: Deployment, *, fair: bool = True) -> _Call:
+        """Begin timing a call on the device's current stream; one that is not `fair` is no sample."""
         begin = torch.cuda.Event(enable_timing=True)
         stream = torch.cuda.current_stream(self._device)
-        busy = not stream.query()
+        idle = stream.query()
         begin.record(stream)
         end = torch.cuda.Event(enable_timing=True)
-        return _Call(deployment, begin, end, busy, time.perf_counter_ns())
+        entry = Entry(id(self), deployment, fair, idle, time.perf_counter_ns() / 1e3)
+        run = self._timeline.add(entry, begin, (self._device, stream.cuda_stream))
+        return _Call(entry, run, begin, end)
 
     def stop(self, call: _Call) -> None:
         """End timing a call; the sample is read by `collect` when the GPU has got there."""
-        call.host_ns = time.perf_counter_ns() - call.host_ns
+        call.entry.host_us = time.perf_counter_ns() / 1e3 - call.entry.began_us
         call.end.record(torch.cuda.current_stream(self._device))
         self._pending.append(call)
 
     def collect(self) -> None:
         """Read the samples that are complete; the others stay for the next time."""
-        while self._pending and self._pending[0].end.query():
-            call = self._pending.pop(0)
-            sample = Sample(call.host_ns / 1e3, call.begin.elapsed_time(call.end) * 1e3, call.busy)
-            self._samples.setdefault(call.deployment, []).append(sample)
+        while self._pending and self._pending[0].is_complete():
+            entry = self._pending.popleft().entry
+            if entry.fair:
+                self._samples.setdefault(entry.deployment, []).append(entry)
 
     def fewest(self, deployments: Iterable[Deployment]) -> int:
         """Return the number of samples of the deployment that has the fewest."""
@@ -78,7 +93,11 @@ class Profiler:
 
     def measurements(self) -> tuple[Measurement, ...]:
         """Return one measurement for each deployment that has samples."""
-        return tuple(summarize(deployment, samples) for deployment, samples in self._samples.items())
+        self._timeline.expose()
+        return tuple(
+            summarize(deployment, [Sample(each.host_us, each.span_us, not each.exposed) for each in entries])
+            for deployment, entries in self._samples.items()
+        )
 
 
 def summarize(deployment: Deployment, samples: Iterable[Sample]) -> Measurement:
@@ -93,5 +112,5 @@ def summarize(deployment: Deployment, samples: Iterable[Sample]) -> Measurement:
         mad_us=statistics.median(abs(cost - median) for cost in costs),
         host_us=statistics.median(sample.host_us for sample in samples),
         span_us=statistics.median(sample.span_us for sample in samples),
-        busy=statistics.fmean(sample.busy for sample in samples),
+        busy=statistics.fmean(sample.hidden for sample in samples),
     )

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.report import Report
+    from pygraphd.client.timeline import Timeline
 
 
 class State(enum.Enum):
@@ -80,6 +81,7 @@ class Host(Protocol):
     """What a region needs of the process around it."""
 
     rota: Rota
+    timeline: Timeline
     report: Report
 
     def turn(self, region: Region) -> Decision | Turn:
@@ -128,7 +130,8 @@ class Region:
         self._call: Runnable = self._warm_up
         self.turns = Turns(candidates.offered)
         self._device = candidates.device_index
-        self._profiler = Profiler(self._device)
+        self._profiler = Profiler(self._device, host.timeline)
+        self._spares_trees: bool | None = None
         self._sizes: tuple[int, ...] = ()
         self._seen_sizes: set[tuple[int, ...]] = set()
         self._thread = 0
@@ -139,13 +142,19 @@ class Region:
         return self._call(inputs)
 
     def ready(self) -> bool:
-        """Return whether every candidate has its samples, or will never have them."""
+        """Return whether every candidate has its samples, or will never have them, or needs none."""
         self._guarded(self._profiler.collect)
         candidates = self._candidates
         if candidates is None or self.turns.exhausted:
             return True
         tried = [each for each in candidates.offered if not candidates.lacks(each)]
-        return self._profiler.fewest(tried) >= SAMPLES
+        return self._profiler.fewest(tried) >= SAMPLES or self._can_spare_trees(tried)
+
+    def _can_spare_trees(self, tried: list[Deployment]) -> bool:
+        rest = [each for each in tried if each is not Deployment.TREES]
+        if self._spares_trees is None and self._profiler.fewest(rest) >= SAMPLES:
+            self._spares_trees = policy.spares_trees(self._profiler.measurements())
+        return self._spares_trees is True
 
     def _deploy(self, result: Decided) -> None:
         """Run as decided from now on, and say so to everybody concerned."""
@@ -271,9 +280,8 @@ class Region:
             deployment = Deployment.LAUNCH
         run = candidates.runnable(deployment)
         began = time.perf_counter()
-        call = (
-            self._guarded(lambda: self._profiler.start(deployment)) if self.turns.take(deployment) else None
-        )
+        fair = self.turns.take(deployment)
+        call = self._guarded(lambda: self._profiler.start(deployment, fair=fair))
         result = run(inputs)
         if call is not None:
             self._guarded(lambda: self._profiler.stop(call))

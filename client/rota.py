@@ -1,7 +1,7 @@
 """Whose turn it is: the balanced order in which measuring regions try the deployments on real calls.
 
-Two levels. `Turns` is one region's own order: blocks of A B B A, with three deployments A B C C B A. `Rota` makes all regions
-of one step follow one of them, decide in the same step, and change deployments only between a backward and the next
+Two levels. `Turns` is one region's own order: blocks of A B B A, and trees last where there are relocatable graphs, too, as they may
+not be needed. `Rota` makes all regions of one step follow one of them, decide in the same step, and change deployments only between a backward and the next
 forward: PyTorch's CUDA Graph trees depend on what ran before, and record anew for every mixture of captured and launched
 graphs. Knows nothing of torch.
 """
@@ -36,7 +36,7 @@ class Turns:
     """One region's progress through the deployments it may run in, `candidates`."""
 
     def __init__(self, candidates: tuple[Deployment, ...]) -> None:
-        self._order = (*candidates, *reversed(candidates))
+        self._order = _order(candidates)
         self._calls: Counter[Deployment] = Counter()
         self._previous: Deployment | None = None
 
@@ -55,6 +55,13 @@ class Turns:
         self._calls[deployment] += 1
         self._previous = deployment
         return fair
+
+
+def _order(candidates: tuple[Deployment, ...]) -> tuple[Deployment, ...]:
+    if Deployment.RELOCATE not in candidates or Deployment.TREES not in candidates:
+        return (*candidates, *reversed(candidates))
+    relocate, trees, launch = Deployment.RELOCATE, Deployment.TREES, Deployment.LAUNCH
+    return (relocate, launch, launch, relocate, relocate, trees, trees, launch, launch, trees, trees)
 
 
 class Member(Protocol):

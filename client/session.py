@@ -22,6 +22,7 @@ from pygraphd.client.region import Decided, Region, Tally
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
 from pygraphd.client.sized import Steps
+from pygraphd.client.timeline import Timeline
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
     Conditions,
@@ -54,6 +55,7 @@ class Session:
         self.report = Report()
         self.ranks = Ranks(self.report)
         self.rota = Rota()
+        self.timeline = Timeline()
         self.options = options.read(os.environ)
         bounds = self.options.sizes
         self.report.bounds = {"sizes": bounds.sizes, "size_calls": bounds.calls}

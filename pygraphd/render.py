@@ -45,7 +45,7 @@ _RIGHT = frozenset(
         "SPAN us",
     }
 )
-FIGURES = ("DEPLOYMENT", "SAMPLES", "MEDIAN us", "MAD us", "HOST us", "SPAN us", "GPU BUSY")
+FIGURES = ("DEPLOYMENT", "SAMPLES", "MEDIAN us", "MAD us", "HOST us", "SPAN us", "HIDDEN")
 """The columns of `figure_cells`."""
 
 

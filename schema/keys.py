@@ -18,8 +18,8 @@ from pygraphd.schema.checks import check_digest, check_int, check_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-KEY_VERSION = 1
-"""Part of every key: raise it when the meaning of a factor changes, and old rows are never hit again."""
+KEY_VERSION = 2
+"""Part of every key: raise it when the meaning of a factor or of what is measured changes, and old rows are never hit again."""
 
 
 def digest(label: str, fields: Iterable[tuple[str, str]]) -> str:

@@ -67,7 +67,7 @@ class Measurement:
     """What one deployment of one graph cost, over `samples` real calls; all times in microseconds.
 
     `median_us` and `mad_us` are of the cost of a call (see `client.profiler`), `host_us` and `span_us` the medians of
-    its host time and of its span on the GPU, `busy` the share of calls that found the GPU still at work.
+    its host time and of its span on the GPU, `busy` the share of calls whose host time was hidden behind the GPU's work.
     """
 
     deployment: Deployment

@@ -18,6 +18,7 @@ from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED
 from pygraphd.client.recycling import Watched
 from pygraphd.client.session import Session
+from pygraphd.client.timeline import Entry
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
@@ -36,13 +37,19 @@ class Clock(profiler.Profiler):
     """A profiler that finds what `times_us` says."""
 
     times_us: ClassVar = {Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0}
+    span_us = 0.0
+    """On the GPU, of each deployment; 0: as long as on the host."""
 
-    def start(self, deployment: Deployment) -> Any:
-        return deployment
+    def start(self, deployment: Deployment, *, fair: bool = True) -> Any:
+        return deployment, fair
 
     def stop(self, call: Any) -> None:
-        time = self.times_us[call]
-        self._samples.setdefault(call, []).append(profiler.Sample(time, time, busy=False))
+        deployment, fair = call
+        time = self.times_us[deployment]
+        span = self.span_us or time
+        entry = Entry(id(self), deployment, fair, idle=True, began_us=0.0, host_us=time, span_us=span)
+        if fair:
+            self._samples.setdefault(deployment, []).append(entry)
 
 
 class Compiled:
@@ -495,12 +502,30 @@ def test_all_parts_are_relocated_where_that_is_fastest(
 
     for ahead, behind in results:
         assert len({*ahead, *behind}) == 1
-    assert {ahead[0] for ahead, _ in results} == {"launched", "captured", "relocated"}
+    assert {ahead[0] for ahead, _ in results} == {"launched", "relocated"}, "trees need not be tried"
     assert results[-1] == (["relocated"] * 2, ["relocated"])
     assert forward.compiled_fn_runner.partitions == relocating[:2]
     assert forward.current_callable != forward.call  # kernels were compiled for aligned inputs
     assert not any(each.closed for each in relocating)
     assert session.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 0, "RELOCATE": 3}
+
+
+@pytest.mark.parametrize(("trees_us", "runs"), [(50.0, "captured"), (90.0, "relocated")])
+def test_trees_are_tried_where_relocating_wins_by_little(
+    session: Session,
+    relocating: list[Relocating],
+    monkeypatch: pytest.MonkeyPatch,
+    trees_us: float,
+    runs: str,
+) -> None:
+    times_us = {Deployment.LAUNCH: 100.0, Deployment.TREES: trees_us, Deployment.RELOCATE: 80.0}
+    monkeypatch.setattr(Clock, "times_us", times_us)
+    monkeypatch.setattr(Clock, "span_us", 10.0)
+
+    results = run(*compile_pair(session), MORE)
+
+    assert {ahead[0] for ahead, _ in results} == {"launched", "captured", "relocated"}
+    assert results[-1] == ([runs], [runs])
 
 
 def test_where_trees_are_faster_nothing_of_ours_is_left_in_the_way(

@@ -14,6 +14,7 @@ from pygraphd.client.claims import Turn
 from pygraphd.client.region import TRANSITIONS, WAITING, WARM_UP_CALLS, Decided, Region, State
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
+from pygraphd.client.timeline import Timeline
 from pygraphd.schema.messages import Conditions, Decision, Deployment, Graph, Kind, Measurement
 from pygraphd.schema.policy import POLICY_VERSION
 
@@ -28,6 +29,7 @@ class Host:
 
     def __init__(self) -> None:
         self.rota = Rota()
+        self.timeline = Timeline()
         self.report = Report()
         self.results: list[Decided] = []
         self.told = Conditions()

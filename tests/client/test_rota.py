@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pygraphd.client.rota import BLOCK, MAX_CALLS, SAMPLES, Rota, Turns
 from pygraphd.schema.messages import Deployment, Graph, Kind
 
-LAUNCH, TREES = Deployment.LAUNCH, Deployment.TREES
+LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
 FORWARD, BACKWARD, INFERENCE = Kind.FORWARD, Kind.BACKWARD, Kind.INFERENCE
 MOST_CALLS = 40
 """A few dozen calls is what measuring may cost."""
@@ -78,6 +78,20 @@ def test_the_order_is_balanced_and_the_first_calls_do_not_count() -> None:
     steps_until_decided([region])
 
     assert region.ran[:20] == [TREES] * 5 + [LAUNCH] * 10 + [TREES] * 5
+
+
+def test_trees_come_last_and_enough_is_known_of_the_others_before() -> None:
+    turns, ran, fair = Turns((RELOCATE, TREES, LAUNCH)), [], Counter[Deployment]()
+    for _ in range(11 * BLOCK):
+        deployment = turns.next()
+        if deployment is TREES and TREES not in ran:
+            assert min(fair[RELOCATE], fair[LAUNCH]) >= SAMPLES
+        ran.append(deployment)
+        fair[deployment] += turns.take(deployment)
+
+    assert ran[:20] == [RELOCATE] * 5 + [LAUNCH] * 10 + [RELOCATE] * 5
+    assert min(fair.values()) >= SAMPLES
+    assert turns.next() is RELOCATE, "from the beginning"
 
 
 def test_the_call_after_a_change_is_not_a_fair_sample() -> None:

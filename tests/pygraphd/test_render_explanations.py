@@ -62,7 +62,7 @@ def test_a_hit_says_who_measured_it_and_why_the_others_lost() -> None:
         "measured     LAUNCH, TREES: 2d ago on host-a by uid 1000, pygraphd 0.1.0",
         "not chosen   LAUNCH: slower by 67 %",
         "not chosen   RELOCATE: not measured",
-        "DEPLOYMENT  SAMPLES  MEDIAN us  MAD us  HOST us  SPAN us  GPU BUSY",
+        "DEPLOYMENT  SAMPLES  MEDIAN us  MAD us  HOST us  SPAN us  HIDDEN",
         "LAUNCH           12      100.0     1.0     50.0     40.0  25%",
         "TREES            12       60.0     1.0     50.0     40.0  25%",
     ]

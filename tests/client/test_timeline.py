@@ -1,0 +1,193 @@
+"""Whose host time counts, in programs that are played on two clocks: the host's, and that of a GPU with a queue."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pygraphd.client.timeline import MAX_ENTRIES, MAX_RUN_US, Entry, Timeline
+from pygraphd.schema.messages import Deployment
+
+LAUNCH, RELOCATE = Deployment.LAUNCH, Deployment.RELOCATE
+STREAM = (0, 0)
+BLOCK = 5
+
+
+@dataclass(frozen=True)
+class Event:
+    """A point in the GPU's time."""
+
+    at_us: float
+
+    def elapsed_time(self, end: Event, /) -> float:
+        return (end.at_us - self.at_us) / 1e3
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What calls of one region take: on the host by deployment, on the GPU in any, and on the host between calls."""
+
+    launch_us: float
+    relocate_us: float
+    span_us: float
+    number: int = 1
+    gap_us: float = 10.0
+
+
+class Program:
+    """Calls of regions as they come, and the user's synchronisations."""
+
+    def __init__(self) -> None:
+        self.timeline = Timeline()
+        self.entries: list[Entry] = []
+        self._host_us = self._free_us = 0.0
+
+    def call(self, graph: Graph, deployment: Deployment, *, known: bool = True) -> None:
+        host_us = graph.launch_us if deployment is LAUNCH else graph.relocate_us
+        idle = self._free_us <= self._host_us
+        reached_us = max(self._free_us, self._host_us)
+        entry = Entry(graph.number, deployment, True, idle, self._host_us, host_us, graph.span_us)
+        run = self.timeline.add(entry, Event(reached_us), STREAM)
+        if known:
+            entry.lead_us = run.base.elapsed_time(Event(reached_us)) * 1e3 - (
+                entry.began_us - run.first.began_us
+            )
+        self.entries.append(entry)
+        self._free_us = max(reached_us + graph.span_us, self._host_us + host_us)
+        self._host_us += host_us + graph.gap_us
+
+    def synchronize(self) -> None:
+        self._host_us = max(self._host_us, self._free_us)
+
+    def wait(self, us: float) -> None:
+        self._host_us += us
+
+    def exposed(self, graph: Graph) -> float:
+        """Return the share of a graph's calls whose host time counts."""
+        self.timeline.expose()
+        return statistics.fmean(entry.exposed for entry in self.entries if entry.region == graph.number)
+
+
+def by_turns(calls: int) -> Deployment:
+    """Return the deployment of the next call of a region in blocks of A B B A."""
+    return (RELOCATE, LAUNCH, LAUNCH, RELOCATE)[calls // BLOCK % 4]
+
+
+HEAVY = Graph(100, 30, 2_000, number=1)
+SMALL = Graph(120, 30, 15, number=2, gap_us=50)
+
+
+def heavy_then_small(program: Program, steps: int, small: int, *, synchronized: bool) -> None:
+    calls = 0
+    for step in range(steps):
+        program.call(HEAVY, by_turns(step))
+        for _ in range(small):
+            program.call(SMALL, by_turns(calls))
+            calls += 1
+        if synchronized:
+            program.synchronize()
+
+
+@pytest.mark.parametrize("synchronized", [True, False])
+def test_a_queue_that_launches_would_empty_hides_nothing(synchronized: bool) -> None:
+    """While half of the small graphs are captured, the heavy one keeps the GPU busy for all of them."""
+    program = Program()
+    heavy_then_small(program, 20, 14, synchronized=synchronized)
+
+    assert not any(entry.idle for entry in program.entries if entry.region == SMALL.number)
+    assert program.exposed(SMALL) > 0.7
+
+
+@pytest.mark.parametrize("synchronized", [True, False])
+def test_a_gpu_that_is_never_done_hides_the_host(synchronized: bool) -> None:
+    program = Program()
+    heavy_then_small(program, 20, 6, synchronized=synchronized)
+
+    assert program.exposed(SMALL) == 0
+    assert program.exposed(HEAVY) == (1 if synchronized else 1 / 20)  # it comes first
+
+
+def test_an_idle_gpu_exposes_every_call() -> None:
+    program = Program()
+    for call in range(40):
+        program.call(SMALL, by_turns(call))
+
+    assert program.exposed(SMALL) == 1
+
+
+def test_one_graph_in_a_loop_is_exposed_though_captured_calls_run_ahead() -> None:
+    """Ten calls to a step, each of 530 us by launching and 340 on the GPU: only launching leaves the GPU idle."""
+    graph, program = Graph(530, 60, 340), Program()
+    calls = 0
+    for _ in range(6):
+        for _ in range(10):
+            program.call(graph, by_turns(calls))
+            calls += 1
+        program.synchronize()
+
+    assert statistics.fmean(entry.idle for entry in program.entries) < 0.5
+    assert program.exposed(graph) > 0.9
+
+
+def test_waiting_for_data_with_work_in_the_queue_costs_nothing() -> None:
+    program = Program()
+    for step in range(10):
+        program.call(HEAVY, by_turns(step))
+        program.wait(1_500)
+        program.call(SMALL, by_turns(step))
+        program.synchronize()
+
+    assert program.exposed(SMALL) == 0
+
+
+def test_calls_that_the_gpu_has_not_come_to_are_not_judged_by() -> None:
+    program = Program()
+    program.call(HEAVY, RELOCATE)
+    program.call(SMALL, LAUNCH, known=False)
+
+    program.timeline.expose()
+    assert [entry.exposed for entry in program.entries] == [True, False]
+
+
+def test_streams_are_apart() -> None:
+    timeline = Timeline()
+    first = Entry(1, LAUNCH, True, True, 0.0)
+    other = Entry(2, LAUNCH, True, False, 1.0)
+
+    assert timeline.add(first, Event(0.0), (0, 7)) is not timeline.add(other, Event(0.0), (0, 8))
+
+
+@pytest.mark.parametrize(("calls", "apart_us"), [(MAX_ENTRIES + 1, 1.0), (2, MAX_RUN_US)])
+def test_a_run_has_an_end_although_the_gpu_is_never_idle(calls: int, apart_us: float) -> None:
+    timeline = Timeline()
+    runs = [
+        timeline.add(Entry(1, LAUNCH, True, False, number * apart_us), Event(0.0), STREAM)
+        for number in range(calls)
+    ]
+
+    assert runs[-1] is not runs[0]
+    assert runs[-2] is runs[0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), min_size=1, max_size=60),
+    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=4, max_size=4),
+)
+def test_what_an_idle_gpu_meets_is_exposed_and_so_is_all_before_it_in_the_run(
+    calls: list[tuple[int, int, bool]], times: list[tuple[int, int]]
+) -> None:
+    graphs = [Graph(launch, launch / 4, span, number) for number, (launch, span) in enumerate(times)]
+    program = Program()
+    for number, turn, synchronizes in calls:
+        program.call(graphs[number], (LAUNCH, RELOCATE, LAUNCH)[turn])
+        if synchronizes:
+            program.synchronize()
+
+    program.timeline.expose()
+    assert all(entry.exposed for entry in program.entries if entry.idle)
+    for before, entry in zip(program.entries, program.entries[1:], strict=False):
+        assert before.exposed or not entry.exposed or entry.idle
