@@ -1,7 +1,6 @@
 """Timing of real calls: a pair of CUDA events and a host timer around each, read later and never waited for.
 
-The cost of a call is its span on the GPU if its host time was hidden behind earlier work (`client.timeline` says when), and
-the larger of host time and span if not. Nothing is run twice and nothing is synchronised.
+What a call has cost, `client.timeline` says. Nothing is run twice and nothing is synchronised.
 """
 
 from __future__ import annotations
@@ -18,21 +17,7 @@ from pygraphd.client.timeline import Entry, Run, Timeline
 from pygraphd.schema.messages import Deployment, Measurement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One call: host time and GPU span in microseconds, and whether the host time was hidden behind earlier work."""
-
-    host_us: float
-    span_us: float
-    hidden: bool
-
-    @property
-    def cost_us(self) -> float:
-        """What the call cost the program (see the module's text)."""
-        return self.span_us if self.hidden else max(self.host_us, self.span_us)
+    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +79,19 @@ class Profiler:
     def measurements(self) -> tuple[Measurement, ...]:
         """Return one measurement for each deployment that has samples."""
         self._timeline.expose()
-        return tuple(
-            summarize(deployment, [Sample(each.host_us, each.span_us, not each.exposed) for each in entries])
-            for deployment, entries in self._samples.items()
-        )
+        return tuple(summarize(deployment, entries) for deployment, entries in self._samples.items())
+
+    def conceivable_us(self, deployment: Deployment) -> tuple[float, ...]:
+        """Return what a call would cost with its host time hidden, with it counted, and with time on the GPU hidden behind it."""
+        self._timeline.expose()
+        entries = self._samples[deployment]
+        span_us = statistics.median(each.span_us for each in entries)
+        host_us = statistics.median(each.host_us for each in entries)
+        return span_us, max(host_us, span_us), max(host_us, span_us - entries[-1].after_us)
 
 
-def summarize(deployment: Deployment, samples: Iterable[Sample]) -> Measurement:
+def summarize(deployment: Deployment, samples: Sequence[Entry]) -> Measurement:
     """Return medians and spread of at least one sample."""
-    samples = tuple(samples)
     costs = [sample.cost_us for sample in samples]
     median = statistics.median(costs)
     return Measurement(
@@ -112,5 +101,5 @@ def summarize(deployment: Deployment, samples: Iterable[Sample]) -> Measurement:
         mad_us=statistics.median(abs(cost - median) for cost in costs),
         host_us=statistics.median(sample.host_us for sample in samples),
         span_us=statistics.median(sample.span_us for sample in samples),
-        busy=statistics.fmean(sample.hidden for sample in samples),
+        busy=statistics.fmean(not sample.exposed for sample in samples),
     )

@@ -3,11 +3,12 @@
 That a call finds the GPU at work does not mean that its host time costs nothing: the GPU may run out of work some calls later for
 it. And while deployments alternate, those that are quick on the host keep the GPU busy for those that are not. So the calls of all
 regions are laid out as they came, and it is asked whether the GPU would have run dry if all of them had been launched; if so, the
-host time of all calls before that counts. What a synchronisation of the user's does to the queue is no reason to count them.
+host time of all calls before that counts, and time on the GPU only as far as it is longer than what the host does until the next call. What a synchronisation of the user's does to the queue is no reason to count them.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
@@ -51,6 +52,14 @@ class Entry:
     lead_us: float | None = None
     """None until the GPU has got to it."""
     exposed: bool = True
+    """Whether its host time counts."""
+    after_us: float = 0.0
+    """What the host usually does from then to the next call, while the GPU is at work."""
+
+    @property
+    def cost_us(self) -> float:
+        """What the call cost the program."""
+        return max(self.host_us, self.span_us - self.after_us) if self.exposed else self.span_us
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +84,15 @@ class Run:
             starved = len(self.entries) - 1 if self._dries(leads) else -1
         for number, entry in enumerate(self.entries):
             entry.exposed = number <= starved
+
+    def pauses(self) -> Iterable[tuple[int, float]]:
+        """Yield what the host did between two calls, with the region of the first.
+
+        The second found the GPU at work, so the host has not waited for all of it.
+        """
+        for entry, following in itertools.pairwise(self.entries):
+            if entry.host_us:
+                yield entry.region, max(0.0, following.began_us - entry.began_us - entry.host_us)
 
     def _leads(self, launched_us: Mapping[int, float]) -> Iterable[float]:
         """Yield how far the GPU would have been behind at each call, if all calls had been launched."""
@@ -108,17 +126,26 @@ class Timeline:
         return run
 
     def expose(self) -> None:
-        """Say of each call whether its host time counts."""
+        """Say of each call whether its host time counts, and what comes after it."""
         runs = list(self._runs)  # another thread may add to it
-        launched_us = _medians(entry for run in runs for entry in run.entries)
+        entries = [entry for run in runs for entry in run.entries]
+        launched_us = _medians(
+            (entry.region, entry.host_us) for entry in entries if entry.fair and _is_launched(entry)
+        )
+        after_us = _medians(pair for run in runs for pair in run.pauses())
         for run in runs:
             run.expose(launched_us)
+        for entry in entries:
+            entry.after_us = after_us.get(entry.region, 0.0)
 
 
-def _medians(entries: Iterable[Entry]) -> dict[int, float]:
-    """Return the median host time of each region's launches."""
+def _is_launched(entry: Entry) -> bool:
+    return entry.deployment is Deployment.LAUNCH and entry.lead_us is not None
+
+
+def _medians(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Return the median of each region's values."""
     found: dict[int, list[float]] = {}
-    for entry in entries:
-        if entry.fair and entry.deployment is Deployment.LAUNCH and entry.lead_us is not None:
-            found.setdefault(entry.region, []).append(entry.host_us)
-    return {region: statistics.median(times) for region, times in found.items()}
+    for region, value in pairs:
+        found.setdefault(region, []).append(value)
+    return {region: statistics.median(values) for region, values in found.items()}
