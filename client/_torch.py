@@ -492,6 +492,13 @@ def keep_results(operator: Any) -> None:
     lowering.register_lowering(operator, type_promotion_kind=None)(lower)
 
 
+def lower_as(operator: Any, like: Any) -> None:
+    """Have Inductor compile an operator as it does another, which takes the same."""
+    lowering: Any = importlib.import_module("torch._inductor.lowering")
+    if operator not in lowering.lowerings:
+        lowering.register_lowering(operator, type_promotion_kind=None)(lowering.lowerings[like])
+
+
 def has_frozen_values(module: Any) -> bool:
     """Whether parameters are constants of a graph: then what is made of them must not outlive them in Inductor's caches."""
     return bool(getattr(module, "_has_frozen_params", False))

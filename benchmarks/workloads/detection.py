@@ -2,6 +2,11 @@
 
 Not torchvision's: which regions its suppression of overlaps keeps depends on rounding, so that no two ways of running it could
 be compared. Here a region counts the less the nearer it is to being dropped.
+
+PyTorch 2.11 does not compile anchors in the usual order, a `stack` of places plus the shapes, in modes with CUDA Graphs.
+Inductor moves `arange` to the GPU if all that follows can follow it (`ConstructorMoverPass`). Of an operator that takes a list, as
+`stack` does, 2.11 takes the result to be on the GPU already. It looks no further, and leaves an addition of a tensor on the GPU to one
+on the CPU ("Unhandled FakeTensor Device Propagation for aten.add.Tensor"). 2.13 asks where the result is.
 """
 
 from __future__ import annotations
@@ -115,8 +120,10 @@ class Detector(torch.nn.Module):
         """Return the boxes around each place of a scale, made on the CPU at every call."""
         centers = (torch.arange(_IMAGE // stride) + 0.5) * stride
         rows, columns = torch.meshgrid(centers, centers, indexing="ij")
-        middles = torch.stack([columns, rows, columns, rows], dim=-1)
-        return (middles[:, :, None] + self.shapes).reshape(-1, 4)
+        # Each side by itself, and put together at the end: see the beginning of this file.
+        middles = (each[:, :, None] for each in (columns, rows, columns, rows))
+        sides = [middle + shape for middle, shape in zip(middles, self.shapes.unbind(dim=1), strict=True)]
+        return torch.stack(sides, dim=-1).reshape(-1, 4)
 
 
 def detection_inference(device: torch.device, batch: int) -> Case:

@@ -2,7 +2,8 @@
 
 They go there before what is captured runs, when they have changed; see `sending.py`. PyTorch copies them at every call, and
 leaves a graph uncaptured from the first of them to the last. What the CPU does with an input, and an input that is returned, stays
-as it is. Which uses are changed: copies to the GPU, indices into a tensor there, and scalars that meet tensors there.
+as it is. Which uses are changed: copies to the GPU, indices into a tensor there, and scalars that meet tensors there. The same
+uses of what the CPU computes of inputs are changed, too; `arithmetic.py` is about that.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import torch
 from torch.fx import Node
 
 from pygraphd.client import _torch
-from pygraphd.client.placement import nodes
+from pygraphd.client.placement import arithmetic, nodes
 from pygraphd.client.placement.nodes import Moved
 from pygraphd.client.placement.sending import SENT, kinds_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch.fx import Graph
+
+    from pygraphd.client.placement.arithmetic import Group
 
 MAX_BYTES = 16 << 10
 """Up to here, reading a value at every call costs the host less than 1 us more than reading a number."""
@@ -34,7 +37,8 @@ TOO_MANY = "the small inputs of this graph take more than 64 KiB"
 RUN_TIME_SIZE = "its size is known at run time only"
 NOT_PLAIN = "it is no plain, contiguous tensor"
 CHANGED = "the graph changes it in place"
-USED_HERE = "the CPU computes with it, too"
+USED_HERE = "the CPU computes with it, too, in a way that is left where it is"
+SAVED = "the CPU computes with it in a backward, whose forward may have saved it on the GPU"
 A_MASK = "it is a mask, and how much that selects is known at run time only"
 OTHER_USE = "it is taken in a way that may tell where it lies"
 SEVERAL_GPUS = "more than one GPU takes it"
@@ -62,26 +66,85 @@ class _Input:
 
 def place_inputs(graph: Graph) -> Moved:
     """Have a graph's uses of small CPU inputs take them from the GPU, where they are sent at the beginning of a call."""
-    placed: dict[torch.device, list[_Input]] = {}
-    left: list[str] = []
-    total = 0
-    for each in _inputs(graph):
-        reason = _why_not(each)
-        if reason is None and total + each.bytes > MAX_BYTES_OF_GRAPH:
-            reason = TOO_MANY
-        if reason is None:
-            total += each.bytes
-            placed.setdefault(each.on_gpu[0].meta["val"].device, []).append(each)
-        else:
-            left += [nodes.said(taker, reason) for taker in each.on_gpu]
-    for device, inputs in placed.items():
-        _change(graph, device, inputs)
-    return Moved(sum(len(each.uses) for inputs in placed.values() for each in inputs), tuple(left))
+    plan = _plan(graph)
+    for device in dict.fromkeys((*plan.inputs, *plan.groups)):
+        _change(graph, device, plan.inputs.get(device, []), plan.groups.get(device, []))
+    return Moved(plan.uses, tuple(plan.left))
 
 
 def all_left(graph: Graph, reason: str) -> tuple[str, ...]:
     """Return what is to be said of a graph that is left as it is."""
     return tuple(nodes.said(taker, reason) for each in _inputs(graph) for taker in each.on_gpu)
+
+
+class _Plan:
+    """What of a graph is to be sent to which GPU, and what is not, and why."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[torch.device, list[_Input]] = {}
+        self.groups: dict[torch.device, list[Group]] = {}
+        self.left: list[str] = []
+        self.uses = 0
+        self._bytes = 0
+
+    def add_input(self, each: _Input) -> None:
+        """Decide on an input that the CPU does not compute with."""
+        if self._fits(_why_not(each), each.on_gpu, each.bytes):
+            self.inputs.setdefault(nodes.value(each.on_gpu[0]).device, []).append(each)
+            self.uses += len(each.uses)
+
+    def add_group(self, graph: Graph, group: Group) -> None:
+        """Decide on inputs that the CPU computes with."""
+        on_gpu = [use for use in group.uses if nodes.lies_elsewhere(use[0])]
+        total = sum(nodes.value(each).nbytes for each in dict.fromkeys(value for _, value in group.uses))
+        takers = [taker for taker, value in on_gpu if not _known_tells(taker, value)]
+        if self._fits(_why_not_group(graph, group), takers, total):
+            self.groups.setdefault(nodes.value(on_gpu[0][0]).device, []).append(group)
+            self.uses += len(on_gpu)
+
+    def _fits(self, reason: str | None, takers: Sequence[Node], size: int) -> bool:
+        if reason is None and self._bytes + size > MAX_BYTES_OF_GRAPH:
+            reason = TOO_MANY
+        if reason is None:
+            self._bytes += size
+        else:
+            self.left += [nodes.said(taker, reason) for taker in takers]
+        return reason is None
+
+
+def _plan(graph: Graph) -> _Plan:
+    plan = _Plan()
+    groups = [group for group in arithmetic.groups(graph, _may_be_sent) if _is_for_gpu(group)]
+    computed_with = {node for group in groups for node in group.inputs}
+    for group in groups:
+        plan.add_group(graph, group)
+    for each in _inputs(graph):
+        if each.value not in computed_with:
+            plan.add_input(each)
+    return plan
+
+
+def _known_tells(taker: Node, value: Node) -> bool:
+    """Whether `known.py` gives a reason why a value is left."""
+    return value.op != "placeholder" and (taker.target is nodes.COPY or taker.target in nodes.INDEXING)
+
+
+def _is_for_gpu(group: Group) -> bool:
+    """Whether the GPU takes anything of a group, and the CPU computes more than the GPU would as well."""
+    on_gpu = any(nodes.lies_elsewhere(taker) for taker, _ in group.uses)
+    return on_gpu and not all(_is_same(each) for each in group.computed)
+
+
+def _may_be_sent(node: Node) -> bool:
+    return _why_not_value(node) is None
+
+
+def _why_not_group(graph: Graph, group: Group) -> str | None:
+    if arithmetic.is_backward(graph):
+        return SAVED
+    if arithmetic.is_written_late(graph, group):
+        return CHANGED
+    return _why_not_uses(group.uses)
 
 
 def _inputs(graph: Graph) -> Iterator[_Input]:
@@ -115,11 +178,16 @@ def _is_same(node: Node) -> bool:
 
 
 def _why_not(each: _Input) -> str | None:
-    reasons = (_why_not_use(taker, value) for taker, value in each.uses)
-    reason = next((reason for reason in reasons if reason is not None), None) or _why_not_value(each.value)
-    if reason is None and len({taker.meta["val"].device for taker in each.on_gpu}) > 1:
-        return SEVERAL_GPUS
-    return reason
+    return _why_not_uses(each.uses) or _why_not_value(each.value)
+
+
+def _why_not_uses(uses: Iterable[tuple[Node, Node]]) -> str | None:
+    devices = set()
+    for taker, value in uses:
+        if reason := _why_not_use(taker, value):
+            return reason
+        devices.add(nodes.value(taker).device)
+    return SEVERAL_GPUS if len(devices) > 1 else None
 
 
 def _why_not_value(node: Node) -> str | None:
@@ -149,30 +217,50 @@ def _lie_alike(one: Node, other: Node) -> bool:
     return (first.dtype, first.size(), first.stride()) == (second.dtype, second.size(), second.stride())
 
 
-def _change(graph: Graph, device: torch.device, inputs: Sequence[_Input]) -> None:
+def _change(graph: Graph, device: torch.device, inputs: Sequence[_Input], groups: Sequence[Group]) -> None:
     """Change one use after the other: whatever ends this early leaves a graph that computes the same."""
-    for each, there in zip(inputs, _send(graph, device, inputs), strict=True):
-        for node in each.same:
-            node.replace_input_with(each.value, there)
-            node.meta["val"] = _torch.fake_on(device, node.meta["val"])
-        for taker, value in each.uses:
-            source = there if value is each.value else value
-            if taker.target is nodes.COPY:
-                nodes.replace_by_copy(graph, taker, source)
-            elif taker.target in nodes.INDEXING:
-                nodes.replace_index(taker, value, source)
-            else:
-                taker.replace_input_with(value, source)
-
-
-def _send(graph: Graph, device: torch.device, inputs: Sequence[_Input]) -> list[Node]:
-    """Add what sends inputs to a GPU; return them as they are there."""
-    values = [each.value for each in inputs]
-    fakes = [nodes.value(each) for each in values]
     first = next(node for node in graph.nodes if node.op != "placeholder")
+    uses = [use for group in groups for use in group.uses]
+    taken = dict.fromkeys(value for _, value in uses)
     with graph.inserting_before(first):
-        sent = graph.call_function(SENT, (values, device, kinds_text(fakes), _name(graph)))
-        there = [graph.call_function(operator.getitem, (sent, index)) for index in range(len(values))]
+        computed = {each: by for group in groups for each, by in arithmetic.hoist(graph, group).items()}
+        batches = arithmetic.batches(graph, [computed[each] for each in taken if each in computed])
+        direct = [each for each in taken if each not in computed]
+        values = [*(each.value for each in inputs), *direct, *(batch.together for batch in batches)]
+        there = dict(zip(values, _send(graph, device, values), strict=True))
+        for batch in batches:
+            there.update(batch.parts(graph, there[batch.together]))
+    for each in inputs:
+        _change_input(graph, device, each, there[each.value])
+    for taker, value in uses:
+        _take(graph, taker, value, there[computed.get(value, value)])
+    for value, by in reversed(computed.items()):
+        value.replace_all_uses_with(by)
+        nodes.remove_unused(graph, value)
+
+
+def _change_input(graph: Graph, device: torch.device, each: _Input, there: Node) -> None:
+    for node in each.same:
+        node.replace_input_with(each.value, there)
+        node.meta["val"] = _torch.fake_on(device, node.meta["val"])
+    for taker, value in each.uses:
+        _take(graph, taker, value, there if value is each.value else value)
+
+
+def _take(graph: Graph, taker: Node, value: Node, source: Node) -> None:
+    if taker.target is nodes.COPY:
+        nodes.replace_by_copy(graph, taker, source)
+    elif taker.target in nodes.INDEXING:
+        nodes.replace_index(taker, value, source)
+    else:
+        taker.replace_input_with(value, source)
+
+
+def _send(graph: Graph, device: torch.device, values: list[Node]) -> list[Node]:
+    """Add what sends values to a GPU, at the place where nodes are being inserted; return them as they are there."""
+    fakes = [nodes.value(each) for each in values]
+    sent = graph.call_function(SENT, (values, device, kinds_text(fakes), _name(graph)))
+    there = [graph.call_function(operator.getitem, (sent, index)) for index in range(len(values))]
     for node, fake in zip(there, fakes, strict=True):
         node.meta["val"] = _torch.fake_on(device, fake)
     sent.meta["val"] = [node.meta["val"] for node in there]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.placement import inputs, items, known
+from pygraphd.client.placement import arithmetic, inputs, items, known
 from pygraphd.client.placement.nodes import Moved
 from pygraphd.client.placement.sending import SENT, sender
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FILES = tuple(
     str(Path(__file__).with_name(f"{name}.py"))
-    for name in ("passes", "known", "inputs", "sending", "items", "nodes")
+    for name in ("passes", "known", "inputs", "arithmetic", "sending", "items", "nodes")
 )
 """Where the rules are: Inductor's caches keep apart what other versions of them have compiled."""
 
@@ -38,6 +38,7 @@ class Placement:
         self._place = place or _place
         sender.report = report
         _torch.keep_results(SENT)
+        arithmetic.register()
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Change a graph."""

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads.detection import Detector
 from benchmarks.workloads.diffusion import DiffusionSampler
 
 pytestmark = pytest.mark.torch
@@ -84,6 +86,16 @@ def test_the_detector_makes_anchors_on_the_cpu_until_it_has_to_read_how_many_reg
         run("detection-inference", devices)
     assert devices.on_cpu["arange"] == 1
     assert devices.from_cpu == {"_to_copy": 1}
+
+
+def test_the_cpu_computes_with_no_stack_of_what_comes_from_arange() -> None:
+    """Inductor of torch 2.11 would put one on the GPU, and not what meets it."""
+    traced = make_fx(lambda: Detector().anchors(16))()
+    (stack,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.stack.default)
+    copies, after = {torch.ops.aten.view.default, torch.ops.aten.clone.default}, list(stack.users)
+    for node in after:
+        assert node.op == "output" or node.target in copies
+        after += node.users
 
 
 def test_the_diffusion_sampler_keeps_numpy_scalars() -> None:

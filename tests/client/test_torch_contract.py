@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraphd.client import _torch
 from pygraphd.client.families import Families
+from pygraphd.client.placement.arithmetic import HERE
 from pygraphd.client.undefined import undefined_outputs
 
 if TYPE_CHECKING:
@@ -130,6 +131,16 @@ def test_inductor_asks_what_it_may_reuse() -> None:
     assert (
         "never_reuse_buffers" in getattr(asked, "can_free", asked.can_reuse).__code__.co_names
     )  # 2.15 has both
+
+
+def test_an_operator_is_compiled_as_another_is() -> None:
+    lowering: Any = importlib.import_module("torch._inductor.lowering")
+    lowering.lowerings.pop(HERE, None)
+
+    _torch.lower_as(HERE, torch.ops.aten.clone.default)
+
+    assert lowering.lowerings.pop(HERE) is not None
+    _torch.lower_as(HERE, torch.ops.aten.clone.default)
 
 
 def test_what_is_compiled_for_elsewhere_is_compiled_by_functions_of_these_names() -> None:

@@ -158,18 +158,79 @@ def test_an_input_that_changes_is_seen_by_the_next_call(watched: Watched, functi
     assert ENOUGH // 2 <= watched.report.counts["sent"] < ENOUGH
 
 
-def test_the_temperature_of_a_softmax_is_left_to_inductor_which_computes_with_it(watched: Watched) -> None:
-    compiled = torch.compile(sampled, mode="reduce-overhead", dynamic=False)
-    by = torch.tensor(1.0)
+def shaped(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    return x @ x * torch.exp(by * -0.1 * torch.arange(9)).to(x.device) / by
+
+
+def shifted(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    return (x @ x)[(by + 1) % 9] @ x
+
+
+COMPUTED: list[tuple[Any, Any]] = [
+    (sampled, lambda step: torch.tensor(1.0 + step)),
+    (shaped, lambda step: torch.tensor(1.0 + step)),
+    (shifted, lambda step: (torch.arange(9) + step) % 9),
+]
+"""Functions for which the CPU computes with an input."""
+
+
+@pytest.mark.parametrize(("function", "value"), COMPUTED)
+def test_what_the_cpu_computes_is_sent_before_what_is_captured(
+    watched: Watched, function: Any, value: Any
+) -> None:
+    compiled = torch.compile(function, mode="reduce-overhead", dynamic=False)
+    by = value(0)
     with torch.no_grad():
         for step in range(ENOUGH):
             x = torch.randn(9, 9, device=DEVICE)
-            by.numpy()[...] = 1.0 + step // 2
-            assert_same(compiled(x, by), sampled(x, by))
+            by.numpy()[...] = value(step // 2).numpy()
+            assert_same(compiled(x, by), function(x, by))
 
-    watched.expect()
-    (left,) = watched.report.summary()["left_on_cpu"]
-    assert inputs.USED_HERE in left
+    watched.expect(graphs=1)
+    assert watched.report.summary()["left_on_cpu"] == {}
+    assert watched.report.counts["placed_inputs"] >= 1
+    assert ENOUGH // 2 <= watched.report.counts["sent"] <= ENOUGH + 2  # of two values at most
+
+
+def stepped(x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    step += 1
+    return ((x @ x) / (1 - 0.9**step)) @ x * (1 - 0.99**step).sqrt()
+
+
+def test_counters_count_on_the_cpu(watched: Watched) -> None:
+    compiled = torch.compile(stepped, mode="reduce-overhead", dynamic=False)
+    step, expected = torch.tensor(0.0), torch.tensor(0.0)
+    with torch.no_grad():
+        for turn in range(ENOUGH):
+            if turn == ENOUGH // 2:
+                step.fill_(100.0)
+                expected.fill_(100.0)
+            x = torch.randn(9, 9, device=DEVICE)
+            assert_same(compiled(x, step), stepped(x, expected))
+            assert step == expected
+
+    watched.expect(graphs=1)
+    assert watched.report.summary()["left_on_cpu"] == {}
+    assert (watched.report.counts["placed_inputs"], watched.report.counts["sent"]) == (2, ENOUGH)
+
+
+def test_a_counter_is_not_copied_back(rules: Report) -> None:
+    """PyTorch computes it on the GPU, and has the host wait for a copy of each."""
+    compiled = torch.compile(stepped, mode="reduce-overhead", dynamic=False)
+    x, step = torch.randn(9, 9, device=DEVICE), torch.tensor(0.0)
+    with torch.no_grad():
+        for _ in range(5):
+            compiled(x, step)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(10):
+                compiled(x, step)
+            torch.cuda.synchronize()
+
+    copies = {event.key: event.count for event in profile.key_averages() if "Memcpy" in event.key}
+    assert not any("DtoH" in key for key in copies), copies
+    assert sum(count for key, count in copies.items() if "HtoD" in key) == 10
+    assert (step.item(), rules.counts["sent"], rules.failures) == (15.0, 15, {})
 
 
 def test_a_python_number_that_changes_is_seen_by_the_next_call(watched: Watched) -> None:
@@ -199,7 +260,7 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("function", "value"), INPUTS)
+@pytest.mark.parametrize(("function", "value"), [*INPUTS, *COMPUTED])
 def test_trees_see_what_has_changed(rules: Report, function: Any, value: Any) -> None:
     compiled = torch.compile(function, mode="reduce-overhead", dynamic=False)
     by = value(0)
@@ -213,7 +274,7 @@ def test_trees_see_what_has_changed(rules: Report, function: Any, value: Any) ->
     assert (rules.failures, rules.counts["placed_inputs"] > 0) == ({}, True)
 
 
-@pytest.mark.parametrize(("function", "value"), INPUTS)
+@pytest.mark.parametrize(("function", "value"), [*INPUTS, *COMPUTED])
 def test_relocated_graphs_see_what_has_changed(
     relocated: Relocated, rules: Report, function: Any, value: Any
 ) -> None:

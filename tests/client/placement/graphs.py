@@ -86,10 +86,12 @@ def run_operator(operator: Any, args: Any, kwargs: Any) -> Any:
     return args[0].clone() if operator is COPY else operator(*args, **kwargs)
 
 
-def run(graph: Graph, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def run(graph: Graph, *inputs: torch.Tensor, copied: bool = True) -> tuple[torch.Tensor, ...]:
+    """Run a graph on a CPU; `copied`: with copies of its inputs, which it may write to."""
     module: Any = graph.owning_module
     module.recompile()
-    results: tuple[torch.Tensor, ...] = _OnTheCpu(module).run(*(each.clone() for each in inputs))
+    given = [each.clone() if copied else each for each in inputs]
+    results: tuple[torch.Tensor, ...] = _OnTheCpu(module).run(*given)
     return results
 
 

@@ -142,7 +142,7 @@ Use = tuple["Node", "list[Node]"]
 
 def used_here(build: Builder, x: Node) -> Use:
     step = scalar(build)
-    return build.call(aten.mul.Tensor, x, step), [build.call(aten.add.Tensor, step, 1)]
+    return build.call(aten.mul.Tensor, x, step), [build.call(aten.erf.default, step)]
 
 
 def changed_in_place(build: Builder, x: Node) -> Use:
@@ -295,7 +295,11 @@ def programs(draw: st.DrawFn) -> tuple[Builder, list[Node]]:
     numbers = [scalar(build, number + 0.5) for number in range(draw(st.integers(1, 3)))]
     doubles = [build.input(torch.tensor(0.1, dtype=torch.float64), on_gpu=False)]
     for _ in range(draw(st.integers(1, 12))):
-        kind = draw(st.sampled_from(["scalar", "copy", "index", "round", "here", "there", "write"]))
+        kind = draw(
+            st.sampled_from(
+                ["scalar", "copy", "index", "round", "here", "meet", "elsewhere", "there", "write"]
+            )
+        )
         tensor = draw(st.sampled_from(gpu))
         if kind == "scalar":
             number = draw(st.sampled_from([*numbers, *doubles]))
