@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client.policy import spares_trees
 from pygraphd.client.relocatable import NOT_YET
+from pygraphd.schema.messages import Deployment, Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,24 +42,49 @@ def train(run: Callable[..., Any], parameters: list[torch.nn.Parameter]) -> list
     return seen
 
 
-def test_all_three_are_measured_and_the_result_is_right(watched: Watched) -> None:
+def recorded(watched: Watched) -> list[dict[str, Any]]:
+    """Return what was measured and decided of each graph."""
+    requests = [json.loads(file.read_text()) for file in watched.spool.glob("*.json")]
+    records = [record for request in requests for record in request["records"]]
+    print(json.dumps(records, indent=1))  # noqa: T201 - what was measured, for whoever runs this
+    return records
+
+
+def test_trees_are_measured_where_they_may_win_and_the_result_is_right(watched: Watched) -> None:
     mine, plain = network(), network()
 
     losses = train(torch.compile(mine, mode="reduce-overhead"), list(mine.parameters()))
 
     torch.testing.assert_close(losses, train(plain, list(plain.parameters())), rtol=1e-3, atol=1e-4)
     watched.expect(graphs=2, measured=2, captured=2)
-    requests = [json.loads(file.read_text()) for file in watched.spool.glob("*.json")]
-    records = [record for request in requests for record in request["records"]]
-    for record in records:
+    found = [
+        tuple(
+            Measurement(**{**each, "deployment": Deployment(each["deployment"])})
+            for each in record["measurements"]
+        )
+        for record in recorded(watched)
+    ]
+    measured = {each.deployment for one in found for each in one}
+    assert measured >= {Deployment.LAUNCH, Deployment.RELOCATE}
+    assert (Deployment.TREES in measured) is not all(map(spares_trees, found))
+
+
+def test_all_three_are_measured_if_need_be(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pygraphd.client.policy.spares_trees", lambda measurements: False)
+    mine, plain = network(), network()
+
+    losses = train(torch.compile(mine, mode="reduce-overhead"), list(mine.parameters()))
+
+    torch.testing.assert_close(losses, train(plain, list(plain.parameters())), rtol=1e-3, atol=1e-4)
+    watched.expect(graphs=2, measured=2, captured=2)
+    for record in recorded(watched):
         assert {each["deployment"] for each in record["measurements"]} == {"LAUNCH", "TREES", "RELOCATE"}
-    print(json.dumps(records, indent=1))  # noqa: T201 - what was measured, for whoever runs this
 
 
 def test_what_is_deployed_stays_right(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relocatable graphs win whatever is measured."""
     from pygraphd.schema import policy
-    from pygraphd.schema.messages import Decision, Deployment
+    from pygraphd.schema.messages import Decision
 
     chosen = Decision(Deployment.RELOCATE, "for a test", policy.POLICY_VERSION)
     monkeypatch.setattr(policy, "fastest", lambda _measurements: chosen)

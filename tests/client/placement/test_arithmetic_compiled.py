@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 SPLIT = "reduce-overhead"
+ROUNDED: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-3}
+"""Sums whose terms cancel; another step or temperature makes a difference of 1 and more."""
 
 
 def lies_elsewhere(node: Node) -> bool:
@@ -78,7 +80,7 @@ def test_a_counter_that_the_graph_changes_in_place(added: Report) -> None:
     for turn in range(6):
         if turn == 3:
             step.numpy()[...] = expected.numpy()[...] = 40.0
-        torch.testing.assert_close(compiled(x, step), stepped(x, expected))
+        torch.testing.assert_close(compiled(x, step), stepped(x, expected), **ROUNDED)
         assert step == expected
 
     count, call = parts(code)
@@ -100,7 +102,7 @@ def test_the_temperature_of_a_softmax_is_sent_when_it_has_changed(added: Report)
         _, (code,) = run_and_get_code(compiled, x, by)
         for step in range(6):
             by.fill_(2.0 + step // 3 if step < 5 else -1.0)
-            torch.testing.assert_close(compiled(x, by), sampled(x, by))
+            torch.testing.assert_close(compiled(x, by), sampled(x, by), **ROUNDED)
 
     assert parts(code)[0] == 1
     assert added.counts["placed_inputs"] > 1
@@ -119,7 +121,9 @@ def test_gradients_are_those_of_the_value_at_that_call(added: Report) -> None:
         by.fill_(0.1 + step)
         x = torch.randn(4, 4, requires_grad=True)
         (found,) = torch.autograd.grad(compiled(x, by), x)
-        torch.testing.assert_close(found, torch.autograd.grad(trained(x, by), x)[0])
+        expected = torch.autograd.grad(trained(x, by), x)[0]
+        # Sums whose terms cancel: what rounding leaves is a share of the terms, and not of the sum.
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float((2 * by).exp()))
 
     assert added.failures == {}
     assert added.counts["placed_inputs"] >= 1
