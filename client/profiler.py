@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class _Call:
     entry: Entry
-    run: Run
     begin: torch.cuda.Event
     end: torch.cuda.Event
+    stream: torch.cuda.Stream
 
-    def is_complete(self) -> bool:
+    def is_complete(self, run: Run) -> bool:
         """Whether the GPU has done it; if so, its times are in the entry."""
         if not self.end.query():
             return False
-        entry, first = self.entry, self.run.first
+        entry, first = self.entry, run.first
         entry.span_us = self.begin.elapsed_time(self.end) * 1e3
-        reached_us = 0.0 if entry is first else self.run.base.elapsed_time(self.begin) * 1e3
+        reached_us = 0.0 if entry is first else run.base.elapsed_time(self.begin) * 1e3
         entry.lead_us = reached_us - (entry.began_us - first.began_us)
         return True
 
@@ -45,7 +45,7 @@ class Profiler:
         """Time calls on a device; `timeline` is shared by all regions that are measured together."""
         self._device = device_index
         self._timeline = timeline if timeline is not None else Timeline()
-        self._pending: deque[_Call] = deque()
+        self._pending: deque[tuple[_Call, Run]] = deque()
         self._samples: dict[Deployment, list[Entry]] = {}
 
     def start(self, deployment: Deployment, *, fair: bool = True) -> _Call:
@@ -56,19 +56,22 @@ class Profiler:
         begin.record(stream)
         end = torch.cuda.Event(enable_timing=True)
         entry = Entry(id(self), deployment, fair, idle, time.perf_counter_ns() / 1e3)
-        run = self._timeline.add(entry, begin, (self._device, stream.cuda_stream))
-        return _Call(entry, run, begin, end)
+        return _Call(entry, begin, end, stream)
 
     def stop(self, call: _Call) -> None:
         """End timing a call; the sample is read by `collect` when the GPU has got there."""
-        call.entry.host_us = time.perf_counter_ns() / 1e3 - call.entry.began_us
-        call.end.record(torch.cuda.current_stream(self._device))
-        self._pending.append(call)
+        entry = call.entry
+        entry.host_us = time.perf_counter_ns() / 1e3 - entry.began_us
+        call.end.record(call.stream)
+        # What was queued may be no more than the user's drawing of inputs: then the GPU has waited for this call, too.
+        entry.idle = entry.idle or call.begin.query()
+        run = self._timeline.add(entry, call.begin, (self._device, call.stream.cuda_stream))
+        self._pending.append((call, run))
 
     def collect(self) -> None:
         """Read the samples that are complete; the others stay for the next time."""
-        while self._pending and self._pending[0].is_complete():
-            entry = self._pending.popleft().entry
+        while self._pending and self._pending[0][0].is_complete(self._pending[0][1]):
+            entry = self._pending.popleft()[0].entry
             if entry.fair:
                 self._samples.setdefault(entry.deployment, []).append(entry)
 

@@ -39,7 +39,8 @@ class Event(Protocol):
 class Entry:
     """One call of a region; times in microseconds, `began_us` on the host's clock.
 
-    `lead_us` is how much work the GPU had before it when it came, more than when the run began.
+    `idle`: the GPU had done all that came before when it came, or when it had returned. `lead_us` is how much work the GPU
+    had before it when it came, more than when the run began.
     """
 
     region: int
@@ -117,7 +118,7 @@ class Timeline:
         self._latest: dict[tuple[int, int], Run] = {}
 
     def add(self, entry: Entry, begin: Event, stream: tuple[int, int]) -> Run:
-        """Note a call that begins now on a stream of a device; return the run that it belongs to."""
+        """Note a call that has returned, on a stream of a device; return the run that it belongs to."""
         run = self._latest.get(stream)
         if run is None or not run.takes(entry):
             run = self._latest[stream] = Run(entry, begin)

@@ -99,6 +99,20 @@ def test_what_the_host_does_between_calls_hides_the_gpu_as_well(machine: Machine
     assert profiler.conceivable_us(RELOCATE) == (340, 340, 140)
 
 
+def test_a_short_queue_is_none(machine: Machine) -> None:
+    """Inputs are drawn on the GPU, the graph is called, and its result is waited for: what the host does next hides nothing."""
+    profiler = Profiler(0)
+    for _ in range(10):
+        machine.free_us = machine.host_us + 5
+        machine.call(profiler, LAUNCH, host_us=100, span_us=150)
+        machine.host_us += 1_000
+        machine.synchronize()
+    profiler.collect()
+
+    (measurement,) = profiler.measurements()
+    assert (measurement.median_us, measurement.busy) == (150, 0)
+
+
 def test_host_time_behind_a_long_queue_costs_nothing(machine: Machine) -> None:
     timeline = Timeline()
     long, short = Profiler(0, timeline), Profiler(0, timeline)

@@ -48,7 +48,7 @@ class Program:
 
     def call(self, graph: Graph, deployment: Deployment, *, known: bool = True) -> None:
         host_us = graph.launch_us if deployment is LAUNCH else graph.relocate_us
-        idle = self._free_us <= self._host_us
+        idle = self._free_us <= self._host_us + host_us
         reached_us = max(self._free_us, self._host_us)
         entry = Entry(graph.number, deployment, True, idle, self._host_us, host_us, graph.span_us)
         run = self.timeline.add(entry, Event(reached_us), STREAM)
