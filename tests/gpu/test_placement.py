@@ -189,7 +189,9 @@ def test_what_the_cpu_computes_is_sent_before_what_is_captured(
     watched.expect(graphs=1)
     assert watched.report.summary()["left_on_cpu"] == {}
     assert watched.report.counts["placed_inputs"] >= 1
-    assert ENOUGH // 2 <= watched.report.counts["sent"] <= ENOUGH + 2  # of two values at most
+    # Values that come back may still be there: indices of nine do.
+    different = len({value(step // 2).numpy().tobytes() for step in range(ENOUGH)})
+    assert different <= watched.report.counts["sent"] <= ENOUGH + 2  # of two values at most
 
 
 def stepped(x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
