@@ -27,14 +27,14 @@ class _Call:
     end: torch.cuda.Event
     stream: torch.cuda.Stream
 
-    def is_complete(self, run: Run) -> bool:
-        """Whether the GPU has done it; if so, its times are in the entry."""
+    def read(self, run: Run) -> bool:
+        """Complete its entry if the GPU has done it; whether it has."""
         if not self.end.query():
             return False
-        entry, first = self.entry, run.first
+        entry, base = self.entry, run.base
         entry.span_us = self.begin.elapsed_time(self.end) * 1e3
-        reached_us = 0.0 if entry is first else run.base.elapsed_time(self.begin) * 1e3
-        entry.lead_us = reached_us - (entry.began_us - first.began_us)
+        reached_us = 0.0 if entry is run.first or base is None else base.elapsed_time(self.begin) * 1e3
+        entry.lead_us = reached_us - (entry.began_us - run.first.began_us)
         return True
 
 
@@ -45,7 +45,7 @@ class Profiler:
         """Time calls on a device; `timeline` is shared by all regions that are measured together."""
         self._device = device_index
         self._timeline = timeline if timeline is not None else Timeline()
-        self._pending: deque[tuple[_Call, Run]] = deque()
+        self._pending: deque[Entry] = deque()
         self._samples: dict[Deployment, list[Entry]] = {}
 
     def start(self, deployment: Deployment, *, fair: bool = True) -> _Call:
@@ -65,13 +65,14 @@ class Profiler:
         call.end.record(call.stream)
         # What was queued may be no more than the user's drawing of inputs: then the GPU has waited for this call, too.
         entry.idle = entry.idle or call.begin.query()
-        run = self._timeline.add(entry, call.begin, (self._device, call.stream.cuda_stream))
-        self._pending.append((call, run))
+        self._timeline.add(call, (self._device, call.stream.cuda_stream))
+        self._pending.append(entry)
 
     def collect(self) -> None:
         """Read the samples that are complete; the others stay for the next time."""
-        while self._pending and self._pending[0][0].is_complete(self._pending[0][1]):
-            entry = self._pending.popleft()[0].entry
+        self._timeline.collect()
+        while self._pending and self._pending[0].lead_us is not None:
+            entry = self._pending.popleft()
             if entry.fair:
                 self._samples.setdefault(entry.deployment, []).append(entry)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,9 +20,12 @@ from pygraphd.schema.messages import Deployment
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-MAX_RUNS = 512
-MAX_ENTRIES = 1024
-"""Of one run: more are more of the same."""
+MAX_KEPT = 16_384
+"""Calls; of a model with a hundred regions, a few thousand are timed."""
+MAX_ENTRIES = 1_024
+"""Calls of one run: more are more of the same."""
+UNCHANGED = 32
+"""One part of so many may have changed before it is worth while to find out anew whose host time counts."""
 MAX_RUN_US = 10e6
 """The difference of two events is a float32 in milliseconds, which is a microsecond's precision for so long."""
 DRYING = 0.05
@@ -68,13 +72,19 @@ class Run:
     """Calls on one stream, of which all but the first found the GPU at work."""
 
     first: Entry
-    base: Event
+    base: Event | None
+    """Where the GPU's time is counted from; None when all are complete."""
     entries: list[Entry] = field(default_factory=list)
 
     def takes(self, entry: Entry) -> bool:
         """Whether a call goes on with it."""
         young = entry.began_us - self.first.began_us < MAX_RUN_US
         return not entry.idle and young and len(self.entries) < MAX_ENTRIES
+
+    def let_go(self) -> None:
+        """Give the event back if no call needs it any more; there will be no others."""
+        if self.entries[-1].lead_us is not None:
+            self.base = None
 
     def expose(self, launched_us: Mapping[int, float]) -> None:
         """Say of each call whether its host time counts; `launched_us` is what a launch of each region takes on the host."""
@@ -110,34 +120,85 @@ class Run:
         return bool(leads) and leads[-1] < -DRYING * passed
 
 
+class Timed(Protocol):
+    """A call that has returned and that the GPU may still be busy with."""
+
+    @property
+    def entry(self) -> Entry:
+        """What is known of it."""
+
+    @property
+    def begin(self) -> Event:
+        """What the GPU came to before it."""
+
+    def read(self, run: Run) -> bool:
+        """Complete its entry if the GPU has done it; whether it has."""
+
+
+Stream = tuple[int, int]
+"""A device, and the handle of a stream there."""
+
+
 class Timeline:
-    """The latest calls of all regions that are measured together. `Profiler` writes it."""
+    """The latest calls of all regions that are measured together, whichever threads they come from. `Profiler` writes it."""
 
     def __init__(self) -> None:
-        self._runs: deque[Run] = deque(maxlen=MAX_RUNS)
-        self._latest: dict[tuple[int, int], Run] = {}
+        self._lock = threading.Lock()
+        self._runs: deque[Run] = deque()
+        self._kept = 0
+        self._latest: dict[Stream, Run] = {}
+        self._pending: dict[Stream, deque[tuple[Timed, Run]]] = {}
+        self._changes = 0
+        self._exposed_at = -1
 
-    def add(self, entry: Entry, begin: Event, stream: tuple[int, int]) -> Run:
-        """Note a call that has returned, on a stream of a device; return the run that it belongs to."""
-        run = self._latest.get(stream)
-        if run is None or not run.takes(entry):
-            run = self._latest[stream] = Run(entry, begin)
-            self._runs.append(run)
-        run.entries.append(entry)
-        return run
+    @property
+    def kept(self) -> int:
+        """How many calls are remembered."""
+        return self._kept
+
+    def add(self, call: Timed, stream: Stream) -> Run:
+        """Note a call; return the run that it belongs to."""
+        with self._lock:
+            run = self._latest.get(stream)
+            if run is None or not run.takes(call.entry):
+                if run is not None:
+                    run.let_go()
+                run = self._latest[stream] = Run(call.entry, call.begin)
+                self._runs.append(run)
+            run.entries.append(call.entry)
+            self._pending.setdefault(stream, deque()).append((call, run))
+            self._kept += 1
+            self._changes += 1
+            while self._kept > MAX_KEPT and len(self._runs) > 1:
+                self._kept -= len(self._runs.popleft().entries)
+            return run
+
+    def collect(self) -> None:
+        """Complete what the GPU has done."""
+        with self._lock:
+            for stream, calls in self._pending.items():
+                while calls and calls[0][0].read(calls[0][1]):
+                    _, run = calls.popleft()
+                    self._changes += 1
+                    if run is not self._latest[stream]:
+                        run.let_go()
 
     def expose(self) -> None:
         """Say of each call whether its host time counts, and what comes after it."""
-        runs = list(self._runs)  # another thread may add to it
-        entries = [entry for run in runs for entry in run.entries]
-        launched_us = _medians(
-            (entry.region, entry.host_us) for entry in entries if entry.fair and _is_launched(entry)
-        )
-        after_us = _medians(pair for run in runs for pair in run.pauses())
-        for run in runs:
-            run.expose(launched_us)
-        for entry in entries:
-            entry.after_us = after_us.get(entry.region, 0.0)
+        with self._lock:
+            # All regions of a step ask in turn, and between two of them little changes.
+            if self._exposed_at >= 0 and self._changes - self._exposed_at <= self._changes // UNCHANGED:
+                return
+            self._exposed_at = self._changes
+            entries = [entry for run in self._runs for entry in run.entries]
+            launched_us = _medians(
+                (entry.region, entry.host_us) for entry in entries if entry.fair and _is_launched(entry)
+            )
+            after_us = _medians(pair for run in self._runs for pair in run.pauses())
+            for run in self._runs:
+                run.expose(launched_us)
+            for entry in entries:
+                entry.after_us = after_us.get(entry.region, 0.0)
 
 
 def _is_launched(entry: Entry) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.timeline import MAX_ENTRIES, MAX_RUN_US, Entry, Timeline
+from pygraphd.client.timeline import MAX_ENTRIES, MAX_KEPT, MAX_RUN_US, UNCHANGED, Entry, Run, Timeline
 from pygraphd.schema.messages import Deployment
 
 LAUNCH, RELOCATE = Deployment.LAUNCH, Deployment.RELOCATE
@@ -25,6 +25,22 @@ class Event:
 
     def elapsed_time(self, end: Event, /) -> float:
         return (end.at_us - self.at_us) / 1e3
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that the GPU has done, or has not."""
+
+    entry: Entry
+    begin: Event
+    known: bool = True
+
+    def read(self, run: Run) -> bool:
+        if self.known:
+            assert run.base is not None
+            reached_us = run.base.elapsed_time(self.begin) * 1e3
+            self.entry.lead_us = reached_us - (self.entry.began_us - run.first.began_us)
+        return self.known
 
 
 @dataclass(frozen=True)
@@ -51,11 +67,8 @@ class Program:
         idle = self._free_us <= self._host_us + host_us
         reached_us = max(self._free_us, self._host_us)
         entry = Entry(graph.number, deployment, True, idle, self._host_us, host_us, graph.span_us)
-        run = self.timeline.add(entry, Event(reached_us), STREAM)
-        if known:
-            entry.lead_us = run.base.elapsed_time(Event(reached_us)) * 1e3 - (
-                entry.began_us - run.first.began_us
-            )
+        self.timeline.add(Call(entry, Event(reached_us), known), STREAM)
+        self.timeline.collect()
         self.entries.append(entry)
         self._free_us = max(reached_us + graph.span_us, self._host_us + host_us)
         self._host_us += host_us + graph.gap_us
@@ -155,22 +168,51 @@ def test_calls_that_the_gpu_has_not_come_to_are_not_judged_by() -> None:
 
 def test_streams_are_apart() -> None:
     timeline = Timeline()
-    first = Entry(1, LAUNCH, True, True, 0.0)
-    other = Entry(2, LAUNCH, True, False, 1.0)
+    first = Call(Entry(1, LAUNCH, True, True, 0.0), Event(0.0), known=False)
+    other = Call(Entry(2, LAUNCH, True, False, 1.0), Event(0.0))
 
-    assert timeline.add(first, Event(0.0), (0, 7)) is not timeline.add(other, Event(0.0), (0, 8))
+    assert timeline.add(first, (0, 7)) is not timeline.add(other, (0, 8))
+    timeline.collect()
+    assert (first.entry.lead_us, other.entry.lead_us) == (None, 0), "one does not wait for the other"
 
 
 @pytest.mark.parametrize(("calls", "apart_us"), [(MAX_ENTRIES + 1, 1.0), (2, MAX_RUN_US)])
 def test_a_run_has_an_end_although_the_gpu_is_never_idle(calls: int, apart_us: float) -> None:
     timeline = Timeline()
     runs = [
-        timeline.add(Entry(1, LAUNCH, True, False, number * apart_us), Event(0.0), STREAM)
+        timeline.add(Call(Entry(1, LAUNCH, True, False, number * apart_us), Event(0.0)), STREAM)
         for number in range(calls)
     ]
 
     assert runs[-1] is not runs[0]
     assert runs[-2] is runs[0]
+
+
+def test_events_and_calls_are_not_kept_for_ever() -> None:
+    timeline = Timeline()
+    runs = []
+    for number in range(MAX_KEPT + 10):
+        runs.append(timeline.add(Call(Entry(1, LAUNCH, True, True, float(number)), Event(0.0)), STREAM))
+        timeline.collect()
+
+    assert timeline.kept == MAX_KEPT
+    assert {run.base for run in runs[:-1]} == {None}
+    assert runs[-1].base is not None
+
+
+def test_what_has_hardly_changed_is_not_looked_at_anew() -> None:
+    program = Program()
+    for _ in range(2 * UNCHANGED):
+        program.call(SMALL, LAUNCH)
+    assert program.exposed(SMALL) == 1
+    for entry in program.entries:
+        entry.exposed = False
+
+    program.call(SMALL, LAUNCH)
+    assert program.exposed(SMALL) == 1 / len(program.entries)
+    for _ in range(3):
+        program.call(SMALL, LAUNCH)
+    assert program.exposed(SMALL) == 1
 
 
 @given(
