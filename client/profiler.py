@@ -5,9 +5,9 @@ What a call has cost, `client.timeline` says. Nothing is run twice and nothing i
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+_numbers = itertools.count(1)
+"""No two profilers have one number: what was timed outlives them."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     entry: Entry
@@ -27,15 +31,16 @@ class _Call:
     end: torch.cuda.Event
     stream: torch.cuda.Stream
 
-    def read(self, run: Run) -> bool:
-        """Complete its entry if the GPU has done it; whether it has."""
-        if not self.end.query():
-            return False
+    def is_done(self) -> bool:
+        """Whether the GPU has done it."""
+        return bool(self.end.query())
+
+    def read(self, run: Run) -> None:
+        """Complete its entry, when the GPU has done it."""
         entry, base = self.entry, run.base
         entry.span_us = self.begin.elapsed_time(self.end) * 1e3
         reached_us = 0.0 if entry is run.first or base is None else base.elapsed_time(self.begin) * 1e3
         entry.lead_us = reached_us - (entry.began_us - run.first.began_us)
-        return True
 
 
 class Profiler:
@@ -44,8 +49,9 @@ class Profiler:
     def __init__(self, device_index: int, timeline: Timeline | None = None) -> None:
         """Time calls on a device; `timeline` is shared by all regions that are measured together."""
         self._device = device_index
+        self._number = next(_numbers)
         self._timeline = timeline if timeline is not None else Timeline()
-        self._pending: deque[Entry] = deque()
+        self._pending: list[Entry] = []
         self._samples: dict[Deployment, list[Entry]] = {}
 
     def start(self, deployment: Deployment, *, fair: bool = True) -> _Call:
@@ -53,9 +59,10 @@ class Profiler:
         begin = torch.cuda.Event(enable_timing=True)
         stream = torch.cuda.current_stream(self._device)
         idle = stream.query()
+        apart = self._timeline.is_done((self._device, stream.cuda_stream))
         begin.record(stream)
         end = torch.cuda.Event(enable_timing=True)
-        entry = Entry(id(self), deployment, fair, idle, time.perf_counter_ns() / 1e3)
+        entry = Entry(self._number, deployment, fair, idle, time.perf_counter_ns() / 1e3, apart=apart)
         return _Call(entry, begin, end, stream)
 
     def stop(self, call: _Call) -> None:
@@ -71,10 +78,10 @@ class Profiler:
     def collect(self) -> None:
         """Read the samples that are complete; the others stay for the next time."""
         self._timeline.collect()
-        while self._pending and self._pending[0].lead_us is not None:
-            entry = self._pending.popleft()
-            if entry.fair:
+        for entry in self._pending:
+            if entry.lead_us is not None and entry.fair:
                 self._samples.setdefault(entry.deployment, []).append(entry)
+        self._pending = [entry for entry in self._pending if entry.lead_us is None]
 
     def fewest(self, deployments: Iterable[Deployment]) -> int:
         """Return the number of samples of the deployment that has the fewest."""
@@ -82,16 +89,8 @@ class Profiler:
 
     def measurements(self) -> tuple[Measurement, ...]:
         """Return one measurement for each deployment that has samples."""
-        self._timeline.expose()
+        self._timeline.expose([entry for entries in self._samples.values() for entry in entries])
         return tuple(summarize(deployment, entries) for deployment, entries in self._samples.items())
-
-    def conceivable_us(self, deployment: Deployment) -> tuple[float, ...]:
-        """Return what a call would cost with its host time hidden, with it counted, and with time on the GPU hidden behind it."""
-        self._timeline.expose()
-        entries = self._samples[deployment]
-        span_us = statistics.median(each.span_us for each in entries)
-        host_us = statistics.median(each.host_us for each in entries)
-        return span_us, max(host_us, span_us), max(host_us, span_us - entries[-1].after_us)
 
 
 def summarize(deployment: Deployment, samples: Sequence[Entry]) -> Measurement:
@@ -105,5 +104,5 @@ def summarize(deployment: Deployment, samples: Sequence[Entry]) -> Measurement:
         mad_us=statistics.median(abs(cost - median) for cost in costs),
         host_us=statistics.median(sample.host_us for sample in samples),
         span_us=statistics.median(sample.span_us for sample in samples),
-        busy=statistics.fmean(not sample.exposed for sample in samples),
+        busy=statistics.fmean(sample.exposed is False for sample in samples),
     )

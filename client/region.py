@@ -131,7 +131,7 @@ class Region:
         self.turns = Turns(candidates.offered)
         self._device = candidates.device_index
         self._profiler = Profiler(self._device, host.timeline)
-        self._spares_trees: bool | None = None
+        self._needs_trees = False
         self._sizes: tuple[int, ...] = ()
         self._seen_sizes: set[tuple[int, ...]] = set()
         self._thread = 0
@@ -152,9 +152,12 @@ class Region:
 
     def _can_spare_trees(self, tried: list[Deployment]) -> bool:
         rest = [each for each in tried if each is not Deployment.TREES]
-        if self._spares_trees is None and self._profiler.fewest(rest) >= SAMPLES:
-            self._spares_trees = policy.spares_trees(self._profiler.measurements())
-        return self._spares_trees is True
+        if not self._needs_trees and self._profiler.fewest(rest) >= SAMPLES:
+            # As long as others are measured, more becomes known; but what has been tried was tried.
+            spares = self._guarded(lambda: policy.spares_trees(self._profiler.measurements()))
+            self._needs_trees = spares is not True
+            return not self._needs_trees and Deployment.RELOCATE in tried
+        return False
 
     def _deploy(self, result: Decided) -> None:
         """Run as decided from now on, and say so to everybody concerned."""

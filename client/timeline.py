@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pygraphd.schema.messages import Deployment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 MAX_KEPT = 16_384
 """Calls; of a model with a hundred regions, a few thousand are timed."""
 MAX_ENTRIES = 1_024
 """Calls of one run: more are more of the same."""
 UNCHANGED = 32
-"""One part of so many may have changed before it is worth while to find out anew whose host time counts."""
+"""One part of so many of all calls may have changed before it is worth while to find out anew whose host time counts,"""
+FEW = 8
+"""and one of so many of those that are asked for may be new: their host time is taken to count."""
 MAX_RUN_US = 10e6
 """The difference of two events is a float32 in milliseconds, which is a microsecond's precision for so long."""
 DRYING = 0.05
@@ -54,22 +56,24 @@ class Entry:
     began_us: float
     host_us: float = 0.0
     span_us: float = 0.0
+    apart: bool = False
+    """Whether the GPU had done the measured call before it when it came: the host may have waited for that."""
     lead_us: float | None = None
     """None until the GPU has got to it."""
-    exposed: bool = True
-    """Whether its host time counts."""
+    exposed: bool | None = None
+    """Whether its host time counts; None until that was found out."""
     after_us: float = 0.0
-    """What the host usually does from then to the next call, while the GPU is at work."""
+    """What the host does from then to the next call at least, while the GPU is at work."""
 
     @property
     def cost_us(self) -> float:
         """What the call cost the program."""
-        return max(self.host_us, self.span_us - self.after_us) if self.exposed else self.span_us
+        return self.span_us if self.exposed is False else max(self.host_us, self.span_us - self.after_us)
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Calls on one stream, of which all but the first found the GPU at work."""
+    """Calls on one stream, of which all but the first found the GPU at work on what was before them."""
 
     first: Entry
     base: Event | None
@@ -79,38 +83,46 @@ class Run:
     def takes(self, entry: Entry) -> bool:
         """Whether a call goes on with it."""
         young = entry.began_us - self.first.began_us < MAX_RUN_US
-        return not entry.idle and young and len(self.entries) < MAX_ENTRIES
+        return not (entry.idle or entry.apart) and young and len(self.entries) < MAX_ENTRIES
 
     def let_go(self) -> None:
         """Give the event back if no call needs it any more; there will be no others."""
         if self.entries[-1].lead_us is not None:
             self.base = None
 
-    def expose(self, launched_us: Mapping[int, float]) -> None:
-        """Say of each call whether its host time counts; `launched_us` is what a launch of each region takes on the host."""
-        leads = list(self._leads(launched_us))
+    def expose(self, launched_us: Mapping[int, float], pause_us: Mapping[int, float]) -> None:
+        """Say of each call whether its host time counts.
+
+        `launched_us` is what a launch of each region takes on the host, `pause_us` what the host does at least after its calls.
+        """
+        leads = list(self._leads(launched_us, pause_us))
         if self.first.idle:
             starved = max((number for number, lead in enumerate(leads) if lead <= 0), default=0)
         else:
             starved = len(self.entries) - 1 if self._dries(leads) else -1
         for number, entry in enumerate(self.entries):
             entry.exposed = number <= starved
+            entry.after_us = pause_us.get(entry.region, 0.0)
 
     def pauses(self) -> Iterable[tuple[int, float]]:
-        """Yield what the host did between two calls, with the region of the first.
+        """Yield the time between two calls, with the region of the first.
 
-        The second found the GPU at work, so the host has not waited for all of it.
+        The second found the GPU still at the first, so that the host has not waited for it; for what was before, it may have.
         """
         for entry, following in itertools.pairwise(self.entries):
-            if entry.host_us:
-                yield entry.region, max(0.0, following.began_us - entry.began_us - entry.host_us)
+            yield entry.region, _between(entry, following)
 
-    def _leads(self, launched_us: Mapping[int, float]) -> Iterable[float]:
+    def _leads(self, launched_us: Mapping[int, float], pause_us: Mapping[int, float]) -> Iterable[float]:
         """Yield how far the GPU would have been behind at each call, if all calls had been launched."""
         later = 0.0
-        for entry in self.entries:
+        for number, entry in enumerate(self.entries):
             if entry.lead_us is None:
                 return
+            if number:
+                before = self.entries[number - 1]
+                # The host may have waited, for a step in flight or for data, and come later would wait the less.
+                waited = _between(before, entry) - pause_us.get(before.region, 0.0)
+                later = max(0.0, later - waited)
             yield entry.lead_us - later
             if entry.deployment is not Deployment.LAUNCH:
                 later += max(0.0, launched_us.get(entry.region, 0.0) - entry.host_us)
@@ -131,8 +143,11 @@ class Timed(Protocol):
     def begin(self) -> Event:
         """What the GPU came to before it."""
 
-    def read(self, run: Run) -> bool:
-        """Complete its entry if the GPU has done it; whether it has."""
+    def is_done(self) -> bool:
+        """Whether the GPU has done it."""
+
+    def read(self, run: Run) -> None:
+        """Complete its entry, when the GPU has done it."""
 
 
 Stream = tuple[int, int]
@@ -149,12 +164,18 @@ class Timeline:
         self._latest: dict[Stream, Run] = {}
         self._pending: dict[Stream, deque[tuple[Timed, Run]]] = {}
         self._changes = 0
-        self._exposed_at = -1
+        self._exposed_at = 0
 
     @property
     def kept(self) -> int:
         """How many calls are remembered."""
         return self._kept
+
+    def is_done(self, stream: Stream) -> bool:
+        """Whether the GPU has done all measured calls on a stream."""
+        with self._lock:
+            calls = self._pending.get(stream)
+            return not calls or calls[-1][0].is_done()
 
     def add(self, call: Timed, stream: Stream) -> Run:
         """Note a call; return the run that it belongs to."""
@@ -170,44 +191,64 @@ class Timeline:
             self._kept += 1
             self._changes += 1
             while self._kept > MAX_KEPT and len(self._runs) > 1:
-                self._kept -= len(self._runs.popleft().entries)
+                self._forget(self._runs.popleft())
             return run
+
+    def _forget(self, run: Run) -> None:
+        self._kept -= len(run.entries)
+        for stream, latest in list(self._latest.items()):
+            if latest is run:
+                del self._latest[
+                    stream
+                ]  # of a stream that was not used for long; its next call begins another one
 
     def collect(self) -> None:
         """Complete what the GPU has done."""
         with self._lock:
             for stream, calls in self._pending.items():
-                while calls and calls[0][0].read(calls[0][1]):
-                    _, run = calls.popleft()
+                while calls and calls[0][0].is_done():
+                    call, run = (
+                        calls.popleft()
+                    )  # first, so that one that cannot be read is not in the way of all others
                     self._changes += 1
-                    if run is not self._latest[stream]:
+                    call.read(run)
+                    if run is not self._latest.get(stream):
                         run.let_go()
 
-    def expose(self) -> None:
-        """Say of each call whether its host time counts, and what comes after it."""
+    def expose(self, asked: Sequence[Entry]) -> None:
+        """Say of each call whether its host time counts, and what comes after it; of those that are `asked` for at least."""
         with self._lock:
             # All regions of a step ask in turn, and between two of them little changes.
-            if self._exposed_at >= 0 and self._changes - self._exposed_at <= self._changes // UNCHANGED:
+            new = sum(entry.exposed is None for entry in asked)
+            changed = self._changes - self._exposed_at
+            if new <= len(asked) // FEW and changed <= self._kept // UNCHANGED:
                 return
             self._exposed_at = self._changes
-            entries = [entry for run in self._runs for entry in run.entries]
-            launched_us = _medians(
-                (entry.region, entry.host_us) for entry in entries if entry.fair and _is_launched(entry)
-            )
-            after_us = _medians(pair for run in self._runs for pair in run.pauses())
+            launched_us = _by_region(self._launches(), statistics.median)
+            pause_us = _by_region((pair for run in self._runs for pair in run.pauses()), min)
             for run in self._runs:
-                run.expose(launched_us)
-            for entry in entries:
-                entry.after_us = after_us.get(entry.region, 0.0)
+                run.expose(launched_us, pause_us)
+
+    def _launches(self) -> Iterable[tuple[int, float]]:
+        for run in self._runs:
+            for entry in run.entries:
+                if entry.fair and _is_launched(entry):
+                    yield entry.region, entry.host_us
+
+
+def _between(entry: Entry, following: Entry) -> float:
+    return max(0.0, following.began_us - entry.began_us - entry.host_us)
 
 
 def _is_launched(entry: Entry) -> bool:
     return entry.deployment is Deployment.LAUNCH and entry.lead_us is not None
 
 
-def _medians(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Return the median of each region's values."""
+def _by_region(
+    pairs: Iterable[tuple[int, float]], reduce: Callable[[list[float]], float]
+) -> dict[int, float]:
+    """Return what the values of each region come to."""
     found: dict[int, list[float]] = {}
     for region, value in pairs:
         found.setdefault(region, []).append(value)
-    return {region: statistics.median(values) for region, values in found.items()}
+    return {region: reduce(values) for region, values in found.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.messages import Deployment
-from pygraphd.schema.policy import MIN_GAIN, MIN_SAMPLES, NOISE_FACTOR, noise_us, wins
+from pygraphd.schema.policy import MIN_GAIN, MIN_SAMPLES, NOISE_FACTOR, noise_us, takes_longer, wins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +48,8 @@ def _compared(rejected: Measurement, chosen: Measurement) -> str:
 def _why_not_enough(candidate: Measurement, chosen: Measurement) -> str:
     if chosen.deployment is not Deployment.LAUNCH or wins(candidate, chosen):
         return f"; {NOT_BY_FIGURES}"
+    if takes_longer(candidate, chosen):
+        return f", but by {candidate.span_us - chosen.span_us:.0f} us longer on the GPU"
     noise = NOISE_FACTOR * noise_us(candidate, chosen)
     if noise > MIN_GAIN * chosen.median_us:
         return f", within the noise of ±{_percent(noise, chosen.median_us)} %"

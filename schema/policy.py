@@ -1,6 +1,6 @@
 """Measurements in, decision out: a pure function with a version, so that cached facts outlive a better rule.
 
-A graph is captured only if that wins by more than the noise and by at least `MIN_GAIN`; a tie goes to LAUNCH, which costs no
+A graph is captured only if that wins by more than the noise and by at least `MIN_GAIN`, and takes no longer on the GPU but for a little; a tie goes to LAUNCH, which costs no
 memory and has no semantics of its own. The client decides with it when it has measured, the daemon when it derives
 decisions anew from stored facts. What a client decides without measurements is `client.policy`'s.
 """
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
     from pygraphd.schema.messages import Conditions
 
-POLICY_VERSION = 2
+POLICY_VERSION = 3
 """Raise it with any change to what `decide` answers: decisions of other versions are derived or measured anew."""
 MIN_SAMPLES = 8
 MIN_GAIN = 0.02
 """Share of LAUNCH's time that a capture must save."""
+MAX_LOSS = 0.25
+"""Share of the host time saved by which a capture may take longer on the GPU. What is saved on the host may turn out to be hidden behind
+the GPU's work, and what is lost there is lost all the time."""
 NOISE_FACTOR = 3.0
 """How many standard errors of the difference of two medians a gain must exceed."""
 
@@ -69,9 +72,17 @@ def fastest(measurements: Sequence[Measurement]) -> Decision:
 
 
 def wins(candidate: Measurement, launch: Measurement) -> bool:
-    """Whether `candidate` beats `launch` by more than the noise and the minimum gain."""
+    """Whether `candidate` beats `launch` by more than the noise and the minimum gain, and risks little where it may lose."""
+    if takes_longer(candidate, launch):
+        return False
     gain = launch.median_us - candidate.median_us
     return gain > max(MIN_GAIN * launch.median_us, NOISE_FACTOR * noise_us(candidate, launch))
+
+
+def takes_longer(candidate: Measurement, launch: Measurement) -> bool:
+    """Whether `candidate` takes so much longer on the GPU that what it saves on the host is not worth the risk."""
+    saved_us = max(0.0, launch.host_us - candidate.host_us)
+    return candidate.span_us - launch.span_us > MAX_LOSS * saved_us
 
 
 def noise_us(first: Measurement, second: Measurement) -> float:

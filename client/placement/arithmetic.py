@@ -7,6 +7,7 @@ place). The results of one type are sent as one value, for each costs the host t
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -117,15 +118,9 @@ def _join(node: Node, of: dict[Node, Group], constant: set[Node]) -> None:
         of[each] = joined
 
 
-def is_written_late(graph: Graph, group: Group) -> bool:
-    """Whether anybody takes any of a group after something was written in place."""
-    changed = False
-    takers = {taker for taker, _ in group.uses}
-    for node in graph.nodes:
-        changed = changed or nodes.is_mutating(node)
-        if changed and node in takers:
-            return True
-    return False
+def after_first_write(graph: Graph) -> frozenset[Node]:
+    """Return the first node that writes in place, and all after it."""
+    return frozenset(itertools.dropwhile(lambda node: not nodes.is_mutating(node), graph.nodes))
 
 
 def is_backward(graph: Graph) -> bool:

@@ -22,7 +22,7 @@ from pygraphd.client.placement.nodes import Moved
 from pygraphd.client.placement.sending import SENT, kinds_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from torch.fx import Graph
 
@@ -93,12 +93,12 @@ class _Plan:
             self.inputs.setdefault(nodes.value(each.on_gpu[0]).device, []).append(each)
             self.uses += len(each.uses)
 
-    def add_group(self, graph: Graph, group: Group) -> None:
-        """Decide on inputs that the CPU computes with."""
+    def add_group(self, group: Group, reason: str | None) -> None:
+        """Decide on inputs that the CPU computes with; `reason` is why they are left, if they are."""
         on_gpu = [use for use in group.uses if nodes.lies_elsewhere(use[0])]
         total = sum(nodes.value(each).nbytes for each in dict.fromkeys(value for _, value in group.uses))
         takers = [taker for taker, value in on_gpu if not _known_tells(taker, value)]
-        if self._fits(_why_not_group(graph, group), takers, total):
+        if self._fits(reason, takers, total):
             self.groups.setdefault(nodes.value(on_gpu[0][0]).device, []).append(group)
             self.uses += len(on_gpu)
 
@@ -116,8 +116,9 @@ def _plan(graph: Graph) -> _Plan:
     plan = _Plan()
     groups = [group for group in arithmetic.groups(graph, _may_be_sent) if _is_for_gpu(group)]
     computed_with = {node for group in groups for node in group.inputs}
+    late, is_backward = arithmetic.after_first_write(graph), arithmetic.is_backward(graph)
     for group in groups:
-        plan.add_group(graph, group)
+        plan.add_group(group, _why_not_group(group, late, is_backward=is_backward))
     for each in _inputs(graph):
         if each.value not in computed_with:
             plan.add_input(each)
@@ -139,10 +140,10 @@ def _may_be_sent(node: Node) -> bool:
     return _why_not_value(node) is None
 
 
-def _why_not_group(graph: Graph, group: Group) -> str | None:
-    if arithmetic.is_backward(graph):
+def _why_not_group(group: Group, late: Collection[Node], *, is_backward: bool) -> str | None:
+    if is_backward:
         return SAVED
-    if arithmetic.is_written_late(graph, group):
+    if any(taker in late for taker, _ in group.uses):
         return CHANGED
     return _why_not_uses(group.uses)
 
@@ -236,7 +237,7 @@ def _change(graph: Graph, device: torch.device, inputs: Sequence[_Input], groups
         _take(graph, taker, value, there[computed.get(value, value)])
     for value, by in reversed(computed.items()):
         value.replace_all_uses_with(by)
-        nodes.remove_unused(graph, value)
+    nodes.remove_unused(graph, computed)
 
 
 def _change_input(graph: Graph, device: torch.device, each: _Input, there: Node) -> None:

@@ -201,8 +201,7 @@ def _change(graph: Graph, changes: list[tuple[_Use, torch.Tensor]], place: Place
             nodes.replace_by_copy(graph, use.taker, constant)
         else:
             nodes.replace_index(use.taker, use.value, constant)
-    for use, _ in changes:
-        nodes.remove_unused(graph, use.value)
+    nodes.remove_unused(graph, [use.value for use, _ in changes])
 
 
 def _add_constant(graph: Graph, use: _Use, value: torch.Tensor) -> Node:

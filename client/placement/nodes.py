@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch.fx import Graph, Node
 
 COPY = torch.ops.prims.device_put.default
@@ -114,12 +116,14 @@ def replace_index(taker: Node, value: Node, source: Node) -> None:
     taker.args = (tensor, [source if each is value else each for each in indices], *more)
 
 
-def remove_unused(graph: Graph, node: Node) -> None:
-    """Remove a node that nobody uses any more, and what was there for it alone; inputs stay."""
-    waiting = [node]
+def remove_unused(graph: Graph, unused: Iterable[Node]) -> None:
+    """Remove those of some nodes that nobody uses any more, and what was there for them alone; inputs stay."""
+    waiting = list(unused)
+    gone: set[Node] = set()
     while waiting:
         each = waiting.pop()
-        if each.users or each.op == "placeholder" or each.graph is not graph or each not in graph.nodes:
+        if each.users or each.op == "placeholder" or each.graph is not graph or each in gone:
             continue
         waiting += each.all_input_nodes
         graph.erase_node(each)
+        gone.add(each)

@@ -29,7 +29,7 @@ def measured(
     ],
 )
 def test_trees_are_spared_where_they_cannot_win(relocated: tuple[float, float], spares: bool) -> None:
-    both = [measured(LAUNCH, 100.0, 10.0), measured(RELOCATE, *relocated)]
+    both = [measured(LAUNCH, 100.0, 80.0), measured(RELOCATE, *relocated)]
 
     assert spares_trees(both) is spares
     assert spares_trees([*both, measured(TREES, 1.0, 1.0)]) is spares, "few samples of theirs say nothing yet"

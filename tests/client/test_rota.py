@@ -82,7 +82,7 @@ def test_the_order_is_balanced_and_the_first_calls_do_not_count() -> None:
 
 def test_trees_come_last_and_enough_is_known_of_the_others_before() -> None:
     turns, ran, fair = Turns((RELOCATE, TREES, LAUNCH)), [], Counter[Deployment]()
-    for _ in range(11 * BLOCK):
+    for _ in range(12 * BLOCK):
         deployment = turns.next()
         if deployment is TREES and TREES not in ran:
             assert min(fair[RELOCATE], fair[LAUNCH]) >= SAMPLES

@@ -68,6 +68,17 @@ def test_a_gain_within_the_noise_is_none() -> None:
     assert decision.deployment is LAUNCH
 
 
+@pytest.mark.parametrize(
+    ("span_us", "deployment"), [(40.0, TREES), (60.0, TREES), (61.0, LAUNCH), (140.0, LAUNCH)]
+)
+def test_host_time_is_not_bought_with_the_gpus(span_us: float, deployment: Deployment) -> None:
+    """Of 100 us of host time 40 are saved: 10 us of the GPU may be lost for that."""
+    launch = dataclasses.replace(measured(LAUNCH, 100.0), host_us=100.0, span_us=50.0)
+    trees = dataclasses.replace(measured(TREES, 60.0), host_us=60.0, span_us=span_us)
+
+    assert decide(launch, trees).deployment is deployment
+
+
 def test_the_best_of_several_is_taken() -> None:
     decision = decide(measured(LAUNCH, 100), measured(TREES, 60), measured(RELOCATE, 50))
 
