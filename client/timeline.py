@@ -3,7 +3,8 @@
 That a call finds the GPU at work does not mean that its host time costs nothing: the GPU may run out of work some calls later for
 it. And while deployments alternate, those that are quick on the host keep the GPU busy for those that are not. So the calls of all
 regions are laid out as they came, and it is asked whether the GPU would have run dry if all of them had been launched; if so, the
-host time of all calls before that counts, and time on the GPU only as far as it is longer than what the host does until the next call. What a synchronisation of the user's does to the queue is no reason to count them.
+host time of all calls before that counts, and time on the GPU only as far as it is longer than what the host does until the next
+call. What a synchronisation of the user's does to the queue is no reason to count them.
 """
 
 from __future__ import annotations
