@@ -59,9 +59,8 @@ def test_a_set_holds_what_is_recycled_and_nothing_else() -> None:
     assert saved.memory[1].dtype == torch.float32
     *parts, constant = saved.made
     assert constant == 5
-    assert [each.tolist() for each in parts] == [
-        saved.memory[2][i : i + 16].view(torch.float32).tolist() for i in (0, 512)
-    ]
+    # By place: nothing was written there, and what was there before may be no number.
+    assert [each.data_ptr() for each in parts] == [saved.memory[2][i:].data_ptr() for i in (0, 512)]
     assert all(each.data_ptr() % 16 == 0 and not each._is_view() for each in (*saved.memory[1:], *parts))
 
 
