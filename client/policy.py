@@ -37,7 +37,7 @@ def spares_trees(measurements: Iterable[Measurement]) -> bool:
     """Whether trees cannot be expected to beat relocatable graphs, of which there are enough samples.
 
     They launch the same kernels and copy inputs, and must keep memory of their own to be tried. With trees in the process, relocated
-    graphs have been seen to leave 0.35 us more between two kernels (H200, BERT: 10 %), and nothing brought that back.
+    graphs have been seen to leave 0.35 us more between two kernels (H200, BERT: 10 %), and neither letting trees go nor new executables brought that back.
     """
     found = {each.deployment: each for each in measurements if each.deployment is not Deployment.TREES}
     if fastest(list(found.values())).deployment is not Deployment.RELOCATE:

@@ -199,18 +199,16 @@ class Timeline:
         self._kept -= len(run.entries)
         for stream, latest in list(self._latest.items()):
             if latest is run:
-                del self._latest[
-                    stream
-                ]  # of a stream that was not used for long; its next call begins another one
+                # Of a stream that was not used for long; its next call begins another one.
+                del self._latest[stream]
 
     def collect(self) -> None:
         """Complete what the GPU has done."""
         with self._lock:
             for stream, calls in self._pending.items():
                 while calls and calls[0][0].is_done():
-                    call, run = (
-                        calls.popleft()
-                    )  # first, so that one that cannot be read is not in the way of all others
+                    # First, so that one that cannot be read is not in the way of all others.
+                    call, run = calls.popleft()
                     self._changes += 1
                     call.read(run)
                     if run is not self._latest.get(stream):

@@ -1,7 +1,7 @@
 """Measurements in, decision out: a pure function with a version, so that cached facts outlive a better rule.
 
-A graph is captured only if that wins by more than the noise and by at least `MIN_GAIN`, and takes no longer on the GPU but for a little; a tie goes to LAUNCH, which costs no
-memory and has no semantics of its own. The client decides with it when it has measured, the daemon when it derives
+A graph is captured only if that wins by more than the noise and by at least `MIN_GAIN`, and takes no longer on the GPU but for a
+little; a tie goes to LAUNCH, which costs no memory and has no semantics of its own. The client decides with it when it has measured, the daemon when it derives
 decisions anew from stored facts. What a client decides without measurements is `client.policy`'s.
 """
 
