@@ -141,8 +141,9 @@ class Trials:
             steps=settings.steps,
             windows=settings.windows,
             window_steps=settings.window_steps,
-            check=turn.repetition == 0,  # what is compared is the same in every repetition
-            profile=settings.profile,
+            # Whether it is right, and what lies in graphs, is the same in every repetition.
+            check=turn.repetition == 0,
+            profile=settings.profile and turn.repetition == 0,
         )
 
     def _keep_log(self, name: str, output: str) -> None:

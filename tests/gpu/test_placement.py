@@ -423,7 +423,8 @@ def test_a_number_that_only_feeds_the_gpu_stays_a_tensor(watched: Watched, devic
         for _ in range(ENOUGH):
             x = torch.randn(9, 9, device=DEVICE)
             count += 1
-            torch.testing.assert_close(compiled(x, count), counted(x, count))
+            # Sums of nine that may cancel, of numbers that grow with the count.
+            torch.testing.assert_close(compiled(x, count), counted(x, count), rtol=1e-4, atol=1e-3)
 
     watched.expect(graphs=1, kept_items=1)
     assert watched.report.summary()["left_on_cpu"] == {}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.gpu.conftest import Relocated
 
@@ -77,13 +77,18 @@ def test_two_forwards_in_flight_keep_two_sets_and_are_right(relocated: Relocated
         torch.testing.assert_close(compiled_gradients, gradients[1], rtol=2e-3, atol=2e-3)
 
 
-def test_a_graph_that_is_kept_keeps_what_it_saved(
-    relocated: Relocated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch._functorch.config
+@pytest.fixture
+def saved_values_stay() -> Iterator[None]:
+    """Keep the backward from writing over what was saved, for which PyTorch refuses to keep a graph."""
+    from torch._functorch import config
 
-    # Or PyTorch has the backward write over what was saved, and refuses to keep the graph.
-    monkeypatch.setattr(torch._functorch.config, "donated_buffer", False)
+    # Not by monkeypatch: what that undoes is a deletion to the module, which then hides the setting from torch itself.
+    with config.patch(donated_buffer=False):
+        yield
+
+
+@pytest.mark.usefixtures("saved_values_stay")
+def test_a_graph_that_is_kept_keeps_what_it_saved(relocated: Relocated) -> None:
     module = model()
     compiled = torch.compile(module, mode="reduce-overhead")
     train(module, compiled)
