@@ -140,13 +140,8 @@ class Batch:
         end = 0
         for each in self.values:
             value = nodes.value(each)
-            start, end = end, end + value.numel()
-            part = graph.call_function(aten.slice.Tensor, (there, 0, start, end))
-            device, here = nodes.value(there).device, nodes.value(self.together)[start:end]
-            part.meta["val"] = _torch.fake_on(device, here)
-            shaped = graph.call_function(aten.view.default, (part, list(value.size())))
-            shaped.meta["val"] = _torch.fake_on(device, here.view(value.size()))
-            yield each, shaped
+            yield each, nodes.part(graph, there, end, value)
+            end += value.numel()
 
 
 def hoist(graph: Graph, group: Group) -> dict[Node, Node]:

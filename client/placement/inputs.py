@@ -19,7 +19,7 @@ from torch.fx import Node
 from pygraphd.client import _torch
 from pygraphd.client.placement import arithmetic, nodes
 from pygraphd.client.placement.nodes import Moved
-from pygraphd.client.placement.sending import SENT, kinds_text
+from pygraphd.client.placement.sending import SENT, kinds_text, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
     from pygraphd.client.placement.arithmetic import Group
+    from pygraphd.client.placement.sending import Piece
 
 MAX_BYTES = 16 << 10
 """Up to here, reading a value at every call costs the host less than 1 us more than reading a number."""
@@ -259,13 +260,21 @@ def _take(graph: Graph, taker: Node, value: Node, source: Node) -> None:
 
 def _send(graph: Graph, device: torch.device, values: list[Node]) -> list[Node]:
     """Add what sends values to a GPU, at the place where nodes are being inserted; return them as they are there."""
-    fakes = [nodes.value(each) for each in values]
-    sent = graph.call_function(SENT, (values, device, kinds_text(fakes), _name(graph)))
-    there = [graph.call_function(operator.getitem, (sent, index)) for index in range(len(values))]
-    for node, fake in zip(there, fakes, strict=True):
-        node.meta["val"] = _torch.fake_on(device, fake)
-    sent.meta["val"] = [node.meta["val"] for node in there]
-    return there
+    kinds = kinds_text([nodes.value(each) for each in values])
+    sent = graph.call_function(SENT, (values, device, kinds, _name(graph)))
+    sent.meta["val"] = []
+    there: dict[int, Node] = {}
+    for number, piece in enumerate(pieces(kinds)):
+        together = graph.call_function(operator.getitem, (sent, number))
+        together.meta["val"] = _torch.fake_on(device, _like(values, piece))
+        sent.meta["val"].append(together.meta["val"])
+        for each in piece.values:
+            there[each.index] = nodes.part(graph, together, each.start, nodes.value(values[each.index]))
+    return [there[index] for index in range(len(values))]
+
+
+def _like(values: Sequence[Node], piece: Piece) -> torch.Tensor:
+    return nodes.value(values[piece.values[0].index]).new_empty(piece.length)
 
 
 def _name(graph: Graph) -> str:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pygraphd.client import _torch
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -97,6 +99,16 @@ def is_on_cpu(node: Node) -> bool:
 def is_mutating(node: Node) -> bool:
     """Whether a node writes to what it is given."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def part(graph: Graph, together: Node, start: int, like: torch.Tensor) -> Node:
+    """Add what takes a value like another out of a tensor of one dimension, at the place where nodes are being inserted."""
+    memory, end = value(together), start + like.numel()
+    flat = graph.call_function(torch.ops.aten.slice.Tensor, (together, 0, start, end))
+    flat.meta["val"] = _torch.fake_on(memory.device, like.new_empty(like.numel()))
+    shaped = graph.call_function(torch.ops.aten.view.default, (flat, list(like.size())))
+    shaped.meta["val"] = _torch.fake_on(memory.device, like.new_empty(like.size()))
+    return shaped
 
 
 def replace_by_copy(graph: Graph, taker: Node, source: Node) -> None:

@@ -5,8 +5,9 @@ by its bytes, which are read at every call. A tensor's version is not enough: Nu
 to memory and leave it as it is. Nor is its identity: what Python keeps as a number is a new tensor at every call. Reading a few
 bytes takes the host less time than a call into PyTorch.
 
-What is sent lies in pinned memory of PyTorch's, which it does not hand out again before the copy is done, and goes to memory of
-its allocator's: a new piece for each change, so that nothing is written that a kernel or a saved activation may still read. The
+Values of one type go together, in one copy, when one of them has changed: what a copy takes of the host's time hardly depends
+on how much it is. CUDA has taken what lies in pageable memory before the call that copies it returns, and does not wait for the GPU. It goes to
+memory of PyTorch's allocator: a new piece for each change, so that nothing is written that a kernel or a saved activation may still read. The
 piece before is let go first, so that in a steady state the address is the same.
 """
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 MAX_GRAPHS = 256
 """Graphs of which anything stays on the GPU."""
 COPIES = 4
-"""Copies of one input that stay there: models may share a graph. The rule that makes inputs bounds them to 64 KiB a graph."""
+"""Copies of a graph's inputs that stay there: models may share a graph. The rule that makes inputs bounds them to 64 KiB a graph."""
+ALIGNMENT = 64
+"""Bytes; kernels that Inductor makes count on 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,24 @@ class Kind:
         return int(math.prod(self.size) * self.dtype.itemsize)
 
 
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a value is, which of all it is, and at which element of its piece it begins."""
+
+    kind: Kind
+    index: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The values of one type, as they lie in a tensor of one dimension with `length` elements."""
+
+    dtype: torch.dtype
+    values: tuple[Value, ...]
+    length: int
+
+
 def kinds_text(values: Sequence[torch.Tensor]) -> str:
     """Return what tells the kinds of values; it is an argument of the operator, and part of its graph's hash."""
     return " ".join(
@@ -54,26 +75,36 @@ def kinds_text(values: Sequence[torch.Tensor]) -> str:
 
 
 @functools.cache
-def _kinds(text: str) -> tuple[tuple[Kind, int], ...]:
-    """Return kinds, and the bytes of each."""
-    kinds = []
-    for each in text.split():
+def pieces(text: str) -> tuple[Piece, ...]:
+    """Return how values of the kinds that a text tells lie together: what the operator returns, a tensor for each."""
+    by_type: dict[torch.dtype, list[Value]] = {}
+    for index, each in enumerate(text.split()):
         name, _, sizes = each.removesuffix("]").partition("[")
-        kinds.append(Kind(getattr(torch, name), tuple(int(number) for number in sizes.split(",") if number)))
-    return tuple((kind, kind.bytes) for kind in kinds)
+        kind = Kind(getattr(torch, name), tuple(int(number) for number in sizes.split(",") if number))
+        of_type = by_type.setdefault(kind.dtype, [])
+        of_type.append(Value(kind, index, _end(of_type)))
+    return tuple(Piece(dtype, tuple(values), _end(values)) for dtype, values in by_type.items())
+
+
+def _end(values: Sequence[Value]) -> int:
+    """Return the first element after some values where another one may begin."""
+    if not values:
+        return 0
+    step = ALIGNMENT // int(values[-1].kind.dtype.itemsize)
+    return values[-1].start + -(-math.prod(values[-1].kind.size) // step) * step
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A value on the GPU: where it lay, and its bytes then."""
+    """Values on the GPU: where they lay, and their bytes then."""
 
-    pointer: int
-    content: bytes
+    pointers: tuple[int, ...]
+    contents: tuple[bytes, ...]
     tensor: torch.Tensor
 
 
-Key = tuple[object, ...]
-"""A device, a stream of it, a graph."""
+Key = tuple[torch.device, int, str, str]
+"""A device, a stream of it, the kinds of values, a graph."""
 
 
 class Sender:
@@ -85,18 +116,18 @@ class Sender:
 
     def __len__(self) -> int:
         """Return how many copies are kept."""
-        return sum(len(copies) for inputs in self._copies.values() for copies in inputs)
+        return sum(len(copies) for of_graph in self._copies.values() for copies in of_graph)
 
     def send(
         self, values: list[torch.Tensor], device: torch.device, kinds: str, graph: str
     ) -> list[torch.Tensor]:
-        """Return contiguous CPU values, which `kinds` tells, on `device`, where nobody may write to them."""
+        """Return contiguous CPU values, which `kinds` tells, in their `pieces` on `device`, where nobody may write to them."""
         try:
             found = self._found_or_sent(values, device, kinds, graph)
         except Exception as error:  # noqa: BLE001 - within the user's call, which goes on with plain copies
             self._fail(error)
             found = None
-        return found if found is not None else [each.to(device, copy=True) for each in values]
+        return found if found is not None else [_plainly(piece, values, device) for piece in pieces(kinds)]
 
     def _found_or_sent(
         self, values: list[torch.Tensor], device: torch.device, kinds: str, graph: str
@@ -104,42 +135,42 @@ class Sender:
         """Return None if only a plain copy does what the program says."""
         if _is_captured(device):
             return None  # what is sent would be in the user's graph for good
+        pointers = [value.data_ptr() if value.is_cpu and not value.is_pinned() else 0 for value in values]
+        if not all(pointers):
+            return None  # a copy to pinned memory may still be under way, and only the stream knows of it
         # Copies for each stream: the order of work on different ones is not known.
-        inputs = self._inputs((device, _stream(device)(), kinds, graph), len(values))
-        found = []
-        for index, (value, (kind, size)) in enumerate(zip(values, _kinds(kinds), strict=True)):
-            pointer = value.data_ptr() if value.is_cpu else 0
-            if not pointer or value.is_pinned():
-                return None  # a copy to pinned memory may still be under way, and only the stream knows of it
-            content = ctypes.string_at(pointer, size)
-            sent = _found(inputs[index], content)
-            found.append(self._send(inputs, index, kind, pointer, content, device) if sent is None else sent)
-        return found
+        together = pieces(kinds)
+        copies = self._copies_of((device, _stream(device)(), kinds, graph), len(together))
+        return [self._piece(copies, number, piece, pointers, device) for number, piece in enumerate(together)]
 
-    def _inputs(self, key: Key, count: int) -> list[tuple[_Copy, ...]]:
-        """Return the copies of each input of a graph."""
-        inputs = self._copies.get(key)
-        if inputs is None:
+    def _copies_of(self, key: Key, count: int) -> list[tuple[_Copy, ...]]:
+        """Return the copies of each piece of a graph."""
+        copies = self._copies.get(key)
+        if copies is None:
             for oldest in list(self._copies)[: len(self._copies) - MAX_GRAPHS + 1]:
                 self._copies.pop(oldest, None)
-            inputs = self._copies.setdefault(key, [()] * count)
-        return inputs
+            copies = self._copies.setdefault(key, [()] * count)
+        return copies
 
-    def _send(
+    def _piece(
         self,
-        inputs: list[tuple[_Copy, ...]],
-        index: int,
-        kind: Kind,
-        pointer: int,
-        content: bytes,
+        copies: list[tuple[_Copy, ...]],
+        number: int,
+        piece: Piece,
+        pointers: Sequence[int],
         device: torch.device,
     ) -> torch.Tensor:
-        # What came from the same place, or is the oldest of too many, goes first: its memory may be what is allocated now. Threads
+        contents = tuple(ctypes.string_at(pointers[each.index], each.kind.bytes) for each in piece.values)
+        sent = _found(copies[number], contents)
+        if sent is not None:
+            return sent
+        # What came from the same places, or is the oldest of too many, goes first: its memory may be what is allocated now. Threads
         # that do so at once may lose a copy of each other's, and send it again.
-        kept = tuple(each for each in inputs[index] if each.pointer != pointer)[1 - COPIES :]
-        inputs[index] = kept
-        tensor = _copied(kind, content, device)
-        inputs[index] = (*kept, _Copy(pointer, content, tensor))
+        places = tuple(pointers[each.index] for each in piece.values)
+        kept = tuple(each for each in copies[number] if each.pointers != places)[1 - COPIES :]
+        copies[number] = kept
+        tensor = _copied(piece, contents, device)
+        copies[number] = (*kept, _Copy(places, contents, tensor))
         if (report := self.report()) is not None:
             report.count(sent=1)
         return tensor
@@ -153,20 +184,31 @@ class Sender:
             report.fail(f"sending CPU values: {type(error).__name__}: {error}"[:200])
 
 
-def _found(copies: tuple[_Copy, ...], content: bytes) -> torch.Tensor | None:
+def _found(copies: tuple[_Copy, ...], contents: tuple[bytes, ...]) -> torch.Tensor | None:
     for each in copies:
-        if each.content == content:
+        if each.contents == contents:
             return each.tensor
     return None
 
 
-def _copied(kind: Kind, content: bytes, device: torch.device) -> torch.Tensor:
+def _copied(piece: Piece, contents: Sequence[bytes], device: torch.device) -> torch.Tensor:
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):  # further calls may be of a training
-            return _copied(kind, content, device)
-    staging = torch.empty(kind.size, dtype=kind.dtype, device="cpu", pin_memory=device.type == "cuda")
-    ctypes.memmove(staging.data_ptr(), content, len(content))
+            return _copied(piece, contents, device)
+    staging = torch.empty(piece.length, dtype=piece.dtype, device="cpu")
+    start, itemsize = staging.data_ptr(), piece.dtype.itemsize
+    for content, each in zip(contents, piece.values, strict=True):
+        ctypes.memmove(start + each.start * itemsize, content, len(content))
     return staging.to(device, non_blocking=True, copy=True)
+
+
+def _plainly(piece: Piece, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Return the values of a piece by copies that each come in their turn on the stream."""
+    there = torch.empty(piece.length, dtype=piece.dtype, device=device)
+    for each in piece.values:
+        value = values[each.index].detach()
+        there[each.start : each.start + value.numel()] = value.reshape(-1)
+    return there
 
 
 @functools.cache
@@ -188,7 +230,7 @@ sender = Sender()
 
 
 def _fake(values: list[Any], device: torch.device, kinds: str, graph: str) -> list[Any]:
-    return [torch.empty_like(each, device=device) for each in values]
+    return [torch.empty(piece.length, dtype=piece.dtype, device=device) for piece in pieces(kinds)]
 
 
 _library = torch.library.Library("pygraphd", "FRAGMENT")

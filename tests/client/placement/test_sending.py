@@ -17,7 +17,7 @@ from pygraphd.client.placement.sending import SENT, Sender, kinds_text
 from pygraphd.client.report import Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 pytestmark = pytest.mark.torch
 
@@ -32,14 +32,18 @@ class Sent:
         self.report = Report()
         self.sender = Sender(lambda: self.report)
 
+    def pieces(self, *values: torch.Tensor, graph: str = "a") -> list[torch.Tensor]:
+        """Send values; return what the operator returns."""
+        return self.sender.send(list(values), HERE, kinds_text(values), graph)
+
     def __call__(self, *values: torch.Tensor, graph: str = "a") -> list[torch.Tensor]:
         """Send values, and see that they have come."""
-        sent = self.sender.send(list(values), HERE, kinds_text(values), graph)
-        assert len(sent) == len(values)
+        sent = taken(values, self.pieces(*values, graph=graph))
         for one, other in zip(sent, values, strict=True):
             assert (one.dtype, one.size(), one.stride()) == (other.dtype, other.size(), other.stride())
             assert raw(one) == raw(other)
             assert one.data_ptr() != other.data_ptr()
+            assert one.data_ptr() % sending.ALIGNMENT == 0
         assert not self.report.failures
         return sent
 
@@ -51,6 +55,16 @@ class Sent:
 @pytest.fixture
 def sent() -> Sent:
     return Sent()
+
+
+def taken(values: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return each value out of the piece that it lies in, as a compiled graph takes it."""
+    found = {}
+    for tensor, piece in zip(pieces, sending.pieces(kinds_text(values)), strict=True):
+        assert (tensor.dtype, tuple(tensor.size())) == (piece.dtype, (piece.length,))
+        for each in piece.values:
+            found[each.index] = tensor[each.start :][: values[each.index].numel()].view(each.kind.size)
+    return [found[index] for index in range(len(values))]
 
 
 def raw(value: torch.Tensor) -> bytes:
@@ -78,13 +92,14 @@ def test_what_has_changed_is_sent_again_and_nothing_else(
     sent: Sent, change: Callable[[torch.Tensor], None]
 ) -> None:
     value = torch.tensor(1.5)
-    first = sent(value)[0]
-    assert sent(value)[0] is first
+    (first,) = sent.pieces(value)
+    assert sent.pieces(value)[0] is first
 
     change(value)
-    second = sent(value)[0]
+    (second,) = sent.pieces(value)
 
-    assert sent(value)[0] is second
+    assert sent.pieces(value)[0] is second
+    assert raw(sent(value)[0]) == raw(value)
     assert sent.count == 2
 
 
@@ -111,7 +126,7 @@ def test_numbers_that_are_equal_may_differ(sent: Sent, one: float, other: float)
 def test_a_number_in_another_place_is_not_sent_again(sent: Sent) -> None:
     """What Python keeps as a number is a new tensor at every call."""
     kept = [torch.tensor(2.5) for _ in range(8)]
-    results = [sent(each)[0] for each in kept]
+    results = [sent.pieces(each)[0] for each in kept]
 
     assert sent.count == 1
     assert all(each is results[0] for each in results)
@@ -130,7 +145,7 @@ def test_what_is_sent_anew_leaves_alone_what_somebody_holds(sent: Sent) -> None:
 def test_what_is_sent_anew_may_lie_where_it_lay(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy before is gone when memory is asked for, so that graphs are bound to one address."""
     value, gone, copied = torch.tensor(1.0), [], sending._copied
-    before = weakref.ref(sent(value)[0])
+    before = weakref.ref(sent.pieces(value)[0])
 
     def watched(*arguments: Any) -> torch.Tensor:
         gone.append(before() is None)
@@ -143,15 +158,18 @@ def test_what_is_sent_anew_may_lie_where_it_lay(sent: Sent, monkeypatch: pytest.
     assert gone == [True]
 
 
-def test_of_values_that_go_together_those_are_sent_that_have_changed(sent: Sent) -> None:
-    step, index = torch.tensor(3), torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
-    first = sent(step, index)
+def test_values_of_one_type_are_sent_together_and_of_another_if_they_have_changed(sent: Sent) -> None:
+    step, limit = torch.tensor(3), torch.tensor([9, 8])
+    index = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
+    first = sent.pieces(step, index, limit)
+    assert sent.count == len(first) == 2
 
     step += 1
-    second = sent(step, index)
+    second = sent.pieces(step, index, limit)
 
     assert sent.count == 3
     assert second[1] is first[1]
+    assert [each.tolist() for each in sent(step, index, limit)] == [4, [[1, 2], [3, 4]], [9, 8]]
 
 
 def test_models_that_share_a_graph_have_values_of_their_own(sent: Sent) -> None:
@@ -212,22 +230,22 @@ def test_what_goes_wrong_is_counted_and_the_values_are_copied_plainly(
     sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("no pinned memory")
+        raise RuntimeError("no memory")
 
     monkeypatch.setattr(sending, "_copied", fail)
     value = torch.tensor([1.0, 2.0])
 
-    (copy,) = sent.sender.send([value], HERE, kinds_text([value]), "a")
+    (copy,) = taken([value], sent.pieces(value))
 
     assert torch.equal(copy, value)
-    assert sent.report.failures == {"sending CPU values: RuntimeError: no pinned memory": 1}
+    assert sent.report.failures == {"sending CPU values: RuntimeError: no memory": 1}
     monkeypatch.undo()
-    assert torch.equal(sent.sender.send([value], HERE, kinds_text([value]), "a")[0], value)
+    assert torch.equal(taken([value], sent.pieces(value))[0], value)
 
 
 def test_what_lies_nowhere_is_copied_plainly(sent: Sent) -> None:
     zero = torch._efficientzerotensor(())
-    (copy,) = sent.sender.send([zero], HERE, "float32[]", "a")
+    (copy,) = taken([zero], sent.pieces(zero))
     assert copy.item() == 0.0
     assert (sent.count, len(sent.sender)) == (0, 0)
 
@@ -239,7 +257,7 @@ def test_threads_get_what_they_have_sent(sent: Sent) -> None:
         value = torch.tensor(float(number))
         for step in range(200):
             value.fill_(number * 1000 + step)
-            found = sent.sender.send([value], HERE, "float32[]", "a")[0].item()
+            found = sent.pieces(value)[0][0].item()
             if found != value.item():
                 wrong.append(found)
 
@@ -259,15 +277,16 @@ SHAPES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 @given(st.lists(st.tuples(SHAPES, st.sampled_from([torch.float32, torch.int64, torch.bool])), min_size=1))
 def test_any_values_come_as_they_lie(shapes: list[tuple[tuple[int, ...], torch.dtype]]) -> None:
     values = [torch.randint(0, 2, size).to(dtype) for size, dtype in shapes]
-    sent = Sent()
+    sent, types = Sent(), {dtype for _, dtype in shapes}
     sent(*values)
+    assert sent.count == len(types)
     values[-1].logical_not_()
     sent(*values)
-    assert sent.count == len(values) + 1
+    assert sent.count == len(types) + 1
 
 
 def test_the_operator_says_what_it_returns() -> None:
     value = torch.ones(2, 3)
     arguments = ([value], HERE, kinds_text([value]), "of this test")
-    assert torch.equal(SENT(*arguments)[0], value)
+    assert torch.equal(taken([value], SENT(*arguments))[0], value)
     torch.library.opcheck(SENT, arguments, test_utils=("test_schema", "test_faketensor"))
