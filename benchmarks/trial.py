@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from benchmarks.gate import Gate
     from benchmarks.schedule import Turn
 
+_FILLED = "filled"
+"""Marks the folder of a daemon that a process has run with to its end."""
 _PRIMING_STEPS = 160
 """More than measuring takes, so that the cache of the warm peer is filled with final decisions."""
 
@@ -102,7 +104,9 @@ class Trials:
         with Daemon(home):
             if turn.peer.cache is Cache.WARM:
                 self._prime_once(turn, task, home)
-            return self._run_with_product(turn, task, home, caches, "measure", more)
+            done = self._run_with_product(turn, task, home, caches, "measure", more)
+            (home / _FILLED).touch()
+            return done
 
     def _run_with_product(
         self, turn: Turn, task: Task, home: Path, caches: Path, purpose: str, more: Mapping[str, str]
@@ -114,12 +118,10 @@ class Trials:
         return answer, _read_summary(summary_file)
 
     def _prime_once(self, turn: Turn, task: Task, home: Path) -> None:
-        marker = home / "primed"
-        if marker.exists() or "pygraph-cold" in home.name:
+        if (home / _FILLED).exists():
             return
         priming = replace(task, warm_up=_PRIMING_STEPS, steps=0, windows=0, check=False, profile=False)
         self._run_with_product(turn, priming, home, self._priming_caches(turn), "prime", {})
-        marker.touch()
 
     def _run_child(self, turn: Turn, task: Task, environ: Mapping[str, str], purpose: str) -> Answer:
         answer_file = self._file(turn, f"{purpose}.json")
@@ -159,7 +161,7 @@ class Trials:
         if turn.peer.cache is not Cache.WARM:
             return self._folder / f"{homes}.{turn.peer.name}.{turn.repetition + 1}"
         # What a cold process has measured is what a warm one is to find: no other priming is needed.
-        filled = sorted(self._folder.glob(f"{homes}.pygraph-cold.*/cache.db"))
+        filled = sorted(self._folder.glob(f"{homes}.pygraph-cold.*/{_FILLED}"))
         return filled[0].parent if filled else self._folder / f"{homes}.{turn.peer.name}"
 
     def caches(self, turn: Turn) -> Path:
