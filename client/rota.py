@@ -36,6 +36,7 @@ class Turns:
     """One region's progress through the deployments it may run in, `candidates`."""
 
     def __init__(self, candidates: tuple[Deployment, ...]) -> None:
+        self.choices = len(candidates)
         self._order = _order(candidates)
         self._calls: Counter[Deployment] = Counter()
         self._previous: Deployment | None = None
@@ -85,8 +86,8 @@ class Member(Protocol):
 class Rota:
     """Which deployment the measuring regions of a process run in now, and when they decide.
 
-    A round begins when a region comes round again; that region chooses for all that follow until the next round. When all
-    members of a round are ready, they decide in the next one.
+    A round begins when a region comes round again; that region chooses for all that follow until the next round, unless another
+    one has more to choose from: what that needs is its turn, too. When all members of a round are ready, they decide in the next one.
     """
 
     def __init__(self) -> None:
@@ -127,8 +128,9 @@ class Rota:
         if self._members:
             ready = all(member.ready() for member in self._members.values())
             self._deciding = ready and (between_steps or leader.turns.exhausted)
+        # The leader if it has as many, as it comes first.
+        wanted = max((leader, *self._members.values()), key=lambda each: each.turns.choices).turns.next()
         self._members.clear()
-        wanted = leader.turns.next()
         if wanted is self._current:
             self._overdue = 0
         elif between_steps or self._overdue >= MAX_OVERDUE:

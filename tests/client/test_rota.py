@@ -20,10 +20,18 @@ MOST_CALLS = 40
 class Region:
     """What the rota sees of a region; samples are known `delay` calls after they were taken."""
 
-    def __init__(self, kind: Kind = INFERENCE, delay: int = 0, family: int = 1, partition: int = 0) -> None:
+    def __init__(
+        self,
+        kind: Kind = INFERENCE,
+        delay: int = 0,
+        family: int = 1,
+        partition: int = 0,
+        candidates: tuple[Deployment, ...] = (TREES, LAUNCH),
+    ) -> None:
         self.graph = Graph("a" * 64, kind, partition, 9, 1)
         self.family = family
-        self.turns = Turns((TREES, LAUNCH))
+        self.turns = Turns(candidates)
+        self._candidates = candidates
         self.ran: list[Deployment] = []
         self.decided = False
         self._delay = delay
@@ -31,7 +39,7 @@ class Region:
 
     def ready(self) -> bool:
         known = Counter(self._fair[: len(self._fair) - self._delay])
-        return self.turns.exhausted or min(known[TREES], known[LAUNCH]) >= SAMPLES
+        return self.turns.exhausted or min(known[each] for each in self._candidates) >= SAMPLES
 
     def call(self, rota: Rota) -> Deployment | None:
         """Be called once; returns what it ran in, None if it has decided by now."""
@@ -39,6 +47,8 @@ class Region:
         if deployment is None:
             self.decided = True
             return None
+        # As a region has it: what it does not offer, it launches.
+        deployment = deployment if deployment in self._candidates else LAUNCH
         self._fair.append(deployment if self.turns.take(deployment) else None)
         self.ran.append(deployment)
         return deployment
@@ -160,6 +170,23 @@ def test_a_forward_whose_backward_is_not_measured_holds_nothing_up() -> None:
 
 def test_forwards_without_backwards_are_measured_too() -> None:
     assert steps_until_decided([Region(FORWARD)]) == 23
+
+
+@pytest.mark.parametrize("often", [1, 7, 24])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_only_some_graphs_of_a_step_may_run_in_gets_its_turn(is_first: bool, often: int) -> None:
+    """As where one model is compiled for CUDA Graphs of PyTorch's and another is not."""
+    plain, both = Region(candidates=(RELOCATE, LAUNCH)), Region(candidates=(RELOCATE, TREES, LAUNCH))
+    regions = [plain, both] if is_first else [both, plain]
+    rota = Rota()
+    for _ in range(2 * MOST_CALLS):
+        for region in regions:
+            for _ in range(often if region is both else 1):
+                region.call(rota)
+
+    assert both.decided
+    assert plain.decided
+    assert Counter(both.ran)[TREES] >= SAMPLES
 
 
 @pytest.mark.parametrize("layers", [2, 12, 90])
