@@ -8,7 +8,8 @@ bytes takes the host less time than a call into PyTorch.
 Values of one type go together, in one copy, when one of them has changed: what a copy takes of the host's time hardly depends
 on how much it is. CUDA has taken what lies in pageable memory before the call that copies it returns, and does not wait for the GPU. It goes to
 memory of PyTorch's allocator: a new piece for each change, so that nothing is written that a kernel or a saved activation may still read. The
-piece before is let go first, so that in a steady state the address is the same.
+piece before is let go first, so that in a steady state the address is the same: a graph whose inputs lie elsewhere at every call
+has to be bound anew each time.
 """
 
 from __future__ import annotations
@@ -103,6 +104,30 @@ class _Copy:
     tensor: torch.Tensor
 
 
+@dataclass(slots=True)
+class _Kept:
+    """The copies of one piece."""
+
+    copies: tuple[_Copy, ...] = ()
+    misses: int = 0
+    """Calls in a row that found none."""
+
+    def found(self, contents: tuple[bytes, ...]) -> torch.Tensor | None:
+        """Return what was sent with these contents."""
+        for each in self.copies:
+            if each.contents == contents:
+                self.misses = 0
+                return each.tensor
+        return None
+
+    def make_room(self, pointers: tuple[int, ...]) -> None:
+        """Let go of what came from the same places, of the oldest of too many, and of all if they are of no use."""
+        self.misses += 1
+        # Where a value was says nothing if the CPU has just computed it, or Python makes a tensor of a number.
+        others = (each for each in self.copies if each.pointers != pointers)
+        self.copies = tuple(others)[1 - COPIES :] if self.misses <= COPIES else ()
+
+
 Key = tuple[torch.device, int, str, str]
 """A device, a stream of it, the kinds of values, a graph."""
 
@@ -112,11 +137,11 @@ class Sender:
 
     def __init__(self, report: Callable[[], Report | None] = lambda: None) -> None:
         self.report = report
-        self._copies: dict[Key, list[tuple[_Copy, ...]]] = {}
+        self._kept: dict[Key, tuple[_Kept, ...]] = {}
 
     def __len__(self) -> int:
         """Return how many copies are kept."""
-        return sum(len(copies) for of_graph in self._copies.values() for copies in of_graph)
+        return sum(len(each.copies) for of_graph in self._kept.values() for each in of_graph)
 
     def send(
         self, values: list[torch.Tensor], device: torch.device, kinds: str, graph: str
@@ -140,55 +165,43 @@ class Sender:
             return None  # a copy to pinned memory may still be under way, and only the stream knows of it
         # Copies for each stream: the order of work on different ones is not known.
         together = pieces(kinds)
-        copies = self._copies_of((device, _stream(device)(), kinds, graph), len(together))
-        return [self._piece(copies, number, piece, pointers, device) for number, piece in enumerate(together)]
+        kept = self._kept_of((device, _stream(device)(), kinds, graph), len(together))
+        return [
+            self._piece(each, piece, pointers, device) for each, piece in zip(kept, together, strict=True)
+        ]
 
-    def _copies_of(self, key: Key, count: int) -> list[tuple[_Copy, ...]]:
-        """Return the copies of each piece of a graph."""
-        copies = self._copies.get(key)
-        if copies is None:
-            for oldest in list(self._copies)[: len(self._copies) - MAX_GRAPHS + 1]:
-                self._copies.pop(oldest, None)
-            copies = self._copies.setdefault(key, [()] * count)
-        return copies
+    def _kept_of(self, key: Key, count: int) -> tuple[_Kept, ...]:
+        """Return what is kept of each piece of a graph."""
+        kept = self._kept.get(key)
+        if kept is None:
+            for oldest in list(self._kept)[: len(self._kept) - MAX_GRAPHS + 1]:
+                self._kept.pop(oldest, None)
+            kept = self._kept.setdefault(key, tuple(_Kept() for _ in range(count)))
+        return kept
 
     def _piece(
-        self,
-        copies: list[tuple[_Copy, ...]],
-        number: int,
-        piece: Piece,
-        pointers: Sequence[int],
-        device: torch.device,
+        self, kept: _Kept, piece: Piece, pointers: Sequence[int], device: torch.device
     ) -> torch.Tensor:
         contents = tuple(ctypes.string_at(pointers[each.index], each.kind.bytes) for each in piece.values)
-        sent = _found(copies[number], contents)
+        sent = kept.found(contents)
         if sent is not None:
             return sent
-        # What came from the same places, or is the oldest of too many, goes first: its memory may be what is allocated now. Threads
-        # that do so at once may lose a copy of each other's, and send it again.
+        # Its memory may be what is allocated now. Threads that do so at once may lose a copy of each other's, and send it again.
         places = tuple(pointers[each.index] for each in piece.values)
-        kept = tuple(each for each in copies[number] if each.pointers != places)[1 - COPIES :]
-        copies[number] = kept
+        kept.make_room(places)
         tensor = _copied(piece, contents, device)
-        copies[number] = (*kept, _Copy(places, contents, tensor))
+        kept.copies = (*kept.copies, _Copy(places, contents, tensor))
         if (report := self.report()) is not None:
             report.count(sent=1)
         return tensor
 
     def forget(self) -> None:
         """Give all memory back."""
-        self._copies.clear()
+        self._kept.clear()
 
     def _fail(self, error: Exception) -> None:
         if (report := self.report()) is not None:
             report.fail(f"sending CPU values: {type(error).__name__}: {error}"[:200])
-
-
-def _found(copies: tuple[_Copy, ...], contents: tuple[bytes, ...]) -> torch.Tensor | None:
-    for each in copies:
-        if each.contents == contents:
-            return each.tensor
-    return None
 
 
 def _copied(piece: Piece, contents: Sequence[bytes], device: torch.device) -> torch.Tensor:

@@ -158,6 +158,18 @@ def test_what_is_sent_anew_may_lie_where_it_lay(sent: Sent, monkeypatch: pytest.
     assert gone == [True]
 
 
+def test_values_that_change_at_every_call_have_one_place_wherever_they_are(sent: Sent) -> None:
+    """As those that the CPU has just computed, or that Python keeps as numbers."""
+    kept = [torch.tensor(float(step)) for step in range(3 * sending.COPIES)]
+    gone = []
+    for value in kept:
+        before = weakref.ref(sent.pieces(value)[0])
+        gone.append(before)
+
+    assert len(sent.sender) == 1
+    assert sum(each() is None for each in gone) == len(kept) - 1
+
+
 def test_values_of_one_type_are_sent_together_and_of_another_if_they_have_changed(sent: Sent) -> None:
     step, limit = torch.tensor(3), torch.tensor([9, 8])
     index = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
