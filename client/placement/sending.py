@@ -52,9 +52,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a value is, which of all it is, and at which element of its piece it begins."""
+    """What a value is, how many bytes it takes, which of all it is, and at which element of its piece it begins."""
 
     kind: Kind
+    bytes: int
     index: int
     start: int
 
@@ -83,7 +84,7 @@ def pieces(text: str) -> tuple[Piece, ...]:
         name, _, sizes = each.removesuffix("]").partition("[")
         kind = Kind(getattr(torch, name), tuple(int(number) for number in sizes.split(",") if number))
         of_type = by_type.setdefault(kind.dtype, [])
-        of_type.append(Value(kind, index, _end(of_type)))
+        of_type.append(Value(kind, kind.bytes, index, _end(of_type)))
     return tuple(Piece(dtype, tuple(values), _end(values)) for dtype, values in by_type.items())
 
 
@@ -182,7 +183,7 @@ class Sender:
     def _piece(
         self, kept: _Kept, piece: Piece, pointers: Sequence[int], device: torch.device
     ) -> torch.Tensor:
-        contents = tuple(ctypes.string_at(pointers[each.index], each.kind.bytes) for each in piece.values)
+        contents = tuple(ctypes.string_at(pointers[each.index], each.bytes) for each in piece.values)
         sent = kept.found(contents)
         if sent is not None:
             return sent
