@@ -284,6 +284,8 @@ class Bindings:
         self._movers: frozenset[int] = frozenset()
         self.written = 0
         """Nodes written for the latest call."""
+        self.made = 1
+        """Executables so far, with those that have gone."""
 
     def __len__(self) -> int:
         """Return how many executables there are."""
@@ -327,6 +329,7 @@ class Bindings:
             another = self._another(nearest, inputs, addresses, moved, number)
             if another is not None:
                 self._all.insert(0, another)
+                self.made += 1
                 self.written = another.nodes
                 return another
         self.written = nearest.bind(inputs, addresses, moved, number)
@@ -345,11 +348,13 @@ class Bindings:
     def _settle(self, binding: Binding) -> None:
         if not self._settles:
             return
+        before = binding.executable
         try:
             binding.settle()
         except DriverError as error:
             self._settles = False  # it is slower, and right
             self._note(f"{STAYS_PATCHED}: {error}")
+        self.made += binding.executable != before
 
     def _to_front(self, position: int) -> Binding:
         if position:

@@ -23,6 +23,10 @@ class Relocating(Protocol):
     def refused_for_good(self) -> bool:
         """Whether that lies in the graph itself, and will be so in the next process."""
 
+    @property
+    def prepared(self) -> int:
+        """A number that a call changes if it does what later calls need not do."""
+
     def __call__(self, inputs: list[Any]) -> Any:
         """Run on Inductor's list of inputs."""
 
@@ -68,6 +72,11 @@ class Candidates:
             and self.relocate is not None
             and self.relocate.refusal is not None
         )
+
+    @property
+    def prepared(self) -> int:
+        """A number that a call changes if it does what later calls need not do."""
+        return self.relocate.prepared if self.relocate is not None else 0
 
     def why_only_launch(self) -> str | None:
         """Return why there is nothing to choose from, in this process and in others; None if there is, or may be."""

@@ -6,6 +6,7 @@ What a call has cost, `client.timeline` says. Nothing is run twice and nothing i
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pygraphd.client.timeline import Entry, Run, Timeline
 from pygraphd.schema.messages import Deployment, Measurement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 _numbers = itertools.count(1)
@@ -65,9 +66,13 @@ class Profiler:
         entry = Entry(self._number, deployment, fair, idle, time.perf_counter_ns() / 1e3, apart=apart)
         return _Call(entry, begin, end, stream)
 
-    def stop(self, call: _Call) -> None:
-        """End timing a call; the sample is read by `collect` when the GPU has got there."""
+    def stop(self, call: _Call, *, steady: bool = True) -> None:
+        """End timing a call; the sample is read by `collect` when the GPU has got there.
+
+        One that is not `steady` did what later calls need not do, as making an executable.
+        """
         entry = call.entry
+        entry.steady = steady
         entry.host_us = time.perf_counter_ns() / 1e3 - entry.began_us
         call.end.record(call.stream)
         # What was queued may be no more than the user's drawing of inputs: then the GPU has waited for this call, too.
@@ -89,20 +94,46 @@ class Profiler:
 
     def measurements(self) -> tuple[Measurement, ...]:
         """Return one measurement for each deployment that has samples."""
-        self._timeline.expose([entry for entries in self._samples.values() for entry in entries])
-        return tuple(summarize(deployment, entries) for deployment, entries in self._samples.items())
+        entries = [entry for samples in self._samples.values() for entry in samples]
+        self._timeline.expose(entries)
+        # Whose host time counts depends on where in the program a call comes, and not on what was tried there by chance.
+        hidden = statistics.fmean(entry.exposed is False for entry in entries) if entries else 0.0
+        return tuple(summarize(deployment, samples, hidden) for deployment, samples in self._samples.items())
 
 
-def summarize(deployment: Deployment, samples: Sequence[Entry]) -> Measurement:
-    """Return medians and spread of at least one sample."""
-    costs = [sample.cost_us for sample in samples]
-    median = statistics.median(costs)
+def summarize(deployment: Deployment, samples: Sequence[Entry], hidden: float) -> Measurement:
+    """Return what at least one sample comes to; `hidden` is the share of the region's calls whose host time does not count."""
+    steady = [sample for sample in samples if sample.steady]
+    # Of a few samples more than half that are not say that it is never steady.
+    cost_us, spread_us = _mean(_parts(steady if 2 * len(steady) >= len(samples) else samples, hidden))
     return Measurement(
         deployment,
         len(samples),
-        median_us=median,
-        mad_us=statistics.median(abs(cost - median) for cost in costs),
+        median_us=cost_us,
+        mad_us=spread_us,
         host_us=statistics.median(sample.host_us for sample in samples),
         span_us=statistics.median(sample.span_us for sample in samples),
         busy=statistics.fmean(sample.exposed is False for sample in samples),
     )
+
+
+def _parts(samples: Sequence[Entry], hidden: float) -> Iterator[tuple[float, list[float]]]:
+    """Yield the costs of calls whose host time counts, and of those whose does not, with their shares."""
+    spans = [sample.span_us for sample in samples if sample.exposed is False]
+    others = [sample.cost_us for sample in samples if sample.exposed is not False]
+    if hidden < 1:
+        # A call behind others takes the host as long as one that is not.
+        yield 1 - hidden, others or [sample.shown_us for sample in samples]
+    if hidden > 0:
+        # Of a call that the GPU has waited for, the span says how long that was; the shortest wait is nearest to none.
+        yield hidden, spans or [min(sample.span_us for sample in samples)]
+
+
+def _mean(parts: Iterable[tuple[float, list[float]]]) -> tuple[float, float]:
+    """Return the mean of the medians, weighted by the shares, and of the median absolute deviations that of their squares."""
+    cost = variance = 0.0
+    for share, costs in parts:
+        median = statistics.median(costs)
+        cost += share * median
+        variance += share * statistics.median(abs(each - median) for each in costs) ** 2
+    return cost, math.sqrt(variance)

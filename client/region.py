@@ -284,10 +284,12 @@ class Region:
         run = candidates.runnable(deployment)
         began = time.perf_counter()
         fair = self.turns.take(deployment)
+        prepared = candidates.prepared
         call = self._guarded(lambda: self._profiler.start(deployment, fair=fair))
         result = run(inputs)
         if call is not None:
-            self._guarded(lambda: self._profiler.stop(call))
+            steady = candidates.prepared == prepared
+            self._guarded(lambda: self._profiler.stop(call, steady=steady))
         self._timed_calls += 1
         self._timed_ms += (time.perf_counter() - began) * 1e3
         return result

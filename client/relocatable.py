@@ -177,6 +177,11 @@ class Relocatable:
         """Whether that lies in the graph itself, and will be so in the next process."""
         return self.refusal is not None and self.lies_in_the_graph(self.refusal)
 
+    @property
+    def prepared(self) -> int:
+        """How many recordings and executables were made: a call that has changed it has done what later calls need not do."""
+        return self._captures + sum(replay.made for replay in list(self._replays.values()))
+
     def at(self, sizes: tuple[int, ...]) -> OfSizes:
         """Return what this is for one set of integer inputs; closing it lets go of their recording alone."""
         return OfSizes(self, sizes)
@@ -401,6 +406,11 @@ class OfSizes:
     def refused_for_good(self) -> bool:
         """Whether that lies in the graph itself, and will be so in the next process."""
         return self.refusal is not None and self.whole.lies_in_the_graph(self.refusal)
+
+    @property
+    def prepared(self) -> int:
+        """How many recordings and executables were made, for whichever sizes."""
+        return self.whole.prepared
 
     def at(self, sizes: tuple[int, ...]) -> OfSizes:
         """Return the same for other sizes."""

@@ -278,6 +278,11 @@ class Replay:
         """How many executables there are of the graph."""
         return len(self._bindings) if self._bindings is not None else 0
 
+    @property
+    def made(self) -> int:
+        """How many there have been."""
+        return self._bindings.made if self._bindings is not None else 0
+
     def close(self) -> None:
         """Destroy the executables and the graph; launches under way go on, and calls from now on do not fit."""
         with self._lock:

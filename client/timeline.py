@@ -65,11 +65,18 @@ class Entry:
     """Whether its host time counts; None until that was found out."""
     after_us: float = 0.0
     """What the host does from then to the next call at least, while the GPU is at work."""
+    steady: bool = True
+    """Whether it did only what later calls do."""
 
     @property
     def cost_us(self) -> float:
         """What the call cost the program."""
-        return self.span_us if self.exposed is False else max(self.host_us, self.span_us - self.after_us)
+        return self.span_us if self.exposed is False else self.shown_us
+
+    @property
+    def shown_us(self) -> float:
+        """What it costs if its host time counts."""
+        return max(self.host_us, self.span_us - self.after_us)
 
 
 @dataclass(slots=True, eq=False)

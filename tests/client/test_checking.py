@@ -30,7 +30,7 @@ class Clock(profiler.Profiler):
     def start(self, deployment: Deployment, *, fair: bool = True) -> Any:
         return deployment, fair
 
-    def stop(self, call: Any) -> None:
+    def stop(self, call: Any, *, steady: bool = True) -> None:
         deployment, fair = call
         time = 100.0
         entry = Entry(id(self), deployment, fair, idle=True, began_us=0.0, host_us=time, span_us=time)

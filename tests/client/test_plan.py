@@ -43,7 +43,7 @@ class Clock(profiler.Profiler):
     def start(self, deployment: Deployment, *, fair: bool = True) -> Any:
         return deployment, fair
 
-    def stop(self, call: Any) -> None:
+    def stop(self, call: Any, *, steady: bool = True) -> None:
         deployment, fair = call
         time = self.times_us[deployment]
         span = self.span_us or time
@@ -441,7 +441,7 @@ class Relocating:
         self._will_refuse = refusal
         self.refusal: str | None = None
         self.for_good = True
-        self.calls = 0
+        self.calls = self.prepared = 0
         self.closed = False
         self.by_size: dict[tuple[int, ...], Relocating] = {}
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pygraphd.client.profiler import Profiler
-from pygraphd.client.timeline import Timeline
+from pygraphd.client.profiler import Profiler, summarize
+from pygraphd.client.timeline import Entry, Timeline
 from pygraphd.schema.messages import Deployment
 
 pytestmark = pytest.mark.torch
@@ -29,12 +33,20 @@ class Machine:
     def query(self) -> bool:
         return self.free_us <= self.host_us
 
-    def call(self, profiler: Profiler, deployment: Deployment, host_us: float, span_us: float) -> None:
+    def call(
+        self,
+        profiler: Profiler,
+        deployment: Deployment,
+        host_us: float,
+        span_us: float,
+        *,
+        steady: bool = True,
+    ) -> None:
         call = profiler.start(deployment)
         begun_us = max(self.free_us, self.host_us)
         self.host_us += host_us
         self.free_us = max(begun_us + span_us, self.host_us)
-        profiler.stop(call)
+        profiler.stop(call, steady=steady)
 
     def synchronize(self) -> None:
         self.host_us = max(self.host_us, self.free_us)
@@ -147,3 +159,74 @@ def test_host_time_behind_a_long_queue_costs_nothing(machine: Machine) -> None:
 
     (measurement,) = short.measurements()
     assert (measurement.median_us, measurement.host_us, measurement.busy) == (7, 100, 1)
+
+
+def test_what_later_calls_need_not_do_is_in_no_cost(machine: Machine) -> None:
+    profiler = Profiler(0)
+    for number in range(8):
+        is_steady = number not in {1, 2, 5}
+        machine.call(profiler, RELOCATE, 30 if is_steady else 700, span_us=10, steady=is_steady)
+        machine.synchronize()
+    profiler.collect()
+
+    (measurement,) = profiler.measurements()
+    assert (measurement.samples, measurement.median_us, measurement.mad_us) == (8, 30, 0)
+
+
+def test_what_is_hardly_ever_steady_costs_what_it_costs(machine: Machine) -> None:
+    profiler = Profiler(0)
+    for number in range(8):
+        machine.call(profiler, RELOCATE, 700, span_us=10, steady=number > 5)
+        machine.synchronize()
+    profiler.collect()
+
+    assert [each.median_us for each in profiler.measurements()] == [700]
+
+
+def sample(host_us: float, span_us: float, *, exposed: bool | None) -> Entry:
+    return Entry(1, LAUNCH, True, False, 0.0, host_us, span_us, exposed=exposed)
+
+
+def test_a_share_of_hidden_calls_is_no_noise() -> None:
+    """A small graph behind a heavy one on the H200: a call that was hidden, eight that were not, of which one by chance took long."""
+    exposed = [79, 79, 75, 72, 168, 72, 64, 75]
+    samples = [sample(each, 14, exposed=True) for each in exposed] + [sample(79, 14, exposed=False)]
+
+    found = summarize(RELOCATE, samples, hidden=0.1)
+
+    assert found.median_us == pytest.approx(0.9 * 75 + 0.1 * 14)
+    assert found.mad_us == pytest.approx(math.sqrt(0.9) * 3.5)
+
+
+def test_a_deployment_that_met_only_one_kind_of_calls_is_held_against_both() -> None:
+    met_only_busy = summarize(LAUNCH, [sample(130, 18, exposed=False)] * 8, hidden=0.25)
+    met_only_idle = summarize(LAUNCH, [sample(130, 131, exposed=True)] * 8, hidden=0.25)
+
+    assert met_only_busy.median_us == 0.75 * 130 + 0.25 * 18
+    assert met_only_idle.median_us == 131, "how long the GPU takes without waiting for the host is not known"
+
+
+COSTS = st.floats(1, 1e6)
+SAMPLES = st.lists(st.builds(sample, COSTS, COSTS, exposed=st.sampled_from([True, False, None])), min_size=1)
+
+
+@given(SAMPLES, st.floats(0, 1))
+def test_a_cost_is_between_the_least_and_the_most_that_a_call_may_have_cost(
+    samples: list[Entry], hidden: float
+) -> None:
+    found = summarize(LAUNCH, samples, hidden)
+
+    least = min(min(each.host_us, each.span_us) for each in samples)
+    most = max(max(each.host_us, each.span_us) for each in samples)
+    assert least * (1 - 1e-9) <= found.median_us <= most * (1 + 1e-9)
+    assert 0 <= found.mad_us <= most - least + 1e-6
+
+
+@given(st.lists(st.tuples(COSTS, COSTS), min_size=1), st.booleans())
+def test_calls_of_one_kind_cost_their_median(times: list[tuple[float, float]], hidden: bool) -> None:
+    samples = [sample(host_us, span_us, exposed=not hidden) for host_us, span_us in times]
+    found = summarize(LAUNCH, samples, float(hidden))
+
+    costs = [span_us if hidden else max(host_us, span_us) for host_us, span_us in times]
+    assert found.median_us == pytest.approx(statistics.median(costs))
+    assert found.mad_us == pytest.approx(statistics.median(abs(each - found.median_us) for each in costs))

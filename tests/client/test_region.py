@@ -161,6 +161,41 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
     assert host.report.failures == {}
 
 
+class Relocating:
+    """Stands where relocatable graphs do; the second call makes an executable."""
+
+    refusal = None
+    refused_for_good = False
+    prepared = 0
+    calls = 0
+
+    def __call__(self, inputs: list[Any]) -> str:
+        self.calls += 1
+        self.prepared += self.calls == 2
+        return "relocated"
+
+    def at(self, sizes: tuple[int, ...]) -> Relocating:
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_call_that_prepares_what_later_ones_have_is_timed_as_such(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[bool] = []
+    one = region(host)
+    one._candidates = Candidates(launch, None, device_index=0, is_backward=False, relocate=Relocating())
+    monkeypatch.setattr(one._profiler, "start", lambda *_, **__: "a call")
+    monkeypatch.setattr(one._profiler, "stop", lambda _, steady: timed.append(steady))
+
+    results = [one._timed_call(each, []) for each in [Deployment.RELOCATE] * 3 + [Deployment.LAUNCH]]
+
+    assert results == ["relocated"] * 3 + ["launched"]
+    assert timed == [True, False, True, True]
+
+
 def test_a_graph_that_another_process_measures_is_launched_until_its_answer_is_there(host: Host) -> None:
     one = region(host)
     answer = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)

@@ -315,11 +315,25 @@ def test_values_that_change_are_sent_to_one_address(rules: Report) -> None:
     for step in range(20):
         value.fill_(step)
         sent = SENT([value, index], device, kinds, "of this test")
-        assert [each.tolist() for each in sent] == [step, index.tolist()]
+        assert (sent[0][0].item(), sent[1][:9].tolist()) == (step, index.tolist())
         places.add(tuple(each.data_ptr() for each in sent))
         del sent  # which would keep its place
 
     assert (len(places), rules.counts["sent"], rules.failures) == (1, 21, {})
+
+
+def test_what_has_changed_is_sent_without_waiting_for_the_gpu(rules: Report) -> None:
+    from pygraphd.client.placement.sending import SENT, kinds_text
+
+    value, device = torch.tensor(0.0), torch.device(DEVICE, 0)
+    SENT([value], device, kinds_text([value]), "of this test")
+    torch.cuda._sleep(1_000_000_000)
+    value.fill_(1.0)
+    (sent,) = SENT([value], device, kinds_text([value]), "of this test")
+
+    assert not torch.cuda.current_stream().query()
+    assert sent[0].item() == 1.0
+    assert rules.counts["sent"] == 2
 
 
 def test_values_are_right_while_the_gpu_is_behind(rules: Report) -> None:

@@ -108,7 +108,7 @@ def test_addresses_that_take_turns_are_written_until_each_set_has_an_executable(
         assert replay.run([values], memory)[0].tolist() == expected
         written.append(replay.counts.written - sum(written))
 
-    assert replay.executables == 4
+    assert (replay.executables, replay.made) == (4, 5)  # the first was written to, and made anew
     assert written[:4] == [1, 1, 1, 1]
     assert written[-16:] == [0] * 16
     replay.close()
@@ -263,8 +263,9 @@ def test_an_executable_that_stays_bound_is_made_anew(recorder: Recorder) -> None
 
     assert calls(1) == 1
     assert calls(PATIENCE - 1) == PATIENCE - 1
+    assert replay.made == 1
     assert calls(5) == 0
-    assert emulator.live() == alive
+    assert (emulator.live(), replay.made) == (alive, 2)
 
     memory = replay.memory()  # moved, so it is written to, and not made anew as soon as the first time
     again = LESS_OFTEN * PATIENCE

@@ -451,6 +451,20 @@ def test_sizes_that_are_let_go_of_make_room_among_those_that_are_remembered(case
     assert run.at((1000,)).refusal is None
 
 
+def test_it_says_which_calls_have_prepared_what_later_ones_have(case: Case) -> None:
+    run = case.make(add)
+    a, b = (case.allocator.tensor(torch.ones(4)) for _ in range(2))
+
+    prepared = []
+    for _ in range(8):
+        before = run.prepared
+        run([a, b, 4])
+        prepared.append(run.prepared != before)
+
+    assert prepared == [False, True] + [False] * 6
+    assert run.at((4,)).prepared == run.prepared
+
+
 def test_how_many_recordings_there_are_can_be_set(case: Case) -> None:
     run = case.make(add, max_recordings=2)
 
