@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from benchmarks.cores import Cores
 from benchmarks.correctness import Verdict, check
 from benchmarks.errors import BenchmarkError
 from benchmarks.gate import wait_for_turn, wait_to_compile
@@ -42,6 +44,7 @@ def perform(task: Task) -> Answer:
     compile_s = preparing_s + watch.first_step_s()
     wait_for_turn()
     watch.run(task.warm_up - 1)
+    watch = replace(watch, cores=_cores(task, device))
     step_ms, host_ms = watch.steps_ms(task.steps)
     reserved = reserved_mb(device)
     pipelined_ms = watch.windows_ms(task.windows, task.window_steps)
@@ -58,7 +61,14 @@ def perform(task: Task) -> Answer:
         environment=describe(device),
         coverage=coverage,
         coverage_note=coverage_note,
+        timings=watch.cores.timings if watch.cores else 0,
+        disturbed=watch.cores.disturbed if watch.cores else 0,
     )
+
+
+def _cores(task: Task, device: torch.device) -> Cores | None:
+    # Work on the CPU is for all cores.
+    return Cores(Path(task.full_speed)) if task.full_speed and device.type == "cuda" else None
 
 
 def find_device(name: str | None) -> torch.device:

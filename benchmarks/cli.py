@@ -194,6 +194,7 @@ def _plan(options: argparse.Namespace) -> Plan:
             timeout_s=options.timeout_s,
             logs=options.logs and options.logs.absolute(),
             profile=not options.no_coverage,
+            full_speed=not options.each_step,  # these are all steps, in their order
         ),
         out=options.out.absolute(),
         together=options.together,

@@ -110,12 +110,18 @@ def _note(trials: Sequence[Trial]) -> str:
 def _remarks(trial: Trial) -> list[str]:
     remarks = [trial.error or ""]
     if trial.answer:
-        remarks += [trial.answer.note, trial.answer.coverage_note]
+        remarks += [trial.answer.note, trial.answer.coverage_note, _disturbed(trial.answer)]
     if trial.summary:
         remarks.append(", ".join(f"{name} {trial.summary.get(name)}" for name in _COUNTS))
         remarks.append(f"deployed {_counts(trial.summary['deployed'])}")
         remarks.extend(f"{count} x {reason}" for reason, count in trial.summary.get("reasons", {}).items())
     return [remark for remark in remarks if remark]
+
+
+def _disturbed(answer: Answer) -> str:
+    if not answer.disturbed:
+        return ""
+    return f"the host was slow in {answer.disturbed} of {answer.timings} timings"
 
 
 _COUNTS = ("graphs", "hits", "misses", "measured")

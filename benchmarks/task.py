@@ -15,7 +15,7 @@ class Task:
     """One process's work. `device` None: CUDA if there is a device, otherwise the CPU.
 
     `windows` times `window_steps` steps are run back to back. In the end, `check` compares with eager, and `profile` looks
-    what runs inside CUDA graphs.
+    what runs inside CUDA graphs. `full_speed` is the file of `benchmarks.cores`; None: each step is taken once, as it comes.
     """
 
     workload: str
@@ -28,6 +28,7 @@ class Task:
     window_steps: int
     check: bool
     profile: bool
+    full_speed: str | None = None
 
     def to_json(self) -> str:
         """Return the task as a command-line argument."""
@@ -58,6 +59,10 @@ class Answer:
     environment: dict[str, str | None]
     coverage: Coverage | None = None
     coverage_note: str = ""
+    timings: int = 0
+    """Blocks of steps, and windows, for which the host was to be at full speed."""
+    disturbed: int = 0
+    """Of these, those for which it never was."""
 
     def to_json(self) -> str:
         """Return the answer as the content of the file that the parent reads."""

@@ -54,6 +54,8 @@ class Settings:
     timeout_s: float
     logs: Path | None
     profile: bool = True
+    full_speed: bool = True
+    """Whether what the host was too slow for is timed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class Trials:
             # Whether it is right, and what lies in graphs, is the same in every repetition.
             check=turn.repetition == 0,
             profile=settings.profile and turn.repetition == 0,
+            full_speed=str(self._folder / "full-speed") if settings.full_speed else None,
         )
 
     def _keep_log(self, name: str, output: str) -> None:
