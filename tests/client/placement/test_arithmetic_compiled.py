@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch._inductor.scheduler import Scheduler
 from torch._inductor.utils import run_and_get_code
 
-from pygraphd.client import _torch
-from pygraphd.client.placement import inputs, nodes
-from pygraphd.client.placement.passes import FILES, Placement
-from pygraphd.client.report import Report
+from pygraphd.client.placement import inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from torch.fx import Node
+    from pygraphd.client.report import Report
 
 pytestmark = pytest.mark.torch
 
@@ -30,32 +23,10 @@ ROUNDED: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-3}
 """Sums whose terms cancel; another step or temperature makes a difference of 1 and more."""
 
 
-def lies_elsewhere(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dim() > 1
-
-
-def why_not_captured(_: Any, node: Any) -> str | None:
-    """Say what Inductor would of a node that runs on the CPU, or of ours."""
-    sizes = [output.node.maybe_get_size() for output in node.get_outputs()]
-    return None if any(size is not None and len(size) > 1 for size in sizes) else "it has few numbers"
-
-
 @pytest.fixture
-def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
-    """Have the rules and Inductor take what has dimensions for the GPU's; return what the rules report to."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(nodes, "lies_elsewhere", lies_elsewhere)
-    monkeypatch.setattr(
-        nodes, "is_on_cpu", lambda node: not lies_elsewhere(node) and nodes.device(node) is not None
-    )
-    monkeypatch.setattr(Scheduler, "should_partition", why_not_captured)
-    torch._dynamo.reset()
-    report = Report()
-    remove = _torch.add_pass(Placement(lambda: report), FILES)
-    yield report
-    remove()
-    torch._dynamo.reset()
+def added(matrices_elsewhere: Report) -> Report:
+    """Have the rules; return what they report to."""
+    return matrices_elsewhere
 
 
 def parts(code: str) -> tuple[int, str]:

@@ -1,0 +1,196 @@
+"""What programs of users keep on the CPU, a small module each, and random programs made of them; for CPUs and GPUs alike."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+SIZE = 9
+"""Rows and columns of what goes through a program; nothing that is kept has two dimensions."""
+
+
+class Habit(torch.nn.Module):  # type: ignore[misc]
+    """Something done to a matrix. `edit` is what the user does to what is kept, before the call of a number."""
+
+    by_gradient = True
+    """Whether a gradient can go through it, as through nothing that changes in place."""
+
+    def edit(self, call: int) -> None:
+        """Keep all as it is."""
+
+
+class Constant(Habit):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tensor([0.1 * column for column in range(SIZE)]).to(x.device)
+
+
+class Picked(Habit):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, torch.tensor([8, 0, 7, 1, 6, 2, 5, 3, 4])]
+
+
+class Mask(Habit):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(SIZE)
+        mask[2:5] = 1
+        return x - mask.to(x.device)
+
+
+class Range(Habit):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.arange(SIZE).to(x.device) / SIZE)
+
+
+class Temperature(Habit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = torch.tensor(1.5, device="cpu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x / self.temperature).softmax(-1)
+
+    def edit(self, call: int) -> None:
+        self.temperature.fill_(1.0 + call // 2)
+
+
+class Table(Habit):
+    """A buffer, which NumPy writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(SIZE, device="cpu"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.table.to(x.device)
+
+    def edit(self, call: int) -> None:
+        self.table.numpy()[call % SIZE] = 1.0 + call
+
+
+class Rows(Habit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = torch.arange(SIZE, device="cpu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[self.index]
+
+    def edit(self, call: int) -> None:
+        self.index.copy_(self.index.roll(call // 2))
+
+
+class Gain(Habit):
+    """A scalar of NumPy's, another one each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = np.float32(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.gain
+
+    def edit(self, call: int) -> None:
+        self.gain = np.float32(0.5 + call)
+
+
+class Schedule(Habit):
+    """What the CPU computes of a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = torch.tensor(0.1, device="cpu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (self.rate * 2).exp() + (1 - self.rate).sqrt()
+
+    def edit(self, call: int) -> None:
+        self.rate.data = torch.tensor(0.1 / (1 + call), device="cpu")
+
+
+class Counter(Habit):
+    """A step of Adam whose counter is on the CPU, and whose moment is where the matrix is."""
+
+    by_gradient = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = torch.tensor(0.0, device="cpu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return x / (1 - 0.9**self.step)
+
+
+class Read(Habit):
+    """A count that is read by `.item()`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torch.tensor(1, device="cpu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.count.item()
+
+    def edit(self, call: int) -> None:
+        self.count += call % 2
+
+
+HABITS: tuple[type[Habit], ...] = (
+    *(Constant, Picked, Mask, Range, Temperature, Table, Rows, Gain, Schedule, Counter, Read),
+)
+
+
+class Program(torch.nn.Module):  # type: ignore[misc]
+    """Habits one after the other, with something between them that keeps the numbers small."""
+
+    def __init__(self, habits: tuple[type[Habit], ...]) -> None:
+        super().__init__()
+        self.habits = torch.nn.ModuleList(habit() for habit in habits)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for habit in self.habits:
+            x = torch.tanh(habit(x)) @ x
+        return x
+
+    def edit(self, call: int) -> None:
+        for habit in self.habits:
+            habit.edit(call)
+
+    def kept(self) -> list[Any]:
+        """Return all that its habits keep, in their order."""
+        found: list[Any] = []
+        for habit in self.habits:
+            found += [value for value in vars(habit).values() if isinstance(value, torch.Tensor | np.generic)]
+            found += list(habit.buffers())
+        return found
+
+
+programs = st.lists(st.sampled_from(HABITS), min_size=1, max_size=4).map(tuple)
+
+
+def compare(habits: tuple[type[Habit], ...], device: str, calls: int, *, mode: str | None = None) -> None:
+    """Hold a compiled program against the same one in eager mode, both edited alike before each call."""
+    mine = Program(habits)
+    plain = copy.deepcopy(mine)
+    by_gradient = all(habit.by_gradient for habit in habits)
+    compiled = torch.compile(mine, mode=mode, dynamic=False)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), torch.set_grad_enabled(by_gradient):
+        for call in range(calls):
+            for each in (mine, plain):
+                each.edit(call)
+            x = torch.randn(SIZE, SIZE, device=device, requires_grad=by_gradient)
+            torch.compiler.cudagraph_mark_step_begin()
+            _hold(compiled, plain, x)
+            torch.testing.assert_close(mine.kept(), plain.kept(), rtol=0, atol=0)
+
+
+def _hold(compiled: Any, plain: Program, x: torch.Tensor) -> None:
+    found, expected = compiled(x), plain(x)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, check_stride=True)
+    if x.requires_grad:
+        gradients = [torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-3)

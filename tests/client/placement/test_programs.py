@@ -1,0 +1,34 @@
+"""Random programs that keep things on the CPU compute what they do in eager mode. On a GPU: tests/gpu/test_placement_programs.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from tests.client.placement.habits import HABITS, Habit, compare, programs
+
+if TYPE_CHECKING:
+    from pygraphd.client.report import Report
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
+
+MODE = "reduce-overhead"
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_each_habit_alone_stays_what_it_is(matrices_elsewhere: Report, habit: type[Habit]) -> None:
+    compare((habit,), "cpu", 4, mode=MODE)
+
+    assert matrices_elsewhere.failures == {}
+
+
+@given(programs)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_program_stays_what_it_is(matrices_elsewhere: Report, habits: tuple[type[Habit], ...]) -> None:
+    torch._dynamo.reset()
+    compare(habits, "cpu", 4, mode=MODE)
+
+    assert matrices_elsewhere.failures == {}

@@ -1,0 +1,72 @@
+"""Random programs that keep things on the CPU compute on a GPU what they do in eager mode, in PyTorch's trees and relocated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from pygraphd.client.report import Report
+from tests.client.placement.habits import HABITS, Habit, compare, programs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.gpu.conftest import Relocated
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+DEVICE = "cuda"
+MODE = "reduce-overhead"
+FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
+    """Have the rules without the hook; return what they report to."""
+    from pygraphd.client import _torch
+    from pygraphd.client.placement.passes import FILES, Placement
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    torch._dynamo.reset()
+    report = Report()
+    remove = _torch.add_pass(Placement(lambda: report), FILES)
+    yield report
+    remove()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_each_habit_alone_in_trees(rules: Report, habit: type[Habit]) -> None:
+    compare((habit,), DEVICE, 6, mode=MODE)
+
+    assert rules.failures == {}
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_each_habit_alone_relocated(relocated: Relocated, rules: Report, habit: type[Habit]) -> None:
+    compare((habit,), DEVICE, 8, mode=MODE)
+
+    assert rules.failures == {}
+    assert relocated.report.counts["captured"] > 0
+
+
+@given(programs)
+@FEW
+def test_any_program_in_trees(rules: Report, habits: tuple[type[Habit], ...]) -> None:
+    torch._dynamo.reset()
+    compare(habits, DEVICE, 6, mode=MODE)
+
+    assert rules.failures == {}
+
+
+@given(programs)
+@FEW
+def test_any_program_relocated(relocated: Relocated, rules: Report, habits: tuple[type[Habit], ...]) -> None:
+    torch._dynamo.reset()
+    compare(habits, DEVICE, 8, mode=MODE)
+
+    assert rules.failures == {}
