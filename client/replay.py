@@ -281,7 +281,8 @@ class Replay:
     @property
     def made(self) -> int:
         """How many there have been."""
-        return self._bindings.made if self._bindings is not None else 0
+        bindings = self._bindings  # another thread may close it
+        return bindings.made if bindings is not None else 0
 
     def close(self) -> None:
         """Destroy the executables and the graph; launches under way go on, and calls from now on do not fit."""
