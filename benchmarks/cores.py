@@ -94,6 +94,7 @@ def _stay_on(cores: Iterable[int]) -> None:
 
 
 def _write(file: Path, us: float) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_suffix(f".{os.getpid()}")
     new.write_text(repr(us))
     new.replace(file)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.region_child WORKLOAD WAY ANSWER_FILE`: what a call of each compiled region costs, in this process alone.
+"""`python -m benchmarks.region_child WORKLOAD WAY ANSWER_FILE SPEED_FILE`: what a call of each compiled region costs, in this process alone.
 
 Stands where Inductor hands its regions to PyTorch's trees, so that everything around a region (Dynamo, autograd, the
 optimiser) is outside of what is timed, and the same for all ways of running it.
@@ -7,6 +7,7 @@ optimiser) is outside of what is timed, and the same for all ways of running it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.child import describe, find_device, reserved_mb, wake
+from benchmarks.cores import Cores
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure, summarize
 from benchmarks.gate import wait_for_turn, wait_to_compile
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 WAYS = ("trees", "relocate", "launch")
 WARM_UP = 40
 STEPS = 60
+BLOCK = 10
+"""Steps that are taken again together if the host was slow."""
 WINDOWS = 8
 WINDOW_STEPS = 10
 _COMPILER_S = 60.0
@@ -214,14 +218,23 @@ class Regions:
                 for sizes in list(each.relocatable._replays):
                     each.relocatable.let_go_at(sizes)
 
+    def forget_since(self, counts: Sequence[tuple[int, int]]) -> None:
+        """Forget the host's times but for these first ones of each region; see `counts`."""
+        for each, (calls, moved) in zip(self.all, counts, strict=True):
+            del each.host_us[calls:], each.host_moved_us[moved:]
+
+    def counts(self) -> list[tuple[int, int]]:
+        """Return how many of the host's times there are of each region, and how many of these with something moved."""
+        return [(len(each.host_us), len(each.host_moved_us)) for each in self.all]
+
     def switch(self, name: str) -> None:
         """Have all calls be timed in this manner from now on."""
         for each in self.all:
             each.call = each.run if name == "" else getattr(each, name)
 
 
-def measure(workload_name: str, way: str) -> dict[str, Any]:
-    """Run a workload and return its figures."""
+def measure(workload_name: str, way: str, full_speed: Path) -> dict[str, Any]:
+    """Run a workload and return its figures; `full_speed` is the file of `benchmarks.cores`."""
     device = find_device("cuda")
     workload = WORKLOADS[workload_name]
     torch.manual_seed(0)
@@ -243,10 +256,9 @@ def measure(workload_name: str, way: str) -> dict[str, Any]:
     peak = reserved_mb(device)
     torch.cuda.reset_peak_memory_stats(device)
     regions.switch("_on_host")
-    for _ in range(STEPS):
-        inputs = case.draw(generator)
-        torch.cuda.synchronize()
-        step(inputs)
+    cores = Cores(full_speed)
+    for _ in range(STEPS // BLOCK):
+        cores.undisturbed(functools.partial(_run_on_host, regions, regions.counts(), step, case, generator))
     torch.cuda.synchronize()
     reserved = reserved_mb(device)
     regions.switch("_on_gpu")
@@ -259,7 +271,7 @@ def measure(workload_name: str, way: str) -> dict[str, Any]:
     torch.cuda.synchronize()
     regions.switch("")
     figures = [dataclasses.asdict(each.figures()) for each in regions.all]
-    addresses = Addresses(step, case, generator)
+    addresses = Addresses(step, case, generator, cores)
     addresses_ms = _addresses_ms(addresses, way, training=case.optimizer is not None)
     regions.forget_recordings()
     for _ in range(_STEPS_THAT_RECORD):
@@ -274,8 +286,21 @@ def measure(workload_name: str, way: str) -> dict[str, Any]:
         "addresses_ms": addresses_ms,
         "counts": dict(regions.report.counts),
         "launched": dict(regions.report.fallbacks),
+        "timings": cores.timings,
+        "disturbed": cores.disturbed,
         "environment": describe(device),
     }
+
+
+def _run_on_host(
+    regions: Regions, before: Sequence[tuple[int, int]], step: Step, case: Case, generator: torch.Generator
+) -> None:
+    """Add a block of steps to what there was before."""
+    regions.forget_since(before)
+    for _ in range(BLOCK):
+        inputs = case.draw(generator)
+        torch.cuda.synchronize()
+        step(inputs)
 
 
 def _have_helper() -> None:
@@ -289,8 +314,9 @@ def _have_helper() -> None:
 class Addresses:
     """Windows of steps whose addresses stay, or alternate in the ways that are common."""
 
-    def __init__(self, step: Step, case: Case, generator: torch.Generator) -> None:
+    def __init__(self, step: Step, case: Case, generator: torch.Generator, cores: Cores) -> None:
         self._step = step
+        self._cores = cores
         self._batches = [case.draw(generator) for _ in range(4)]
         self._kept: list[Any] = []
 
@@ -335,7 +361,7 @@ class Addresses:
         for window in range(WINDOWS + 2):
             for way in ways:
                 way()  # the first after a change of addresses: not what is asked for here
-                elapsed_ms = _elapsed_ms(way)
+                elapsed_ms = self._cores.undisturbed(functools.partial(_elapsed_ms, way))
                 if window >= 2:
                     samples[way.__name__].append(elapsed_ms / WINDOW_STEPS)
         return {
@@ -367,9 +393,9 @@ def _addresses_ms(addresses: Addresses, way: str, *, training: bool) -> dict[str
 
 def main(arguments: list[str]) -> int:
     """Measure the workload of the first argument in the way of the second, into the file of the third."""
-    workload, way, answer_file = arguments
+    workload, way, answer_file, full_speed = arguments
     try:
-        answer = measure(workload, way)
+        answer = measure(workload, way, Path(full_speed))
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 1

@@ -98,7 +98,14 @@ def _run(job: _Job, more: Mapping[str, str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder:
         answer_file = Path(folder) / "answer.json"
         outcome = run_fresh(
-            ["-m", "benchmarks.region_child", workload.name, way, str(answer_file)],
+            [
+                "-m",
+                "benchmarks.region_child",
+                workload.name,
+                way,
+                str(answer_file),
+                str(job.caches / "full-speed"),
+            ],
             {**_environ(job.caches / workload.name), **more},
             _TIMEOUT_S,
         )

@@ -96,3 +96,9 @@ def test_a_file_that_says_nothing_is_written_anew(machine: Machine, tmp_path: Pa
     Cores(file, machine.loop_us)
 
     assert float(file.read_text()) == 100.0
+
+
+def test_the_folder_need_not_be_there(machine: Machine, tmp_path: Path) -> None:
+    Cores(tmp_path / "new" / "full-speed", machine.loop_us)
+
+    assert (tmp_path / "new" / "full-speed").exists()
