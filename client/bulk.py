@@ -186,15 +186,15 @@ class Helper:
         self._path: Path | None = None
         self._bulk: Bulk | None = None
 
-    def prepare(self, cache: Path) -> str | None:
-        """Have it compiled if it never was; return why it will not be there, or None."""
+    def prepare(self, cache: Path, *, may_compile: bool = True) -> str | None:
+        """Have it compiled if it never was and that is allowed; return why it will not be there, or None."""
         if self._path is not None or self._bulk is not None:
             return None
         try:
             if reason := _torch.missing_for_bulk():
                 return reason
             path = native.place(cache)
-            reason = native.compile_once(path)
+            reason = native.compile_once(path) if may_compile else native.why_not_there(path)
         except Exception as error:  # noqa: BLE001 - it is optional, and must not be in the way of anything
             return f"it cannot be compiled: {error}"
         if reason is None:

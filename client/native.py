@@ -70,6 +70,11 @@ def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | 
     return None
 
 
+def why_not_there(path: Path) -> str | None:
+    """Return why there is no compiled file, if it is not to be made; None if it is there."""
+    return None if path.exists() else f"{path} is not there, and this process may not write it"
+
+
 def _folders(path: Path) -> tuple[Path, Path, Path]:
     """Return the folders of a compiled file that are ours: the cache, that of all compiled files, and this user's."""
     return path.parents[2], path.parents[1], path.parents[0]

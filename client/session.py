@@ -284,10 +284,10 @@ class Session:
         except driver.DriverError as error:
             self.report.fail(f"relocatable graphs: {error}")
             return None
-        if self.options.native and not self.options.readonly:
+        if self.options.native:
             from pygraphd.client.bulk import helper
 
-            if reason := helper.prepare(self.locations.cache):
+            if reason := helper.prepare(self.locations.cache, may_compile=not self.options.readonly):
                 self.report.fail(f"compiled helper: {reason}")
         return recorder
 

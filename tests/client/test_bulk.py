@@ -280,6 +280,18 @@ def test_until_it_is_compiled_python_does(tmp_path: Path) -> None:
     assert isinstance(helper.bulk(notes.append), InPython)
 
 
+def test_who_may_not_write_uses_what_is_there(cache: Path, tmp_path: Path) -> None:
+    helper, notes = Helper(), list[str]()
+    assert helper.prepare(cache, may_compile=False) is None
+    assert not isinstance(helper.bulk(notes.append), InPython)
+
+    without = Helper()
+    assert "is not there" in str(without.prepare(tmp_path, may_compile=False))
+    assert isinstance(without.bulk(notes.append), InPython)
+    assert notes == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
     path = native.place(tmp_path)
     path.parent.mkdir(parents=True, mode=0o700)
