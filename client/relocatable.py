@@ -255,7 +255,7 @@ class Relocatable:
             self._refused[sizes] = reason
             return self._step_aside(reason, inputs)
         # The launched call is to take what recording had, and not more of the device beside it.
-        self._recorder.trim()
+        self._trim()
         try:
             outputs = self._launch(inputs)
         except BaseException:
@@ -354,7 +354,7 @@ class Relocatable:
             before = self._replays.pop(sizes, None)
             self._replays[sizes] = replay
             self._latest = sizes
-        self._recorder.trim()
+        self._trim()
         if self._link is not None:
             self._link.arm(replay)
         self._report.count(captured=1)
@@ -362,6 +362,12 @@ class Relocatable:
             before.close()
         if len(self._replays) > self._max_recordings:
             self._drop(next(iter(self._replays)), None)
+
+    def _trim(self) -> None:
+        try:
+            self._recorder.trim()
+        except Exception as error:  # noqa: BLE001 - one of CUDA's, which is the user's to meet in a call of theirs
+            self._report.fail(f"giving memory back: {type(error).__name__}")
 
     def _drop(self, sizes: tuple[int, ...], reason: str | None) -> None:
         with self._changing:

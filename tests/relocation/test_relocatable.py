@@ -451,6 +451,23 @@ def test_sizes_that_are_let_go_of_make_room_among_those_that_are_remembered(case
     assert run.at((1000,)).refusal is None
 
 
+def test_memory_that_cannot_be_given_back_is_no_matter_of_the_call(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trim() -> None:
+        raise RuntimeError("an error of the user's kernels, which CUDA tells whoever comes next")
+
+    run = case.make(add)
+    monkeypatch.setattr(case.recorder, "trim", trim)
+    a, b = (case.allocator.tensor(torch.ones(4)) for _ in range(2))
+
+    results = [run([a, b, 4])[0].tolist() for _ in range(4)]
+
+    assert results == [[2.0] * 4] * 4
+    assert case.report.counts["captured"] == 1
+    assert case.report.failures == {"giving memory back: RuntimeError": 2}
+
+
 def test_it_says_which_calls_have_prepared_what_later_ones_have(case: Case) -> None:
     run = case.make(add)
     a, b = (case.allocator.tensor(torch.ones(4)) for _ in range(2))
