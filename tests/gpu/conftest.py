@@ -12,6 +12,7 @@ import pytest
 
 from pygraphd.client.families import Families
 from pygraphd.client.hook import Hook
+from tests.client.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -273,3 +274,11 @@ def relocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reloc
 def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relocated]:
     """Run relocatable graphs beside everything that is compiled, on inputs that lie elsewhere at every call."""
     yield from _installed(Moved(), tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
+    """Have the rules for CPU values without the hook; return what they report to."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    with with_rules() as report:
+        yield report

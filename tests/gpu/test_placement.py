@@ -9,12 +9,9 @@ import torch
 
 from pygraphd.client import options
 from pygraphd.client.placement import inputs
-from pygraphd.client.report import Report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
+    from pygraphd.client.report import Report
     from tests.gpu.conftest import Relocated, Watched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -245,21 +242,6 @@ def test_a_python_number_that_changes_is_seen_by_the_next_call(watched: Watched)
     watched.expect()
     assert watched.report.counts["placed_inputs"] >= 1
     assert watched.report.counts["sent"] < ENOUGH
-
-
-@pytest.fixture
-def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
-    """Have the rules without the hook; return what they report to."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    from pygraphd.client import _torch
-    from pygraphd.client.placement.passes import FILES, Placement
-
-    torch._dynamo.reset()
-    report = Report()
-    remove = _torch.add_pass(Placement(lambda: report), FILES)
-    yield report
-    remove()
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(("function", "value"), [*INPUTS, *COMPUTED])

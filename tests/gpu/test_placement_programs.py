@@ -8,13 +8,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from pygraphd.client.report import Report
 from tests.client.placement.habits import HABITS, Habit, compare, programs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
+    from pygraphd.client.report import Report
     from tests.gpu.conftest import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -22,21 +19,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 DEVICE = "cuda"
 MODE = "reduce-overhead"
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture
-def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
-    """Have the rules without the hook; return what they report to."""
-    from pygraphd.client import _torch
-    from pygraphd.client.placement.passes import FILES, Placement
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    torch._dynamo.reset()
-    report = Report()
-    remove = _torch.add_pass(Placement(lambda: report), FILES)
-    yield report
-    remove()
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("habit", HABITS)

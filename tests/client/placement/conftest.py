@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.client.placement.with_rules import with_rules
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -31,13 +33,9 @@ def _why_not_captured(_: Any, node: Any) -> str | None:
 @pytest.fixture
 def matrices_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     """Have the rules, and Inductor split graphs, as if matrices lay on a GPU; return what the rules report to."""
-    import torch
     from torch._inductor.scheduler import Scheduler
 
-    from pygraphd.client import _torch
     from pygraphd.client.placement import nodes
-    from pygraphd.client.placement.passes import FILES, Placement
-    from pygraphd.client.report import Report
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(nodes, "lies_elsewhere", _lies_elsewhere)
@@ -45,9 +43,5 @@ def matrices_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         nodes, "is_on_cpu", lambda node: not _lies_elsewhere(node) and nodes.device(node) is not None
     )
     monkeypatch.setattr(Scheduler, "should_partition", _why_not_captured)
-    torch._dynamo.reset()
-    report = Report()
-    remove = _torch.add_pass(Placement(lambda: report), FILES)
-    yield report
-    remove()
-    torch._dynamo.reset()
+    with with_rules() as report:
+        yield report

@@ -18,9 +18,9 @@ from torch._inductor.utils import run_and_get_code
 
 from pygraphd.client import _torch
 from pygraphd.client.placement import inputs, nodes, passes
-from pygraphd.client.placement.passes import FILES, Placement
-from pygraphd.client.report import Report
+from pygraphd.client.placement.passes import FILES
 from tests.client.placement.graphs import COPY
+from tests.client.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch.fx import Graph
 
+    from pygraphd.client.report import Report
     from tests.client.conftest import Run
 
 pytestmark = pytest.mark.torch
@@ -41,12 +42,8 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(nodes, "is_elsewhere", lambda device: True)
     monkeypatch.setattr(BaseSchedulerNode, "is_gpu", lambda node: True)
-    torch._dynamo.reset()
-    report = Report()
-    remove = _torch.add_pass(Placement(lambda: report), FILES)
-    yield report
-    remove()
-    torch._dynamo.reset()
+    with with_rules() as report:
+        yield report
 
 
 def soften(x: torch.Tensor, temperature: torch.Tensor, rate: float) -> torch.Tensor:

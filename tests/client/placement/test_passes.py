@@ -19,6 +19,7 @@ from pygraphd.client.placement import known, nodes, passes
 from pygraphd.client.placement.passes import FILES, Placement
 from pygraphd.client.report import Report
 from tests.client.placement.graphs import COPY, Builder, place
+from tests.client.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,12 +37,8 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     """Have the rules take this CPU for a GPU, too, so that they have something to do; return what they report to."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(nodes, "is_elsewhere", lambda device: True)
-    torch._dynamo.reset()
-    report = Report()
-    remove = _torch.add_pass(Placement(lambda: report), FILES)
-    yield report
-    remove()
-    torch._dynamo.reset()
+    with with_rules() as report:
+        yield report
 
 
 def pick(x: torch.Tensor) -> torch.Tensor:
