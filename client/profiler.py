@@ -105,12 +105,13 @@ def summarize(deployment: Deployment, samples: Sequence[Entry], hidden: float) -
     """Return what at least one sample comes to; `hidden` is the share of the region's calls whose host time does not count."""
     steady = [sample for sample in samples if sample.steady]
     # Of a few samples more than half that are not say that it is never steady.
-    cost_us, spread_us = _mean(_parts(steady if 2 * len(steady) >= len(samples) else samples, hidden))
+    cost_us, error_us = _mean(_parts(steady if 2 * len(steady) >= len(samples) else samples, hidden))
     return Measurement(
         deployment,
         len(samples),
         median_us=cost_us,
-        mad_us=spread_us,
+        # As if all samples were of one kind: whoever divides it by their root has the error.
+        mad_us=error_us * math.sqrt(len(samples)),
         host_us=statistics.median(sample.host_us for sample in samples),
         span_us=statistics.median(sample.span_us for sample in samples),
         busy=statistics.fmean(sample.exposed is False for sample in samples),
@@ -130,10 +131,10 @@ def _parts(samples: Sequence[Entry], hidden: float) -> Iterator[tuple[float, lis
 
 
 def _mean(parts: Iterable[tuple[float, list[float]]]) -> tuple[float, float]:
-    """Return the mean of the medians, weighted by the shares, and of the median absolute deviations that of their squares."""
+    """Return the mean of the medians, weighted by the shares, and its error, in median absolute deviations: few costs of a kind make it large."""
     cost = variance = 0.0
     for share, costs in parts:
         median = statistics.median(costs)
         cost += share * median
-        variance += share * statistics.median(abs(each - median) for each in costs) ** 2
+        variance += (share * statistics.median(abs(each - median) for each in costs)) ** 2 / len(costs)
     return cost, math.sqrt(variance)

@@ -195,7 +195,18 @@ def test_a_share_of_hidden_calls_is_no_noise() -> None:
     found = summarize(RELOCATE, samples, hidden=0.1)
 
     assert found.median_us == pytest.approx(0.9 * 75 + 0.1 * 14)
-    assert found.mad_us == pytest.approx(math.sqrt(0.9) * 3.5)
+    assert found.mad_us == pytest.approx(0.9 * 3.5 * math.sqrt(9 / 8))
+
+
+def test_what_rests_on_few_calls_is_the_less_certain() -> None:
+    calls = [sample(host_us, 1, exposed=True) for host_us in (80, 90, 100, 110, 120, 130, 140, 150)]
+    for each in calls[:4]:
+        each.steady = False
+
+    found = summarize(RELOCATE, calls, hidden=0)
+
+    assert (found.samples, found.median_us) == (8, 135)
+    assert found.mad_us == pytest.approx(10 * math.sqrt(8 / 4))
 
 
 def test_a_deployment_that_met_only_one_kind_of_calls_is_held_against_both() -> None:
@@ -219,7 +230,7 @@ def test_a_cost_is_between_the_least_and_the_most_that_a_call_may_have_cost(
     least = min(min(each.host_us, each.span_us) for each in samples)
     most = max(max(each.host_us, each.span_us) for each in samples)
     assert least * (1 - 1e-9) <= found.median_us <= most * (1 + 1e-9)
-    assert 0 <= found.mad_us <= most - least + 1e-6
+    assert 0 <= found.mad_us <= (most - least) * math.sqrt(len(samples)) + 1e-6
 
 
 @given(st.lists(st.tuples(COSTS, COSTS), min_size=1), st.booleans())

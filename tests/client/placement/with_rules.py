@@ -23,6 +23,8 @@ def with_rules() -> Iterator[Report]:
     torch._dynamo.reset()
     report = Report()
     remove = _torch.add_pass(Placement(lambda: report), FILES)
-    yield report
-    remove()
-    torch._dynamo.reset()
+    try:
+        yield report
+    finally:
+        remove()
+        torch._dynamo.reset()
