@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.profiler import Profiler
-from pygraphd.client.rota import MAX_CALLS, SAMPLES, Turns
+from pygraphd.client.rota import MAX_ROUNDS, SAMPLES, Turns
 from pygraphd.schema.messages import Deployment
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Checked:
     def _settle_if_possible(self) -> None:
         self._calls += 1
         verdict = self._jury.verdict()
-        if verdict is None and self._calls > MAX_CALLS:
+        if verdict is None and self._calls > MAX_ROUNDS:
             # Its calls cannot be timed, or the other half of its family is not called.
             self._found(holds=True)
             verdict = True

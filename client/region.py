@@ -166,6 +166,7 @@ class Region:
         # First what other threads call meanwhile, and what stays if this one is interrupted.
         self._call = self._launch
         self._enter(State.DEPLOYED)
+        self._host.rota.leave(self)
         candidates = self._candidates
         assert candidates is not None
         agreed = self._guarded(lambda: self._host.agree(self, result, candidates.offered))
@@ -196,7 +197,12 @@ class Region:
             self._begin_measuring(sizes)
         elif len(self._seen_sizes) < MAX_SIZES:
             self._seen_sizes.add(sizes)
+        self._be_seen()
         return self._launch(inputs)
+
+    def _be_seen(self) -> None:
+        if self.state in {State.WARM_UP, State.WAIT}:
+            self._host.rota.see(self)
 
     def _begin_measuring(self, sizes: tuple[int, ...]) -> None:
         if not self._changing.acquire(blocking=False):
@@ -249,6 +255,7 @@ class Region:
         if self.state is not State.WAIT:
             return self._call(inputs)
         self.tally.calls += 1
+        self._be_seen()
         self._host.report.step_aside(WAITING)
         return self._launch(inputs)
 
@@ -283,7 +290,7 @@ class Region:
             deployment = Deployment.LAUNCH
         run = candidates.runnable(deployment)
         began = time.perf_counter()
-        fair = self.turns.take(deployment)
+        fair = self.turns.take(deployment, self._host.rota.round)
         prepared = candidates.prepared
         call = self._guarded(lambda: self._profiler.start(deployment, fair=fair))
         result = run(inputs)

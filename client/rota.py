@@ -3,7 +3,7 @@
 Two levels. `Turns` is one region's own order: blocks of A B B A, and trees last where there are relocatable graphs, too, as they may
 not be needed. `Rota` makes all regions of one step follow one of them, decide in the same step, and change deployments only between a backward and the next
 forward: PyTorch's CUDA Graph trees depend on what ran before, and record anew for every mixture of captured and launched
-graphs. Knows nothing of torch.
+graphs. Both count in rounds: a region that is called for each of 24 layers has 24 calls in one. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Graph
 
 BLOCK = 5
-"""Calls in a row before the order moves on; the first after a change is never counted."""
+"""Rounds before the order moves on; the first after a change is never counted."""
 SAMPLES = policy.MIN_SAMPLES
 """Samples of each deployment that end measuring."""
-MAX_CALLS = 400
-"""Calls after which measuring ends with what there is; two dozen are usual."""
+MAX_ROUNDS = 400
+"""Rounds after which measuring ends with what there is; two dozen are usual."""
 MAX_OVERDUE = 100
 """Rounds that a change may wait for open forwards: more than a step has, if its layers share one graph."""
 UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3, Deployment.RELOCATE: 4}
-"""A deployment's first calls in a process, which pay for setting it up. Trees warm up, record, then replay; relocatable graphs
+"""A deployment's first rounds in a process, which pay for setting it up. Trees warm up, record, then replay; relocatable graphs
 see that sizes come back, record, replay, and in training begin to keep memory."""
+PATIENCE = 32
+"""Calls for which a round waits for a region that was part of the one before. Doubled when one comes that was not waited for,"""
+MAX_PATIENCE = 640
+"""up to here: the layers of a step often share one graph, and an evaluation never comes back in time."""
+WARM_UP_ROUNDS = 4
+"""Calls of a region that is not measured yet, for which the others wait with their decision."""
 
 
 class Turns:
@@ -38,24 +44,30 @@ class Turns:
     def __init__(self, candidates: tuple[Deployment, ...]) -> None:
         self.choices = len(candidates)
         self._order = _order(candidates)
-        self._calls: Counter[Deployment] = Counter()
-        self._previous: Deployment | None = None
+        self._rounds: Counter[Deployment] = Counter()
+        self._latest: tuple[int | None, Deployment] | None = None
+        self._fair = False
 
     @property
     def exhausted(self) -> bool:
-        """Whether so many calls have not been enough."""
-        return self._calls.total() >= MAX_CALLS
+        """Whether so many rounds have not been enough."""
+        return self._rounds.total() >= MAX_ROUNDS
 
     def next(self) -> Deployment:
         """Return the deployment that this region would run in if it could choose."""
-        return self._order[self._calls.total() // BLOCK % len(self._order)]
+        return self._order[self._rounds.total() // BLOCK % len(self._order)]
 
-    def take(self, deployment: Deployment) -> bool:
-        """Note that the region now runs in `deployment`; return whether this call is a fair sample of it."""
-        fair = deployment is self._previous and self._calls[deployment] >= UNCOUNTED[deployment]
-        self._calls[deployment] += 1
-        self._previous = deployment
-        return fair
+    def take(self, deployment: Deployment, round_: int | None = None) -> bool:
+        """Note that the region now runs in `deployment`; return whether this call is a fair sample of it.
+
+        All calls of a round are, or none; without its number, each is a round of its own.
+        """
+        if round_ is None or self._latest != (round_, deployment):
+            follows = self._latest is not None and self._latest[1] is deployment
+            self._fair = follows and self._rounds[deployment] >= UNCOUNTED[deployment]
+            self._rounds[deployment] += 1
+            self._latest = (round_, deployment)
+        return self._fair
 
 
 def _order(candidates: tuple[Deployment, ...]) -> tuple[Deployment, ...]:
@@ -86,30 +98,46 @@ class Member(Protocol):
 class Rota:
     """Which deployment the measuring regions of a process run in now, and when they decide.
 
-    A round begins when a region comes round again; that region chooses for all that follow until the next round, unless another
-    one has more to choose from: what that needs is its turn, too. When all members of a round are ready, they decide in the next one.
+    A round begins when a region comes round again and all others that took part in earlier ones have come; that region chooses for
+    all that follow until the next round, unless another one has more to choose from: what that needs is its turn, too. When all members of
+    a round are ready, they decide in the next one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._members: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
+        self._attendance = _Attendance()
         self._current = Deployment.LAUNCH
         self._deciding = False
         # Forwards whose backward is still to come, of families whose backward is measured, too.
         self._open_forwards: dict[int, int] = {}
         self._overdue = 0
+        self.round = 0
+        """The number of this round."""
 
     def enter(self, member: Member) -> Deployment | None:
         """Return the deployment for a region that is called now; None: it should decide."""
         with self._lock:
             if self._begins_round(member):
                 self._begin_round(member)
+            self._attendance.note(member)
             self._follow_step(member)
             if self._deciding and member.ready():
                 self._open_forwards.pop(member.family, None)
                 return None
             self._members[id(member)] = member
             return self._current
+
+    def see(self, member: Member) -> None:
+        """Note the call of a region that is not measured yet: if others are, it is part of their rounds."""
+        with self._lock:
+            if self._members:
+                self._attendance.note(member, warms_up=True)
+
+    def leave(self, member: Member) -> None:
+        """Note that a region is decided, and comes no more."""
+        with self._lock:
+            self._attendance.excuse(member)
 
     def _begins_round(self, member: Member) -> bool:
         if not self._members:
@@ -121,16 +149,20 @@ class Rota:
             return False
         # A backward belongs to the step of its forward, unless none of the forwards is measured.
         kinds = {other.graph.kind for other in self._members.values()}
-        return member.graph.kind is not Kind.BACKWARD or kinds == {Kind.BACKWARD}
+        if member.graph.kind is Kind.BACKWARD and kinds != {Kind.BACKWARD}:
+            return False
+        return self._attendance.is_complete()
 
     def _begin_round(self, leader: Member) -> None:
         between_steps = self._is_between_steps()
         if self._members:
-            ready = all(member.ready() for member in self._members.values())
+            ready = all(member.ready() for member in self._members.values()) and self._attendance.is_warm()
             self._deciding = ready and (between_steps or leader.turns.exhausted)
         # The leader if it has as many, as it comes first.
         wanted = max((leader, *self._members.values()), key=lambda each: each.turns.choices).turns.next()
         self._members.clear()
+        self._attendance.begin()
+        self.round += 1
         if wanted is self._current:
             self._overdue = 0
         elif between_steps or self._overdue >= MAX_OVERDUE:
@@ -152,3 +184,56 @@ class Rota:
             self._open_forwards[member.family] = max(0, (still_open or 0) - 1)
         elif member.graph.kind is Kind.FORWARD and still_open is not None:
             self._open_forwards[member.family] = still_open + 1
+
+
+class _Attendance:
+    """Which regions take part in rounds, and which of them have come in this one."""
+
+    def __init__(self) -> None:
+        self._came: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._expected: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._given_up: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._warming_up: weakref.WeakKeyDictionary[Member, int] = weakref.WeakKeyDictionary()
+        self._patience = PATIENCE
+        self._waited = 0
+
+    def note(self, member: Member, *, warms_up: bool = False) -> None:
+        """Note that a region was called; from now on it is expected in each round."""
+        if member in self._given_up:
+            self._given_up.discard(member)
+            self._patience = min(2 * self._patience, MAX_PATIENCE)
+        if warms_up:
+            self._warming_up[member] = self._warming_up.get(member, 0) + 1
+        else:
+            self._warming_up.pop(member, None)
+        self._came.add(member)
+        self._expected.add(member)
+
+    def excuse(self, member: Member) -> None:
+        """Note that a region comes no more."""
+        self._came.discard(member)
+        self._expected.discard(member)
+        self._warming_up.pop(member, None)
+
+    def begin(self) -> None:
+        """Begin a round, in which nobody has come yet."""
+        self._came.clear()
+        self._waited = 0
+
+    def is_complete(self) -> bool:
+        """Whether all have come, or were waited for in vain; to be asked once for each call."""
+        missing = [each for each in self._expected if each not in self._came]
+        if not missing:
+            return True
+        self._waited += 1
+        if self._waited <= self._patience:
+            return False
+        for each in missing:
+            self._expected.discard(each)
+            self._warming_up.pop(each, None)
+            self._given_up.add(each)
+        return True
+
+    def is_warm(self) -> bool:
+        """Whether none of the regions is about to be measured, too."""
+        return all(calls > WARM_UP_ROUNDS for calls in self._warming_up.values())

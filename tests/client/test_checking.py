@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pygraphd.client import checking, profiler
 from pygraphd.client.checking import Checked, Claimed, Jury
 from pygraphd.client.report import Report
-from pygraphd.client.rota import MAX_CALLS, SAMPLES, UNCOUNTED
+from pygraphd.client.rota import MAX_ROUNDS, SAMPLES, UNCOUNTED
 from pygraphd.client.timeline import Entry
 from pygraphd.schema.messages import Deployment
 
@@ -120,7 +120,7 @@ def test_what_can_never_be_timed_ends_all_the_same() -> None:
     first.start()
     first.join()
 
-    case.calls(MAX_CALLS + 1)
+    case.calls(MAX_ROUNDS + 1)
 
     assert case.said == [True]
 

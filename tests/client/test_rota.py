@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.rota import BLOCK, MAX_CALLS, SAMPLES, Rota, Turns
+from pygraphd.client.rota import BLOCK, MAX_ROUNDS, PATIENCE, SAMPLES, Rota, Turns
 from pygraphd.schema.messages import Deployment, Graph, Kind
 
 LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
@@ -46,12 +47,17 @@ class Region:
         deployment = None if self.decided else rota.enter(self)
         if deployment is None:
             self.decided = True
+            rota.leave(self)
             return None
         # As a region has it: what it does not offer, it launches.
         deployment = deployment if deployment in self._candidates else LAUNCH
-        self._fair.append(deployment if self.turns.take(deployment) else None)
+        self._fair.append(deployment if self.turns.take(deployment, rota.round) else None)
         self.ran.append(deployment)
         return deployment
+
+    def warm_up(self, rota: Rota) -> None:
+        """Be called before it is measured."""
+        rota.see(self)
 
 
 def steps_until_decided(regions: list[Region], most: int = MOST_CALLS) -> int:
@@ -80,7 +86,7 @@ def test_they_decide_together_though_their_samples_come_late(delays: list[int]) 
 
 
 def test_samples_that_never_come_end_it_all_the_same() -> None:
-    assert steps_until_decided([Region(delay=10**6)], most=MAX_CALLS + 1) == MAX_CALLS + 1
+    assert steps_until_decided([Region(delay=10**6)], most=MAX_ROUNDS + 1) == MAX_ROUNDS + 1
 
 
 def test_the_order_is_balanced_and_the_first_calls_do_not_count() -> None:
@@ -206,7 +212,7 @@ def test_a_backward_that_was_left_out_holds_nothing_up_for_ever() -> None:
     rota, forward, backward = Rota(), Region(FORWARD), Region(BACKWARD)
     forward.call(rota)
     backward.call(rota)
-    for step in range(2 * MAX_CALLS):
+    for step in range(2 * MAX_ROUNDS):
         forward.call(rota)
         if step % 3:
             backward.call(rota)
@@ -218,14 +224,103 @@ def test_a_backward_that_was_left_out_holds_nothing_up_for_ever() -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=300))
 def test_any_order_of_calls_leaves_one_deployment_for_a_round(calls: list[int]) -> None:
     regions, rota = [Region() for _ in range(4)], Rota()
-    round_: dict[int, Deployment] = {}
+    ran: dict[int, set[Deployment]] = {}
     for index in calls:
-        if index in round_:
-            round_.clear()
-        deployment = regions[index].call(rota)
-        if deployment is not None:
-            round_[index] = deployment
-        assert len(set(round_.values())) <= 1
+        if (deployment := regions[index].call(rota)) is not None:
+            ran.setdefault(rota.round, set()).add(deployment)
+
+    assert all(len(each) == 1 for each in ran.values())
+
+
+def run_steps(rota: Rota, small: Region, heavy: Region, layers: int, steps: int, *, heavy_first: bool) -> int:
+    """Call `small` for each layer and `heavy` once a step, each twice before it is measured; returns how many steps it took."""
+    parts = [heavy, *[small] * layers] if heavy_first else [*[small] * layers, heavy]
+    calls: Counter[int] = Counter()
+    for step in range(1, steps + 1):
+        for part in parts:
+            calls[id(part)] += 1
+            if calls[id(part)] <= 2:
+                part.warm_up(rota)
+            else:
+                part.call(rota)
+        if small.decided and heavy.decided:
+            return step
+    raise AssertionError(f"not decided after {steps} steps")
+
+
+@pytest.mark.parametrize("heavy_first", [True, False])
+@pytest.mark.parametrize("layers", [2, 6, 12, 24])
+def test_a_graph_of_many_layers_is_not_decided_before_the_other_graphs_of_a_step(
+    layers: int, heavy_first: bool
+) -> None:
+    """What it costs in its first step, where every call meets other addresses and trees record, is not what it will cost."""
+    rota, small, heavy = Rota(), Region(), Region()
+
+    assert run_steps(rota, small, heavy, layers, MOST_CALLS, heavy_first=heavy_first) >= 2 * SAMPLES
+    deployments = small.ran[-layers * 2 * SAMPLES :]
+    changes = sum(one is not next_ for one, next_ in itertools.pairwise(deployments))
+    assert changes <= 2 * SAMPLES // BLOCK + 1, "with the step, and not with the layer"
+
+
+def test_more_layers_than_were_waited_for_are_waited_for_from_then_on() -> None:
+    rota, small, heavy = Rota(), Region(delay=10**6), Region(delay=10**6)
+    rounds = []
+    for _ in range(12):
+        begun = rota.round
+        for _ in range(2 * PATIENCE + 1):
+            small.call(rota)
+        heavy.call(rota)
+        rounds.append(rota.round - begun)
+
+    assert rounds[1] > 1, "it is not known yet that the other one comes late"
+    assert set(rounds[4:]) == {1}
+
+
+def test_a_region_that_does_not_come_back_is_not_waited_for_much_longer_than_a_step_takes() -> None:
+    rota, gone, stays = Rota(), Region(), Region()
+    for _ in range(5):
+        gone.call(rota)
+        stays.call(rota)
+
+    assert not stays.decided
+    for _ in range(PATIENCE + MOST_CALLS):
+        stays.call(rota)
+    assert stays.decided
+
+
+def test_what_is_about_to_be_measured_is_waited_for() -> None:
+    rota, ready, other = Rota(), Region(), Region()
+    while not ready.ready():
+        ready.call(rota)
+    other.warm_up(rota)
+    other.warm_up(rota)
+
+    assert ready.call(rota) is not None
+    for _ in range(MOST_CALLS):
+        other.call(rota)
+        ready.call(rota)
+    assert ready.decided
+    assert other.decided
+
+
+def test_one_that_never_comes_to_be_measured_does_not_hold_up_those_that_are() -> None:
+    rota, measured, other = Rota(), Region(), Region()
+    for _ in range(MOST_CALLS):
+        measured.call(rota)
+        other.warm_up(rota)
+
+    assert measured.decided
+
+
+def test_one_that_was_decided_otherwise_is_not_waited_for() -> None:
+    rota, region, told = Rota(), Region(), Region()
+    region.call(rota)
+    told.call(rota)
+    rota.leave(told)
+    for _ in range(MOST_CALLS - 2):
+        region.call(rota)
+
+    assert region.decided
 
 
 @given(joins=st.lists(st.integers(0, 12), min_size=6, max_size=6), families=st.integers(1, 3))
