@@ -21,15 +21,21 @@ if TYPE_CHECKING:
     from pygraphd.client.parameters import Parameters
     from pygraphd.client.relocation import Table
 
-MAX_BINDINGS = 4
-"""Executables of one recording: batches in rotation and kept outputs make addresses recur with short periods."""
+FEW_BINDINGS = 4
+"""Executables of one recording at least: batches in rotation and kept outputs make addresses recur with short periods."""
+MAX_BINDINGS = 64
+"""At most: the layers of a model may share one graph, which then has as many sets of addresses as there are layers,"""
+MAX_NODES = 1_024
+"""as long as these are the nodes of all executables."""
 MOST_MOVERS = 32
 """Inputs that have moved are looked at before all others, if they are no more than these."""
 PATIENCE = 2
 """Calls that find an executable bound since it was written to, after which it is made anew; then `LESS_OFTEN` times as many."""
 LESS_OFTEN = 4
 REMEMBERED = 8
-"""Sets of addresses that are remembered, so that what nearly comes back gets an executable of its own."""
+"""Sets of addresses that are remembered, so that what nearly comes back gets an executable of its own,"""
+MET = 4 * MAX_BINDINGS
+"""and that are told by their hash, where there may be many executables, so that what comes back later does, too."""
 
 ONE_LESS = "addresses take turns and share an executable"
 STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
@@ -279,8 +285,11 @@ class Bindings:
         self._note = note
         self._settles = True
         self._all = [first]
-        self._most = MAX_BINDINGS
+        self._most = max(FEW_BINDINGS, min(MAX_BINDINGS, MAX_NODES // max(1, first.nodes)))
         self._recent: deque[list[int]] = deque(maxlen=REMEMBERED)
+        self._met: dict[int, None] = {}
+        self._bound_to: dict[int, Binding] = {}
+        """By the hash of the addresses, which may be outdated. Kept where there are more than a few."""
         self._movers: frozenset[int] = frozenset()
         self.written = 0
         """Nodes written for the latest call."""
@@ -314,8 +323,8 @@ class Bindings:
     def _found(
         self, asked: Binding, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh
     ) -> Binding | None:
-        """Return an executable that is bound already, other than the one that was asked first."""
-        others = (each for each in self._all if each is not asked)
+        """Return an executable that is bound already, other than the one that was asked first; only those used last are asked."""
+        others = (each for each in self._all[: FEW_BINDINGS + 1] if each is not asked)
         return next((each for each in others if each.fits(inputs, memory, number, fresh)), None)
 
     def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> Binding:
@@ -323,6 +332,9 @@ class Bindings:
         just_moved = latest.moved(inputs, memory, number, fresh)
         self._look_first_at(latest.inputs_among(just_moved))
         addresses = latest.addresses_with(just_moved)
+        if (known := self._known(addresses)) is not None:
+            known.bind(inputs, addresses, (), number)
+            return known
         position, moved = self._nearest(addresses, just_moved)
         nearest = self._all[position]
         if len(self._all) < self._most and self._deserves_another(addresses, number, moved):
@@ -331,9 +343,23 @@ class Bindings:
                 self._all.insert(0, another)
                 self.made += 1
                 self.written = another.nodes
-                return another
+                return self._note_bound(another)
         self.written = nearest.bind(inputs, addresses, moved, number)
-        return self._to_front(position)
+        return self._note_bound(self._to_front(position))
+
+    def _known(self, addresses: list[int]) -> Binding | None:
+        """Return the executable that is bound to these addresses, of many."""
+        if len(self._all) <= FEW_BINDINGS:
+            return None
+        found = self._bound_to.get(hash(tuple(addresses)))
+        return found if found is not None and found.addresses == addresses else None
+
+    def _note_bound(self, binding: Binding) -> Binding:
+        if self._most > FEW_BINDINGS:
+            if len(self._bound_to) >= MET:
+                self._bound_to = {hash(tuple(each.addresses)): each for each in self._all}
+            self._bound_to[hash(tuple(binding.addresses))] = binding
+        return binding
 
     def _look_first_at(self, moved: set[int]) -> None:
         """Have executables that are bound elsewhere be told by the inputs that move, and not by hundreds that do not."""
@@ -364,10 +390,10 @@ class Bindings:
     def _nearest(self, addresses: list[int], moved: Collection[int]) -> tuple[int, Collection[int]]:
         """Return the executable for which least has moved, of several the one that was not used for longest; and what has.
 
-        `moved` is what has moved for the first.
+        `moved` is what has moved for the first. Of many, those are looked at that were not used for longest.
         """
-        nearest = 0
-        for position, binding in enumerate(self._all[1:], start=1):
+        nearest, begin = 0, max(1, len(self._all) - FEW_BINDINGS)
+        for position, binding in enumerate(self._all[begin:], start=begin):
             if _differ_at(moved, binding.addresses, addresses) <= len(moved):
                 others = differing(binding.addresses, addresses)
                 if len(others) <= len(moved):
@@ -376,9 +402,22 @@ class Bindings:
 
     def _deserves_another(self, addresses: list[int], number: int, moved: Collection[int]) -> bool:
         """Whether these addresses, or nearly these, come back; or memory of a set is met for the first time."""
-        came_back = any(_is_near(recent, addresses, moved) for recent in self._recent)
+        came_back = any(_is_near(recent, addresses, moved) for recent in self._recent) or self._has_met(
+            addresses
+        )
         self._recent.append(addresses)
         return came_back or all(binding.number != number for binding in self._all)
+
+    def _has_met(self, addresses: list[int]) -> bool:
+        """Whether an executable was to be bound to these addresses before."""
+        if self._most <= FEW_BINDINGS:
+            return False
+        mark = hash(tuple(addresses))
+        met = mark in self._met
+        self._met[mark] = None
+        if len(self._met) > MET:
+            del self._met[next(iter(self._met))]
+        return met
 
     def _another(
         self, nearest: Binding, inputs: list[Any], addresses: list[int], moved: Iterable[int], number: int
@@ -392,5 +431,6 @@ class Bindings:
 
     def close(self) -> None:
         """Destroy all executables."""
+        self._bound_to.clear()
         while self._all:
             self._all.pop().close()

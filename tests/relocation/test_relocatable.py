@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import random
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from pygraphd.client import relocatable
-from pygraphd.client.binding import MAX_BINDINGS, Binding
+from pygraphd.client.binding import FEW_BINDINGS, MAX_BINDINGS, MET, Binding
 from pygraphd.client.bulk import InPython, Watch
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError
@@ -254,6 +255,11 @@ def case(emulator: Emulator, allocator: Allocator) -> Any:
 
 def add(operations: Operations, inputs: list[Any]) -> Any:
     return (operations.add(inputs[0], inputs[1]),)
+
+
+def accumulate(operations: Operations, inputs: list[Any]) -> Any:
+    operations.accumulate(inputs[0], inputs[1])
+    return ()
 
 
 def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None:
@@ -952,8 +958,9 @@ def test_inputs_that_move_are_looked_at_first(case: Case, monkeypatch: pytest.Mo
     assert then == [35, *(index for index in first if index != 35)]
 
 
+@pytest.mark.parametrize("count", [2, FEW_BINDINGS, FEW_BINDINGS + 1, 24, MAX_BINDINGS])
 def test_where_addresses_rotate_one_executable_is_asked_for_each_call(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+    case: Case, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     asked: list[Binding] = []
     fits = Binding.fits
@@ -962,27 +969,78 @@ def test_where_addresses_rotate_one_executable_is_asked_for_each_call(
         asked.append(binding)
         return fits(binding, *arguments)
 
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        operations.accumulate(inputs[0], inputs[1])
-        return ()
+    run = case.make(accumulate)
+    total, batches = case.floats(0), [case.floats(10 * number) for number in range(count)]
 
-    run = case.make(body)
-    total, batches = case.floats(0), [case.floats(10 * number) for number in range(MAX_BINDINGS)]
+    def rounds(turns: int) -> None:
+        for batch in batches * turns:
+            total.zero_()
+            run([total, batch])
+            assert torch.equal(total, batch)
 
-    def step(number: int) -> None:
-        batch = batches[number % len(batches)]
-        total.zero_()
-        run([total, batch])
-        assert torch.equal(total, batch)
-
-    for number in range(24):
-        step(number)
+    rounds(6)
     monkeypatch.setattr(Binding, "fits", noting)
-    for number in range(24, 32):
-        step(number)
+    rounds(2)
 
-    assert len(asked) == 8
-    assert len(set(map(id, asked))) == len(batches)
+    assert len(asked) == 2 * count
+    assert len(set(map(id, asked))) == count
+
+
+@pytest.mark.parametrize("layers", [24, MAX_BINDINGS + 1])
+def test_layers_that_share_a_graph_have_an_executable_each_if_they_are_not_too_many(
+    case: Case, layers: int
+) -> None:
+    run, total = case.make(accumulate), case.floats(0)
+    weights = [case.floats(number) for number in range(layers)]
+
+    def step() -> None:
+        total.zero_()
+        for weight in weights:
+            run([total, weight])
+        assert total.item() == sum(range(layers))
+
+    for _ in range(4):
+        step()
+    (replay,) = run._replays.values()
+    before = replay.counts.written
+    step()
+
+    assert replay.executables == min(layers, MAX_BINDINGS)
+    assert replay.counts.written - before == (0 if layers <= MAX_BINDINGS else layers)
+    assert len(replay._bindings._bound_to) <= MET  # type: ignore[union-attr]
+
+
+def test_executables_of_a_large_graph_are_few(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pygraphd.client.binding.MAX_NODES", 1)
+    run, total = case.make(accumulate), case.floats(0)
+    for weight in [case.floats(number) for number in range(2 * FEW_BINDINGS)] * 4:
+        total.zero_()
+        run([total, weight])
+        assert torch.equal(total, weight)
+
+    (replay,) = run._replays.values()
+    assert replay.executables == FEW_BINDINGS
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_order_addresses_come_in_the_results_are_right(case: Case, seed: int) -> None:
+    order = random.Random(seed)
+    run, total = case.make(accumulate), case.floats(0)
+    values = [case.floats(number) for number in range(order.choice([9, 20, 90]))]
+    walk, place = [], 0
+    for _ in range(600):
+        # Now along the layers, now back and forth, now anywhere.
+        place = order.choice([place + 1, place + 1, place + 1, place - 1, order.randrange(1_000)]) % len(
+            values
+        )
+        walk.append(place)
+
+    for number in walk:
+        total.zero_()
+        run([total, values[number]])
+        assert total.item() == number
+    (replay,) = run._replays.values()
+    assert FEW_BINDINGS < replay.executables <= MAX_BINDINGS
 
 
 def test_of_many_inputs_any_may_move_and_no_more_is_written_than_follows_it(case: Case) -> None:
