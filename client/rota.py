@@ -31,9 +31,11 @@ UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3, Deployment.RELOCATE: 4}
 """A deployment's first rounds in a process, which pay for setting it up. Trees warm up, record, then replay; relocatable graphs
 see that sizes come back, record, replay, and in training begin to keep memory."""
 PATIENCE = 32
-"""Calls for which a round waits for a region that was part of the one before. Doubled when one comes that was not waited for,"""
-MAX_PATIENCE = 640
-"""up to here: the layers of a step often share one graph, and an evaluation never comes back in time."""
+"""Calls for which a round waits for a region that was part of the one before. Doubled when one comes soon after it was given up,"""
+MAX_PATIENCE = 512
+"""up to here: the layers of a step often share one graph, and an evaluation is long over when the next begins."""
+SOON = 4
+"""Times the patience."""
 WARM_UP_ROUNDS = 4
 """Calls of a region that is not measured yet, for which the others wait with their decision."""
 
@@ -192,15 +194,19 @@ class _Attendance:
     def __init__(self) -> None:
         self._came: weakref.WeakSet[Member] = weakref.WeakSet()
         self._expected: weakref.WeakSet[Member] = weakref.WeakSet()
-        self._given_up: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._given_up: weakref.WeakKeyDictionary[Member, int] = weakref.WeakKeyDictionary()
         self._warming_up: weakref.WeakKeyDictionary[Member, int] = weakref.WeakKeyDictionary()
         self._patience = PATIENCE
         self._waited = 0
+        self._calls = 0
 
     def note(self, member: Member, *, warms_up: bool = False) -> None:
         """Note that a region was called; from now on it is expected in each round."""
-        if member in self._given_up:
-            self._given_up.discard(member)
+        self._calls += 1
+        if member.graph.sizes:
+            return  # it comes when its sizes do, which nobody can tell
+        since_given_up = self._calls - self._given_up.pop(member, self._calls)
+        if 0 < since_given_up < SOON * self._patience:
             self._patience = min(2 * self._patience, MAX_PATIENCE)
         if warms_up:
             self._warming_up[member] = self._warming_up.get(member, 0) + 1
@@ -231,7 +237,7 @@ class _Attendance:
         for each in missing:
             self._expected.discard(each)
             self._warming_up.pop(each, None)
-            self._given_up.add(each)
+            self._given_up[each] = self._calls
         return True
 
     def is_warm(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.rota import BLOCK, MAX_ROUNDS, PATIENCE, SAMPLES, Rota, Turns
+from pygraphd.client.rota import BLOCK, MAX_ROUNDS, PATIENCE, SAMPLES, SOON, Rota, Turns
 from pygraphd.schema.messages import Deployment, Graph, Kind
 
 LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
@@ -28,8 +28,9 @@ class Region:
         family: int = 1,
         partition: int = 0,
         candidates: tuple[Deployment, ...] = (TREES, LAUNCH),
+        sizes: tuple[int, ...] = (),
     ) -> None:
-        self.graph = Graph("a" * 64, kind, partition, 9, 1)
+        self.graph = Graph("a" * 64, kind, partition, 9, 1, sizes)
         self.family = family
         self.turns = Turns(candidates)
         self._candidates = candidates
@@ -301,6 +302,36 @@ def test_what_is_about_to_be_measured_is_waited_for() -> None:
         ready.call(rota)
     assert ready.decided
     assert other.decided
+
+
+def test_an_evaluation_now_and_then_does_not_make_training_wait_longer_each_time() -> None:
+    rota, training, evaluation = Rota(), Region(delay=10**6), Region(delay=10**6)
+    waited = []
+    for _ in range(2):
+        for _ in range(10):
+            evaluation.call(rota)
+            training.call(rota)
+        begun, calls = rota.round, 0
+        while rota.round <= begun + 1:
+            training.call(rota)
+            calls += 1
+        waited.append(calls)
+        for _ in range(SOON * PATIENCE):
+            training.call(rota)
+
+    assert not training.decided
+    assert waited == [PATIENCE + 2] * 2, "and two rounds that begin"
+
+
+def test_dynamic_sizes_do_not_wait_for_each_other() -> None:
+    rota, sizes = Rota(), [Region(sizes=(size,)) for size in range(8, 12)]
+    for size in sizes:
+        for _ in range(3):
+            size.call(rota)
+    for _ in range(MOST_CALLS):
+        sizes[0].call(rota)
+
+    assert sizes[0].decided
 
 
 def test_one_that_never_comes_to_be_measured_does_not_hold_up_those_that_are() -> None:
