@@ -172,11 +172,18 @@ class Program(torch.nn.Module):  # type: ignore[misc]
 programs = st.lists(st.sampled_from(HABITS), min_size=1, max_size=4).map(tuple)
 
 
-def compare(habits: tuple[type[Habit], ...], device: str, calls: int, *, mode: str | None = None) -> None:
+def compare(
+    habits: tuple[type[Habit], ...],
+    device: str,
+    calls: int,
+    *,
+    mode: str | None = None,
+    by_gradient: bool = True,
+) -> None:
     """Hold a compiled program against the same one in eager mode, both edited alike before each call."""
     mine = Program(habits)
     plain = copy.deepcopy(mine)
-    by_gradient = all(habit.by_gradient for habit in habits)
+    by_gradient &= all(habit.by_gradient for habit in habits)
     compiled = torch.compile(mine, mode=mode, dynamic=False)
     with torch._dynamo.config.patch(capture_scalar_outputs=True), torch.set_grad_enabled(by_gradient):
         for call in range(calls):
