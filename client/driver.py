@@ -261,18 +261,18 @@ class Driver:
         self._call("cuGraphMemsetNodeGetParams", node, byref(params))
         return params
 
-    def arguments(self, params: KernelNodeParams) -> tuple[bytes, ...]:
-        """Return the values of a kernel's arguments: one for each parameter, or the one buffer of a packed list."""
+    def arguments(self, params: KernelNodeParams, name: str) -> tuple[bytes, ...]:
+        """Return the values of the arguments of the kernel of this name: one for each parameter, or the one buffer of a packed list."""
         if not params.kernelParams:
             return (_packed(params.extra),) if params.extra else ()
-        sizes = self._parameter_sizes(params)
+        sizes = self._parameter_sizes(params, name)
         pointers = ctypes.cast(params.kernelParams, POINTER(c_void_p))
         return tuple(ctypes.string_at(pointers[i] or 0, size) for i, size in enumerate(sizes))
 
-    def _parameter_sizes(self, params: KernelNodeParams) -> tuple[int, ...]:
+    def _parameter_sizes(self, params: KernelNodeParams, name: str) -> tuple[int, ...]:
         call = "cuFuncGetParamInfo" if params.func else "cuKernelGetParamInfo"
         handle = params.func or params.kern
-        key = (handle, self.kernel_name(params))  # a handle may be given out again once its module is gone
+        key = (handle, name)  # a handle may be given out again once its module is gone
         if key not in self._sizes:
             self._sizes[key] = tuple(self._each_parameter_size(call, handle))
         return self._sizes[key]

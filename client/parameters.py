@@ -56,7 +56,7 @@ class _Node:
 
 
 class Parameters:
-    """The parameters of a graph's nodes, as `words`, and which of these may be addresses, as (word, node) in `candidates`."""
+    """The parameters of a graph's nodes, as `words`, and which of these may be addresses, as (indices, node) in `candidates`."""
 
     def __init__(self, driver: Driver, graph: int) -> None:
         """Read a graph's nodes; raises `OpaqueError` or `DriverError`."""
@@ -101,11 +101,12 @@ class Parameters:
             self._place(node, position)
             position += node.words
 
-    def _candidates(self) -> Iterator[tuple[int, int]]:
+    def _candidates(self) -> Iterator[tuple[range, int]]:
         position = 0
         for index, node in enumerate(self._nodes):
             for block, scanned in zip(node.blocks, node.scanned, strict=True):
-                yield from ((position + word, index) for word in scanned)
+                if scanned:
+                    yield range(position + scanned.start, position + scanned.stop, scanned.step), index
                 position += _words(block)
 
     def _place(self, node: _Node, position: int) -> None:
@@ -165,7 +166,7 @@ def _read_kernel(driver: Driver, handle: int) -> _Node:
     name = driver.kernel_name(struct)
     if any(mark in name for mark in _COLLECTIVES):
         raise OpaqueError(f"it holds a collective ({name})")
-    blocks = driver.arguments(struct)
+    blocks = driver.arguments(struct, name)
     words = tuple(range(len(block) // WORD) for block in blocks)
     return _Node(
         handle, NodeType.KERNEL, struct, blocks, words, packed=not struct.kernelParams and bool(blocks)

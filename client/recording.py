@@ -153,9 +153,9 @@ def _build(
     bases = [span.start for _, span in groups] + bound
     means = replay_device(device, note)
     if capture.ticket is not None:
-        words = (parameters.words[index] for index, _ in parameters.candidates)
-        capture.ticket.learn(outside(words, segments), means.stream())
-    parameters.candidates.clear()  # one for each word, and of use only to the search
+        others = outside(parameters.words, parameters.candidates, segments)
+        capture.ticket.learn(others, means.stream())
+    parameters.candidates.clear()  # one for each argument, and of use only to the search
     binding = Binding(driver, capture.graph, parameters, table, layout.groups, bases, means.bulk)
     bindings = Bindings(binding, note)
     try:

@@ -58,35 +58,45 @@ class Table:
 
 
 def scan(
-    words: Sequence[int], candidates: Iterable[tuple[int, int]], segments: Iterable[Segment], slots: int
+    words: Sequence[int], candidates: Iterable[tuple[range, int]], segments: Iterable[Segment], slots: int
 ) -> Table:
     """Find the words that hold addresses within `segments`, which must not overlap, or the address where one ends.
 
-    `candidates` are the words to look at, as (index, node).
+    `candidates` are the words to look at, as (indices, node).
     """
     ordered = sorted(segments, key=lambda segment: segment.span)
     starts = [segment.span.start for segment in ordered]
+    # Most words are sizes, strides and scales: tens of thousands in a large graph.
+    low, high = (starts[0], ordered[-1].span.end) if ordered else (1, 0)
     places: list[list[tuple[int, int]]] = [[] for _ in range(slots)]
     nodes: list[dict[int, None]] = [{} for _ in range(slots)]
-    for index, node in candidates:
-        value = words[index]
-        position = bisect.bisect_right(starts, value) - 1
-        # An end may be given as an address, too; where another segment begins there, it is that one's.
-        if position >= 0 and value <= ordered[position].span.end:
-            segment = ordered[position]
-            if segment.slot == IN_PLACE:
+    for indices, node in candidates:
+        for index, value in zip(indices, _at(words, indices), strict=True):
+            if not low <= value <= high:
                 continue
-            places[segment.slot].append((index, value - segment.span.start + segment.offset))
-            nodes[segment.slot][node] = None
+            segment = ordered[bisect.bisect_right(starts, value) - 1]
+            # An end may be given as an address, too; where another segment begins there, it is that one's.
+            if value <= segment.span.end and segment.slot != IN_PLACE:
+                places[segment.slot].append((index, value - segment.span.start + segment.offset))
+                nodes[segment.slot][node] = None
     return Table(tuple(map(tuple, places)), tuple(map(tuple, nodes)))
 
 
-def outside(words: Iterable[int], segments: Iterable[Segment]) -> set[int]:
-    """Return the words that are no addresses within `segments`, which must not overlap; see `scan`."""
+def _at(words: Sequence[int], indices: range) -> Sequence[int]:
+    return words[indices.start : indices.stop : indices.step]
+
+
+def outside(
+    words: Sequence[int], candidates: Iterable[tuple[range, int]], segments: Iterable[Segment]
+) -> set[int]:
+    """Return the values of candidates that are no addresses within `segments`, which must not overlap; see `scan`."""
     ordered = sorted(segments, key=lambda segment: segment.span)
     starts = [segment.span.start for segment in ordered]
     ends = [-1, *(segment.span.end for segment in ordered)]
-    return {word for word in set(words) if word > ends[bisect.bisect_right(starts, word)]}
+    values: set[int] = set()
+    for indices, _ in candidates:
+        values.update(_at(words, indices))
+    return {value for value in values if value > ends[bisect.bisect_right(starts, value)]}
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:

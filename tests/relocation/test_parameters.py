@@ -20,7 +20,8 @@ pytestmark = pytest.mark.torch
 
 def replace(parameters: Parameters, old: torch.Tensor, new: torch.Tensor) -> list[int]:
     """Write one tensor's address for another's; return the nodes that hold it."""
-    found = [(word, node) for word, node in parameters.candidates if parameters.words[word] == old.data_ptr()]
+    words = [(word, node) for indices, node in parameters.candidates for word in indices]
+    found = [(word, node) for word, node in words if parameters.words[word] == old.data_ptr()]
     for word, _ in found:
         parameters.words[word] = new.data_ptr()
     return [node for _, node in found]

@@ -229,4 +229,4 @@ def test_what_lies_outside_lies_in_no_segment(spans: list[tuple[int, int]], word
         word for word in words if not any(each.span.start <= word <= each.span.end for each in segments)
     }
 
-    assert outside(words, segments) == expected
+    assert outside(list(words), [(range(len(words)), 0)], segments) == expected

@@ -67,7 +67,7 @@ def test_packed_spans_do_not_overlap_and_keep_their_alignment(parts: list[tuple[
 def test_scan_finds_exactly_the_words_within_segments(found: list[tuple[int, int]]) -> None:
     segments = [Segment(Span(100, 150), 0), Segment(Span(150, 160), 1, 7), Segment(Span(300, 310), 0, 64)]
     words = [value for value, _ in found]
-    candidates = [(index, node) for index, (_, node) in enumerate(found)]
+    candidates = [(range(index, index + 1), node) for index, (_, node) in enumerate(found)]
 
     table = scan(words, candidates, segments, slots=3)
 
@@ -84,9 +84,13 @@ def test_scan_finds_exactly_the_words_within_segments(found: list[tuple[int, int
 
 
 def test_a_word_that_is_no_candidate_is_left_alone() -> None:
-    table = scan([100, 100], [(1, 0)], [Segment(Span(100, 101), 0)], slots=1)
+    table = scan([100] * 6, [(range(1, 6, 3), 0)], [Segment(Span(100, 101), 0)], slots=1)
 
-    assert table.places == (((1, 0),),)
+    assert table.places == (((1, 0), (4, 0)),)
+
+
+def test_without_segments_nothing_is_found() -> None:
+    assert scan([0, 1, 100], [(range(3), 0)], [], slots=0).places == ()
 
 
 def test_alignment_is_a_power_of_two_up_to_what_libraries_ask_for() -> None:
