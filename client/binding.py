@@ -333,7 +333,9 @@ class Bindings:
         self._look_first_at(latest.inputs_among(just_moved))
         addresses = latest.addresses_with(just_moved)
         if (known := self._known(addresses)) is not None:
-            known.bind(inputs, addresses, (), number)
+            known.number = number
+            if known.is_patched:
+                self._settle(known)
             return known
         position, moved = self._nearest(addresses, just_moved)
         nearest = self._all[position]
