@@ -8,17 +8,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 """The repository: `python -m benchmarks.child` is found from here."""
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*: ")
 _MAX_LINE = 300
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +33,22 @@ class Outcome:
 
 
 def run_fresh(
-    arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float, folder: Path = ROOT
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    timeout_s: float,
+    folder: Path = ROOT,
+    stop: threading.Event | None = None,
 ) -> Outcome:
-    """Run `python ARGUMENTS` in `folder` to its end, or kill it and its children after `timeout_s`."""
+    """Run `python ARGUMENTS` in `folder` to its end, or kill it and its children after `timeout_s`, or when `stop` is set."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        code = _wait(_start([sys.executable, *arguments], environ, folder, log), timeout_s)
+        code = _wait(_start([sys.executable, *arguments], environ, folder, log), timeout_s, stop)
         log.seek(0)
         output = log.read()
     if code is None:
-        return Outcome(f"killed: not done after {timeout_s:.0f} s", output)
+        stopped = stop is not None and stop.is_set()
+        return Outcome(
+            "killed: interrupted" if stopped else f"killed: not done after {timeout_s:.0f} s", output
+        )
     return Outcome(None if code == 0 else last_error(output) or f"exit code {code}", output)
 
 
@@ -56,10 +66,14 @@ def _start(
     )
 
 
-def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+def _wait(process: subprocess.Popen[bytes], timeout_s: float, stop: threading.Event | None) -> int | None:
+    end = time.monotonic() + timeout_s
     try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
+        while time.monotonic() < end and not (stop is not None and stop.is_set()):
+            try:
+                return process.wait(_LOOK_S)
+            except subprocess.TimeoutExpired:
+                continue
         return None
     finally:
         if process.returncode is None:  # too late, or we were interrupted

@@ -5,6 +5,7 @@ The file is written anew after every process, so that whatever ends the run earl
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 import time
@@ -105,10 +106,12 @@ class Run:
             if wave:
                 expected = [(turn.name, trials.caches(turn)) for turn in wave]
                 gate = Gate(folder.with_suffix(f".{warm}"), expected)
-                with ThreadPoolExecutor(len(wave)) as pool:
+                with ThreadPoolExecutor(len(wave)) as pool, contextlib.ExitStack() as stack:
+                    stack.callback(trials.stop)  # the pool would wait for all of them
                     running = {pool.submit(trials.run, turn, gate): turn for turn in wave}
                     for done in as_completed(running):  # noted at once, as the run may be ended early
                         self._note(running[done], done.result())
+                    stack.pop_all()
 
     def _has_failed(self, turn: Turn) -> bool:
         return any(trial.error for trial in self.trials.get((turn.workload.name, turn.peer.name), []))

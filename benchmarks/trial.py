@@ -6,6 +6,7 @@ import contextlib
 import enum
 import json
 import os
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +77,11 @@ class Trials:
     def __init__(self, folder: Path, settings: Settings) -> None:
         self._folder = folder
         self._settings = settings
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """End the processes under way, from another thread, and begin no others."""
+        self._stop.set()
 
     def run(self, turn: Turn, gate: Gate | None = None) -> Trial:
         """Run one turn in a new process; whatever goes wrong there is in the trial's `error`."""
@@ -128,7 +134,7 @@ class Trials:
     def _run_child(self, turn: Turn, task: Task, environ: Mapping[str, str], purpose: str) -> Answer:
         answer_file = self._file(turn, f"{purpose}.json")
         arguments = ["-m", "benchmarks.child", task.to_json(), str(answer_file)]
-        outcome = run_fresh(arguments, environ, self._settings.timeout_s)
+        outcome = run_fresh(arguments, environ, self._settings.timeout_s, stop=self._stop)
         self._keep_log(answer_file.with_suffix(".log").name, outcome.output)
         if outcome.error:
             raise BenchmarkError(outcome.error)

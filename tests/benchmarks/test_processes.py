@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,23 @@ def test_late_process_is_killed_with_its_children(tmp_path: Path) -> None:
     outcome = run_fresh(["-c", parent], os.environ, 2, folder=tmp_path)
     assert time.monotonic() - started < 20
     assert outcome.error == "killed: not done after 2 s"
+    assert _is_gone(int(marker.read_text()))
+
+
+def test_a_process_that_is_not_wanted_any_more_is_killed_at_once(tmp_path: Path) -> None:
+    marker, stop = tmp_path / "pid", threading.Event()
+    code = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
+    def stop_when_it_runs() -> None:
+        while not (marker.exists() and marker.read_text()):
+            time.sleep(0.02)
+        stop.set()
+
+    threading.Thread(target=stop_when_it_runs).start()
+    started = time.monotonic()
+    outcome = run_fresh(["-c", code], os.environ, 60, folder=tmp_path, stop=stop)
+    assert time.monotonic() - started < 20
+    assert outcome.error == "killed: interrupted"
     assert _is_gone(int(marker.read_text()))
 
 

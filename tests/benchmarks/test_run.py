@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,34 @@ def test_processes_that_compile_side_by_side(tmp_path: Path) -> None:
         ("eager", True, 21),
         ("default", True, 21),
     ]
+
+
+def test_a_run_that_is_to_end_does_not_wait_for_what_compiles_side_by_side(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "run", *SMALL, "--out", str(tmp_path / "result.json")]
+    command += [
+        "--workloads",
+        "mlp-training",
+        "--peers",
+        "default,reduce-overhead",
+        "--together",
+        "--warm-up",
+        "1000000",
+    ]
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ, stderr=subprocess.PIPE, text=True) as process:
+        while len(started := _children_of(process.pid)) < 2:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        _, errors = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+
+
+def _children_of(pid: int) -> list[str]:
+    """Return the processes that threads of a process have started."""
+    return " ".join(each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children")).split()
 
 
 def test_a_failing_process_costs_only_its_own_record(tmp_path: Path) -> None:
