@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 FEW_BINDINGS = 4
 """Executables of one recording at least: batches in rotation and kept outputs make addresses recur with short periods."""
 MAX_BINDINGS = 64
-"""At most: the layers of a model may share one graph, which then has as many sets of addresses as there are layers,"""
+"""At most, where a call would write half of the nodes: the layers of a model may share one graph, and have weights of their own,"""
 MAX_NODES = 1_024
-"""as long as these are the nodes of all executables."""
+"""and as long as these are the nodes of all executables."""
 MOST_MOVERS = 32
 """Inputs that have moved are looked at before all others, if they are no more than these."""
 PATIENCE = 2
@@ -35,7 +35,7 @@ LESS_OFTEN = 4
 REMEMBERED = 8
 """Sets of addresses that are remembered, so that what nearly comes back gets an executable of its own,"""
 MET = 4 * MAX_BINDINGS
-"""and that are told by their hash, where there may be many executables, so that what comes back later does, too."""
+"""and of graphs that may have many executables, so that what comes back later does, too; these are told by their hash."""
 
 ONE_LESS = "addresses take turns and share an executable"
 STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
@@ -232,6 +232,13 @@ class Binding:
         """How many nodes of the graph can be written."""
         return len(self._parameters)
 
+    def nodes_that_follow(self, moved: Iterable[int]) -> int:
+        """Return how many nodes are to be written when some positions have moved."""
+        inputs, first, groups = self.inputs_among(moved), self._first_memory, len(self._groups)
+        slots = {self._slots[index] for index in inputs}
+        slots.update(position - first + groups for position in moved if position >= first)
+        return len(set(itertools.chain.from_iterable(self._table.nodes[slot] for slot in slots)))
+
     def _bases_of(self, moved: Iterable[int], inputs: Sequence[Any]) -> dict[int, int]:
         slots, groups = self._slots, self._groups
         touched = {slots[index] for index in self.inputs_among(moved)}
@@ -339,7 +346,7 @@ class Bindings:
             return known
         position, moved = self._nearest(addresses, just_moved)
         nearest = self._all[position]
-        if len(self._all) < self._most and self._deserves_another(addresses, number, moved):
+        if len(self._all) < self._most and self._deserves_another(nearest, addresses, number, moved):
             another = self._another(nearest, inputs, addresses, moved, number)
             if another is not None:
                 self._all.insert(0, another)
@@ -402,13 +409,15 @@ class Bindings:
                     nearest, moved = position, others
         return nearest, moved
 
-    def _deserves_another(self, addresses: list[int], number: int, moved: Collection[int]) -> bool:
+    def _deserves_another(
+        self, nearest: Binding, addresses: list[int], number: int, moved: Collection[int]
+    ) -> bool:
         """Whether these addresses, or nearly these, come back; or memory of a set is met for the first time."""
-        came_back = any(_is_near(recent, addresses, moved) for recent in self._recent) or self._has_met(
-            addresses
-        )
+        many = self._has_met(addresses) and 2 * nearest.nodes_that_follow(moved) >= nearest.nodes
+        came_back = any(_is_near(recent, addresses, moved) for recent in self._recent)
         self._recent.append(addresses)
-        return came_back or all(binding.number != number for binding in self._all)
+        few = came_back or all(binding.number != number for binding in self._all)
+        return many or (few and len(self._all) < FEW_BINDINGS)
 
     def _has_met(self, addresses: list[int]) -> bool:
         """Whether an executable was to be bound to these addresses before."""

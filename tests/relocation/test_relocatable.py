@@ -1010,6 +1010,25 @@ def test_layers_that_share_a_graph_have_an_executable_each_if_they_are_not_too_m
     assert len(replay._bindings._bound_to) <= MET  # type: ignore[union-attr]
 
 
+def test_where_few_nodes_follow_what_moves_executables_are_few(case: Case) -> None:
+    """Making one takes as long as hundreds of calls that write a node."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        for each in inputs[1:]:
+            operations.accumulate(inputs[0], each)
+        return ()
+
+    run, total = case.make(body), case.floats(0)
+    weights = [case.floats(1) for _ in range(9)]
+    for batch in [case.floats(number) for number in range(12)] * 8:
+        total.zero_()
+        run([total, batch, *weights])
+        assert total.item() == batch.item() + len(weights)
+
+    (replay,) = run._replays.values()
+    assert replay.executables <= FEW_BINDINGS
+
+
 def test_executables_of_a_large_graph_are_few(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pygraphd.client.binding.MAX_NODES", 1)
     run, total = case.make(accumulate), case.floats(0)
