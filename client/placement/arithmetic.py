@@ -69,6 +69,11 @@ class Group:
             if user not in self.computed and user.op != "output" and not self._writes_back(user)
         )
 
+    @property
+    def is_written_back(self) -> bool:
+        """Whether an input becomes what is computed of it, as a counter does."""
+        return any(self._writes_back(user) for value in self.values for user in value.users)
+
     def _writes_back(self, node: Node) -> bool:
         return (
             node.target is aten.copy_.default

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 16 << 10
 """Up to here, reading a value at every call costs the host less than 1 us more than reading a number."""
 MAX_BYTES_OF_GRAPH = 64 << 10
+FEW_NUMBERS = 8
+"""Numbers of a graph from which on sending them together takes the host less time than PyTorch's copies of each."""
 
 TOO_LARGE = "it is larger than 16 KiB"
 TOO_MANY = "the small inputs of this graph take more than 64 KiB"
@@ -43,6 +45,7 @@ SAVED = "the CPU computes with it in a backward, whose forward may have saved it
 A_MASK = "it is a mask, and how much that selects is known at run time only"
 OTHER_USE = "it is taken in a way that may tell where it lies"
 SEVERAL_GPUS = "more than one GPU takes it"
+ONLY_A_FEW = "it is one of a few numbers, which PyTorch sends as quickly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,19 @@ class _Plan:
             self.groups.setdefault(nodes.value(on_gpu[0][0]).device, []).append(group)
             self.uses += len(on_gpu)
 
+    def leave_a_few_numbers(self) -> None:
+        """Leave to PyTorch what it moves to the GPU itself, without the host waiting, if it is all there is, and little."""
+        inputs = [each for of_device in self.inputs.values() for each in of_device]
+        groups = [group for of_device in self.groups.values() for group in of_device]
+        values = [*(each.value for each in inputs), *(value for group in groups for value in group.values)]
+        takers = [taker for each in inputs for taker in each.on_gpu]
+        takers += [taker for group in groups for taker, _ in group.uses if nodes.lies_elsewhere(taker)]
+        count = len(inputs) + sum(len(group.inputs) for group in groups)
+        written = any(group.is_written_back for group in groups)
+        if count < FEW_NUMBERS and not written and not _has_more_than_numbers(values, takers):
+            self.left += [nodes.said(taker, ONLY_A_FEW) for taker in dict.fromkeys(takers)]
+            self.inputs, self.groups, self.uses = {}, {}, 0
+
     def _fits(self, reason: str | None, takers: Sequence[Node], size: int) -> bool:
         if reason is None and self._bytes + size > MAX_BYTES_OF_GRAPH:
             reason = TOO_MANY
@@ -123,7 +139,13 @@ def _plan(graph: Graph) -> _Plan:
     for each in _inputs(graph):
         if each.value not in computed_with:
             plan.add_input(each)
+    plan.leave_a_few_numbers()
     return plan
+
+
+def _has_more_than_numbers(values: Iterable[Node], takers: Iterable[Node]) -> bool:
+    """Whether a value has dimensions, or anybody takes one otherwise than as a number."""
+    return any(nodes.value(each).dim() for each in values) or not all(map(nodes.is_pointwise, takers))
 
 
 def _known_tells(taker: Node, value: Node) -> bool:

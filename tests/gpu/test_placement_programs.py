@@ -8,7 +8,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from pygraphd.client.placement import inputs
 from tests.client.placement.habits import HABITS, Habit, Read, compare, programs
+from tests.client.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
     from pygraphd.client.report import Report
@@ -52,3 +54,14 @@ def test_any_program_relocated(relocated: Relocated, rules: Report, habits: tupl
     compare(habits, DEVICE, 8, mode=MODE)
 
     assert rules.failures == {}
+
+
+@given(programs)
+@FEW
+def test_any_program_of_which_a_few_numbers_are_left_to_pytorch(
+    relocated: Relocated, habits: tuple[type[Habit], ...]
+) -> None:
+    with with_rules(inputs.FEW_NUMBERS) as report:
+        compare(habits, DEVICE, 8, mode=MODE)
+
+    assert report.failures == {}

@@ -30,6 +30,15 @@ def _why_not_captured(_: Any, node: Any) -> str | None:
     return None if any(size is not None and len(size) > 1 for size in sizes) else "it has few numbers"
 
 
+@pytest.fixture(autouse=True)
+def for_a_few_numbers(request: pytest.FixtureRequest) -> None:
+    """Have the rule for inputs apply to a few numbers, too, as its tests have no more."""
+    if "torch" in request.keywords:
+        from pygraphd.client.placement import inputs
+
+        request.getfixturevalue("monkeypatch").setattr(inputs, "FEW_NUMBERS", 0)
+
+
 @pytest.fixture
 def matrices_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     """Have the rules, and Inductor split graphs, as if matrices lay on a GPU; return what the rules report to."""

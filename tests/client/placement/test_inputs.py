@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
+FEW = inputs.FEW_NUMBERS
 aten = torch.ops.aten
 convert = torch.ops.prims.convert_element_type.default
 
@@ -337,3 +338,70 @@ def test_any_program_computes_what_it_did(program: tuple[Builder, list[Node]]) -
         assert all(each.op != "placeholder" for each in taken) or moved.left
     if moved.uses:
         assert len(sends(graph)) == 1
+
+
+# --- a few numbers --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "FEW_NUMBERS", FEW)
+
+
+def multiplied(build: Builder, count: int) -> Node:
+    """Return a value that takes some numbers, of every other one its half, which the CPU computes."""
+    taken = build.input(torch.randn(4))
+    for number in range(count):
+        value = scalar(build, 1.5 + number)
+        half = build.call(aten.mul.Tensor, value, 0.5) if number % 2 else value
+        taken = build.call(aten.mul.Tensor, taken, half)
+    return taken
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("count", [1, 2, FEW - 1, FEW, FEW + 1])
+def test_a_few_numbers_are_left_to_pytorch(count: int) -> None:
+    build = Builder()
+
+    graph, moved = changed(build, multiplied(build, count))
+
+    if count < FEW:
+        assert (moved.uses, len(moved.left), sends(graph)) == (0, count, [])
+        assert all(inputs.ONLY_A_FEW in reason for reason in moved.left)
+    else:
+        assert (moved, len(sends(graph))) == (nodes.Moved(count, ()), 1)
+
+
+def copied(build: Builder) -> Node:
+    return build.to_gpu(scalar(build))
+
+
+def picked(build: Builder) -> Node:
+    return build.index(build.input(torch.randn(4)), index(build))
+
+
+def by_a_table(build: Builder) -> Node:
+    table = build.call(aten.mul.Tensor, build.input(torch.ones(4), on_gpu=False), 2)
+    return build.call(aten.mul.Tensor, build.input(torch.randn(4)), build.to_gpu(table))
+
+
+def by_a_counter(build: Builder) -> Node:
+    step = scalar(build)
+    count = build.call(aten.add.Tensor, step, 1)
+    result = build.call(aten.div.Tensor, build.input(torch.randn(4)), count)
+    build.call(aten.copy_.default, step, count)
+    return result
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("taking", [copied, picked, by_a_table, by_a_counter])
+def test_what_the_host_would_wait_for_is_sent_and_a_number_beside_it_too(
+    taking: Callable[[Builder], Node],
+) -> None:
+    build = Builder()
+    taken = build.call(aten.mul.Tensor, taking(build), scalar(build))
+    graph = build.output(taken)
+
+    moved = place_inputs(graph)
+
+    assert (moved.left, len(sends(graph)), crossings(graph)) == ((), 1, [])

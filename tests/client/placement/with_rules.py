@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING
+from unittest import mock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -12,11 +13,15 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def with_rules() -> Iterator[Report]:
-    """Have the rules, and nothing that was compiled before or is so here; yields what they report to."""
+def with_rules(few_numbers: int = 0) -> Iterator[Report]:
+    """Have the rules, and nothing that was compiled before or is so here; yields what they report to.
+
+    Fewer numbers than `few_numbers` are left to PyTorch.
+    """
     import torch
 
     from pygraphd.client import _torch
+    from pygraphd.client.placement import inputs
     from pygraphd.client.placement.passes import FILES, Placement
     from pygraphd.client.report import Report
 
@@ -24,7 +29,8 @@ def with_rules() -> Iterator[Report]:
     report = Report()
     remove = _torch.add_pass(Placement(lambda: report), FILES)
     try:
-        yield report
+        with mock.patch.object(inputs, "FEW_NUMBERS", few_numbers):
+            yield report
     finally:
         remove()
         torch._dynamo.reset()
