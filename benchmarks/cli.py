@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.imports import VARIANTS, measure_imports
+from benchmarks.lanes import lanes
 from benchmarks.peers import PEERS, select_peers
 from benchmarks.records import check_writable, read_records, read_title
 from benchmarks.run import Plan, Run
@@ -64,6 +65,18 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--repetitions", type=_positive, default=3, help="processes for each pair (default 3)"
     )
     _add_together(parser)
+    parser.add_argument(
+        "--gpus",
+        type=_positive,
+        default=1,
+        help="GPUs to deal the workloads to, each with its share of the cores; with --together (default 1)",
+    )
+    parser.add_argument(
+        "--at-once",
+        type=_positive,
+        metavar="N",
+        help="workloads whose processes compile side by side on a GPU; with --together (default: all)",
+    )
     parser.add_argument(
         "--once", type=_names, default=[], metavar="P,Q", help="peers that run in the first repetition only"
     )
@@ -180,6 +193,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> Plan:
+    if not options.together and (options.gpus > 1 or options.at_once):
+        raise BenchmarkError("--gpus and --at-once need --together")
     return Plan(
         workloads=select_workloads(options.workloads),
         peers=select_peers(options.peers),
@@ -198,6 +213,8 @@ def _plan(options: argparse.Namespace) -> Plan:
         ),
         out=options.out.absolute(),
         together=options.together,
+        lanes=lanes(options.gpus),
+        at_once=options.at_once,
         budget_s=options.budget_s,
         once=select_peers(options.once),
         each_step=options.each_step,

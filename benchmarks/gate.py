@@ -11,10 +11,11 @@ import fcntl
 import os
 import time
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
     from types import TracebackType
 
 VARIABLE = "BENCHMARK_GATE"
@@ -28,12 +29,21 @@ _POLL_S = 0.05
 
 
 class Gate:
-    """The parent's side: a folder that processes meet in, each given as (its name, what it shares when it compiles)."""
+    """The parent's side: a folder that processes meet in, each given as (its name, what it shares when it compiles).
 
-    def __init__(self, folder: Path, expected: Sequence[tuple[str, Hashable]]) -> None:
+    `environ` is what all of them get beside what they need for that.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        expected: Sequence[tuple[str, Hashable]],
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _EXPECTED).write_text(str(len(expected)))
         self._folder = folder
+        self._environ = environ
         self._after: dict[str, Path] = {}
         latest: dict[Hashable, str] = {}
         for name, shared in expected:
@@ -43,7 +53,7 @@ class Gate:
 
     def place(self, name: str) -> Place:
         """Return the place of one of the processes."""
-        return Place(self._file(name), self._after.get(name))
+        return Place(self._file(name), self._after.get(name), self._environ)
 
     def _file(self, name: str) -> Path:
         return self._folder / (name + _READY)
@@ -52,8 +62,8 @@ class Gate:
 class Place:
     """One process's place, to be held (`with`) as long as it runs: the others do not wait for one that has ended."""
 
-    def __init__(self, file: Path, after: Path | None) -> None:
-        self.environ = {VARIABLE: str(file), **({AFTER_VARIABLE: str(after)} if after else {})}
+    def __init__(self, file: Path, after: Path | None, environ: Mapping[str, str]) -> None:
+        self.environ = {**environ, VARIABLE: str(file), **({AFTER_VARIABLE: str(after)} if after else {})}
         self._file = file
 
     def __enter__(self) -> Self:

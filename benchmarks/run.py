@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.environment import TORCH_FIELDS, describe_host
 from benchmarks.gate import Gate
+from benchmarks.lanes import Lane, dealt, parts
 from benchmarks.peers import Cache, Peer
 from benchmarks.records import Record, check_writable, record_of, write_result
 from benchmarks.schedule import Turn, turns
@@ -39,6 +41,10 @@ class Plan:
     once: tuple[Peer, ...] = ()
     together: bool = False
     """Whether the processes of a repetition compile side by side; they are measured one after the other in any case."""
+    lanes: tuple[Lane, ...] = (Lane(0),)
+    """Where the workloads are dealt to; more than one only with `together`."""
+    at_once: int | None = None
+    """Workloads of a lane whose processes compile side by side; None: all."""
     each_step: bool = False
     """Whether the file is to have the time of every timed step."""
 
@@ -51,19 +57,18 @@ class Run:
     trials: dict[tuple[str, str], list[Trial]] = field(default_factory=dict)
     stopped: str | None = None
     host: dict[str, str | None] = field(default_factory=describe_host)
+    _noting: threading.Lock = field(default_factory=threading.Lock)
 
     def execute(self) -> list[Record]:
         """Run everything that the budget allows; returns the records, which are in the file too."""
-        started = time.monotonic()
         check_writable(self.plan.out)  # now rather than after an hour
         with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as folder:
             trials = Trials(Path(folder), self.plan.settings)
-            for repetition in self._affordable_repetitions(started):
-                each = turns(repetition, self.plan.workloads, self.plan.peers, self.plan.once)
-                if self.plan.together:
-                    self._take_together(list(each), trials, Path(folder) / f"gate.{repetition}")
-                else:
-                    for turn in each:
+            if self.plan.together:
+                self._take_lanes(trials, Path(folder))
+            else:
+                for repetition in self._affordable_repetitions(time.monotonic()):
+                    for turn in turns(repetition, self.plan.workloads, self.plan.peers, self.plan.once):
                         self._take(turn, trials)
         self._save()
         return self.records()
@@ -98,28 +103,47 @@ class Run:
         if not self._has_failed(turn):
             self._note(turn, trials.run(turn))
 
-    def _take_together(self, all_turns: list[Turn], trials: Trials, folder: Path) -> None:
+    def _take_lanes(self, trials: Trials, folder: Path) -> None:
+        started = time.monotonic()
+        with ThreadPoolExecutor(len(self.plan.lanes)) as pool, contextlib.ExitStack() as stack:
+            stack.callback(trials.stop)  # the pool would wait for all of them
+            running = [
+                pool.submit(self._take_lane, lane, trials, folder, started) for lane in self.plan.lanes
+            ]
+            for done in as_completed(running):
+                done.result()
+            stack.pop_all()
+
+    def _take_lane(self, lane: Lane, trials: Trials, folder: Path, started: float) -> None:
+        """Run a lane's workloads, each repetition in parts whose processes compile side by side."""
+        workloads = dealt(self.plan.workloads, lane, len(self.plan.lanes))
+        for repetition in self._affordable_repetitions(started):
+            for number, part in enumerate(parts(workloads, self.plan.at_once)):
+                each = list(turns(repetition, part, self.plan.peers, self.plan.once))
+                self._take_together(each, trials, folder / f"gate.{lane.number}.{repetition}.{number}", lane)
+
+    def _take_together(self, all_turns: list[Turn], trials: Trials, folder: Path, lane: Lane) -> None:
         """Run turns that compile side by side; those with a warm cache come last, as the cold ones fill it."""
         possible = [turn for turn in all_turns if not self._has_failed(turn)]
         for warm in (False, True):
             wave = [turn for turn in possible if (turn.peer.cache is Cache.WARM) is warm]
-            if wave:
+            if wave and not trials.is_stopped:
                 expected = [(turn.name, trials.caches(turn)) for turn in wave]
-                gate = Gate(folder.with_suffix(f".{warm}"), expected)
-                with ThreadPoolExecutor(len(wave)) as pool, contextlib.ExitStack() as stack:
-                    stack.callback(trials.stop)  # the pool would wait for all of them
+                gate = Gate(Path(f"{folder}.{warm}"), expected, dict(lane.environ))
+                with ThreadPoolExecutor(len(wave), initializer=lane.enter) as pool:
                     running = {pool.submit(trials.run, turn, gate): turn for turn in wave}
                     for done in as_completed(running):  # noted at once, as the run may be ended early
-                        self._note(running[done], done.result())
-                    stack.pop_all()
+                        if not trials.is_stopped:
+                            self._note(running[done], done.result())
 
     def _has_failed(self, turn: Turn) -> bool:
         return any(trial.error for trial in self.trials.get((turn.workload.name, turn.peer.name), []))
 
     def _note(self, turn: Turn, trial: Trial) -> None:
-        self.trials.setdefault((turn.workload.name, turn.peer.name), []).append(trial)
-        self._save()
-        _progress(_line(turn, trial))
+        with self._noting:
+            self.trials.setdefault((turn.workload.name, turn.peer.name), []).append(trial)
+            self._save()
+            _progress(_line(turn, trial))
 
     def records(self) -> list[Record]:
         """Return the records so far, workload by workload in the order asked for."""
@@ -149,6 +173,8 @@ class Run:
             "window_steps": settings.window_steps,
             "compiler_caches": str(settings.caches),
             "compiled_together": self.plan.together,
+            "gpus": len(self.plan.lanes),
+            "at_once": self.plan.at_once,
             "stopped": self.stopped,
         }
 

@@ -83,6 +83,11 @@ class Trials:
         """End the processes under way, from another thread, and begin no others."""
         self._stop.set()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether what comes back now was ended before its end."""
+        return self._stop.is_set()
+
     def run(self, turn: Turn, gate: Gate | None = None) -> Trial:
         """Run one turn in a new process; whatever goes wrong there is in the trial's `error`."""
         if gate is None:

@@ -46,6 +46,8 @@ def test_unknown_names_are_refused_with_the_known_ones(
         ("run", "--workloads", "three-ops"),
         ("run", "--out", "/nonexistent/result.json"),
         ("run", "--steps", "0", "--out", "result.json"),
+        ("run", "--gpus", "2", "--out", "result.json"),
+        ("run", "--together", "--gpus", "999", "--out", "result.json"),
         ("table", "/nonexistent.json"),
         ("lookup", "--graphs", "5000", "--out", "result.json"),
         (),

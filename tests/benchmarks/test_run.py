@@ -63,6 +63,19 @@ def test_processes_that_compile_side_by_side(tmp_path: Path) -> None:
     ]
 
 
+def test_workloads_side_by_side_are_in_one_file(tmp_path: Path) -> None:
+    done, result = run(
+        tmp_path / "result.json", "--workloads", "three-ops,mlp-training", "--peers", "eager,default",
+        "--together", "--gpus", "2", "--at-once", "1", "--repetitions", "2", "--caches", "shared",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (result["settings"]["gpus"], result["settings"]["at_once"]) == (2, 1)
+    assert [(record["workload"], record["peer"]) for record in result["records"]] == [
+        (workload, peer) for workload in ("three-ops", "mlp-training") for peer in ("eager", "default")
+    ]
+    assert all(record["correct"] and record["step_ms"]["n"] == 14 for record in result["records"])
+
+
 def test_a_run_that_is_to_end_does_not_wait_for_what_compiles_side_by_side(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "run", *SMALL, "--out", str(tmp_path / "result.json")]
     command += [

@@ -1,0 +1,63 @@
+"""Lanes: the GPUs of a host, each with its share of the cores and of the workloads, side by side.
+
+What compiles or is measured in one lane shares neither GPU nor cores with another. It does share the host's memory and caches.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from benchmarks.errors import BenchmarkError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+T = TypeVar("T")
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A GPU, by the variables of a process that is to see no other, and cores; `cores` None: all."""
+
+    number: int
+    environ: tuple[tuple[str, str], ...] = ()
+    cores: frozenset[int] | None = None
+
+    def enter(self) -> None:
+        """Have this thread, and the processes that it starts, run on the lane's cores."""
+        if self.cores is not None:
+            os.sched_setaffinity(0, self.cores)
+
+
+def lanes(count: int) -> tuple[Lane, ...]:
+    """Return so many lanes, with as many cores each; raises BenchmarkError if there are fewer cores."""
+    if count == 1:
+        return (Lane(0),)
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // count
+    if not share:
+        raise BenchmarkError(f"--gpus {count}: there are {len(cores)} cores, and each GPU needs one")
+    visible = (
+        os.environ.get(_VISIBLE, "").split(",") if os.environ.get(_VISIBLE) else list(map(str, range(count)))
+    )
+    if len(visible) < count:
+        raise BenchmarkError(f"--gpus {count}: {_VISIBLE} names {len(visible)}")
+    return tuple(
+        Lane(number, ((_VISIBLE, visible[number]),), frozenset(cores[number * share : (number + 1) * share]))
+        for number in range(count)
+    )
+
+
+def dealt(items: Sequence[T], lane: Lane, count: int) -> tuple[T, ...]:
+    """Return a lane's share of items, which are dealt out in turn."""
+    return tuple(items[lane.number :: count])
+
+
+def parts(items: Sequence[T], size: int | None) -> list[Sequence[T]]:
+    """Return items in parts of a size, the last maybe smaller; all in one if it is None."""
+    step = size or max(1, len(items))
+    return [items[begin : begin + step] for begin in range(0, len(items), step)]
