@@ -24,7 +24,9 @@ BLOCK = 5
 SAMPLES = policy.MIN_SAMPLES
 """Samples of each deployment that end measuring."""
 MAX_ROUNDS = 400
-"""Rounds after which measuring ends with what there is; two dozen are usual."""
+"""Rounds after which measuring ends with what there is; two dozen are usual,"""
+MAX_CALLS = 8_192
+"""or calls; of a graph that 80 layers call, a few thousand are."""
 MAX_OVERDUE = 100
 """Rounds that a change may wait for open forwards: more than a step has, if its layers share one graph."""
 UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3, Deployment.RELOCATE: 4}
@@ -32,8 +34,8 @@ UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3, Deployment.RELOCATE: 4}
 see that sizes come back, record, replay, and in training begin to keep memory."""
 PATIENCE = 32
 """Calls for which a round waits for a region that was part of the one before. Doubled when one comes soon after it was given up,"""
-MAX_PATIENCE = 512
-"""up to here: the layers of a step often share one graph, and an evaluation is long over when the next begins."""
+MAX_PATIENCE = 128
+"""up to here: the layers of a step often share one graph. What is called less often is better measured by itself."""
 SOON = 4
 """Times the patience."""
 WARM_UP_ROUNDS = 4
@@ -47,13 +49,14 @@ class Turns:
         self.choices = len(candidates)
         self._order = _order(candidates)
         self._rounds: Counter[Deployment] = Counter()
+        self._calls = 0
         self._latest: tuple[int | None, Deployment] | None = None
         self._fair = False
 
     @property
     def exhausted(self) -> bool:
-        """Whether so many rounds have not been enough."""
-        return self._rounds.total() >= MAX_ROUNDS
+        """Whether so many have not been enough."""
+        return self._rounds.total() >= MAX_ROUNDS or self._calls >= MAX_CALLS
 
     def next(self) -> Deployment:
         """Return the deployment that this region would run in if it could choose."""
@@ -64,6 +67,7 @@ class Turns:
 
         All calls of a round are, or none; without its number, each is a round of its own.
         """
+        self._calls += 1
         if round_ is None or self._latest != (round_, deployment):
             follows = self._latest is not None and self._latest[1] is deployment
             self._fair = follows and self._rounds[deployment] >= UNCOUNTED[deployment]
@@ -159,7 +163,8 @@ class Rota:
         between_steps = self._is_between_steps()
         if self._members:
             ready = all(member.ready() for member in self._members.values()) and self._attendance.is_warm()
-            self._deciding = ready and (between_steps or leader.turns.exhausted)
+            # Who has been called too often waits for nobody.
+            self._deciding = leader.turns.exhausted or (ready and between_steps)
         # The leader if it has as many, as it comes first.
         wanted = max((leader, *self._members.values()), key=lambda each: each.turns.choices).turns.next()
         self._members.clear()

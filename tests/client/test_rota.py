@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.rota import BLOCK, MAX_ROUNDS, PATIENCE, SAMPLES, SOON, Rota, Turns
+from pygraphd.client.rota import BLOCK, MAX_CALLS, MAX_ROUNDS, PATIENCE, SAMPLES, SOON, Rota, Turns
 from pygraphd.schema.messages import Deployment, Graph, Kind
 
 LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
@@ -275,6 +275,30 @@ def test_more_layers_than_were_waited_for_are_waited_for_from_then_on() -> None:
 
     assert rounds[1] > 1, "it is not known yet that the other one comes late"
     assert set(rounds[4:]) == {1}
+
+
+@pytest.mark.parametrize(("every", "most"), [(20, 800), (60, 2_400), (200, 400), (2_000, 400)])
+def test_what_is_called_all_the_time_does_not_wait_long_for_what_is_called_seldom(
+    every: int, most: int
+) -> None:
+    """As of two models that a server runs."""
+    rota, often, seldom = Rota(), Region(), Region()
+    for call in range(most):
+        if call % every == 0:
+            seldom.call(rota)
+        often.call(rota)
+
+    assert often.decided
+
+
+def test_measuring_ends_after_so_many_calls_in_few_rounds() -> None:
+    rota, often, seldom = Rota(), Region(delay=10**6), Region(delay=10**6)
+    for call in range(MAX_CALLS + 120):
+        if call % 60 == 0:
+            seldom.call(rota)
+        often.call(rota)
+
+    assert often.decided
 
 
 def test_a_region_that_does_not_come_back_is_not_waited_for_much_longer_than_a_step_takes() -> None:
