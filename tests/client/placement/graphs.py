@@ -15,6 +15,11 @@ GPU = torch.device("cuda", 0)
 COPY = torch.ops.prims.device_put.default
 
 
+def assert_same(found: Any, right: Any) -> None:
+    """See that two tensors or numbers have one type and the same values; NaN is one, too."""
+    torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(right), rtol=0, atol=0, equal_nan=True)
+
+
 class Builder:
     """A graph in the making; each node's value is computed as it goes, so that its layout is right."""
 

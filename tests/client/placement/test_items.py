@@ -16,7 +16,7 @@ from pygraphd.client.placement import items, nodes
 from pygraphd.client.placement.items import keep_items
 from pygraphd.client.placement.passes import FILES, Placement
 from pygraphd.client.report import Report
-from tests.client.placement.graphs import GPU, Builder, run
+from tests.client.placement.graphs import GPU, Builder, assert_same, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,8 +39,7 @@ def changed(build: Builder, *outputs: Node, split: bool = True) -> tuple[Graph, 
     graph.lint()
     for each, expected in zip(calls, before, strict=True):
         for one, right in zip(run(graph, *each), expected, strict=True):
-            assert torch.equal(torch.as_tensor(one), torch.as_tensor(right))
-            assert torch.as_tensor(one).dtype == torch.as_tensor(right).dtype
+            assert_same(one, right)
     return graph, moved
 
 
