@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.addresses import Addresses, beyond_fixed, step_ms
 from benchmarks.child import describe, find_device, reserved_mb, wake
 from benchmarks.cores import Cores
 from benchmarks.errors import BenchmarkError
@@ -46,8 +47,6 @@ WARM_UP = 40
 STEPS = 60
 BLOCK = 10
 """Steps that are taken again together if the host was slow."""
-WINDOWS = 8
-WINDOW_STEPS = 10
 _COMPILER_S = 60.0
 _MIB = 2**20
 _STEPS_THAT_RECORD = 5
@@ -271,8 +270,10 @@ def measure(workload_name: str, way: str, full_speed: Path) -> dict[str, Any]:
     torch.cuda.synchronize()
     regions.switch("")
     figures = [dataclasses.asdict(each.figures()) for each in regions.all]
-    addresses = Addresses(step, case, generator, cores)
-    addresses_ms = _addresses_ms(addresses, way, training=case.optimizer is not None)
+    addresses = Addresses(step, [case.draw(generator) for _ in range(4)], cores)
+    # Trees refuse two forwards in flight: the first's outputs would be overwritten.
+    ways = addresses.ways(training=case.optimizer is not None, may_overlap=way != "trees")
+    rounds = addresses.rounds(ways)
     regions.forget_recordings()
     for _ in range(_STEPS_THAT_RECORD):
         step(case.draw(generator))
@@ -283,7 +284,8 @@ def measure(workload_name: str, way: str, full_speed: Path) -> dict[str, Any]:
             {**figure, "recorded_again": _costs(each.relocatable)}
             for figure, each in zip(figures, regions.all, strict=True)
         ],
-        "addresses_ms": addresses_ms,
+        "addresses_ms": step_ms(rounds),
+        "addresses_beyond_fixed": beyond_fixed(rounds),
         "counts": dict(regions.report.counts),
         "launched": dict(regions.report.fallbacks),
         "timings": cores.timings,
@@ -309,86 +311,6 @@ def _have_helper() -> None:
         raise BenchmarkError(f"no compiled helper: {reason}")
     if not helper.wait(_COMPILER_S):
         raise BenchmarkError("the C compiler did not end: look at what it says beside the cache")
-
-
-class Addresses:
-    """Windows of steps whose addresses stay, or alternate in the ways that are common."""
-
-    def __init__(self, step: Step, case: Case, generator: torch.Generator, cores: Cores) -> None:
-        self._step = step
-        self._cores = cores
-        self._batches = [case.draw(generator) for _ in range(4)]
-        self._kept: list[Any] = []
-
-    def fixed(self) -> None:
-        """Run on one batch."""
-        for _ in range(WINDOW_STEPS):
-            self._step(self._batches[0])
-
-    def fixed_again(self) -> None:
-        """Run on one batch: what this differs from `fixed` by is noise."""
-        self.fixed()
-
-    def keeping_two_outputs(self) -> None:
-        """Hold each output or loss until the step after the next."""
-        for _ in range(WINDOW_STEPS):
-            self._kept.append(self._step(self._batches[0]))
-            del self._kept[:-2]
-
-    def four_batches_in_rotation(self) -> None:
-        """Run on batches that lie in four places."""
-        for number in range(WINDOW_STEPS):
-            self._step(self._batches[number % 4])
-
-    def micro_batches_one_after_the_other(self) -> None:
-        """Add up the gradients of two."""
-        for _ in range(WINDOW_STEPS // 2):
-            self._step.evaluate(self._batches[0])
-            self._step.evaluate(self._batches[1])
-            self._step.update()
-
-    def micro_batches_in_flight(self) -> None:
-        """Do both forwards before the first backward."""
-        for _ in range(WINDOW_STEPS // 2):
-            losses = [self._step.forward(batch) for batch in self._batches[:2]]
-            for loss in losses:
-                loss.backward()
-            self._step.update()
-
-    def step_ms(self, ways: Sequence[Callable[[], None]]) -> dict[str, Any]:
-        """Return the time of a step for each of these methods, window by window in turn."""
-        samples: dict[str, list[float]] = {way.__name__: [] for way in ways}
-        for window in range(WINDOWS + 2):
-            for way in ways:
-                way()  # the first after a change of addresses: not what is asked for here
-                elapsed_ms = self._cores.undisturbed(functools.partial(_elapsed_ms, way))
-                if window >= 2:
-                    samples[way.__name__].append(elapsed_ms / WINDOW_STEPS)
-        return {
-            name: dataclasses.asdict(figure) for name, each in samples.items() if (figure := summarize(each))
-        }
-
-
-def _elapsed_ms(run: Callable[[], None]) -> float:
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) * 1e3
-
-
-def _addresses_ms(addresses: Addresses, way: str, *, training: bool) -> dict[str, Any]:
-    ways = [
-        addresses.fixed,
-        addresses.fixed_again,
-        addresses.keeping_two_outputs,
-        addresses.four_batches_in_rotation,
-    ]
-    if training:
-        ways.append(addresses.micro_batches_one_after_the_other)
-        if way != "trees":  # they refuse: the first's outputs would be overwritten
-            ways.append(addresses.micro_batches_in_flight)
-    return addresses.step_ms(ways)
 
 
 def main(arguments: list[str]) -> int:

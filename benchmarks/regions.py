@@ -145,7 +145,14 @@ def _lines(record: dict[str, Any]) -> list[str]:
     return [
         *lines,
         f"{head} reserved {record['reserved_mb']:.0f} MB (first steps {record['first_steps_reserved_mb']:.0f}); ms a step: {steps}",
+        f"{head} beyond fixed addresses: {_shares(record['addresses_beyond_fixed'])}",
     ]
+
+
+def _shares(figures: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {each['median']:+.1%} (+-{each['mad']:.1%}, {each['n']})" for name, each in figures.items()
+    )
 
 
 def _moved(figure: dict[str, float] | None) -> str:
