@@ -26,7 +26,7 @@ COLOURS = {
     "reduce-overhead": "#ff7f0e",
     "pygraph-cold": "#d62728",
     "pygraph-warm": "#2ca02c",
-    "pygraph-placed": "#17becf",
+    "pygraph-unplaced": "#17becf",
     "pygraph-default": "#9467bd",
 }
 """One for each peer, the same in every figure."""

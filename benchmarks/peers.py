@@ -51,11 +51,11 @@ _PEERS = (
     Peer("pygraph-cold", Compile.REDUCE_OVERHEAD, Cache.COLD, "the same under PYGRAPH=1, empty cache"),
     Peer("pygraph-warm", Compile.REDUCE_OVERHEAD, Cache.WARM, "the same under PYGRAPH=1, filled cache"),
     Peer(
-        "pygraph-placed",
+        "pygraph-unplaced",
         Compile.REDUCE_OVERHEAD,
         Cache.COLD,
-        "pygraph-cold with PYGRAPH_PLACEMENT=1",
-        (("PYGRAPH_PLACEMENT", "1"),),
+        "pygraph-cold with PYGRAPH_PLACEMENT=0",
+        (("PYGRAPH_PLACEMENT", "0"),),
     ),
     Peer(
         "pygraph-default", Compile.DEFAULT, Cache.COLD, "torch.compile(module) under PYGRAPH=1, empty cache"

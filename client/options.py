@@ -8,7 +8,7 @@
 | `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
 | `PYGRAPH_RELOCATE` | 0 | relocatable graphs are not tried |
 | `PYGRAPH_NATIVE` | 0 | no C compiler is started, and nothing compiled is loaded: relocatable graphs look at tensors in Python |
-| `PYGRAPH_PLACEMENT` | 1 | CPU values that are known when a graph is compiled are put on the GPU then, small inputs when they change |
+| `PYGRAPH_PLACEMENT` | 0 | CPU values in a graph stay there; PyTorch captures around them |
 | `PYGRAPH_SIZES` | a number | dynamic sizes of a graph that are decided apart, at a time; 8 by default, 0: none |
 | `PYGRAPH_SIZE_CALLS` | a number | the call of a dynamic size from which on it is; 3 by default |
 | `PYGRAPH_RECHECK_S` | seconds | time between two looks at how deployed graphs run; 600 by default, 0: none |
@@ -70,7 +70,7 @@ class Options:
     refresh: bool = False
     relocate: bool = True
     native: bool = True
-    placement: bool = False
+    placement: bool = True
     recheck_s: float = RECHECK_S
     sizes: Bounds = field(default_factory=Bounds)
     trust: Trust = Trust.VERIFY
@@ -85,7 +85,7 @@ def read(environ: Mapping[str, str]) -> Options:
         refresh=_switch(REFRESH, environ, misread),
         relocate=_switch(RELOCATE, environ, misread, default=True),
         native=_switch(NATIVE, environ, misread, default=True),
-        placement=_switch(PLACEMENT, environ, misread),
+        placement=_switch(PLACEMENT, environ, misread, default=True),
         recheck_s=_seconds(RECHECK, environ, misread, default=RECHECK_S),
         sizes=Bounds(
             sizes=_number(SIZES, environ, misread, default=Bounds().sizes, least=0),

@@ -52,7 +52,7 @@ def test_shared_caches_are_of_one_workload_and_one_mode() -> None:
     assert shared == caches(CachePolicy.SHARED, 2, "pygraph-warm")
     assert shared != caches(CachePolicy.SHARED, 0, "pygraph-default")
     assert shared != caches(CachePolicy.SHARED, 0, "reduce-overhead", "mlp-training")
-    assert shared != caches(CachePolicy.SHARED, 0, "pygraph-placed")
+    assert shared != caches(CachePolicy.SHARED, 0, "pygraph-unplaced")
 
 
 def test_tasks_and_answers_survive_the_way_between_processes() -> None:

@@ -32,17 +32,13 @@ def test_switches_are_off(value: str) -> None:
     assert not options.is_disabled({DISABLE: value})
 
 
-def test_values_are_placed_only_if_that_is_asked_for() -> None:
-    assert options.read({PLACEMENT: "1"}) == Options(placement=True)
-    assert not options.read({}).placement
-
-
 @pytest.mark.parametrize(
     ("value", "wanted"),
     [("", True), ("1", True), ("on", True), ("0", False), ("off", False), (" No ", False)],
 )
-def test_relocatable_graphs_are_tried_unless_that_is_off(value: str, wanted: bool) -> None:
+def test_graphs_are_relocated_and_values_placed_unless_that_is_off(value: str, wanted: bool) -> None:
     assert options.read({RELOCATE: value}) == Options(relocate=wanted)
+    assert options.read({PLACEMENT: value}) == Options(placement=wanted)
 
 
 def test_relocatable_graphs_are_tried_where_their_switch_is_not_understood() -> None:
