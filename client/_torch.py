@@ -119,6 +119,29 @@ def install(
     return uninstall
 
 
+def watch_calls(called: Callable[[Any], None]) -> Callable[[], None]:
+    """Have `called` be told of each compiled graph before it runs; return a function that ends that."""
+    output_code: Any = importlib.import_module("torch._inductor.output_code")
+    original = output_code.CompiledFxGraph.__call__
+
+    @functools.wraps(original)
+    def hooked_call(self: Any, inputs: Any) -> Any:
+        called(self)
+        return original(self, inputs)
+
+    def stop() -> None:
+        if output_code.CompiledFxGraph.__call__ is hooked_call:
+            output_code.CompiledFxGraph.__call__ = original
+
+    output_code.CompiledFxGraph.__call__ = hooked_call
+    return stop
+
+
+def profiler_is_on() -> bool:
+    """Whether a profiler records what this thread does."""
+    return bool(torch.autograd._profiler_enabled())
+
+
 # --- what a compiled graph is -----------------------------------------------------------------------------------
 
 

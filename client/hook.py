@@ -35,6 +35,7 @@ class Hook:
         self._uninstall: Callable[[], None] | None = None
         self._forget_import: Callable[[], None] | None = None
         self._remove_pass: Callable[[], None] | None = None
+        self._stop_watching: Callable[[], None] | None = None
         self._local = threading.local()
         self._boxes: dict[int, Any] = {}
 
@@ -59,6 +60,8 @@ class Hook:
             self._uninstall()
         if self._remove_pass is not None:
             self._remove_pass()
+        if self._stop_watching is not None:
+            self._stop_watching()
         self._forget_what_was_sent()
         with self._guard("making tree managers"):
             self._make_tree_managers()
@@ -68,6 +71,7 @@ class Hook:
         self._uninstall = None
         self._forget_import = None
         self._remove_pass = None
+        self._stop_watching = None
         self._boxes.clear()
 
     def _forget_what_was_sent(self) -> None:
@@ -101,6 +105,8 @@ class Hook:
             if misread := self.session.options.misread:
                 _complain("; ".join(misread))
             self._uninstall = _torch.install(self._around_post_compile, self._around_cudagraphify)
+            if self.session.step_profile is not None:
+                self._stop_watching = _torch.watch_calls(self._called)
             if reason := autostart.ensure(Transport(self.session.locations.socket)):
                 self.session.report.fail(f"daemon: {reason}")
         self._add_pass()
@@ -192,6 +198,12 @@ class Hook:
 
         for device_index in self.session.tree_devices if self.session is not None else ():
             _torch.make_tree_manager(device_index)
+
+    def _called(self, compiled: Any) -> None:
+        """Note a call of a compiled graph, before it runs; only where one step is to be profiled."""
+        session = self._session_here()
+        if session is not None and session.step_profile is not None:
+            session.step_profile.called(id(compiled))
 
     def _session_here(self) -> Session | None:
         """Return the session, a new one in a forked child."""

@@ -37,6 +37,8 @@ class Report:
         self.measuring_ms = 0.0
         self.checking_ms = 0.0
         self.daemon_version: str | None = None
+        self.coverage: dict[str, Any] | None = None
+        """Kernels and copies of one step and how many of them ran in graphs, or the reason why that is not known; None: not asked for."""
         self.bounds: dict[str, int] = {}
         """Options that bound what is kept, by name."""
         self._left_on_cpu: Counter[str] = Counter()
@@ -91,6 +93,11 @@ class Report:
                 self._environments[key] = environment
                 self._decisions.append(deployed)
 
+    @property
+    def deployments(self) -> int:
+        """How many regions run as decided."""
+        return self._deployed.total()
+
     def take_back(self, graph: Graph, environment: Environment) -> None:
         """Forget how a region runs that is measured anew: it will be noted again."""
         key = environment.digest()
@@ -142,6 +149,7 @@ class Report:
                 "measuring_ms": round(self.measuring_ms, 3),
                 "checking_ms": round(self.checking_ms, 3),
                 "bounds": self.bounds,
+                "coverage": self.coverage,
                 "daemon": {"version": self.daemon_version},
                 "environments": {key: each.factors() for key, each in self._environments.items()},
                 "decisions": [dataclasses.asdict(each) for each in self._decisions],

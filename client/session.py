@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pygraphd.client.output_facts import OutputFacts
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
+    from pygraphd.client.step_profile import StepProfile
     from pygraphd.schema.keys import Environment
 
 
@@ -61,6 +62,7 @@ class Session:
         self.report.bounds = {"sizes": bounds.sizes, "size_calls": bounds.calls}
         self.drift = Drift(self.options.recheck_s, self.report)
         self._host = socket.gethostname()
+        self.step_profile = self._make_step_profile()
         self.cache = Cache(self.locations, self._host, self.report, readonly=self.options.readonly)
         for misread in self.options.misread:
             self.report.fail(misread)
@@ -78,6 +80,13 @@ class Session:
         self._options: dict[int, tuple[tuple[str, str], ...]] = {}
         self.tree_devices: set[int] = set()
         """Devices on which Inductor believes that a forward has run in a tree."""
+
+    def _make_step_profile(self) -> StepProfile | None:
+        if not self.options.coverage:
+            return None
+        from pygraphd.client.step_profile import StepProfile, TorchTrace
+
+        return StepProfile(TorchTrace(), self.report, lambda: (self.report.deployments, self.rota.round))
 
     def plan(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> Plan:
         """Look up the partitions of a compiled graph."""
@@ -318,6 +327,8 @@ class Session:
 
     def close(self) -> None:
         """Record what was called too seldom to be measured; the last thing a process does here."""
+        if self.step_profile is not None:
+            self.step_profile.close()
         self.drift.close()
         unfinished: dict[Environment, list[Record]] = {}
         for watched in list(self._watched.values()):  # other threads may still be at work

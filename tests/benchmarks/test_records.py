@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.coverage import Coverage
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure
 from benchmarks.peers import PEERS
@@ -13,6 +12,7 @@ from benchmarks.records import Record, check_writable, read_records, record_of, 
 from benchmarks.task import Answer
 from benchmarks.trial import Trial
 from benchmarks.workloads import WORKLOADS
+from pygraphd.client.coverage import Coverage
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -231,3 +231,34 @@ print(kept, len(sending.sender))
     )
 
     assert outcome.output == "1 0\n"
+
+
+STEPS = """
+import torch
+step = torch.compile(lambda x: x * 2 + 1, mode="reduce-overhead")
+for _ in range(100): step(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize(("asked", "said"), [("0", None), ("1", {"reason": "no CUDA device"})])
+def test_coverage_is_looked_for_if_that_is_asked_for(run: Run, asked: str, said: object) -> None:
+    outcome = run(STEPS, PYGRAPH_COVERAGE=asked, CUDA_VISIBLE_DEVICES="")
+
+    assert outcome.summary["coverage"] == said
+
+
+def test_disabling_ends_the_search_for_a_step(run: Run) -> None:
+    outcome = run(
+        """
+import pygraphd, torch
+pygraphd.enable()
+from torch._inductor.output_code import CompiledFxGraph
+import torch._inductor.compile_fx
+watched = CompiledFxGraph.__call__
+pygraphd.disable()
+print(watched is CompiledFxGraph.__call__, hasattr(CompiledFxGraph.__call__, "__wrapped__"))
+""",
+        PYGRAPH_COVERAGE="1",
+    )
+
+    assert outcome.output == "False False\n"

@@ -6,6 +6,7 @@ import pytest
 
 from pygraphd.client import options
 from pygraphd.client.options import (
+    COVERAGE,
     DISABLE,
     PLACEMENT,
     READONLY,
@@ -23,12 +24,13 @@ from pygraphd.client.options import (
 
 @pytest.mark.parametrize("value", ["1", "on", "TRUE", " yes "])
 def test_switches_are_on(value: str) -> None:
-    assert options.read({READONLY: value, REFRESH: value}) == Options(readonly=True, refresh=True)
+    read = options.read({READONLY: value, REFRESH: value, COVERAGE: value})
+    assert read == Options(readonly=True, refresh=True, coverage=True)
 
 
 @pytest.mark.parametrize("value", ["", "0", "off", "False", "no"])
 def test_switches_are_off(value: str) -> None:
-    assert options.read({READONLY: value, REFRESH: value}) == options.read({}) == Options()
+    assert options.read({READONLY: value, REFRESH: value, COVERAGE: value}) == options.read({}) == Options()
     assert not options.is_disabled({DISABLE: value})
 
 

@@ -295,3 +295,23 @@ def test_libtorch_has_all_that_the_compiled_helper_calls() -> None:
 def test_libtorch_has_a_code_for_each_dtype_that_a_graph_may_return(name: str) -> None:
     assert _torch.dtype_code(getattr(torch, name)) >= 0
     assert _torch.dtype_code(None) == -1
+
+
+def test_every_call_of_a_compiled_graph_is_told_of_until_that_ends() -> None:
+    seen: list[int] = []
+    stop = _torch.watch_calls(lambda compiled: seen.append(id(compiled)))
+    try:
+        compiled = torch.compile(lambda x: (x * 2).sin().sum())
+        for _ in range(3):
+            compiled(torch.ones(4, requires_grad=True)).backward()
+    finally:
+        stop()
+    compiled(torch.ones(4, requires_grad=True)).backward()
+
+    assert (len(seen), len(set(seen))) == (6, 2)  # a forward and a backward
+
+
+def test_a_profiler_that_is_on_is_seen() -> None:
+    assert not _torch.profiler_is_on()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert _torch.profiler_is_on()

@@ -6,6 +6,7 @@ that launched it; all that is in a graph carries the one of the graph's launch.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,10 @@ class Coverage:
     def share(self) -> float:
         """Kernels in graphs over all kernels; copies and fills count in neither."""
         return self.kernels_in_graphs / self.kernels
+
+    def counts(self) -> dict[str, int]:
+        """Return what a summary says of it."""
+        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         text = (

@@ -1,0 +1,183 @@
+"""One step is found among a program's calls, profiled, and counted; whatever happens, there is an answer and no error."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.client import step_profile
+from pygraphd.client.report import Report
+from pygraphd.client.step_profile import NO_END, NO_KERNEL, NO_STEP, SETTLED_CALLS, State, StepProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CALL = {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "args": {"correlation": 8}}
+IN_GRAPH = {"cat": "kernel", "args": {"correlation": 8}}
+LAUNCH = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": 9}}
+OUTSIDE = {"cat": "kernel", "args": {"correlation": 9}}
+
+
+class Recorder:
+    """A trace that notes which calls fell into the step that is kept."""
+
+    def __init__(self, events: Sequence[dict[str, Any]] = (CALL, IN_GRAPH, LAUNCH, OUTSIDE)) -> None:
+        self.events = list(events)
+        self.reason: str | None = None
+        self.fails_at = ""
+        self.asked: list[str] = []
+        self.log: list[int] = []
+        self.kept: list[int] = []
+
+    def why_not(self) -> str | None:
+        return self.reason
+
+    def begin(self) -> None:
+        self._ask("begin")
+
+    def keep(self) -> None:
+        self._ask("keep")
+        self.log.clear()
+
+    def end(self) -> list[dict[str, Any]]:
+        self.kept = self.log.copy()
+        self._ask("end")
+        return self.events
+
+    def close(self) -> None:
+        self._ask("close")
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if what == self.fails_at:
+            raise RuntimeError("CUPTI is not there")
+
+
+class Program:
+    """Steps of some graphs, after each of whose calls `decided` more graphs are decided."""
+
+    def __init__(self, trace: Recorder) -> None:
+        self.report = Report()
+        self.decided = 0
+        self.trace = trace
+        self.profile = StepProfile(trace, self.report, lambda: self.decided)
+
+    def run(self, step: Sequence[int], times: int) -> None:
+        for _ in range(times):
+            for graph in step:
+                self.profile.called(graph)
+                self.trace.log.append(graph)
+
+
+def test_the_step_goes_from_one_call_of_the_graph_that_comes_least_often_to_the_next() -> None:
+    program = Program(Recorder())
+
+    program.run([7, 1, 1, 1, 2, 2], 4 * SETTLED_CALLS)
+
+    assert program.trace.asked == ["begin", "keep", "end", "close"]
+    assert program.trace.kept == [7, 1, 1, 1, 2, 2]
+    assert program.report.summary()["coverage"] == {
+        "kernels_in_graphs": 1,
+        "kernels": 2,
+        "copies_in_graphs": 0,
+        "copies": 0,
+        "graph_launches": 1,
+        "inferred": 0,
+    }
+
+
+def test_nothing_is_profiled_while_graphs_are_being_decided() -> None:
+    program = Program(Recorder())
+
+    for _ in range(10):
+        program.run([1, 2], SETTLED_CALLS - 1)
+        program.decided += 1
+
+    assert program.profile.state is State.SETTLE
+    assert program.trace.asked == []
+
+
+def test_calls_of_other_threads_are_parts_of_a_step() -> None:
+    program = Program(Recorder())
+    program.run([1], 2)
+
+    backward = threading.Thread(target=program.run, args=([2], 20 * SETTLED_CALLS))
+    backward.start()
+    backward.join()
+
+    assert program.trace.asked == []
+    program.run([1], 4 * SETTLED_CALLS)
+    assert program.profile.state is State.DONE
+
+
+def test_a_profiler_of_the_users_is_waited_for() -> None:
+    program = Program(Recorder())
+    program.trace.reason = "a profiler of the user's is on"
+
+    program.run([1], 4 * SETTLED_CALLS)
+    assert (program.profile.state, program.trace.asked) == (State.WAIT, [])
+
+    program.trace.reason = None
+    program.run([1], 3)
+    assert program.profile.state is State.DONE
+
+
+@pytest.mark.parametrize("call", ["begin", "keep", "end"])
+def test_an_error_is_the_reason_why_there_is_no_coverage(call: str) -> None:
+    program = Program(Recorder())
+    program.trace.fails_at = call
+
+    program.run([1], 4 * SETTLED_CALLS)
+
+    assert program.report.coverage == {"reason": "RuntimeError: CUPTI is not there"}
+    assert program.trace.asked[-1] == "close"
+    assert program.profile.state is State.DONE
+
+
+def test_an_error_in_letting_go_is_counted() -> None:
+    program = Program(Recorder())
+    program.trace.fails_at = "close"
+
+    program.run([1], 4 * SETTLED_CALLS)
+
+    assert program.report.coverage is not None
+    assert program.report.coverage["kernels"] == 2
+    assert program.report.failures == {"coverage: RuntimeError": 1}
+
+
+def test_a_step_without_a_kernel_says_so() -> None:
+    program = Program(Recorder(events=[CALL]))
+
+    program.run([1], 4 * SETTLED_CALLS)
+
+    assert program.report.coverage == {"reason": NO_KERNEL}
+
+
+def test_a_graph_that_never_comes_back_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_profile, "MOST_CALLS", 50)
+    program = Program(Recorder())
+    program.run([1], SETTLED_CALLS + 1)
+    program.run([1, 2], 3)
+    assert program.profile.state is State.WAIT
+
+    program.run([3], 100)  # another phase of the program
+
+    assert program.report.coverage == {"reason": NO_END}
+
+
+def test_a_program_that_ends_before_says_so_and_lets_go() -> None:
+    program = Program(Recorder())
+    program.run([1], 2)
+
+    program.profile.close()
+
+    assert program.report.coverage == {"reason": NO_STEP}
+    assert program.trace.asked == ["close"]
+    program.profile.close()
+    assert program.trace.asked == ["close"]
+
+
+def test_the_summary_of_a_program_that_did_not_ask_says_nothing() -> None:
+    assert Report().summary()["coverage"] is None

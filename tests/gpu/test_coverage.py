@@ -1,0 +1,82 @@
+"""What the summary says of how much of a step runs inside CUDA graphs, in programs of users', with and without the rules of placement."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+CUT = """
+import torch
+weights = [torch.randn(64, 64, device="cuda") / 8 for _ in range(24)]
+def model(x):
+    for weight in weights[:12]: x = (x @ weight).relu()
+    x = x[torch.tensor([3, 1, 2, 0])]
+    for weight in weights[12:]: x = (x @ weight).tanh()
+    return x
+run = torch.compile(model, mode="reduce-overhead")
+with torch.no_grad():
+    for _ in range(400): run(torch.randn(8, 64, device="cuda"))
+"""
+TRAINING = """
+import torch
+layers = [layer for _ in range(8) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
+model = torch.nn.Sequential(*layers).cuda()
+run = torch.compile(model, mode="reduce-overhead")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(400):
+    run(torch.randn(8, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def coverage(program: str, folder: Path, **more: str) -> dict[str, Any]:
+    folder.mkdir()
+    environ = {
+        **os.environ,
+        "PYGRAPH": "1",
+        "PYGRAPH_COVERAGE": "1",
+        "PYGRAPH_SUMMARY": str(folder / "summary.json"),
+        "PYGRAPHD_HOME": str(folder / "home"),
+        "PYGRAPHD_AUTOSTART": "0",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        **more,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, timeout=170, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    print(json.dumps(said, indent=1))  # noqa: T201 - what was deployed, for whoever runs this
+    found: dict[str, Any] = said["coverage"]
+    assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
+    return found
+
+
+def test_with_the_rules_all_of_a_graph_that_was_cut_is_captured(tmp_path: Path) -> None:
+    placed = coverage(CUT, tmp_path / "placed")
+    cut = coverage(CUT, tmp_path / "cut", PYGRAPH_PLACEMENT="0")
+
+    # Drawing the input is a part of the step.
+    assert placed["kernels"] - placed["kernels_in_graphs"] == 1
+    assert placed["kernels_in_graphs"] >= 24
+    assert placed["graph_launches"] == 1
+    outside = cut["kernels"] - cut["kernels_in_graphs"]
+    assert outside > 1 or cut["graph_launches"] > 1
+
+
+def test_a_step_of_training_has_its_backward_and_its_optimizer(tmp_path: Path) -> None:
+    found = coverage(TRAINING, tmp_path / "training")
+
+    assert found["graph_launches"] == 2
+    assert found["kernels"] > found["kernels_in_graphs"] >= 24  # what the optimiser runs is not compiled
