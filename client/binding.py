@@ -37,6 +37,9 @@ REMEMBERED = 8
 MET = 4 * MAX_BINDINGS
 """and of graphs that may have many executables, so that what comes back later does, too; these are told by their hash."""
 
+IDLE_CALLS = 16
+"""Calls for which an executable was not used, after which it may go to addresses that come back, however far those are from its own."""
+
 ONE_LESS = "addresses take turns and share an executable"
 STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
 
@@ -116,6 +119,8 @@ class Binding:
         """Whether any node was written since the executable was made."""
         self._patience = PATIENCE
         self._found_bound = 0
+        self.latest_use = 0
+        """The number of the call that used it."""
         self.follower: Binding | None = None
         """The executable that was used after this one the last time: where addresses rotate, so do executables."""
         self.executable = driver.instantiate(graph)
@@ -298,6 +303,7 @@ class Bindings:
         self._bound_to: dict[int, Binding] = {}
         """By the hash of the addresses, which may be outdated. Kept where there are more than a few."""
         self._movers: frozenset[int] = frozenset()
+        self._calls = 0
         self.written = 0
         """Nodes written for the latest call."""
         self.made = 1
@@ -313,6 +319,7 @@ class Bindings:
         For `number` and `fresh` see `Binding.fits`.
         """
         self.written = 0
+        self._calls += 1
         latest = self._all[0]
         binding: Binding | None = latest.follower or latest
         assert binding is not None
@@ -325,6 +332,7 @@ class Bindings:
         if binding is not latest:
             self._to_front(self._all.index(binding))
         latest.follower = binding
+        binding.latest_use = self._calls
         return binding
 
     def _found(
@@ -345,16 +353,22 @@ class Bindings:
                 self._settle(known)
             return known
         position, moved = self._nearest(addresses, just_moved)
-        nearest = self._all[position]
-        if len(self._all) < self._most and self._deserves_another(nearest, addresses, number, moved):
-            another = self._another(nearest, inputs, addresses, moved, number)
-            if another is not None:
-                self._all.insert(0, another)
-                self.made += 1
-                self.written = another.nodes
-                return self._note_bound(another)
-        self.written = nearest.bind(inputs, addresses, moved, number)
+        nearest, came_back = self._all[position], addresses in self._recent
+        deserves = len(self._all) < self._most and self._deserves_another(nearest, addresses, number, moved)
+        self._recent.append(addresses)
+        if deserves and (another := self._another(nearest, inputs, addresses, moved, number)) is not None:
+            self._all.insert(0, another)
+            self.made += 1
+            self.written = another.nodes
+            return self._note_bound(another)
+        if came_back and self._is_idle(self._all[-1]):
+            position, moved = len(self._all) - 1, differing(self._all[-1].addresses, addresses)
+        self.written = self._all[position].bind(inputs, addresses, moved, number)
         return self._note_bound(self._to_front(position))
+
+    def _is_idle(self, binding: Binding) -> bool:
+        """Whether an executable is of no use where it is bound, while others take turns."""
+        return binding.latest_use < self._calls - IDLE_CALLS
 
     def _known(self, addresses: list[int]) -> Binding | None:
         """Return the executable that is bound to these addresses, of many."""
@@ -415,7 +429,6 @@ class Bindings:
         """Whether these addresses, or nearly these, come back; or memory of a set is met for the first time."""
         many = self._has_met(addresses) and 2 * nearest.nodes_that_follow(moved) >= nearest.nodes
         came_back = any(_is_near(recent, addresses, moved) for recent in self._recent)
-        self._recent.append(addresses)
         few = came_back or all(binding.number != number for binding in self._all)
         return many or (few and len(self._all) < FEW_BINDINGS)
 

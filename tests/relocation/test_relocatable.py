@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pygraphd.client import relocatable
-from pygraphd.client.binding import FEW_BINDINGS, MAX_BINDINGS, MET, Binding
+from pygraphd.client.binding import FEW_BINDINGS, IDLE_CALLS, MAX_BINDINGS, MET, Binding
 from pygraphd.client.bulk import InPython, Watch
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError
@@ -1027,6 +1027,37 @@ def test_where_few_nodes_follow_what_moves_executables_are_few(case: Case) -> No
 
     (replay,) = run._replays.values()
     assert replay.executables <= FEW_BINDINGS
+
+
+def test_an_executable_that_is_not_used_goes_to_what_takes_turns_now(case: Case) -> None:
+    """Bound far away, it is never the nearest; the others would be written at every call."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        for each in inputs[1:]:
+            operations.accumulate(inputs[0], each)
+        return ()
+
+    run, total = case.make(body), case.floats(0)
+
+    def call(*values: torch.Tensor) -> None:
+        total.zero_()
+        run([total, *values])
+        assert total.item() == sum(value.item() for value in values)
+
+    far = [[case.floats(number) for _ in range(12)] for number in range(FEW_BINDINGS - 1)]
+    for values in far * 6:
+        call(*values)
+    stay, batches = [case.floats(1) for _ in range(11)], [case.floats(number) for number in range(3)]
+    for _ in range(2 * IDLE_CALLS):
+        for batch in batches:
+            call(*stay, batch)
+    (replay,) = run._replays.values()
+    before = replay.counts.written
+    for batch in batches:
+        call(*stay, batch)
+
+    assert replay.executables == FEW_BINDINGS
+    assert replay.counts.written == before
 
 
 def test_executables_of_a_large_graph_are_few(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
