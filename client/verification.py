@@ -18,7 +18,7 @@ from pygraphd.client.recording import input_groups
 from pygraphd.client.relocation import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from pygraphd.client.replay import Replay
 
@@ -29,7 +29,8 @@ OLD_POISON = 0xFD
 """Another, so that what was read from where it was recorded cannot be taken for what was not written."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal."""
+"""Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal. Of a graph that computes
+with several types it is that of the coarsest: a gradient in 32 bits of what was computed in 16 differs by as much as those."""
 _WHOLE_NUMBERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -88,9 +89,10 @@ class Trial:
             return "verification: it draws another number of random numbers"
         if not self._stayed:
             return "verification: it writes to where it was recorded"
+        tolerance = _coarsest((*self._inputs, *outputs))
         return (
-            _compare("output", self._comparable(outputs), outputs)
-            or _compare("input", self._copies, self._inputs)
+            _compare("output", self._comparable(outputs), outputs, tolerance)
+            or _compare("input", self._copies, self._inputs, tolerance)
             or self._misplaced(outputs)
         )
 
@@ -192,7 +194,11 @@ def _bytes(tensor: torch.Tensor, span: Span) -> torch.Tensor:
 # --- comparing ---------------------------------------------------------------------------------------------------
 
 
-def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any]) -> str | None:
+def _coarsest(values: Iterable[Any]) -> float:
+    return max((TOLERANCE.get(each.dtype, 0.0) for each in values if _is_tensor(each)), default=0.0)
+
+
+def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any], tolerance: float) -> str | None:
     if len(replayed) != len(launched):
         return f"verification: {len(replayed)} {what}s and not {len(launched)}"
     pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -202,7 +208,8 @@ def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any]) -> str
         elif mine is not right and not _is_same_value(mine, right):
             return _differs(what, index)
     differing = itertools.compress(pairs, _answers([_differ(*pair) for pair in pairs.values()]))
-    return next((_differs(what, index) for index in differing if not _close(*pairs[index])), None)
+    far = (index for index in differing if not _close(*pairs[index], tolerance))
+    return next((_differs(what, index) for index in far), None)
 
 
 def _differs(what: str, index: int) -> str:
@@ -235,9 +242,8 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.device, tuple(tensor.size()), tuple(tensor.stride())
 
 
-def _close(mine: torch.Tensor, right: torch.Tensor) -> bool:
-    tolerance = TOLERANCE.get(right.dtype)
-    if tolerance is None:
+def _close(mine: torch.Tensor, right: torch.Tensor, tolerance: float) -> bool:
+    if right.dtype not in TOLERANCE:
         return False
     finite = torch.nan_to_num(right.detach(), nan=0.0, posinf=0.0, neginf=0.0)
     scale = float(finite.abs().max())

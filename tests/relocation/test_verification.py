@@ -94,11 +94,36 @@ def test_copies_are_like_the_inputs(given_inputs: list[Any]) -> None:
 def test_what_differs_in_one_element_is_named(dtype: torch.dtype) -> None:
     values = [torch.zeros(64, dtype=torch.uint8).view(dtype) for _ in range(3)]
     others = [each.clone() for each in values]
-    assert verification._compare("output", values, others) is None
+    assert verification._compare("output", values, others, 0.0) is None
 
     others[1].view(torch.uint8)[0] = 1
     one = [others[0][:1].as_strided((1,), (3,)), others[1][:1].as_strided((1,), (3,))]
-    assert verification._compare("input", one[:1], one[:1]) is None
-    assert verification._compare("input", one[:1], one[1:]) == "verification: input 0 differs"
+    assert verification._compare("input", one[:1], one[:1], 0.0) is None
+    assert verification._compare("input", one[:1], one[1:], 0.0) == "verification: input 0 differs"
 
-    assert verification._compare("output", values, others) == "verification: output 1 differs"
+    assert verification._compare("output", values, others, 0.0) == "verification: output 1 differs"
+
+
+@pytest.mark.parametrize(
+    ("off", "beside", "reason"),
+    [
+        (0.5e-4, [], None),
+        (1e-3, [], "verification: output 0 differs"),
+        (1e-3, [torch.zeros(2, dtype=torch.int64)], "verification: output 0 differs"),
+        (
+            1e-3,
+            [torch.zeros(2, dtype=torch.bfloat16)],
+            None,
+        ),  # what was computed in 16 bits, and is handed out in 32
+        (0.2, [torch.zeros(2, dtype=torch.bfloat16)], "verification: output 0 differs"),
+        (float("nan"), [torch.zeros(2, dtype=torch.bfloat16)], "verification: output 0 differs"),
+    ],
+)
+def test_how_far_values_may_differ_goes_by_the_coarsest_type_of_the_graph(
+    off: float, beside: list[torch.Tensor], reason: str | None
+) -> None:
+    right = torch.tensor([1.0, 0.5, 0.0])
+    mine = right + torch.tensor([0.0, off, 0.0])
+    tolerance = verification._coarsest((right, *beside, 3))
+
+    assert verification._compare("output", [mine], [right], tolerance) == reason
