@@ -110,12 +110,14 @@ class _Plan:
         """Leave to PyTorch what it moves to the GPU itself, without the host waiting, if it is all there is, and little."""
         inputs = [each for of_device in self.inputs.values() for each in of_device]
         groups = [group for of_device in self.groups.values() for group in of_device]
-        values = [*(each.value for each in inputs), *(value for group in groups for value in group.values)]
+        values = [value for each in inputs for value in (each.value, *each.same)]
+        values += [value for group in groups for value in group.values]
         takers = [taker for each in inputs for taker in each.on_gpu]
         takers += [taker for group in groups for taker, _ in group.uses if nodes.lies_elsewhere(taker)]
         count = len(inputs) + sum(len(group.inputs) for group in groups)
-        written = any(group.is_written_back for group in groups)
-        if count < FEW_NUMBERS and not written and not _has_more_than_numbers(values, takers):
+        # In torch 2.11 its pass returns on the GPU what it has moved there, for which a backward then was not compiled: such programs crash.
+        leaves = any(group.is_written_back for group in groups) or any(map(_is_returned, values))
+        if count < FEW_NUMBERS and not leaves and not _has_more_than_numbers(values, takers):
             self.left += [nodes.said(taker, ONLY_A_FEW) for taker in dict.fromkeys(takers)]
             self.inputs, self.groups, self.uses = {}, {}, 0
 
@@ -146,6 +148,10 @@ def _plan(graph: Graph) -> _Plan:
 def _has_more_than_numbers(values: Iterable[Node], takers: Iterable[Node]) -> bool:
     """Whether a value has dimensions, or anybody takes one otherwise than as a number."""
     return any(nodes.value(each).dim() for each in values) or not all(map(nodes.is_pointwise, takers))
+
+
+def _is_returned(value: Node) -> bool:
+    return any(user.op == "output" for user in value.users)
 
 
 def _known_tells(taker: Node, value: Node) -> bool:

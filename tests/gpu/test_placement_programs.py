@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from pygraphd.client.placement import inputs
-from tests.client.placement.habits import HABITS, Habit, Read, compare, programs
+from tests.client.placement.habits import HABITS, Gain, Habit, Read, Schedule, Temperature, compare, programs
 from tests.client.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
@@ -54,6 +54,16 @@ def test_any_program_relocated(relocated: Relocated, rules: Report, habits: tupl
     compare(habits, DEVICE, 8, mode=MODE)
 
     assert rules.failures == {}
+
+
+@pytest.mark.parametrize("habits", [(Temperature, Gain), (Gain, Schedule, Temperature)])
+def test_a_few_numbers_that_a_backward_takes(relocated: Relocated, habits: tuple[type[Habit], ...]) -> None:
+    """PyTorch 2.11 saves them on the GPU for a backward that reads them on the CPU, and crashes, where they are left to it."""
+    with with_rules(inputs.FEW_NUMBERS) as report:
+        compare(habits, DEVICE, 8, mode=MODE)
+
+    assert report.failures == {}
+    assert relocated.report.counts["captured"] > 0
 
 
 @given(programs)

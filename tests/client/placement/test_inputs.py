@@ -372,6 +372,21 @@ def test_a_few_numbers_are_left_to_pytorch(count: int) -> None:
         assert (moved, len(sends(graph))) == (nodes.Moved(count, ()), 1)
 
 
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_number_that_is_returned_too_is_not_left_to_pytorch(computed: bool) -> None:
+    """A forward saves it for its backward; PyTorch 2.11 would move it to the GPU there, and compile the backward for the CPU."""
+    build = Builder()
+    number = scalar(build)
+    if computed:
+        number = build.call(aten.exp.default, number)
+    result = build.call(aten.mul.Tensor, build.input(torch.randn(4)), number)
+
+    graph, moved = changed(build, result, number)
+
+    assert (moved, len(sends(graph))) == (nodes.Moved(1, ()), 1)
+    assert not is_on_gpu(graph.output_node().args[0][1])
+
+
 def copied(build: Builder) -> Node:
     return build.to_gpu(scalar(build))
 
