@@ -227,7 +227,6 @@ kept = len(sending.sender)
 pygraphd.disable()
 print(kept, len(sending.sender))
 """,
-        PYGRAPH_PLACEMENT="1",
     )
 
     assert outcome.output == "1 0\n"

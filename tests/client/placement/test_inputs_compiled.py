@@ -237,7 +237,7 @@ def test_the_next_process_finds_it_in_the_caches_and_sends_its_own_values(run: R
     placed = []
     for value in (1.0, 2.0):
         program = PROGRAM.format(value=value)
-        outcome = run(program, PYGRAPH_PLACEMENT="1", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
+        outcome = run(program, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
         placed.append(outcome.summary["placed_inputs"])
         assert outcome.summary["sent"] == 3
         assert not [text for text in outcome.summary["failures"] if not text.startswith("daemon: ")]

@@ -293,7 +293,6 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     """Return what makes a hook of its own, on."""
     monkeypatch.setenv("PYGRAPHD_HOME", str(tmp_path))
     monkeypatch.setenv("PYGRAPHD_AUTOSTART", "0")
-    monkeypatch.setenv(options.PLACEMENT, "1")
     importlib.import_module(_torch.COMPILE_FX)  # else the hook waits for that
     made: list[Hook] = []
 
@@ -323,7 +322,7 @@ def test_the_hook_adds_the_pass_and_takes_it_out(
     assert is_added()
     backend_alone.disable()
 
-    monkeypatch.delenv(options.PLACEMENT)
+    monkeypatch.setenv(options.PLACEMENT, "0")
     without = hook()
     assert not is_added()
     assert without.with_placement(None) == {}
@@ -346,7 +345,7 @@ for arguments in ({}, {"backend": "pygraph"}):
 
 
 def test_on_the_cpu_there_is_nothing_to_do(run: Run) -> None:
-    outcome = run(PROGRAM, PYGRAPH_PLACEMENT="1")
+    outcome = run(PROGRAM)
 
     assert [outcome.summary[name] for name in ("placed", "placed_inputs", "sent")] == [0, 0, 0]
     assert outcome.summary["left_on_cpu"] == {}
