@@ -105,7 +105,7 @@ class Hook:
             if misread := self.session.options.misread:
                 _complain("; ".join(misread))
             self._uninstall = _torch.install(self._around_post_compile, self._around_cudagraphify)
-            if self.session.step_profile is not None:
+            if self.session.profile_a_step() is not None:
                 self._stop_watching = _torch.watch_calls(self._called)
             if reason := autostart.ensure(Transport(self.session.locations.socket)):
                 self.session.report.fail(f"daemon: {reason}")
@@ -201,8 +201,9 @@ class Hook:
 
     def _called(self, compiled: Any) -> None:
         """Note a call of a compiled graph, before it runs; only where one step is to be profiled."""
-        session = self._session_here()
-        if session is not None and session.step_profile is not None:
+        # A forked child says nothing of its steps: it is a parent's helper, as a rule.
+        session = self.session
+        if session is not None and session.step_profile is not None and session.pid == os.getpid():
             session.step_profile.called(id(compiled))
 
     def _session_here(self) -> Session | None:

@@ -37,7 +37,7 @@ from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pygraphd.client._torch import CompiledFacts, Runnable
     from pygraphd.client.capture import CudaRecorder
@@ -62,7 +62,8 @@ class Session:
         self.report.bounds = {"sizes": bounds.sizes, "size_calls": bounds.calls}
         self.drift = Drift(self.options.recheck_s, self.report)
         self._host = socket.gethostname()
-        self.step_profile = self._make_step_profile()
+        self.step_profile: StepProfile | None = None
+        self._watch_no_more: Callable[[], None] = lambda: None
         self.cache = Cache(self.locations, self._host, self.report, readonly=self.options.readonly)
         for misread in self.options.misread:
             self.report.fail(misread)
@@ -81,12 +82,16 @@ class Session:
         self.tree_devices: set[int] = set()
         """Devices on which Inductor believes that a forward has run in a tree."""
 
-    def _make_step_profile(self) -> StepProfile | None:
-        if not self.options.coverage:
-            return None
-        from pygraphd.client.step_profile import StepProfile, TorchTrace
+    def profile_a_step(self) -> StepProfile | None:
+        """Return what is to be told of each call, if one step is to be profiled."""
+        if self.options.coverage and self.step_profile is None:
+            from pygraphd.client.step_profile import StepProfile
+            from pygraphd.client.torch_trace import TorchTrace
 
-        return StepProfile(TorchTrace(), self.report, lambda: (self.report.deployments, self.rota.round))
+            trace = TorchTrace()
+            profile = StepProfile(trace, self.report, lambda: (self.report.deployments, self.rota.round))
+            self.step_profile, self._watch_no_more = profile, trace.watch_others(profile.give_way)
+        return self.step_profile
 
     def plan(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> Plan:
         """Look up the partitions of a compiled graph."""
@@ -329,6 +334,7 @@ class Session:
         """Record what was called too seldom to be measured; the last thing a process does here."""
         if self.step_profile is not None:
             self.step_profile.close()
+            self._watch_no_more()
         self.drift.close()
         unfinished: dict[Environment, list[Record]] = {}
         for watched in list(self._watched.values()):  # other threads may still be at work

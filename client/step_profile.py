@@ -1,22 +1,19 @@
 """How much of a program's step runs inside CUDA graphs: one step is found among its calls, and profiled (`PYGRAPH_COVERAGE=1`).
 
 A step goes from a call of one compiled graph to the next call of it: of the graph that is called least often, as others may be the
-layers of a model. Off by default: once CUPTI listens, launches take longer for the rest of the process.
+layers of a model. Off by default: once CUPTI listens, launches take longer for the rest of the process. What is profiled is told of in
+`torch_trace.py`.
 """
 
 from __future__ import annotations
 
 import enum
-import json
-import os
-import tempfile
 import threading
+import time
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pygraphd.client.coverage import count
-from pygraphd.client.policy import NO_DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,11 +24,19 @@ SETTLED_CALLS = 24
 """Calls of each graph, on average, within which none was measured or decided: then none is any more."""
 SEEN_OFTEN = 3
 """Calls of each graph, after which it is known which comes least often."""
+LEAST_CALLS = 128
+"""Calls that are counted at least: the layers of a model may share a graph, and others come after them."""
 MOST_CALLS = 4_096
-"""Of a step, and while it is looked for which graph comes least often."""
+"""Calls within which each graph should have come so often, and the one that begins a step come back."""
+MOST_CALLS_OF_STEP = 1_024
+"""While the profiler is on,"""
+MOST_S = 20.0
+"""and how long it may be: it keeps each operator in memory."""
 
 NO_STEP = "the program ended before a step was profiled"
 NO_END = f"no graph came back within {MOST_CALLS:,} calls"
+TOO_LONG = f"a step took more than {MOST_CALLS_OF_STEP:,} calls of graphs, or {MOST_S:.0f} s"
+OTHER_PROFILER = "the program profiles itself"
 NO_KERNEL = "the profiler saw no kernel"
 
 
@@ -61,19 +66,19 @@ class NoTraceError(Exception):
 
 
 class Trace(Protocol):
-    """A profile of one step, after one that is not kept."""
+    """A profile of one step, after one that is not kept. All but `why_not` is called on one thread."""
 
     def why_not(self) -> str | None:
-        """Return why none can be begun now, as far as that may pass."""
+        """Return why nothing may be done now: it is within what must not be disturbed."""
 
     def begin(self) -> None:
         """Begin the step that is not kept; raises NoTraceError."""
 
     def keep(self) -> None:
-        """Begin the step that is."""
+        """Begin the step that is; raises NoTraceError."""
 
     def end(self) -> list[dict[str, Any]]:
-        """Return the events of the step that was kept."""
+        """Return the events of the step that was kept; raises NoTraceError."""
 
     def close(self) -> None:
         """Let go of what was begun."""
@@ -93,6 +98,9 @@ class StepProfile:
         self._calls = 0
         self._counts: Counter[int] = Counter()
         self._leader = 0
+        self._lock = threading.Lock()
+        self._must_close = False
+        self._began = 0.0
         self._steps: Mapping[State, Callable[[int], None]] = {
             State.SETTLE: self._settle,
             State.COUNT: self._count,
@@ -104,20 +112,44 @@ class StepProfile:
 
     def called(self, graph: int) -> None:
         """Note a call of the graph of this number; never raises."""
-        if self.state is State.DONE or not self._is_in_thread():
+        if self.state is State.DONE and not self._must_close:
             return
-        self._calls += 1
+        if self._trace.why_not() is not None or not self._is_in_thread():
+            return
+        # Another thread may be closing it; and what this does may call a graph of the user's.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._called(graph)
+            finally:
+                self._lock.release()
+
+    def _called(self, graph: int) -> None:
         try:
+            if self.state is State.DONE:
+                self._let_go()
+                return
+            self._calls += 1
             self._steps[self.state](graph)
         except NoTraceError as error:
             self._give_up(str(error))
         except Exception as error:  # noqa: BLE001 - it is the user's call
             self._give_up(f"{type(error).__name__}: {error}")
 
+    def give_way(self) -> None:
+        """End it before another profiler begins: there is one in a process; never raises."""
+        self._end_with(OTHER_PROFILER)
+
     def close(self) -> None:
         """End a profile that is under way; never raises."""
-        if self.state is not State.DONE:
-            self._give_up(NO_STEP)
+        self._end_with(NO_STEP)
+
+    def _end_with(self, reason: str) -> None:
+        # Not if we are the ones who are at it.
+        if self.state is not State.DONE and self._lock.acquire(blocking=False):
+            try:
+                self._give_up(reason)
+            finally:
+                self._lock.release()
 
     def _is_in_thread(self) -> bool:
         if self._thread is None:
@@ -142,7 +174,8 @@ class StepProfile:
 
     def _count(self, graph: int) -> None:
         self._counts[graph] += 1
-        if min(self._counts.values()) >= SEEN_OFTEN or self._calls >= MOST_CALLS:
+        enough = self._calls >= LEAST_CALLS and min(self._counts.values()) >= SEEN_OFTEN
+        if enough or self._calls >= MOST_CALLS:
             often = {each: calls for each, calls in self._counts.items() if calls >= SEEN_OFTEN}
             if not often:
                 self._give_up(NO_END)
@@ -151,24 +184,30 @@ class StepProfile:
             self._enter(State.WAIT)
 
     def _begin(self, graph: int) -> None:
-        if self._comes_back(graph) and self._trace.why_not() is None:
+        if self._comes_back(graph, MOST_CALLS, NO_END):
+            self._must_close = True
+            self._began = time.monotonic()
             self._trace.begin()
             self._enter(State.WARM_UP)
 
     def _keep(self, graph: int) -> None:
-        if self._comes_back(graph):
+        if self._comes_back(graph, MOST_CALLS_OF_STEP, TOO_LONG):
+            self._began = time.monotonic()
             self._trace.keep()
             self._enter(State.RECORD)
 
     def _end(self, graph: int) -> None:
-        if self._comes_back(graph):
+        if self._comes_back(graph, MOST_CALLS_OF_STEP, TOO_LONG):
             coverage = count(self._trace.end())
             self._leave(coverage.counts() if coverage is not None else {"reason": NO_KERNEL})
 
-    def _comes_back(self, graph: int) -> bool:
-        """Whether this graph begins a step."""
-        if graph != self._leader and self._calls >= MOST_CALLS:
-            self._give_up(NO_END)
+    def _comes_back(self, graph: int, most_calls: int, otherwise: str) -> bool:
+        """Whether this graph begins a step; raises NoTraceError if it is long in coming."""
+        is_on = self.state is not State.WAIT
+        if (graph != self._leader and self._calls >= most_calls) or (
+            is_on and time.monotonic() - self._began > MOST_S
+        ):
+            raise NoTraceError(otherwise)
         return graph == self._leader
 
     def _give_up(self, reason: str) -> None:
@@ -177,76 +216,15 @@ class StepProfile:
     def _leave(self, answer: dict[str, Any]) -> None:
         self._report.coverage = answer
         self._enter(State.DONE)
+        # Where it was begun it has to be ended: if not here, at that thread's next call.
+        if threading.get_ident() == self._thread:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if not self._must_close:
+            return
+        self._must_close = False
         try:
             self._trace.close()
         except Exception as error:  # noqa: BLE001 - it is the user's call
             self._report.fail(f"coverage: {type(error).__name__}")
-
-
-class TorchTrace:
-    """By `torch.profiler`, of the current device."""
-
-    def __init__(self) -> None:
-        self._profile: Any = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def why_not(self) -> str | None:
-        """See `Trace`."""
-        import torch
-
-        from pygraphd.client import _torch
-
-        if _torch.profiler_is_on():
-            return "a profiler of the user's is on"
-        is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        return "a capture is under way" if is_capturing else None
-
-    def begin(self) -> None:
-        """See `Trace`."""
-        import torch
-        from torch import profiler
-
-        if not torch.cuda.is_available():
-            raise NoTraceError(NO_DEVICE)
-        # Graphs that were made before CUPTI is taken down and set up again may crash the process.
-        os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
-        os.environ.setdefault("TEARDOWN_CUPTI", "0")
-        self._folder = tempfile.TemporaryDirectory(prefix="pygraph-trace-")
-        self._profile = profiler.profile(
-            activities=[profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA],
-            schedule=profiler.schedule(wait=0, warmup=1, active=1, repeat=1),
-            acc_events=True,  # it warns otherwise that there is one cycle only
-            on_trace_ready=lambda done: done.export_chrome_trace(str(self._file)),
-        )
-        self._synchronize()
-        self._profile.start()
-
-    def keep(self) -> None:
-        """See `Trace`."""
-        self._synchronize()
-        self._profile.step()
-
-    def end(self) -> list[dict[str, Any]]:
-        """See `Trace`."""
-        self._synchronize()
-        self._profile.step()
-        events: list[dict[str, Any]] = json.loads(self._file.read_text())["traceEvents"]
-        return events
-
-    def close(self) -> None:
-        """See `Trace`."""
-        profile, self._profile = self._profile, None
-        if profile is not None:
-            profile.stop()
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    @property
-    def _file(self) -> Path:
-        assert self._folder is not None
-        return Path(self._folder.name) / "trace.json"
-
-    def _synchronize(self) -> None:
-        import torch
-
-        torch.cuda.synchronize()

@@ -235,7 +235,7 @@ print(kept, len(sending.sender))
 STEPS = """
 import torch
 step = torch.compile(lambda x: x * 2 + 1, mode="reduce-overhead")
-for _ in range(100): step(torch.ones(4))
+for _ in range(300): step(torch.ones(4))
 """
 
 

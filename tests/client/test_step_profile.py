@@ -9,11 +9,24 @@ import pytest
 
 from pygraphd.client import step_profile
 from pygraphd.client.report import Report
-from pygraphd.client.step_profile import NO_END, NO_KERNEL, NO_STEP, SETTLED_CALLS, State, StepProfile
+from pygraphd.client.step_profile import (
+    LEAST_CALLS,
+    MOST_CALLS_OF_STEP,
+    NO_END,
+    NO_KERNEL,
+    NO_STEP,
+    OTHER_PROFILER,
+    SETTLED_CALLS,
+    TOO_LONG,
+    State,
+    StepProfile,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+ENOUGH = SETTLED_CALLS + LEAST_CALLS + 10
+"""Steps of any program after which there is an answer."""
 CALL = {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "args": {"correlation": 8}}
 IN_GRAPH = {"cat": "kernel", "args": {"correlation": 8}}
 LAUNCH = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": 9}}
@@ -74,7 +87,7 @@ class Program:
 def test_the_step_goes_from_one_call_of_the_graph_that_comes_least_often_to_the_next() -> None:
     program = Program(Recorder())
 
-    program.run([7, 1, 1, 1, 2, 2], 4 * SETTLED_CALLS)
+    program.run([7, 1, 1, 1, 2, 2], ENOUGH)
 
     assert program.trace.asked == ["begin", "keep", "end", "close"]
     assert program.trace.kept == [7, 1, 1, 1, 2, 2]
@@ -103,25 +116,90 @@ def test_calls_of_other_threads_are_parts_of_a_step() -> None:
     program = Program(Recorder())
     program.run([1], 2)
 
-    backward = threading.Thread(target=program.run, args=([2], 20 * SETTLED_CALLS))
+    backward = threading.Thread(target=program.run, args=([2], 2 * ENOUGH))
     backward.start()
     backward.join()
 
     assert program.trace.asked == []
-    program.run([1], 4 * SETTLED_CALLS)
+    program.run([1], ENOUGH)
     assert program.profile.state is State.DONE
 
 
-def test_a_profiler_of_the_users_is_waited_for() -> None:
+def test_calls_within_a_backward_or_a_capture_are_parts_of_a_step() -> None:
     program = Program(Recorder())
-    program.trace.reason = "a profiler of the user's is on"
-
-    program.run([1], 4 * SETTLED_CALLS)
-    assert (program.profile.state, program.trace.asked) == (State.WAIT, [])
+    program.trace.reason = "a capture is under way"
+    program.run([1], ENOUGH)
+    assert (program.profile.state, program.trace.asked) == (State.SETTLE, [])
 
     program.trace.reason = None
+    program.run([1], ENOUGH)
+    assert program.report.coverage is not None
+    assert program.report.coverage["kernels"] == 2
+
+
+def until(program: Program, state: State) -> None:
+    for _ in range(2 * ENOUGH):
+        if program.profile.state is state:
+            return
+        program.run([1], 1)
+    raise AssertionError(program.profile.state)
+
+
+@pytest.mark.parametrize("state", [State.SETTLE, State.COUNT, State.WARM_UP, State.RECORD])
+def test_another_profiler_takes_precedence(state: State) -> None:
+    program = Program(Recorder())
+    until(program, state)
+
+    program.profile.give_way()
+
+    assert program.report.coverage == {"reason": OTHER_PROFILER}
+    assert ("close" in program.trace.asked) == (state in {State.WARM_UP, State.RECORD})
+    asked = program.trace.asked.copy()
+    program.run([1], ENOUGH)
+    assert program.trace.asked == asked
+
+
+@pytest.mark.parametrize("state", [State.WARM_UP, State.RECORD])
+def test_what_one_thread_has_begun_is_ended_there(state: State) -> None:
+    program = Program(Recorder())
+    until(program, state)
+
+    elsewhere = threading.Thread(target=program.profile.close)
+    elsewhere.start()
+    elsewhere.join()
+
+    assert program.report.coverage == {"reason": NO_STEP}
+    assert "close" not in program.trace.asked
     program.run([1], 3)
+    assert program.trace.asked.count("close") == 1
+
+
+def test_ending_it_while_a_call_is_noted_does_no_harm() -> None:
+    program = Program(Recorder())
+    until(program, State.WAIT)
+    program.trace.begin = program.profile.close  # type: ignore[method-assign]
+
+    program.run([1], ENOUGH)
+
     assert program.profile.state is State.DONE
+    assert program.report.coverage is not None
+    assert program.report.coverage["kernels"] == 2
+
+
+@pytest.mark.parametrize("state", [State.WARM_UP, State.RECORD])
+@pytest.mark.parametrize("by_time", [False, True])
+def test_the_profiler_is_not_on_for_long(
+    monkeypatch: pytest.MonkeyPatch, state: State, by_time: bool
+) -> None:
+    program = Program(Recorder())
+    until(program, state)
+
+    if by_time:
+        monkeypatch.setattr(step_profile, "MOST_S", -1.0)
+    program.run([2], 1 if by_time else MOST_CALLS_OF_STEP)
+
+    assert program.report.coverage == {"reason": TOO_LONG}
+    assert program.trace.asked[-1] == "close"
 
 
 @pytest.mark.parametrize("call", ["begin", "keep", "end"])
@@ -129,7 +207,7 @@ def test_an_error_is_the_reason_why_there_is_no_coverage(call: str) -> None:
     program = Program(Recorder())
     program.trace.fails_at = call
 
-    program.run([1], 4 * SETTLED_CALLS)
+    program.run([1], ENOUGH)
 
     assert program.report.coverage == {"reason": "RuntimeError: CUPTI is not there"}
     assert program.trace.asked[-1] == "close"
@@ -140,7 +218,7 @@ def test_an_error_in_letting_go_is_counted() -> None:
     program = Program(Recorder())
     program.trace.fails_at = "close"
 
-    program.run([1], 4 * SETTLED_CALLS)
+    program.run([1], ENOUGH)
 
     assert program.report.coverage is not None
     assert program.report.coverage["kernels"] == 2
@@ -150,7 +228,7 @@ def test_an_error_in_letting_go_is_counted() -> None:
 def test_a_step_without_a_kernel_says_so() -> None:
     program = Program(Recorder(events=[CALL]))
 
-    program.run([1], 4 * SETTLED_CALLS)
+    program.run([1], ENOUGH)
 
     assert program.report.coverage == {"reason": NO_KERNEL}
 
@@ -158,9 +236,7 @@ def test_a_step_without_a_kernel_says_so() -> None:
 def test_a_graph_that_never_comes_back_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_profile, "MOST_CALLS", 50)
     program = Program(Recorder())
-    program.run([1], SETTLED_CALLS + 1)
-    program.run([1, 2], 3)
-    assert program.profile.state is State.WAIT
+    until(program, State.WAIT)
 
     program.run([3], 100)  # another phase of the program
 
@@ -174,9 +250,15 @@ def test_a_program_that_ends_before_says_so_and_lets_go() -> None:
     program.profile.close()
 
     assert program.report.coverage == {"reason": NO_STEP}
-    assert program.trace.asked == ["close"]
-    program.profile.close()
-    assert program.trace.asked == ["close"]
+    assert program.trace.asked == []
+
+
+def test_layers_that_share_a_graph_are_one_step_with_what_follows_them() -> None:
+    program = Program(Recorder())
+
+    program.run([*[1] * 40, 2], ENOUGH)
+
+    assert sorted(program.trace.kept) == [*[1] * 40, 2]
 
 
 def test_the_summary_of_a_program_that_did_not_ask_says_nothing() -> None:

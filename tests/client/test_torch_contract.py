@@ -311,7 +311,30 @@ def test_every_call_of_a_compiled_graph_is_told_of_until_that_ends() -> None:
     assert (len(seen), len(set(seen))) == (6, 2)  # a forward and a backward
 
 
-def test_a_profiler_that_is_on_is_seen() -> None:
-    assert not _torch.profiler_is_on()
+def test_profilers_are_seen_before_they_begin_and_can_be_ended() -> None:
+    seen: list[bool] = []
+    stop = _torch.around_profilers(lambda: seen.append(_torch.profiler_is_on()))
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            assert _torch.profiler_is_on()
+            assert not _torch.profiler_has_stopped()
+    finally:
+        stop()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        assert _torch.profiler_is_on()
+        pass
+    assert seen == [False]
+
+    left_on = torch.autograd.profiler.profile(use_kineto=True)
+    left_on._prepare_trace()
+    left_on._start_trace()
+    _torch.end_profiler()
+    assert not _torch.profiler_is_on()
+
+
+def test_a_backward_is_told_from_what_calls_it() -> None:
+    told: list[bool] = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: told.append(_torch.in_backward()))
+    x.sum().backward()
+
+    assert (told, _torch.in_backward(), _torch.is_capturing()) == ([True], False, False)

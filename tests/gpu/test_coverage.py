@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pygraphd.client.step_profile import OTHER_PROFILER
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -25,7 +27,7 @@ def model(x):
     return x
 run = torch.compile(model, mode="reduce-overhead")
 with torch.no_grad():
-    for _ in range(400): run(torch.randn(8, 64, device="cuda"))
+    for _ in range(600): run(torch.randn(8, 64, device="cuda"))
 """
 TRAINING = """
 import torch
@@ -33,10 +35,26 @@ layers = [layer for _ in range(8) for layer in (torch.nn.Linear(64, 64), torch.n
 model = torch.nn.Sequential(*layers).cuda()
 run = torch.compile(model, mode="reduce-overhead")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(400):
+for _ in range(600):
     run(torch.randn(8, 64, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+"""
+
+PROFILED = """
+import torch
+weights = [torch.randn(64, 64, device="cuda") / 8 for _ in range(24)]
+def model(x):
+    for weight in weights: x = (x @ weight).relu()
+    return x
+run = torch.compile(model, mode="reduce-overhead")
+def steps(count):
+    for _ in range(count): run(torch.randn(8, 64, device="cuda"))
+with torch.no_grad():
+    steps({before})
+    with torch.profiler.profile() as profiler: steps(3)
+    print(sum(event.device_type.name == "CUDA" for event in profiler.events()))
+    steps(300)
 """
 
 
@@ -55,7 +73,9 @@ def coverage(program: str, folder: Path, **more: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", program], env=environ, timeout=170, check=False, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr.count("USDT")) == (0, 0), done.stderr
+    if done.stdout:
+        assert int(done.stdout) > 3  # what the program's own profiler has seen of the GPU
     said: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     print(json.dumps(said, indent=1))  # noqa: T201 - what was deployed, for whoever runs this
     found: dict[str, Any] = said["coverage"]
@@ -81,3 +101,13 @@ def test_a_step_of_training_has_its_backward_and_its_optimizer(tmp_path: Path) -
 
     assert found["graph_launches"] == 2
     assert found["kernels"] > found["kernels_in_graphs"] >= 24  # what the optimiser runs is not compiled
+
+
+@pytest.mark.parametrize("before", [150, 400])
+def test_a_profiler_of_the_programs_own_is_left_alone(tmp_path: Path, before: int) -> None:
+    found = coverage(PROFILED.format(before=before), tmp_path / "profiled")
+
+    if before > 300:  # ours had ended
+        assert found["kernels_in_graphs"] >= 24
+    else:
+        assert found == {"reason": OTHER_PROFILER}
