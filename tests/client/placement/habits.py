@@ -197,7 +197,15 @@ def compare(
 
 def _hold(compiled: Any, plain: Program, x: torch.Tensor) -> None:
     found, expected = compiled(x), plain(x)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, check_stride=True)
+    _assert_close(found, expected, 1e-3)
     if x.requires_grad:
-        gradients = [torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected)]
-        torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-3)
+        mine, right = (torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected))
+        _assert_close(mine, right, 1e-2)
+
+
+def _assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    # Products of products: what cancels out is off by a share of what was added up.
+    scale = float(expected.detach().abs().max().nan_to_num(nan=0.0, posinf=0.0))
+    torch.testing.assert_close(
+        found, expected, rtol=tolerance, atol=tolerance / 10 * max(1.0, scale), check_stride=True
+    )
