@@ -37,7 +37,7 @@ REMEMBERED = 8
 MET = 4 * MAX_BINDINGS
 """and of graphs that may have many executables, so that what comes back later does, too; these are told by their hash."""
 
-IDLE_CALLS = 16
+IDLE_CALLS = 8
 """Calls for which an executable was not used, after which it may go to addresses that come back, however far those are from its own."""
 
 ONE_LESS = "addresses take turns and share an executable"
@@ -352,8 +352,8 @@ class Bindings:
             if known.is_patched:
                 self._settle(known)
             return known
-        position, moved = self._nearest(addresses, just_moved)
-        nearest, came_back = self._all[position], addresses in self._recent
+        position, moved = self._to_write(addresses, just_moved)
+        nearest = self._all[position]
         deserves = len(self._all) < self._most and self._deserves_another(nearest, addresses, number, moved)
         self._recent.append(addresses)
         if deserves and (another := self._another(nearest, inputs, addresses, moved, number)) is not None:
@@ -361,9 +361,7 @@ class Bindings:
             self.made += 1
             self.written = another.nodes
             return self._note_bound(another)
-        if came_back and self._is_idle(self._all[-1]):
-            position, moved = len(self._all) - 1, differing(self._all[-1].addresses, addresses)
-        self.written = self._all[position].bind(inputs, addresses, moved, number)
+        self.written = nearest.bind(inputs, addresses, moved, number)
         return self._note_bound(self._to_front(position))
 
     def _is_idle(self, binding: Binding) -> bool:
@@ -410,17 +408,24 @@ class Bindings:
             self._all.insert(0, self._all.pop(position))
         return self._all[0]
 
-    def _nearest(self, addresses: list[int], moved: Collection[int]) -> tuple[int, Collection[int]]:
-        """Return the executable for which least has moved, of several the one that was not used for longest; and what has.
+    def _to_write(self, addresses: list[int], moved: Collection[int]) -> tuple[int, Collection[int]]:
+        """Return which executable is to be bound to these addresses, and what has moved for it; `moved` is what has for the first.
 
-        `moved` is what has moved for the first. Of many, those are looked at that were not used for longest.
+        It is one that is not used any more if it is as near, or if they come back; else the one for which least has moved; if it is as much,
+        the one that was used last: where more addresses rotate than there are executables, it is the last one that is asked for again.
         """
-        nearest, begin = 0, max(1, len(self._all) - FEW_BINDINGS)
+        last = len(self._all) - 1
+        if self._is_idle(self._all[last]):
+            also = differing(self._all[last].addresses, addresses)
+            if len(also) <= len(moved) or addresses in self._recent:
+                return last, also
+        nearest, begin = 0, max(1, last + 1 - FEW_BINDINGS)
         for position, binding in enumerate(self._all[begin:], start=begin):
-            if _differ_at(moved, binding.addresses, addresses) <= len(moved):
-                others = differing(binding.addresses, addresses)
-                if len(others) <= len(moved):
-                    nearest, moved = position, others
+            if len(moved) == 1:
+                break  # none is nearer, and looking at hundreds of addresses takes as long as writing a few nodes
+            also = differing(binding.addresses, addresses)
+            if len(also) < len(moved):
+                nearest, moved = position, also
         return nearest, moved
 
     def _deserves_another(

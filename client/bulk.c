@@ -190,8 +190,9 @@ static PyObject *moved(PyObject *module, PyObject *const *args, Py_ssize_t given
     int failed = 0;
     if (begin_look(&look, args, given) < 0) return NULL;
     PyObject *found = PyDict_New();
-    for (Py_ssize_t i = 0; found != NULL && !failed && i < look.indices->count; i++) {
-        int elsewhere = is_elsewhere(&look, i, &address);
+    for (Py_ssize_t i = -3 * AHEAD; found != NULL && !failed && i < look.indices->count; i++) {
+        fetch(&look, i);
+        int elsewhere = i < 0 ? 0 : is_elsewhere(&look, i, &address);
         failed = elsewhere < 0 || (elsewhere && note(found, look.indices->at[i], address) < 0);
     }
     PyBuffer_Release(&look.addresses);

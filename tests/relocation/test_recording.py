@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client import recording
-from pygraphd.client.binding import LESS_OFTEN, ONE_LESS, PATIENCE, STAYS_PATCHED, UnfitError
+from pygraphd.client.binding import FEW_BINDINGS, LESS_OFTEN, ONE_LESS, PATIENCE, STAYS_PATCHED, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
 from pygraphd.client.parameters import OpaqueError
@@ -136,11 +136,38 @@ def test_what_nearly_comes_back_gets_an_executable_and_costs_what_is_new(recorde
     replay.close()
 
 
-def test_the_executable_that_was_not_used_for_longest_is_bound_anew(recorder: Recorder) -> None:
+@pytest.mark.parametrize(("count", "most"), [(4, 0), (5, 2), (6, 3), (8, 5)])
+def test_where_more_addresses_rotate_than_there_are_executables_some_stay_bound(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, count: int, most: int
+) -> None:
+    """Were the one written to that was not used for longest, it would be the one that is asked for next, at every call."""
+    monkeypatch.setattr("pygraphd.client.binding.MAX_NODES", 1)
     a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
     recorder.graph.scale(a, out, 3.0)
     replay = recorder.built([a], [out]).replay
-    sets = [(recorder.floats(i, i), replay.memory()) for i in range(12)]
+    sets = [(recorder.floats(i, i), replay.memory()) for i in range(count)]
+
+    def turn() -> int:
+        before = replay.counts.written
+        for values, memory in sets:
+            assert replay.run([values], memory)[0].tolist() == (values * 3).tolist()
+        return replay.counts.written - before
+
+    for _ in range(12):
+        turn()
+    assert replay.executables == FEW_BINDINGS
+    assert max(turn() for _ in range(4)) <= most
+    replay.close()
+
+
+def test_an_executable_that_is_not_used_any_more_is_bound_anew(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraphd.client.binding.MAX_NODES", 1)
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 3.0)
+    replay = recorder.built([a], [out]).replay
+    sets = [(recorder.floats(i, i), replay.memory()) for i in range(8)]
 
     def written_for(number: int) -> int:
         before = replay.counts.written
@@ -148,18 +175,11 @@ def test_the_executable_that_was_not_used_for_longest_is_bound_anew(recorder: Re
         assert replay.run([values], memory)[0].tolist() == (values * 3).tolist()
         return replay.counts.written - before
 
-    for turn in range(12):
-        written_for(turn % 4)
-    assert replay.executables == 4
-
-    bound = [0, 1, 2, 3]
-    for new, victim in enumerate([2, 0, 1, 0, 3, 2], start=4):
-        kept = [number for index, number in enumerate(bound) if index != victim]
-        assert [written_for(number) for number in kept] == [0, 0, 0]
-        assert written_for(new) == 1
-        assert [written_for(number) for number in kept] == [0, 0, 0]
-        bound = [*kept, new]
-    assert [written_for(number) for number in (10, 11, 10)] == [1, 1, 0]
+    for begin in (0, 4, 2):
+        for turn in range(6 * FEW_BINDINGS):
+            written_for(begin + turn % FEW_BINDINGS)
+        assert [written_for(begin + number) for number in range(FEW_BINDINGS)] == [0] * FEW_BINDINGS
+    assert replay.executables == FEW_BINDINGS
     replay.close()
 
 

@@ -1029,8 +1029,11 @@ def test_where_few_nodes_follow_what_moves_executables_are_few(case: Case) -> No
     assert replay.executables <= FEW_BINDINGS
 
 
-def test_an_executable_that_is_not_used_goes_to_what_takes_turns_now(case: Case) -> None:
+def test_an_executable_that_is_not_used_goes_to_what_takes_turns_now(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bound far away, it is never the nearest; the others would be written at every call."""
+    monkeypatch.setattr("pygraphd.client.binding.MAX_NODES", 1)
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
         for each in inputs[1:]:
