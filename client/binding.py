@@ -38,7 +38,7 @@ MET = 4 * MAX_BINDINGS
 """and of graphs that may have many executables, so that what comes back later does, too; these are told by their hash."""
 
 IDLE_CALLS = 8
-"""Calls for which an executable was not used, after which it may go to addresses that come back, however far those are from its own."""
+"""Calls for which an executable was not used, after which it may go to other addresses; or twice as many as there are executables."""
 
 ONE_LESS = "addresses take turns and share an executable"
 STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
@@ -352,21 +352,32 @@ class Bindings:
             if known.is_patched:
                 self._settle(known)
             return known
-        position, moved = self._to_write(addresses, just_moved)
+        position, moved = self._nearest(addresses, just_moved)
         nearest = self._all[position]
         deserves = len(self._all) < self._most and self._deserves_another(nearest, addresses, number, moved)
-        self._recent.append(addresses)
         if deserves and (another := self._another(nearest, inputs, addresses, moved, number)) is not None:
+            self._recent.append(addresses)
             self._all.insert(0, another)
             self.made += 1
             self.written = another.nodes
             return self._note_bound(another)
-        self.written = nearest.bind(inputs, addresses, moved, number)
+        if moved and self._is_idle(self._all[-1]):
+            position, moved = self._or_the_last(position, moved, addresses)
+        self._recent.append(addresses)
+        self.written = self._all[position].bind(inputs, addresses, moved, number)
         return self._note_bound(self._to_front(position))
 
     def _is_idle(self, binding: Binding) -> bool:
-        """Whether an executable is of no use where it is bound, while others take turns."""
-        return binding.latest_use < self._calls - IDLE_CALLS
+        """Whether others have taken turns for so long that this executable is of no use where it is bound."""
+        return binding.latest_use < self._calls - max(IDLE_CALLS, 2 * len(self._all))
+
+    def _or_the_last(
+        self, position: int, moved: Collection[int], addresses: list[int]
+    ) -> tuple[int, Collection[int]]:
+        """Return the last executable instead of another, if it is as near, or the addresses come back; and what has moved for it."""
+        last = len(self._all) - 1
+        also = differing(self._all[last].addresses, addresses)
+        return (last, also) if len(also) <= len(moved) or addresses in self._recent else (position, moved)
 
     def _known(self, addresses: list[int]) -> Binding | None:
         """Return the executable that is bound to these addresses, of many."""
@@ -408,18 +419,13 @@ class Bindings:
             self._all.insert(0, self._all.pop(position))
         return self._all[0]
 
-    def _to_write(self, addresses: list[int], moved: Collection[int]) -> tuple[int, Collection[int]]:
-        """Return which executable is to be bound to these addresses, and what has moved for it; `moved` is what has for the first.
+    def _nearest(self, addresses: list[int], moved: Collection[int]) -> tuple[int, Collection[int]]:
+        """Return the executable for which least has moved, and what has; `moved` is what has for the first.
 
-        It is one that is not used any more if it is as near, or if they come back; else the one for which least has moved; if it is as much,
-        the one that was used last: where more addresses rotate than there are executables, it is the last one that is asked for again.
+        Of several it is the one that was used last: where more addresses rotate than there are executables, that is the last one to
+        be asked for again. Of many, those are looked at that were not used for longest.
         """
-        last = len(self._all) - 1
-        if self._is_idle(self._all[last]):
-            also = differing(self._all[last].addresses, addresses)
-            if len(also) <= len(moved) or addresses in self._recent:
-                return last, also
-        nearest, begin = 0, max(1, last + 1 - FEW_BINDINGS)
+        nearest, begin = 0, max(1, len(self._all) - FEW_BINDINGS)
         for position, binding in enumerate(self._all[begin:], start=begin):
             if len(moved) == 1:
                 break  # none is nearer, and looking at hundreds of addresses takes as long as writing a few nodes

@@ -31,7 +31,7 @@ MOST_CALLS = 4_096
 MOST_CALLS_OF_STEP = 1_024
 """While the profiler is on,"""
 MOST_S = 20.0
-"""and how long it may be: it keeps each operator in memory."""
+"""and how long it may be, at the next call of a graph: it keeps each operator in memory."""
 
 NO_STEP = "the program ended before a step was profiled"
 NO_END = f"no graph came back within {MOST_CALLS:,} calls"
@@ -114,7 +114,7 @@ class StepProfile:
         """Note a call of the graph of this number; never raises."""
         if self.state is State.DONE and not self._must_close:
             return
-        if self._trace.why_not() is not None or not self._is_in_thread():
+        if not self._is_in_thread():
             return
         # Another thread may be closing it; and what this does may call a graph of the user's.
         if self._lock.acquire(blocking=False):
@@ -145,16 +145,27 @@ class StepProfile:
 
     def _end_with(self, reason: str) -> None:
         # Not if we are the ones who are at it.
-        if self.state is not State.DONE and self._lock.acquire(blocking=False):
+        if not self._is_done() and self._lock.acquire(blocking=False):
             try:
-                self._give_up(reason)
+                if not self._is_done():
+                    self._give_up(reason)
             finally:
                 self._lock.release()
 
+    def _is_done(self) -> bool:
+        return self.state is State.DONE
+
     def _is_in_thread(self) -> bool:
-        if self._thread is None:
+        """Whether this is the first thread to call, and may be disturbed now."""
+        if self._thread not in {None, threading.get_ident()}:
+            return False
+        try:
+            reason = self._trace.why_not()
+        except Exception as error:  # noqa: BLE001 - the GPU has failed, and says so to whoever asks it something
+            reason = f"{type(error).__name__}: {error}"
+        if reason is None:
             self._thread = threading.get_ident()
-        return threading.get_ident() == self._thread
+        return reason is None
 
     def _enter(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:

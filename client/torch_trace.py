@@ -20,11 +20,12 @@ from pygraphd.client.step_profile import OTHER_PROFILER, NoTraceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_QUIET = "KINETO_LOG_LEVEL"
 _SETTINGS = {
     # Graphs that were made before CUPTI is taken down and set up again may crash the process.
     "DISABLE_CUPTI_LAZY_REINIT": "1",
     "TEARDOWN_CUPTI": "0",
-    "KINETO_LOG_LEVEL": "6",  # it prints when it begins and ends
+    _QUIET: "6",  # it prints when it begins and ends
 }
 LOST = "the profiler had no room for all of the step"
 IN_BACKWARD = "a backward is under way, and with it what a profiler keeps for a thread comes and goes"
@@ -38,6 +39,7 @@ class TorchTrace:
         self._profile: Any = None
         self._folder: Path | None = None
         self._pid = 0
+        self._set: list[str] = []
         self._is_at_it = False
 
     def watch_others(self, before: Callable[[], None]) -> Callable[[], None]:
@@ -57,8 +59,8 @@ class TorchTrace:
             raise NoTraceError(NO_DEVICE)
         if _torch.profiler_is_on():  # since before there was anything to be told of it
             raise NoTraceError(OTHER_PROFILER)
-        for name, value in _SETTINGS.items():
-            os.environ.setdefault(name, value)
+        self._set = [name for name in _SETTINGS if name not in os.environ]
+        os.environ.update({name: _SETTINGS[name] for name in self._set})
         self._folder, self._pid = Path(tempfile.mkdtemp(prefix="pygraph-trace-")), os.getpid()
         _end_in_children(self)
         self._profile = profiler.profile(
@@ -92,6 +94,9 @@ class TorchTrace:
                 profile.on_trace_ready = None
                 self._do(profile.stop)
         finally:
+            # What the process starts is not meant. That CUPTI stays is, for good.
+            for name in {_QUIET}.intersection(self._set):
+                os.environ.pop(name, None)
             # It waits for the GPU first, which may have failed; but a process that exits with a profiler on crashes.
             if profile is not None:
                 _torch.end_profiler()

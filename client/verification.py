@@ -29,8 +29,8 @@ OLD_POISON = 0xFD
 """Another, so that what was read from where it was recorded cannot be taken for what was not written."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal. Of a graph that computes
-with several types it is that of the coarsest: a gradient in 32 bits of what was computed in 16 differs by as much as those."""
+"""Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal. Of a graph that takes or
+returns several types it is that of the coarsest: a gradient in 32 bits of what was computed in 16 differs by as much as those."""
 _WHOLE_NUMBERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 

@@ -110,8 +110,7 @@ class _Plan:
         """Leave to PyTorch what it moves to the GPU itself, without the host waiting, if it is all there is, and little."""
         inputs = [each for of_device in self.inputs.values() for each in of_device]
         groups = [group for of_device in self.groups.values() for group in of_device]
-        values = [value for each in inputs for value in (each.value, *each.same)]
-        values += [value for group in groups for value in group.values]
+        values = [*(each.value for each in inputs), *(value for group in groups for value in group.values)]
         takers = [taker for each in inputs for taker in each.on_gpu]
         takers += [taker for group in groups for taker, _ in group.uses if nodes.lies_elsewhere(taker)]
         count = len(inputs) + sum(len(group.inputs) for group in groups)
@@ -160,9 +159,9 @@ def _known_tells(taker: Node, value: Node) -> bool:
 
 
 def _is_for_gpu(group: Group) -> bool:
-    """Whether the GPU takes anything of a group, and the CPU computes more than the GPU would as well."""
+    """Whether the GPU takes anything of a group, and the CPU computes more than the GPU would as well, or returns it."""
     on_gpu = any(nodes.lies_elsewhere(taker) for taker, _ in group.uses)
-    return on_gpu and not all(_is_same(each) for each in group.computed)
+    return on_gpu and any(_is_returned(each) or not _is_same(each) for each in group.computed)
 
 
 def _may_be_sent(node: Node) -> bool:

@@ -137,6 +137,19 @@ def test_calls_within_a_backward_or_a_capture_are_parts_of_a_step() -> None:
     assert program.report.coverage["kernels"] == 2
 
 
+def test_an_error_of_the_gpu_in_asking_does_not_reach_the_program() -> None:
+    program = Program(Recorder())
+
+    def failing() -> str | None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    program.trace.why_not = failing  # type: ignore[method-assign]
+    program.run([1], ENOUGH)
+    program.profile.close()
+
+    assert program.report.coverage == {"reason": NO_STEP}
+
+
 def until(program: Program, state: State) -> None:
     for _ in range(2 * ENOUGH):
         if program.profile.state is state:

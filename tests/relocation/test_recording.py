@@ -136,7 +136,7 @@ def test_what_nearly_comes_back_gets_an_executable_and_costs_what_is_new(recorde
     replay.close()
 
 
-@pytest.mark.parametrize(("count", "most"), [(4, 0), (5, 2), (6, 3), (8, 5)])
+@pytest.mark.parametrize(("count", "most"), [(4, 0), (5, 2), (6, 3), (8, 6)])
 def test_where_more_addresses_rotate_than_there_are_executables_some_stay_bound(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, count: int, most: int
 ) -> None:
