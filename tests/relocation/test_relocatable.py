@@ -262,6 +262,12 @@ def accumulate(operations: Operations, inputs: list[Any]) -> Any:
     return ()
 
 
+def accumulate_all(operations: Operations, inputs: list[Any]) -> Any:
+    for each in inputs[1:]:
+        operations.accumulate(inputs[0], each)
+    return ()
+
+
 def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None:
     run = case.make(add)
 
@@ -1013,12 +1019,7 @@ def test_layers_that_share_a_graph_have_an_executable_each_if_they_are_not_too_m
 def test_where_few_nodes_follow_what_moves_executables_are_few(case: Case) -> None:
     """Making one takes as long as hundreds of calls that write a node."""
 
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        for each in inputs[1:]:
-            operations.accumulate(inputs[0], each)
-        return ()
-
-    run, total = case.make(body), case.floats(0)
+    run, total = case.make(accumulate_all), case.floats(0)
     weights = [case.floats(1) for _ in range(9)]
     for batch in [case.floats(number) for number in range(12)] * 8:
         total.zero_()
@@ -1032,12 +1033,7 @@ def test_where_few_nodes_follow_what_moves_executables_are_few(case: Case) -> No
 def test_an_executable_that_is_not_used_goes_to_what_takes_turns_now(case: Case) -> None:
     """Bound far away, it is never the nearest; the others would be written at every call."""
 
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        for each in inputs[1:]:
-            operations.accumulate(inputs[0], each)
-        return ()
-
-    run, total = case.make(body), case.floats(0)
+    run, total = case.make(accumulate_all), case.floats(0)
 
     def call(*values: torch.Tensor) -> None:
         total.zero_()
@@ -1061,12 +1057,7 @@ def test_an_executable_that_is_not_used_goes_to_what_takes_turns_now(case: Case)
 
 
 def test_few_executables_are_enough_for_a_few_addresses_whose_surroundings_change(case: Case) -> None:
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        for each in inputs[1:]:
-            operations.accumulate(inputs[0], each)
-        return ()
-
-    run, total = case.make(body), case.floats(0)
+    run, total = case.make(accumulate_all), case.floats(0)
     batches = [case.floats(number) for number in range(3)]
     for _ in range(20):
         surroundings = [case.floats(1) for _ in range(11)]
@@ -1115,12 +1106,7 @@ def test_whatever_order_addresses_come_in_the_results_are_right(case: Case, seed
 def test_of_many_inputs_any_may_move_and_no_more_is_written_than_follows_it(case: Case) -> None:
     count = 97
 
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        for each in inputs[1:]:
-            operations.accumulate(inputs[0], each)
-        return ()
-
-    run = case.make(body)
+    run = case.make(accumulate_all)
     total = case.floats(0)
     values = [case.floats(index) for index in range(1, count)]
     other = [case.floats(1000 * index) for index in range(1, count)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from pygraphd.client.placement import inputs
 from tests.client.placement.habits import HABITS, Habit, compare, programs
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
 MODE = "reduce-overhead"
+FEW = inputs.FEW_NUMBERS
 
 
 @pytest.mark.parametrize("habit", HABITS)
@@ -28,6 +30,18 @@ def test_each_habit_alone_stays_what_it_is(matrices_elsewhere: Report, habit: ty
 @given(programs)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_program_stays_what_it_is(matrices_elsewhere: Report, habits: tuple[type[Habit], ...]) -> None:
+    torch._dynamo.reset()
+    compare(habits, "cpu", 4, mode=MODE)
+
+    assert matrices_elsewhere.failures == {}
+
+
+@given(programs)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_program_of_which_a_few_numbers_are_left_to_pytorch(
+    matrices_elsewhere: Report, monkeypatch: pytest.MonkeyPatch, habits: tuple[type[Habit], ...]
+) -> None:
+    monkeypatch.setattr(inputs, "FEW_NUMBERS", FEW)
     torch._dynamo.reset()
     compare(habits, "cpu", 4, mode=MODE)
 
