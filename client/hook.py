@@ -105,8 +105,9 @@ class Hook:
             if misread := self.session.options.misread:
                 _complain("; ".join(misread))
             self._uninstall = _torch.install(self._around_post_compile, self._around_cudagraphify)
-            if self.session.profile_a_step() is not None:
-                self._stop_watching = _torch.watch_calls(self._called)
+            with self._guard("profiling a step"):  # by private names that nothing else needs
+                if self.session.profile_a_step() is not None:
+                    self._stop_watching = _torch.watch_calls(self._called)
             if reason := autostart.ensure(Transport(self.session.locations.socket)):
                 self.session.report.fail(f"daemon: {reason}")
         self._add_pass()

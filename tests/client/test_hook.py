@@ -261,3 +261,14 @@ print(watched is CompiledFxGraph.__call__, hasattr(CompiledFxGraph.__call__, "__
     )
 
     assert outcome.output == "False False\n"
+
+
+def test_a_torch_whose_profilers_cannot_be_seen_costs_the_coverage_and_nothing_else(run: Run) -> None:
+    outcome = run(
+        f"import torch\ndel torch.autograd.profiler.profile._prepare_trace\n{STEPS}", PYGRAPH_COVERAGE="1"
+    )
+
+    (failure,) = (each for each in outcome.summary["failures"] if each.startswith("profiling a step"))
+    assert "_prepare_trace" in failure
+    assert outcome.summary["graphs"] == 1
+    assert outcome.summary["coverage"] == {"reason": "the program ended before a step was profiled"}
