@@ -366,6 +366,7 @@ def test_a_few_numbers_are_left_to_pytorch(count: int) -> None:
         assert (moved, len(sends(graph))) == (nodes.Moved(count, ()), 1)
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("computed", [None, aten.exp.default, convert])
 def test_a_number_that_is_returned_too_is_not_left_to_pytorch(computed: Any) -> None:
     """A forward saves it for its backward; PyTorch 2.11 would move it to the GPU there, and compile the backward for the CPU."""
