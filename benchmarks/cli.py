@@ -105,6 +105,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="who shares what was compiled: nobody (fresh), the repetitions of a peer, or all of one compile mode",
     )
     parser.add_argument(
+        "--compiled",
+        type=Path,
+        metavar="DIR",
+        help="keep there what was compiled, for the next run; with --caches peer or shared",
+    )
+    parser.add_argument(
         "--budget-s", type=_positive, help="begin no repetition that would end later than this"
     )
     parser.add_argument("--timeout-s", type=_positive, default=300, help="limit of one process (default 300)")
@@ -195,6 +201,8 @@ def _run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> Plan:
     if not options.together and (options.gpus > 1 or options.at_once):
         raise BenchmarkError("--gpus and --at-once need --together")
+    if options.compiled and options.caches is CachePolicy.FRESH:
+        raise BenchmarkError("--compiled needs --caches peer or shared: with fresh, nobody finds it again")
     return Plan(
         workloads=select_workloads(options.workloads),
         peers=select_peers(options.peers),
@@ -210,6 +218,7 @@ def _plan(options: argparse.Namespace) -> Plan:
             logs=options.logs and options.logs.absolute(),
             profile=not options.no_coverage,
             full_speed=not options.each_step,  # these are all steps, in their order
+            compiled=options.compiled and options.compiled.absolute(),
         ),
         out=options.out.absolute(),
         together=options.together,

@@ -128,7 +128,7 @@ class Run:
         for warm in (False, True):
             wave = [turn for turn in possible if (turn.peer.cache is Cache.WARM) is warm]
             if wave and not trials.is_stopped:
-                expected = [(turn.name, trials.caches(turn)) for turn in wave]
+                expected = [(turn.name, trials.compiles_with(turn)) for turn in wave]
                 gate = Gate(Path(f"{folder}.{warm}"), expected, dict(lane.environ))
                 with ThreadPoolExecutor(len(wave), initializer=lane.enter) as pool:
                     running = {pool.submit(trials.run, turn, gate): turn for turn in wave}

@@ -20,7 +20,7 @@ from benchmarks.processes import run_fresh
 from benchmarks.task import Answer, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
 
     from benchmarks.gate import Gate
     from benchmarks.schedule import Turn
@@ -57,6 +57,8 @@ class Settings:
     profile: bool = True
     full_speed: bool = True
     """Whether what the host was too slow for is timed again."""
+    compiled: Path | None = None
+    """Where what is compiled stays for a run to come; None: it goes with this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Trials:
     def __init__(self, folder: Path, settings: Settings) -> None:
         self._folder = folder
         self._settings = settings
+        self._compiled = settings.compiled or folder
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -186,11 +189,16 @@ class Trials:
             # What sets more may compile other code, which the compiler's own keys tell apart, and `compiled_cold` would not.
             CachePolicy.SHARED: ".".join(("mode", turn.peer.compile, *dict(turn.peer.environ))),
         }[self._settings.caches]
-        return self._folder / f"caches.{turn.workload.name}.{owner}"
+        return self._compiled / f"caches.{turn.workload.name}.{owner}"
+
+    def compiles_with(self, turn: Turn) -> Hashable:
+        """Return what is alike for turns of which one compiles for the others; they need not wait where that is done."""
+        caches = self.caches(turn)
+        return turn.name if caches.exists() else caches
 
     def _priming_caches(self, turn: Turn) -> Path:
         # Priming is not timed: it may use what others have compiled, but must leave nothing to those that are timed.
-        used = sorted(self._folder.glob(f"caches.{turn.workload.name}.pygraph-cold*"))
+        used = sorted(self._compiled.glob(f"caches.{turn.workload.name}.pygraph-cold*"))
         if self._settings.caches is CachePolicy.SHARED:
             used = [path for path in [self.caches(turn)] if path.exists()]
         return used[0] if used else self._folder / f"caches.{turn.workload.name}.priming"

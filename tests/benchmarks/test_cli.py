@@ -26,6 +26,13 @@ def test_list_shows_every_name() -> None:
     assert all(f"  {name} " in done.stdout for name in [*WORKLOADS, *PEERS])
 
 
+def test_keeping_what_nobody_would_find_again_is_refused(tmp_path: Path) -> None:
+    done = benchmarks("run", "--compiled", str(tmp_path / "kept"), "--out", str(tmp_path / "result.json"))
+    assert done.returncode == 2
+    assert "--compiled needs --caches peer or shared" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("option", "kind", "known"), [("--workloads", "workload", "three-ops"), ("--peers", "peer", "eager")]
 )

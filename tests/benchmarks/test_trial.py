@@ -31,8 +31,10 @@ def test_product_processes_see_only_the_benchmarks_daemon() -> None:
     assert environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "1"
 
 
-def caches(policy: CachePolicy, repetition: int, peer: str, workload: str = "three-ops") -> Path:
-    settings = Settings(1, 1, 1, 1, "cpu", policy, 10, None)
+def caches(
+    policy: CachePolicy, repetition: int, peer: str, workload: str = "three-ops", kept: Path | None = None
+) -> Path:
+    settings = Settings(1, 1, 1, 1, "cpu", policy, 10, None, compiled=kept)
     turn = Turn(repetition, WORKLOADS[workload], PEERS[peer])
     return Trials(Path("/folder"), settings).caches(turn)
 
@@ -53,6 +55,20 @@ def test_shared_caches_are_of_one_workload_and_one_mode() -> None:
     assert shared != caches(CachePolicy.SHARED, 0, "pygraph-default")
     assert shared != caches(CachePolicy.SHARED, 0, "reduce-overhead", "mlp-training")
     assert shared != caches(CachePolicy.SHARED, 0, "pygraph-unplaced")
+
+
+def test_caches_that_are_kept_lie_where_a_run_to_come_looks() -> None:
+    kept = caches(CachePolicy.SHARED, 0, "default", kept=Path("/kept"))
+    assert kept.parent == Path("/kept")
+    assert kept.name == caches(CachePolicy.SHARED, 0, "default").name
+
+
+def test_nobody_waits_for_what_is_compiled(tmp_path: Path) -> None:
+    trials = Trials(tmp_path, Settings(1, 1, 1, 1, "cpu", CachePolicy.SHARED, 10, None))
+    peers = [Turn(0, WORKLOADS["three-ops"], PEERS[name]) for name in ("reduce-overhead", "pygraph-cold")]
+    assert len({trials.compiles_with(turn) for turn in peers}) == 1
+    trials.caches(peers[0]).mkdir()
+    assert len({trials.compiles_with(turn) for turn in peers}) == 2
 
 
 def test_tasks_and_answers_survive_the_way_between_processes() -> None:
