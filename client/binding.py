@@ -25,6 +25,8 @@ FEW_BINDINGS = 4
 """Executables of one recording at least: batches in rotation and kept outputs make addresses recur with short periods."""
 MAX_BINDINGS = 64
 """At most, where a call would write half of the nodes: the layers of a model may share one graph, and have weights of their own,"""
+MANY_NODES = 3
+"""and no fewer than these: one executable takes as long to make as ten calls that write a single node take longer (H200: 160 us),"""
 MAX_NODES = 1_024
 """and as long as these are the nodes of all executables."""
 MOST_MOVERS = 32
@@ -272,6 +274,11 @@ class Binding:
                 self._driver.destroy_executable(executable)
 
 
+def _most_executables(nodes: int) -> int:
+    """Return how many executables there may be of a graph with so many nodes."""
+    return FEW_BINDINGS if nodes < MANY_NODES else max(FEW_BINDINGS, min(MAX_BINDINGS, MAX_NODES // nodes))
+
+
 def differing(first: Sequence[int], second: Sequence[int]) -> list[int]:
     """Return the positions at which two lists of addresses differ."""
     return list(itertools.compress(itertools.count(), map(operator.ne, first, second)))
@@ -297,7 +304,7 @@ class Bindings:
         self._note = note
         self._settles = True
         self._all = [first]
-        self._most = max(FEW_BINDINGS, min(MAX_BINDINGS, MAX_NODES // max(1, first.nodes)))
+        self._most = _most_executables(first.nodes)
         self._recent: deque[list[int]] = deque(maxlen=REMEMBERED)
         self._met: dict[int, None] = {}
         self._bound_to: dict[int, Binding] = {}
@@ -438,10 +445,12 @@ class Bindings:
         self, nearest: Binding, addresses: list[int], number: int, moved: Collection[int]
     ) -> bool:
         """Whether these addresses, or nearly these, come back; or memory of a set is met for the first time."""
-        many = self._has_met(addresses) and 2 * nearest.nodes_that_follow(moved) >= nearest.nodes
+        if self._has_met(addresses) and 2 * nearest.nodes_that_follow(moved) >= nearest.nodes:
+            return True
+        if len(self._all) >= FEW_BINDINGS:
+            return False
         came_back = any(_is_near(recent, addresses, moved) for recent in self._recent)
-        few = came_back or all(binding.number != number for binding in self._all)
-        return many or (few and len(self._all) < FEW_BINDINGS)
+        return came_back or all(binding.number != number for binding in self._all)
 
     def _has_met(self, addresses: list[int]) -> bool:
         """Whether an executable was to be bound to these addresses before."""

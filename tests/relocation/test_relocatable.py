@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pygraphd.client import relocatable
-from pygraphd.client.binding import FEW_BINDINGS, IDLE_CALLS, MAX_BINDINGS, MET, Binding
+from pygraphd.client.binding import FEW_BINDINGS, IDLE_CALLS, MANY_NODES, MAX_BINDINGS, MET, Binding
 from pygraphd.client.bulk import InPython, Watch
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError
@@ -259,6 +259,12 @@ def add(operations: Operations, inputs: list[Any]) -> Any:
 
 def accumulate(operations: Operations, inputs: list[Any]) -> Any:
     operations.accumulate(inputs[0], inputs[1])
+    return ()
+
+
+def accumulate_often(operations: Operations, inputs: list[Any]) -> Any:
+    for _ in range(MANY_NODES):
+        operations.accumulate(inputs[0], inputs[1])
     return ()
 
 
@@ -975,14 +981,14 @@ def test_where_addresses_rotate_one_executable_is_asked_for_each_call(
         asked.append(binding)
         return fits(binding, *arguments)
 
-    run = case.make(accumulate)
+    run = case.make(accumulate_often)
     total, batches = case.floats(0), [case.floats(10 * number) for number in range(count)]
 
     def rounds(turns: int) -> None:
         for batch in batches * turns:
             total.zero_()
             run([total, batch])
-            assert torch.equal(total, batch)
+            assert torch.equal(total, MANY_NODES * batch)
 
     rounds(6)
     monkeypatch.setattr(Binding, "fits", noting)
@@ -996,14 +1002,14 @@ def test_where_addresses_rotate_one_executable_is_asked_for_each_call(
 def test_layers_that_share_a_graph_have_an_executable_each_if_they_are_not_too_many(
     case: Case, layers: int
 ) -> None:
-    run, total = case.make(accumulate), case.floats(0)
+    run, total = case.make(accumulate_often), case.floats(0)
     weights = [case.floats(number) for number in range(layers)]
 
     def step() -> None:
         total.zero_()
         for weight in weights:
             run([total, weight])
-        assert total.item() == sum(range(layers))
+        assert total.item() == MANY_NODES * sum(range(layers))
 
     for _ in range(4):
         step()
@@ -1012,7 +1018,7 @@ def test_layers_that_share_a_graph_have_an_executable_each_if_they_are_not_too_m
     step()
 
     assert replay.executables == min(layers, MAX_BINDINGS)
-    assert replay.counts.written - before <= 2 * max(0, layers - MAX_BINDINGS)
+    assert replay.counts.written - before <= 2 * MANY_NODES * max(0, layers - MAX_BINDINGS)
     assert len(replay._bindings._bound_to) <= MET  # type: ignore[union-attr]
 
 
@@ -1025,6 +1031,25 @@ def test_where_few_nodes_follow_what_moves_executables_are_few(case: Case) -> No
         total.zero_()
         run([total, batch, *weights])
         assert total.item() == batch.item() + len(weights)
+
+    (replay,) = run._replays.values()
+    assert replay.executables <= FEW_BINDINGS
+
+
+@pytest.mark.parametrize("nodes", [1, MANY_NODES - 1])
+def test_where_all_nodes_are_few_executables_are_few(case: Case, nodes: int) -> None:
+    """A call that writes one node is not worth what making an executable takes."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        for _ in range(nodes):
+            operations.accumulate(inputs[0], inputs[1])
+        return ()
+
+    run, total = case.make(body), case.floats(0)
+    for batch in [case.floats(number) for number in range(20)] * 8:
+        total.zero_()
+        run([total, batch])
+        assert total.item() == nodes * batch.item()
 
     (replay,) = run._replays.values()
     assert replay.executables <= FEW_BINDINGS
@@ -1072,11 +1097,11 @@ def test_few_executables_are_enough_for_a_few_addresses_whose_surroundings_chang
 
 def test_executables_of_a_large_graph_are_few(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pygraphd.client.binding.MAX_NODES", 1)
-    run, total = case.make(accumulate), case.floats(0)
+    run, total = case.make(accumulate_often), case.floats(0)
     for weight in [case.floats(number) for number in range(2 * FEW_BINDINGS)] * 4:
         total.zero_()
         run([total, weight])
-        assert torch.equal(total, weight)
+        assert torch.equal(total, MANY_NODES * weight)
 
     (replay,) = run._replays.values()
     assert replay.executables == FEW_BINDINGS
@@ -1085,7 +1110,7 @@ def test_executables_of_a_large_graph_are_few(case: Case, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_order_addresses_come_in_the_results_are_right(case: Case, seed: int) -> None:
     order = random.Random(seed)
-    run, total = case.make(accumulate), case.floats(0)
+    run, total = case.make(accumulate_often), case.floats(0)
     values = [case.floats(number) for number in range(order.choice([9, 20, 90]))]
     walk, place = [], 0
     for _ in range(600):
@@ -1098,7 +1123,7 @@ def test_whatever_order_addresses_come_in_the_results_are_right(case: Case, seed
     for number in walk:
         total.zero_()
         run([total, values[number]])
-        assert total.item() == number
+        assert total.item() == MANY_NODES * number
     (replay,) = run._replays.values()
     assert FEW_BINDINGS < replay.executables <= MAX_BINDINGS
 
