@@ -115,6 +115,8 @@ def _remarks(trial: Trial) -> list[str]:
         remarks.append(", ".join(f"{name} {trial.summary.get(name)}" for name in _COUNTS))
         remarks.append(f"deployed {_counts(trial.summary['deployed'])}")
         remarks.extend(f"{count} x {reason}" for reason, count in trial.summary.get("reasons", {}).items())
+        refused = (each for each in trial.summary.get("fallbacks", {}) if each.startswith(_REFUSED))
+        remarks.extend(f"launched: {reason}" for reason in refused)
     return [remark for remark in remarks if remark]
 
 
@@ -124,6 +126,8 @@ def _disturbed(answer: Answer) -> str:
     return f"the host was slow in {answer.disturbed} of {answer.timings} timings"
 
 
+_REFUSED = "verification"
+"""What calls were launched for that ought not to have been."""
 _COUNTS = ("graphs", "hits", "misses", "measured")
 
 

@@ -54,6 +54,7 @@ def summary(measuring_ms: float, trees: int) -> dict[str, Any]:
         "measuring_ms": measuring_ms,
         "deployed": {"LAUNCH": 2 - trees, "TREES": trees, "RELOCATE": 0},
         "reasons": {},
+        "fallbacks": {"sizes that had not come back yet": 2, "verification: output 1 differs": 1},
     }
 
 
@@ -108,6 +109,8 @@ def test_what_the_product_summed_up_is_taken_over() -> None:
     assert "graphs 2, hits 0, misses 2, measured 2" in made.note
     assert "repetition 1: deployed 1 LAUNCH, 1 TREES" in made.note
     assert "repetition 2: deployed 2 TREES" in made.note
+    assert "launched: verification: output 1 differs" in made.note
+    assert "come back" not in made.note
 
 
 def test_coverage_is_of_the_last_repetition_that_has_one_and_differences_are_noted() -> None:
