@@ -31,6 +31,10 @@ class Families:
         """Note how a part of a forward runs; None: that is still to be found out, and it is launched at least at times."""
         self._forwards.setdefault(family, {})[part] = deployment
 
+    def parts(self, family: int) -> int:
+        """Return how many parts a family's forward is known to have, at least 1."""
+        return max(1, len(self._forwards.get(family, {})))
+
     def forward_in_trees(self, family: int) -> bool | None:
         """Return whether a family's forward runs in PyTorch's trees, all of it; None if it is not known, or not decided."""
         parts = list(self._forwards.get(family, {}).values())

@@ -100,6 +100,9 @@ class Member(Protocol):
     def ready(self) -> bool:
         """Return whether it has the samples it needs."""
 
+    def gain_in_trees_us(self) -> float:
+        """Return what a call saves in PyTorch's trees over the best of all else, as far as that is known."""
+
 
 class Rota:
     """Which deployment the measuring regions of a process run in now, and when they decide.
@@ -139,6 +142,16 @@ class Rota:
         with self._lock:
             if self._members:
                 self._attendance.note(member, warms_up=True)
+
+    def backward_gain_us(self, family: int) -> float | None:
+        """Return what a family's backward gains in trees; None if there is none that is measured."""
+        with self._lock:
+            backwards = [
+                each
+                for each in self._attendance.expected()
+                if each.family == family and each.graph.kind is Kind.BACKWARD
+            ]
+        return sum(each.gain_in_trees_us() for each in backwards) if backwards else None
 
     def leave(self, member: Member) -> None:
         """Note that a region is decided, and comes no more."""
@@ -225,6 +238,10 @@ class _Attendance:
         self._came.discard(member)
         self._expected.discard(member)
         self._warming_up.pop(member, None)
+
+    def expected(self) -> list[Member]:
+        """Return who takes part in each round."""
+        return list(self._expected)
 
     def begin(self) -> None:
         """Begin a round, in which nobody has come yet."""

@@ -232,11 +232,15 @@ class Session:
             self._claims.keep(watched.interest)
 
     def conditions(self, region: Region) -> Conditions:
-        """Return what the decision for a measured region depends on beside its measurements: its forward's."""
+        """Return what the decision for a measured region depends on beside its measurements: its forward's or backward's."""
         watched = self._watched.get(id(region.tally))
-        if watched is None or region.graph.kind is not Kind.BACKWARD:
+        if watched is not None and region.graph.kind is Kind.BACKWARD:
+            return Conditions(self.families.forward_in_trees(watched.interest.family))
+        if region.graph.kind is not Kind.FORWARD:
             return Conditions()
-        return Conditions(self.families.forward_in_trees(watched.interest.family))
+        gain_us = self.rota.backward_gain_us(region.family)
+        # Each part of a forward has its share to lose: a backward gains only if all of them run in trees.
+        return Conditions(backward_gain_us=gain_us and gain_us / self.families.parts(region.family))
 
     def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
         """Return what is to run, of what is offered, in view of what other ranks have decided."""

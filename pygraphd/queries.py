@@ -75,6 +75,7 @@ def _decision_row(
         "host": request.origin.host,
         "measured_at": now if record.measurements else None,
         "forward_in_trees": record.conditions.forward_in_trees,
+        "backward_gain_us": record.conditions.backward_gain_us,
     }
 
 

@@ -119,7 +119,7 @@ def rederive(stored: Row, newest: Sequence[Row]) -> Outcome:
 
 def _derived(stored: Row, newest: Sequence[Row]) -> Decision:
     in_trees = stored["forward_in_trees"]
-    conditions = Conditions(None if in_trees is None else bool(in_trees))
+    conditions = Conditions(None if in_trees is None else bool(in_trees), stored["backward_gain_us"])
     decision = policy.decide([_measurement(row) for row in newest], conditions)
     return dataclasses.replace(decision, calls=stored["calls"])
 

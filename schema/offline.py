@@ -17,7 +17,7 @@ from pygraphd.schema.messages import Decision, Deployment, Entry, LookupRequest
 if TYPE_CHECKING:
     from pathlib import Path
 
-DATABASE_VERSION = 3
+DATABASE_VERSION = 4
 """`PRAGMA user_version` of the schema that `SELECT_DECISIONS` fits."""
 BUSY_TIMEOUT_S = 0.1
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pygraphd.schema.messages import Conditions
 
-POLICY_VERSION = 3
+POLICY_VERSION = 4
 """Raise it with any change to what `decide` answers: decisions of other versions are derived or measured anew."""
 MIN_SAMPLES = 8
 MIN_GAIN = 0.02
@@ -34,6 +34,7 @@ _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
 TOO_FEW_CALLS = "too few calls to measure"
 NO_GAIN = "no gain over LAUNCH beyond noise and 2 %"
+FOR_ITS_BACKWARD = "its backward gains more in trees than this graph loses there"
 FORWARD_NOT_IN_TREES = "its forward is in no tree, so all that was saved for it would have to be copied"
 
 
@@ -45,7 +46,36 @@ def decide(measurements: Sequence[Measurement], conditions: Conditions) -> Decis
     decision = fastest(measurements)
     if decision.deployment is Deployment.TREES and conditions.forward_in_trees is False:
         return _without_trees(measurements)
+    if decision.deployment is Deployment.RELOCATE and conditions.backward_gain_us:
+        return _with_its_backward(measurements, decision, conditions.backward_gain_us)
     return decision
+
+
+def _with_its_backward(measurements: Sequence[Measurement], decision: Decision, gain_us: float) -> Decision:
+    """Decide for a forward that is fastest relocated, while its backward, which follows it into trees or out, is fastest in these."""
+    found = {each.deployment: each for each in measurements}
+    trees, relocate, launch = (
+        found.get(each) for each in (Deployment.TREES, decision.deployment, Deployment.LAUNCH)
+    )
+    assert relocate is not None
+    assert launch is not None
+    if trees is None or trees.samples < MIN_SAMPLES or not wins(trees, launch):
+        return decision
+    loss_us = trees.median_us - relocate.median_us
+    if gain_us - loss_us <= NOISE_FACTOR * noise_us(trees, relocate):
+        return decision
+    return Decision(Deployment.TREES, FOR_ITS_BACKWARD, POLICY_VERSION)
+
+
+def gain_in_trees_us(measurements: Sequence[Measurement]) -> float:
+    """Return what a call in TREES saves over the best of all else, in microseconds; 0 if that is not beyond the noise."""
+    if fastest(measurements).deployment is not Deployment.TREES:
+        return 0.0
+    found = {each.deployment: each for each in measurements}
+    best = fastest([each for each in measurements if each.deployment is not Deployment.TREES]).deployment
+    trees, rest = found[Deployment.TREES], found[best]
+    gain_us = rest.median_us - trees.median_us
+    return gain_us if gain_us > NOISE_FACTOR * noise_us(trees, rest) else 0.0
 
 
 def _without_trees(measurements: Sequence[Measurement]) -> Decision:

@@ -117,3 +117,5 @@ class Decision(Base):
     """`Measurement.measured_at` of what it was derived from; NULL if it rests on a rule and not on measurements."""
     forward_in_trees: Mapped[int | None]
     """`schema.messages.Conditions`; NULL where that is not a matter."""
+    backward_gain_us: Mapped[float | None]
+    """Likewise."""

@@ -209,6 +209,20 @@ class TestConditions:
 
         assert session.conditions(self._watched(session, family, Kind.FORWARD, 1)) == Conditions()
 
+    @pytest.mark.parametrize(("parts", "gain_us"), [(1, 60.0), (2, 30.0)])
+    def test_the_parts_of_a_forward_share_what_its_backward_gains(
+        self, session: Session, monkeypatch: pytest.MonkeyPatch, parts: int, gain_us: float
+    ) -> None:
+        family = object()
+        forwards = [self._watched(session, family, Kind.FORWARD, number) for number in range(parts)]
+        for number in range(parts):
+            session.families.note_forward(id(family), number, None)
+        monkeypatch.setattr(session.rota, "backward_gain_us", {forwards[0].family: 60.0}.get)
+
+        assert [session.conditions(each) for each in forwards] == [
+            Conditions(backward_gain_us=gain_us)
+        ] * parts
+
     def test_another_models_forward_does_not_matter(self, session: Session) -> None:
         family, other = object(), object()
         self._decide(session, self._watched(session, other, Kind.FORWARD), Deployment.LAUNCH)

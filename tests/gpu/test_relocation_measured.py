@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.relocatable import NOT_YET
+from pygraphd.client.relocatable import NOT_YET, Relocatable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +70,30 @@ def test_all_three_are_measured_if_need_be(watched: Watched, monkeypatch: pytest
     watched.expect(graphs=2, measured=2, captured=2)
     for record in recorded(watched):
         assert {each["deployment"] for each in record["measurements"]} == {"LAUNCH", "TREES", "RELOCATE"}
+
+
+def test_a_forward_goes_into_trees_with_a_backward_that_cannot_be_relocated(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward that is relocated for itself leaves its backward to be launched."""
+    attempt = Relocatable._attempt
+
+    def refusing(one: Relocatable, sizes: tuple[int, ...], inputs: list[Any]) -> tuple[Any, str]:
+        if one._link is None:  # of these two graphs only the forward has one
+            return None, "refused for a test"
+        return attempt(one, sizes, inputs)
+
+    monkeypatch.setattr(Relocatable, "_attempt", refusing)
+    mine, plain = network(), network()
+
+    losses = train(torch.compile(mine, mode="reduce-overhead"), list(mine.parameters()))
+
+    torch.testing.assert_close(losses, train(plain, list(plain.parameters())), rtol=1e-3, atol=1e-4)
+    watched.expect(graphs=2, measured=2, captured=1)
+    records = {each["graph"]["kind"]: each for each in recorded(watched)}
+    assert records["forward"]["conditions"]["backward_gain_us"] > 0
+    assert records["backward"]["conditions"]["forward_in_trees"] is True
+    assert watched.deployed() == {"TREES": 2}
 
 
 def test_what_is_deployed_stays_right(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from pygraphd.schema.messages import (
 )
 from pygraphd.schema.offline import read_entries
 from pygraphd.schema.policy import (
+    FOR_ITS_BACKWARD,
     FORWARD_NOT_IN_TREES,
     MIN_SAMPLES,
     NO_GAIN,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
 HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
 OLDER = POLICY_VERSION - 1
+NONE = Conditions()
 OLD_LAUNCH = Decision(LAUNCH, "an older policy's reason", OLDER)
 OLD_TREES = Decision(TREES, "an older policy's reason", OLDER)
 
@@ -59,11 +61,11 @@ def add(
     decision: Decision,
     measurements: tuple[Measurement, ...] = (),
     name: int = 0,
-    forward_in_trees: bool | None = None,
+    conditions: Conditions = NONE,
 ) -> None:
     """Record a decision as another process would have sent it."""
     graph = Graph(f"{name:064x}", Kind.BACKWARD, 0, 1, 3)
-    record = Record(graph, decision, measurements, Conditions(forward_in_trees))
+    record = Record(graph, decision, measurements, conditions)
     store.record(RecordRequest(HERE, Origin("host-a", "0.1.0"), (record,)), uid=1000)
 
 
@@ -147,17 +149,23 @@ def test_whose_it_is_and_its_hits_stay_and_the_time_is_the_decisions(store: Stor
 
 
 @pytest.mark.parametrize(
-    ("forward_in_trees", "decision"),
+    ("conditions", "medians", "decision"),
     [
-        (None, Decision(TREES, "TREES is faster", POLICY_VERSION)),
-        (True, Decision(TREES, "TREES is faster", POLICY_VERSION)),
-        (False, Decision(LAUNCH, FORWARD_NOT_IN_TREES, POLICY_VERSION)),
+        (NONE, {}, Decision(TREES, "TREES is faster", POLICY_VERSION)),
+        (Conditions(forward_in_trees=True), {}, Decision(TREES, "TREES is faster", POLICY_VERSION)),
+        (Conditions(forward_in_trees=False), {}, Decision(LAUNCH, FORWARD_NOT_IN_TREES, POLICY_VERSION)),
+        (NONE, {"RELOCATE": 30}, Decision(RELOCATE, "RELOCATE is faster", POLICY_VERSION)),
+        (
+            Conditions(backward_gain_us=21),
+            {"RELOCATE": 30},
+            Decision(TREES, FOR_ITS_BACKWARD, POLICY_VERSION),
+        ),
     ],
 )
 def test_the_conditions_are_those_of_the_decision(
-    store: Store, database: Path, forward_in_trees: bool | None, decision: Decision
+    store: Store, database: Path, conditions: Conditions, medians: dict[str, float], decision: Decision
 ) -> None:
-    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50), forward_in_trees=forward_in_trees)
+    add(store, OLD_LAUNCH, measured(MIN_SAMPLES, LAUNCH=100, TREES=50, **medians), conditions=conditions)
 
     rederive(store)
 

@@ -78,19 +78,22 @@ def test_a_newer_record_replaces_the_decision_and_adds_measurements(
     assert _query(database, "SELECT count(*) FROM measurement WHERE deployment = 'LAUNCH'") == [(2,)]
 
 
-@pytest.mark.parametrize("forward_in_trees", [None, True, False])
+@pytest.mark.parametrize("conditions", [(None, None), (True, None), (False, None), (None, 12.5)])
 def test_a_decision_is_stored_with_what_it_rests_on(
-    store: Store, database: Path, make_request: Callable[..., RecordRequest], forward_in_trees: bool | None
+    store: Store,
+    database: Path,
+    make_request: Callable[..., RecordRequest],
+    conditions: tuple[bool | None, float | None],
 ) -> None:
     request = make_request("a")
     (record,) = request.records
     store.record(request, uid=0)
-    record = dataclasses.replace(record, conditions=Conditions(forward_in_trees))
+    record = dataclasses.replace(record, conditions=Conditions(*conditions))
     store.record(dataclasses.replace(request, origin=Origin("host-b", "1"), records=(record,)), uid=0)
-    ((host, measured_at, stored),) = _query(
-        database, "SELECT host, measured_at, forward_in_trees FROM decision"
+    ((host, measured_at, *stored),) = _query(
+        database, "SELECT host, measured_at, forward_in_trees, backward_gain_us FROM decision"
     )
-    assert (host, stored) == ("host-b", forward_in_trees)
+    assert (host, tuple(stored)) == ("host-b", conditions)
     assert [(measured_at,)] == _query(database, "SELECT max(measured_at) FROM measurement")
 
 

@@ -141,6 +141,12 @@ def test_conditions_are_true_false_or_not_a_matter(bad: object) -> None:
         Conditions(bad)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), "1", True])
+def test_what_a_backward_gains_is_a_time_or_not_a_matter(bad: object) -> None:
+    with pytest.raises(InvalidMessageError, match="backward_gain_us: "):
+        Conditions(backward_gain_us=bad)  # type: ignore[arg-type]
+
+
 @given(GRAPHS, SIZES, SIZES)
 def test_a_graph_at_its_sizes_is_a_graph_of_its_own(
     graph: Graph, first: tuple[int, ...], second: tuple[int, ...]

@@ -25,7 +25,9 @@ def decide(*measurements: Measurement, forward_in_trees: bool | None = None) -> 
 TIMES = st.floats(1, 1e6)
 NOISE = st.floats(0, 1e4)
 SAMPLES = st.integers(1, 40)
-CONDITIONS = st.builds(Conditions, st.sampled_from([None, True, False]))
+CONDITIONS = st.builds(Conditions, st.sampled_from([None, True, False])) | st.builds(
+    Conditions, st.none(), st.floats(0, 1e6)
+)
 LAUNCHES = st.builds(measured, st.just(LAUNCH), TIMES, NOISE, SAMPLES)
 CANDIDATES = st.builds(measured, st.sampled_from([TREES, RELOCATE]), TIMES, NOISE, SAMPLES)
 CLEAR = st.sampled_from([TREES, RELOCATE]).flatmap(
@@ -128,6 +130,64 @@ def test_a_backward_that_is_launched_for_its_forwards_sake_says_so() -> None:
     decision = decide(measured(LAUNCH, 100), measured(TREES, 50), forward_in_trees=False)
 
     assert decision == Decision(LAUNCH, policy.FORWARD_NOT_IN_TREES, policy.POLICY_VERSION)
+
+
+@pytest.mark.parametrize(
+    ("gain_us", "deployment"), [(None, RELOCATE), (0, RELOCATE), (25, RELOCATE), (35, TREES), (1000, TREES)]
+)
+def test_a_forward_runs_in_trees_if_its_backward_gains_more_there(
+    gain_us: float | None, deployment: Deployment
+) -> None:
+    measurements = [measured(LAUNCH, 100), measured(TREES, 80), measured(RELOCATE, 50)]
+
+    decision = policy.decide(measurements, Conditions(backward_gain_us=gain_us))
+
+    assert decision.deployment is deployment
+    assert (decision.reason == policy.FOR_ITS_BACKWARD) == (deployment is TREES)
+
+
+@pytest.mark.parametrize(
+    "trees", [measured(TREES, 100), measured(TREES, 80, mad=100), measured(TREES, 80, samples=7)]
+)
+def test_a_forward_that_does_not_win_in_trees_is_not_sent_there_for_its_backward(trees: Measurement) -> None:
+    measurements = [measured(LAUNCH, 100), trees, measured(RELOCATE, 50)]
+
+    assert policy.decide(measurements, Conditions(backward_gain_us=1e6)).deployment is RELOCATE
+
+
+@given(ONE_OF_EACH, st.floats(0, 1e6), st.floats(0, 1e6))
+def test_a_larger_gain_of_the_backward_never_takes_a_forward_out_of_trees(
+    measurements: list[Measurement], one: float, other: float
+) -> None:
+    less, more = (
+        policy.decide(measurements, Conditions(backward_gain_us=gain_us)) for gain_us in sorted((one, other))
+    )
+
+    assert more == less or (less.deployment, more.deployment) == (RELOCATE, TREES)
+
+
+@pytest.mark.parametrize(
+    ("medians", "gain_us"),
+    [
+        ({LAUNCH: 100, TREES: 60}, 40),
+        ({LAUNCH: 100, TREES: 60, RELOCATE: 90}, 30),
+        ({LAUNCH: 100, TREES: 60, RELOCATE: 50}, 0),
+        ({LAUNCH: 100, TREES: 99}, 0),
+        ({LAUNCH: 100, RELOCATE: 50}, 0),
+        ({TREES: 60}, 0),
+        ({}, 0),
+    ],
+)
+def test_what_is_gained_in_trees_is_what_they_save_over_the_best_of_all_else(
+    medians: dict[Deployment, float], gain_us: float
+) -> None:
+    assert policy.gain_in_trees_us([measured(*each) for each in medians.items()]) == gain_us
+
+
+def test_what_may_be_noise_is_no_gain_in_trees() -> None:
+    measurements = [measured(LAUNCH, 1000), measured(TREES, 60, mad=20), measured(RELOCATE, 70, mad=20)]
+
+    assert policy.gain_in_trees_us(measurements) == 0
 
 
 @given(ONE_OF_EACH, CONDITIONS)

@@ -73,7 +73,7 @@ def test_a_forward_is_in_trees_or_not_or_that_is_not_a_matter(migrated: sa.Conne
     for digest, value in {"0": "0", "1": "1", "2": "NULL"}.items():
         migrated.exec_driver_sql(f"INSERT INTO graph VALUES ('{digest}', 'forward', 0, 1, 1, '')")
         migrated.exec_driver_sql(
-            f"INSERT INTO decision VALUES ('{digest}', 'e', {row.replace('g', digest, 1)}, {value})"
+            f"INSERT INTO decision VALUES ('{digest}', 'e', {row.replace('g', digest, 1)}, {value}, NULL)"
         )
     with pytest.raises(sa.exc.IntegrityError, match="CHECK constraint failed: decision_forward_in_trees"):
         migrated.exec_driver_sql("UPDATE decision SET forward_in_trees = 2")
