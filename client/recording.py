@@ -125,28 +125,6 @@ class Built:
     nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What making a recording came to: nodes, allocations of a call, and milliseconds on the host's clock."""
-
-    nodes: int
-    memories: int
-    capture_ms: float
-    """With tensors that stand in for the inputs."""
-    build_ms: float
-    """Reading and searching parameters, and instantiating."""
-    trial_ms: float
-    """Replaying on copies."""
-    compare_ms: float = 0.0
-    """Comparing, when the call has run; what the GPU still has to do of that call is waited for."""
-
-
-def costs_of(built: Built, times: Sequence[float]) -> Costs:
-    """Return the costs of a recording; `times`, in seconds, are when capturing began and each of the three parts ended."""
-    capture_ms, build_ms, trial_ms = ((end - begin) * 1e3 for begin, end in itertools.pairwise(times))
-    return Costs(built.nodes, len(built.replay.memories), capture_ms, build_ms, trial_ms)
-
-
 def _build(
     driver: Driver,
     capture: Capture,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +23,6 @@ from pygraphd.client.driver import DriverError
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.replay import Replay
-from pygraphd.client.verification import Disagreement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,8 +41,6 @@ CAPTURES_OF_EACH = 4
 MAX_CAPTURES = CAPTURES_OF_EACH * MAX_RECORDINGS
 IDLE_CHANGES = 16
 """Changes of size after which a recording that was not used gives back the memory that it keeps."""
-MAX_DOUBTS = 3
-"""Recordings beside which a callable runs a second time, to show whether they differ from it as it does from itself."""
 MAX_SIZES = 64
 """Sets of integer inputs that are remembered, whether or not they were recorded; others are launched."""
 
@@ -83,6 +80,22 @@ class Recorder(Protocol):
         """Return what makes its device the current one; None if it is."""
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What making a recording came to: nodes, allocations of a call, and milliseconds on the host's clock."""
+
+    nodes: int
+    memories: int
+    capture_ms: float
+    """With tensors that stand in for the inputs."""
+    build_ms: float
+    """Reading and searching parameters, and instantiating."""
+    trial_ms: float
+    """Replaying on copies."""
+    compare_ms: float = 0.0
+    """Comparing, when the call has run; what the GPU still has to do of that call is waited for."""
+
+
 class Relocatable:
     """Runs a compiled callable as relocatable graphs where it can; call it with Inductor's list of inputs."""
 
@@ -107,13 +120,12 @@ class Relocatable:
         self._passing: set[str] = set()
         """Of these reasons, those that may be gone in the next process."""
         self._hidden: dict[tuple[int, ...], frozenset[int]] = {}
-        self._doubts: Counter[tuple[int, ...]] = Counter()
         self._seen: set[tuple[int, ...]] = set()
         self._latest: tuple[int, ...] | None = None
         self._changes = 0
         self._used: dict[tuple[int, ...], int] = {}
         self._captures = 0
-        self.costs: recording.Costs | None = None
+        self.costs: Costs | None = None
         """Of the latest recording."""
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._recording = threading.Lock()
@@ -254,25 +266,19 @@ class Relocatable:
             self._keep(sizes, attempt)
             return outputs
         attempt.close()
-        self._report.step_aside(disagreement.reason)
-        self._doubt(sizes, attempt.unseen, disagreement)
-        return outputs
-
-    def _doubt(self, sizes: tuple[int, ...], unseen: frozenset[int], disagreement: Disagreement) -> None:
-        """Refuse these sizes, or find out more beside the next call."""
-        if unseen:
+        self._report.step_aside(disagreement)
+        if attempt.unseen:
             # One of them is used after all: the next call is recorded with buffers for them.
-            self._hidden[sizes] = unseen
-        elif disagreement.may_be_noise and self._doubts[sizes] < MAX_DOUBTS:
-            self._doubts[sizes] += 1
+            self._hidden[sizes] = attempt.unseen
         else:
-            self._refused[sizes] = disagreement.reason
+            self._refused[sizes] = disagreement
+        return outputs
 
     def _attempt(self, sizes: tuple[int, ...], inputs: list[Any]) -> tuple[_Attempt | None, str]:
         """Record a call and replay it on copies of its inputs; None and the reason if that cannot be done."""
         try:
             with _collecting_later():
-                return self._try(sizes, inputs), ""
+                return self._try(inputs, self._hidden.get(sizes, frozenset())), ""
         except OpaqueError as error:
             reason = _first_line(error)
             return None, self._for_now(reason) if reason == NO_ROOM else reason
@@ -281,7 +287,7 @@ class Relocatable:
         except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can be launched as if nothing had been
             return None, self._for_now(f"recording failed: {_first_line(error)}")
 
-    def _disagreement(self, attempt: _Attempt, outputs: Sequence[Any]) -> Disagreement | None:
+    def _disagreement(self, attempt: _Attempt, outputs: Sequence[Any]) -> str | None:
         began = time.perf_counter()
         with _collecting_later():
             disagreement = attempt.disagreement(outputs)
@@ -293,14 +299,12 @@ class Relocatable:
         self._passing.add(reason)
         return reason
 
-    def _try(self, sizes: tuple[int, ...], inputs: list[Any]) -> _Attempt:
+    def _try(self, inputs: list[Any], hidden: frozenset[int]) -> _Attempt:
         if reason := _why_not_bind(inputs):
             raise OpaqueError(reason)
-        # Before the launch that counts: the replay, and in doubt a second launch.
-        before = 2 if self._doubts[sizes] else 1
-        copies = before * verification.bytes_to_copy(inputs)
+        copies = verification.bytes_to_copy(inputs)
         self._make_sure_of(copies)
-        staged = {index: _buffer_for(inputs[index]) for index in sorted(self._hidden.get(sizes, ()))}
+        staged = {index: _buffer_for(inputs[index]) for index in sorted(hidden)}
         times = [time.perf_counter()]
         stand_ins, places = verification.stand_ins_for(inputs)
         bound = [staged.get(index, value) for index, value in enumerate(stand_ins)]
@@ -312,14 +316,10 @@ class Relocatable:
         times.append(time.perf_counter())
         try:
             # The launched call will need as much again, and must get it.
-            self._make_sure_of(copies + (before + 1) * sum(memory.bytes for memory in built.replay.memories))
+            self._make_sure_of(copies + 2 * sum(memory.bytes for memory in built.replay.memories))
+            old = [*places, *capture.places(built.device)]
             trial = verification.Trial(
-                built.replay,
-                inputs,
-                self._recorder.generator,
-                [*places, *capture.places(built.device)],
-                self._outputs.undefined,
-                self._launch if self._doubts[sizes] else None,
+                built.replay, inputs, self._recorder.generator, old, self._outputs.undefined
             )
             times.append(time.perf_counter())
         except BaseException:
@@ -328,7 +328,7 @@ class Relocatable:
             raise
         capture.let_go()
         self._report.count(staged=len(staged))
-        self.costs = recording.costs_of(built, times)
+        self.costs = _costs(built, times)
         return _Attempt(built.replay, trial, built.unseen)
 
     def _make_sure_of(self, size: int) -> None:
@@ -435,12 +435,12 @@ class _Attempt:
     trial: verification.Trial
     unseen: frozenset[int]
 
-    def disagreement(self, outputs: Sequence[Any]) -> Disagreement | None:
+    def disagreement(self, outputs: Sequence[Any]) -> str | None:
         """Return why it is not to be used, in view of what the callable has returned."""
         try:
             return self.trial.disagreement(outputs)
         except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
-            return Disagreement(f"verification failed: {_first_line(error)}")
+            return f"verification failed: {_first_line(error)}"
 
     def keep(self) -> Replay:
         """Return the replay, and give back all that was needed to find out."""
@@ -476,6 +476,11 @@ def _buffer_for(tensor: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode(False):
         buffer = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         return buffer.copy_(tensor.detach())
+
+
+def _costs(built: recording.Built, times: Sequence[float]) -> Costs:
+    capture_ms, build_ms, trial_ms = ((end - begin) * 1e3 for begin, end in itertools.pairwise(times))
+    return Costs(built.nodes, len(built.replay.memories), capture_ms, build_ms, trial_ms)
 
 
 _OURS = (OpaqueError, UnfitError, DriverError, torch.OutOfMemoryError)

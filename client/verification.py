@@ -2,15 +2,11 @@
 
 The recording runs first, on copies of all inputs and on poisoned memory; then the callable runs on the inputs themselves,
 with the generator's state restored. Outputs and inputs must agree afterwards. The caller gets what the callable returned.
-
-Kernels that add in an order of their own may differ from themselves by more than is let pass, where what they add nearly cancels
-out. So where only that may be the reason, the callable runs beside the next recording a second time, which shows by how much.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -22,9 +18,8 @@ from pygraphd.client.recording import input_groups
 from pygraphd.client.relocation import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-    from pygraphd.client._torch import Runnable
     from pygraphd.client.replay import Replay
 
 POISON = 0xFF
@@ -36,9 +31,6 @@ OLD_POISON = 0xFD
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal. Of a graph that takes or
 returns several types it is that of the coarsest: a gradient in 32 bits of what was computed in 16 differs by as much as those."""
-NOISE = 4.0
-"""Times what the callable was seen to differ from itself by that a recording may differ from it, beyond the tolerance."""
-_WIDE = {dtype: torch.promote_types(dtype, torch.float32) for dtype in TOLERANCE}
 _WHOLE_NUMBERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -52,20 +44,11 @@ class Generator(Protocol):
         """Put it there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Disagreement:
-    """How a recording differs from the callable; whether that may be what the callable differs from itself by."""
-
-    reason: str
-    may_be_noise: bool = False
-
-
 class Trial:
     """A replay on copies of a call's inputs, to be held against what the callable does with the inputs themselves.
 
     `old` is the memory that the capture worked on, as bytes. It is poisoned: an address that was missed then reads poison, or
-    writes where nothing may be written, and either shows. `undefined` outputs hold nothing, and are not compared. `again` is the
-    callable, if it is to run a second time, on further copies, to show how much it differs from itself.
+    writes where nothing may be written, and either shows. `undefined` outputs hold nothing, and are not compared.
     """
 
     def __init__(
@@ -75,11 +58,10 @@ class Trial:
         generator: Generator | None,
         old: Sequence[torch.Tensor] = (),
         undefined: Collection[int] = (),
-        again: Runnable | None = None,
     ) -> None:
         """Run the replay, and put the generator back where it was.
 
-        Raises what `copies_of`, `Replay.run` and `again` raise; inputs and generator are as they were in any case.
+        Raises what `copies_of` and `Replay.run` raise; inputs and generator are as they were in any case.
         """
         self._inputs = list(inputs)
         self._copies = copies_of(inputs)
@@ -89,50 +71,34 @@ class Trial:
         for each in old:
             each.fill_(OLD_POISON)
         self._generator = generator
-        self._outputs, self._ended, self.random = self._drawing_nothing(
-            lambda: replay.run(list(self._copies), self._memory)
-        )
-        """What it returned, where it left the generator, and whether the recording draws random numbers."""
-        self._second_copies, self._second_outputs = self._second(again) if again is not None else ([], ())
+        began = generator.get_offset() if generator is not None else 0
+        try:
+            self._outputs = replay.run(list(self._copies), self._memory)
+        finally:
+            self._ended = generator.get_offset() if generator is not None else 0
+            self.random = self._ended != began
+            """Whether the recording draws random numbers."""
+            if generator is not None and self.random:
+                generator.set_offset(began)
         # Looked at now, so that this memory can go before the callable needs as much.
         self._stayed = not any(_answers([torch.ne(each, OLD_POISON).any() for each in old]))
 
-    def _drawing_nothing(self, run: Callable[[], Any]) -> tuple[Any, int, bool]:
-        """Run, and put the generator back; return the result, where the generator was left, and whether it had moved."""
-        generator = self._generator
-        if generator is None:
-            return run(), 0, False
-        began = generator.get_offset()
-        try:
-            result = run()
-        finally:
-            ended = generator.get_offset()
-            if ended != began:
-                generator.set_offset(began)
-        return result, ended, ended != began
-
-    def _second(self, again: Runnable) -> tuple[list[Any], Sequence[Any]]:
-        copies = copies_of(self._inputs)
-        outputs, _, _ = self._drawing_nothing(lambda: again(list(copies)))
-        return copies, outputs
-
-    def disagreement(self, outputs: Sequence[Any]) -> Disagreement | None:
+    def disagreement(self, outputs: Sequence[Any]) -> str | None:
         """Return how the replay differs from the callable, which has run on the inputs and returned `outputs`."""
         if self._generator is not None and self._generator.get_offset() != self._ended:
-            return Disagreement("verification: it draws another number of random numbers")
+            return "verification: it draws another number of random numbers"
         if not self._stayed:
-            return Disagreement("verification: it writes to where it was recorded")
+            return "verification: it writes to where it was recorded"
         tolerance = _coarsest((*self._inputs, *outputs))
         return (
-            _compare("output", self._comparable(outputs), outputs, tolerance, self._second_outputs)
-            or _compare("input", self._copies, self._inputs, tolerance, self._second_copies)
+            _compare("output", self._comparable(outputs), outputs, tolerance)
+            or _compare("input", self._copies, self._inputs, tolerance)
             or self._misplaced(outputs)
         )
 
     def close(self) -> None:
         """Let go of all memory."""
         self._inputs, self._copies, self._memory, self._outputs = [], [], [], ()
-        self._second_copies, self._second_outputs = [], ()
 
     def _comparable(self, outputs: Sequence[Any]) -> list[Any]:
         """Return the replayed outputs, with the launched one for each that holds nothing."""
@@ -143,7 +109,7 @@ class Trial:
             for index, (mine, right) in enumerate(zip(self._outputs, outputs, strict=True))
         ]
 
-    def _misplaced(self, outputs: Sequence[Any]) -> Disagreement | None:
+    def _misplaced(self, outputs: Sequence[Any]) -> str | None:
         # An output in memory of neither the call nor its inputs must be a constant, or each call would overwrite the last.
         own = {
             each.untyped_storage().data_ptr() for each in (*self._copies, *self._memory) if _is_tensor(each)
@@ -152,9 +118,7 @@ class Trial:
             if not _is_tensor(mine) or not mine.numel() or mine.untyped_storage().data_ptr() in own:
                 continue
             if mine.data_ptr() != right.data_ptr():
-                return Disagreement(
-                    f"verification: output {index} lies in memory that relocation does not know"
-                )
+                return f"verification: output {index} lies in memory that relocation does not know"
         return None
 
 
@@ -234,16 +198,9 @@ def _coarsest(values: Iterable[Any]) -> float:
     return max((TOLERANCE.get(each.dtype, 0.0) for each in values if _is_tensor(each)), default=0.0)
 
 
-def _compare(
-    what: str,
-    replayed: Sequence[Any],
-    launched: Sequence[Any],
-    tolerance: float,
-    again: Sequence[Any] = (),
-) -> Disagreement | None:
-    """Return what differs first; `again` is what was launched a second time, or nothing."""
+def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any], tolerance: float) -> str | None:
     if len(replayed) != len(launched):
-        return Disagreement(f"verification: {len(replayed)} {what}s and not {len(launched)}")
+        return f"verification: {len(replayed)} {what}s and not {len(launched)}"
     pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for index, (mine, right) in enumerate(zip(replayed, launched, strict=True)):
         if _is_tensor(right) and mine is not right and _form_of(mine) == _form(right):
@@ -251,16 +208,12 @@ def _compare(
         elif mine is not right and not _is_same_value(mine, right):
             return _differs(what, index)
     differing = itertools.compress(pairs, _answers([_differ(*pair) for pair in pairs.values()]))
-    for index in differing:
-        mine, right = pairs[index]
-        noise = _furthest(again[index], right) if index < len(again) else None
-        if not _close(mine, right, tolerance, noise or 0.0):
-            return _differs(what, index, may_be_noise=noise != 0.0 and _are_alike(mine, right))
-    return None
+    far = (index for index in differing if not _close(*pairs[index], tolerance))
+    return next((_differs(what, index) for index in far), None)
 
 
-def _differs(what: str, index: int, *, may_be_noise: bool = False) -> Disagreement:
-    return Disagreement(f"verification: {what} {index} differs", may_be_noise)
+def _differs(what: str, index: int) -> str:
+    return f"verification: {what} {index} differs"
 
 
 def _is_same_value(mine: Any, right: Any) -> bool:
@@ -289,28 +242,12 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.device, tuple(tensor.size()), tuple(tensor.stride())
 
 
-def _close(mine: torch.Tensor, right: torch.Tensor, tolerance: float, noise: float) -> bool:
+def _close(mine: torch.Tensor, right: torch.Tensor, tolerance: float) -> bool:
     if right.dtype not in TOLERANCE:
         return False
-    allowed = tolerance * _largest(right) + NOISE * noise
-    return bool(torch.allclose(mine, right, rtol=0.0, atol=allowed, equal_nan=True))
-
-
-def _furthest(again: Any, right: torch.Tensor) -> float:
-    """Return by how much the callable differed from itself, where it can."""
-    if right.dtype not in TOLERANCE or _form_of(again) != _form(right):
-        return 0.0
-    return _largest(again.detach().to(_WIDE[right.dtype]) - right.detach())
-
-
-def _largest(values: torch.Tensor) -> float:
-    """Return the largest of the values that are numbers."""
-    return float(torch.nan_to_num(values.detach(), nan=0.0, posinf=0.0, neginf=0.0).abs().max())
-
-
-def _are_alike(mine: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether both hold numbers, of a type that kernels round to, in the same places: poison is none."""
-    return right.dtype in TOLERANCE and bool((mine.isfinite() == right.isfinite()).all())
+    finite = torch.nan_to_num(right.detach(), nan=0.0, posinf=0.0, neginf=0.0)
+    scale = float(finite.abs().max())
+    return bool(torch.allclose(mine, right, rtol=0.0, atol=tolerance * scale, equal_nan=True))
 
 
 def _differ(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -526,59 +526,22 @@ def test_an_output_that_differs_is_told_and_the_call_returns_the_right_one(case:
     assert run.refusal == "verification: output 1 differs"
     assert run.refused_for_good
     assert case.report.fallbacks[run.refusal] == 3
-    assert case.recorder.captures == 2  # beside the second, the callable was seen to agree with itself
+    assert case.recorder.captures == 1
 
 
-@pytest.mark.parametrize("by", ["output", "input"])
-def test_a_callable_that_differs_from_itself_is_recorded(case: Case, by: str) -> None:
-    """Kernels that add in an order of their own, of what nearly cancels out."""
-    noise = itertools.count()
-
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        rounded = case.floats(1, 0.25 * (next(noise) % 3))
-        if by == "output":
-            return (operations.add(inputs[0], rounded),)
-        operations.accumulate(inputs[0], rounded)
-        return ()
-
-    run = case.make(body)
-    for _ in range(6):
-        run([case.floats(1, 1)])
-
-    case.expect(captured=1)
-    assert run.refusal is None
-    assert case.report.fallbacks == {relocatable.NOT_YET: 1, f"verification: {by} 0 differs": 1}
-    assert case.recorder.captures == 2
-
-
-def test_a_second_launch_draws_no_random_numbers_of_the_users(case: Case) -> None:
-    noise = itertools.count()
+@pytest.mark.parametrize("values", [itertools.count(), itertools.cycle([1.0, -1.0])], ids=["counter", "mask"])
+def test_what_the_host_hands_in_at_each_call_is_not_frozen(case: Case, values: Iterator[float]) -> None:
+    """A recording would go on with the value that it was made with, as of a seed of the host's."""
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        rounded = case.floats(1, 0.25 * (next(noise) % 3))
-        return operations.random(), operations.add(inputs[0], rounded)
+        return (operations.add(inputs[0], case.floats(next(values))),)
 
     run = case.make(body)
-    numbers = [run([case.floats(1, 1)])[0].tolist() for _ in range(6)]
+    results = [run([case.floats(10)])[0].item() for _ in range(12)]
 
-    case.expect(captured=1)
-    assert numbers == [[4.0 * (call + 1)] * 2 for call in range(6)]
-
-
-def test_what_goes_on_differing_by_more_is_given_up(case: Case) -> None:
-    noise = itertools.count(1)
-
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        far = 100.0 if isinstance(operations, Recording) else 0.0
-        return (operations.add(inputs[0], case.floats(1, far + next(noise) / 8)),)
-
-    run = case.make(body)
-    for _ in range(8):
-        run([case.floats(1, 1)])
-
+    assert len(set(results[-4:])) > 1
     case.expect(captured=0)
-    assert run.refusal == "verification: output 0 differs"
-    assert case.recorder.captures == 1 + relocatable.MAX_DOUBTS
+    assert run.refused_for_good
 
 
 @pytest.mark.parametrize("undefined", [frozenset({1}), frozenset[int](), frozenset({0})])

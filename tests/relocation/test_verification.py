@@ -99,13 +99,9 @@ def test_what_differs_in_one_element_is_named(dtype: torch.dtype) -> None:
     others[1].view(torch.uint8)[0] = 1
     one = [others[0][:1].as_strided((1,), (3,)), others[1][:1].as_strided((1,), (3,))]
     assert verification._compare("input", one[:1], one[:1], 0.0) is None
-    differs = verification._compare("input", one[:1], one[1:], 0.0)
-    assert differs is not None
-    assert differs.reason == "verification: input 0 differs"
+    assert verification._compare("input", one[:1], one[1:], 0.0) == "verification: input 0 differs"
 
-    differs = verification._compare("output", values, others, 0.0)
-    assert differs is not None
-    assert differs.reason == "verification: output 1 differs"
+    assert verification._compare("output", values, others, 0.0) == "verification: output 1 differs"
 
 
 @pytest.mark.parametrize(
@@ -130,30 +126,4 @@ def test_how_far_values_may_differ_goes_by_the_coarsest_type_of_the_graph(
     mine = right + torch.tensor([0.0, off, 0.0])
     tolerance = verification._coarsest((right, *beside, 3))
 
-    differs = verification._compare("output", [mine], [right], tolerance)
-    assert (differs and differs.reason) == reason
-
-
-@pytest.mark.parametrize(
-    ("mine", "again", "may_be_noise"),
-    [
-        (1.3, None, True),  # nothing is known of what it differs from itself by
-        (float("nan"), None, False),
-        (1.3, 1.0, False),  # by nothing
-        (1.3, 1.01, True),  # by less, but the next time it may be more
-        (1.3, 1.1, None),
-        (0.7, 1.1, None),
-        (1.5, 1.1, True),
-        (float("nan"), 1.1, False),
-        (1.3, float("nan"), False),
-    ],
-)
-def test_what_a_callable_differs_from_itself_by_a_recording_may_differ_by(
-    mine: float, again: float | None, may_be_noise: bool | None
-) -> None:
-    values = [torch.tensor([2.0, value]) for value in (mine, 1.0, 1.0 if again is None else again)]
-    second = [] if again is None else [values[2]]
-
-    differs = verification._compare("output", values[:1], values[1:2], 1e-4, second)
-
-    assert (differs and differs.may_be_noise) is may_be_noise
+    assert verification._compare("output", [mine], [right], tolerance) == reason
