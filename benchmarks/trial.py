@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _FILLED = "filled"
 """Marks the folder of a daemon that a process has run with to its end."""
+_COMPILED = "compiled."
+"""Begins the name of a mark in a folder of caches: the peer after it has compiled all that it needs."""
 _PRIMING_STEPS = 160
 """More than measuring takes, so that the cache of the warm peer is filled with final decisions."""
 
@@ -105,6 +107,7 @@ class Trials:
         try:
             answer, summary = self._measure(turn, caches, more)
             error = None
+            self._note_compiled(turn)
         except BenchmarkError as problem:
             answer, summary, error = None, None, str(problem)
         return Trial(turn.repetition, answer, summary, error, cold, time.monotonic() - started)
@@ -193,8 +196,16 @@ class Trials:
 
     def compiles_with(self, turn: Turn) -> Hashable:
         """Return what is alike for turns of which one compiles for the others; they need not wait where that is done."""
-        caches = self.caches(turn)
-        return turn.name if caches.exists() else caches
+        return turn.name if self._compiled_mark(turn).exists() else self.caches(turn)
+
+    def _compiled_mark(self, turn: Turn) -> Path:
+        # Of the peer: with our rules, other code is compiled among the same caches.
+        return self.caches(turn) / f"{_COMPILED}{turn.peer.name}"
+
+    def _note_compiled(self, turn: Turn) -> None:
+        mark = self._compiled_mark(turn)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
 
     def _priming_caches(self, turn: Turn) -> Path:
         # Priming is not timed: it may use what others have compiled, but must leave nothing to those that are timed.

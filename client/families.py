@@ -14,9 +14,10 @@ from pygraphd.client.output_facts import OutputFacts
 from pygraphd.schema.messages import Decision, Deployment, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from pygraphd.client._torch import CompiledFacts
+    from pygraphd.client.rota import Member as Part
 
 
 class Families:
@@ -24,6 +25,7 @@ class Families:
 
     def __init__(self) -> None:
         self._forwards: dict[int, dict[Hashable, Deployment | None]] = {}
+        self._losses: dict[int, dict[Hashable, float | None]] = {}
         self._juries: dict[int, Jury] = {}
         self._inputs: dict[int, Inputs | None] = {}
 
@@ -31,9 +33,36 @@ class Families:
         """Note how a part of a forward runs; None: that is still to be found out, and it is launched at least at times."""
         self._forwards.setdefault(family, {})[part] = deployment
 
-    def parts(self, family: int) -> int:
-        """Return how many parts a family's forward is known to have, at least 1."""
-        return max(1, len(self._forwards.get(family, {})))
+    def note_loss(self, family: int, part: Hashable, loss_us: float | None) -> None:
+        """Note what a part of a forward, which was measured, loses in trees; None: that is not known."""
+        self._losses.setdefault(family, {})[part] = loss_us
+
+    def gain_left_us(self, part: Part, together: Sequence[Part]) -> float | None:
+        """Return what is gained in trees by the backward of a forward, less what the forward's other parts lose there.
+
+        `together` is what is measured with it. All parts go into trees or none, as their backward does; None: it is not measured.
+        """
+        backwards = [each for each in together if each.graph.kind is Kind.BACKWARD]
+        if not backwards:
+            return None
+        others = [
+            each.loss_in_trees_us()
+            for each in together
+            if each.graph.kind is Kind.FORWARD and each is not part
+        ]
+        others += self._losses_of_decided(part.family)
+        if None in others:
+            return 0.0
+        return max(0.0, sum(each.gain_in_trees_us() for each in backwards) - sum(filter(None, others)))
+
+    def _losses_of_decided(self, family: int) -> list[float | None]:
+        """Return what the decided parts of a forward lose in trees; None of those that run otherwise."""
+        losses = self._losses.get(family, {})
+        return [
+            losses.get(part, 0.0) if deployment is Deployment.TREES else None
+            for part, deployment in self._forwards.get(family, {}).items()
+            if deployment is not None
+        ]
 
     def forward_in_trees(self, family: int) -> bool | None:
         """Return whether a family's forward runs in PyTorch's trees, all of it; None if it is not known, or not decided."""

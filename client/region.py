@@ -22,7 +22,7 @@ from pygraphd.client.claims import Turn
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.rota import SAMPLES, Rota, Turns
 from pygraphd.schema.messages import Conditions, Decision, Deployment, Graph, Measurement
-from pygraphd.schema.policy import decide, gain_in_trees_us
+from pygraphd.schema.policy import decide, gain_in_trees_us, loss_in_trees_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -153,6 +153,10 @@ class Region:
     def gain_in_trees_us(self) -> float:
         """Return what a call saves in PyTorch's trees over the best of all else, as far as that is known."""
         return gain_in_trees_us(self._profiler.measurements())
+
+    def loss_in_trees_us(self) -> float | None:
+        """Return what a call takes longer in trees than in the fastest way; None if that is not known, or they are no choice."""
+        return loss_in_trees_us(self._profiler.measurements())
 
     def _can_spare_trees(self, tried: list[Deployment]) -> bool:
         rest = [each for each in tried if each is not Deployment.TREES]

@@ -103,6 +103,9 @@ class Member(Protocol):
     def gain_in_trees_us(self) -> float:
         """Return what a call saves in PyTorch's trees over the best of all else, as far as that is known."""
 
+    def loss_in_trees_us(self) -> float | None:
+        """Return what a call takes longer in trees than in the fastest way; None if that is not known, or they are no choice."""
+
 
 class Rota:
     """Which deployment the measuring regions of a process run in now, and when they decide.
@@ -143,15 +146,10 @@ class Rota:
             if self._members:
                 self._attendance.note(member, warms_up=True)
 
-    def backward_gain_us(self, family: int) -> float | None:
-        """Return what a family's backward gains in trees; None if there is none that is measured."""
+    def measured_with(self, family: int) -> list[Member]:
+        """Return the regions of a forward and its backward that take part in each round, and are not decided."""
         with self._lock:
-            backwards = [
-                each
-                for each in self._attendance.expected()
-                if each.family == family and each.graph.kind is Kind.BACKWARD
-            ]
-        return sum(each.gain_in_trees_us() for each in backwards) if backwards else None
+            return [each for each in self._attendance.expected() if each.family == family]
 
     def leave(self, member: Member) -> None:
         """Note that a region is decided, and comes no more."""

@@ -33,7 +33,7 @@ from pygraphd.schema.messages import (
     Kind,
     Record,
 )
-from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.policy import POLICY_VERSION, loss_in_trees_us
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -238,9 +238,8 @@ class Session:
             return Conditions(self.families.forward_in_trees(watched.interest.family))
         if region.graph.kind is not Kind.FORWARD:
             return Conditions()
-        gain_us = self.rota.backward_gain_us(region.family)
-        # Each part of a forward has its share to lose: a backward gains only if all of them run in trees.
-        return Conditions(backward_gain_us=gain_us and gain_us / self.families.parts(region.family))
+        together = self.rota.measured_with(region.family)
+        return Conditions(backward_gain_us=self.families.gain_left_us(region, together))
 
     def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
         """Return what is to run, of what is offered, in view of what other ranks have decided."""
@@ -321,6 +320,7 @@ class Session:
             family = watched.interest.family
             part = result.graph.digest, result.graph.partition
             self.families.note_forward(family, part, result.decision.deployment)
+            self.families.note_loss(family, part, loss_in_trees_us(result.measurements))
         if result.adopted:
             self.report.count(adopted=1)
             return

@@ -208,7 +208,11 @@ def rederive_entries(
     connection: sa.Connection, ids: Sequence[str], now: float, *, dry_run: bool
 ) -> list[Outcome]:
     """Decide some entries anew from their measurements; returns what became of them."""
-    decisions = sa.select(*sa.inspect(tables.Decision).columns).where(tables.Decision.id.in_(ids))
+    decisions = (
+        sa.select(*sa.inspect(tables.Decision).columns, tables.Graph.kind)
+        .join(tables.Graph, tables.Graph.digest == tables.Decision.graph)
+        .where(tables.Decision.id.in_(ids))
+    )
     stored = _rows(connection, decisions)
     newest = _measured_last(connection, ids)
     outcomes = {

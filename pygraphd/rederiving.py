@@ -14,10 +14,13 @@ from typing import Any, TypeVar
 
 from pygraphd.schema import policy
 from pygraphd.schema.checks import check_bool, check_int, check_text
-from pygraphd.schema.messages import MAX_REASON, Conditions, Decision, Deployment, Measurement
+from pygraphd.schema.messages import MAX_REASON, Conditions, Decision, Deployment, Kind, Measurement
 
 MEASURED_SINCE = "measured again since, which led to no decision"
 NOT_VALID = "what is stored of it is not valid"
+PAIR_NOT_KNOWN = "what a backward gains in TREES was not noted: it is measured again when it is met"
+_PAIRS_SINCE = 4
+"""The first policy that lets a forward follow its backward into trees."""
 
 _Key = TypeVar("_Key", str, tuple[Deployment, Deployment])
 
@@ -113,8 +116,16 @@ def rederive(stored: Row, newest: Sequence[Row]) -> Outcome:
     if any(row["measured_at"] != stored["measured_at"] for row in newest):
         # The stored conditions belong to the older ones, and these may be out of date.
         return Outcome(before, after, MEASURED_SINCE)
+    if before.policy < _PAIRS_SINCE and _is_of_a_pair(stored, after):
+        return Outcome(before, after, PAIR_NOT_KNOWN)
     # That a policy cannot decide is no reason to give up what an earlier one, or a longer program, has decided.
     return Outcome(before, after, after.reason if before.final and not after.final else None)
+
+
+def _is_of_a_pair(stored: Row, after: Decision) -> bool:
+    """Whether a forward and its backward might now run in trees, if it were known what they lose and gain there together."""
+    out_of_trees = stored["kind"] == Kind.FORWARD and after.deployment is not Deployment.TREES
+    return out_of_trees or after.reason == policy.FORWARD_NOT_IN_TREES
 
 
 def _derived(stored: Row, newest: Sequence[Row]) -> Decision:

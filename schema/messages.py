@@ -111,8 +111,8 @@ class Conditions:
     """What a decision depends on beside its graph's own measurements.
 
     `forward_in_trees` is of a backward that was measured together with its forward: whether that forward runs in TREES.
-    `backward_gain_us` is of such a forward: what a call of its backward saves in TREES over the best of all else, in
-    microseconds. They are None for all other graphs.
+    `backward_gain_us` is of such a forward: what a call of its backward saves in TREES over the best of all else, less what
+    the forward's other parts lose there, in microseconds. They are None for all other graphs.
     """
 
     forward_in_trees: bool | None = None

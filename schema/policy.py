@@ -49,25 +49,32 @@ def decide(measurements: Sequence[Measurement], conditions: Conditions) -> Decis
     decision = fastest(measurements)
     if decision.deployment is Deployment.TREES and conditions.forward_in_trees is False:
         return _without_trees(measurements)
-    if decision.deployment is Deployment.RELOCATE and conditions.backward_gain_us:
+    if conditions.backward_gain_us and decision.deployment is not Deployment.TREES:
         return _with_its_backward(measurements, decision, conditions.backward_gain_us)
     return decision
 
 
 def _with_its_backward(measurements: Sequence[Measurement], decision: Decision, gain_us: float) -> Decision:
-    """Decide for a forward that is fastest relocated, while its backward, which follows it into trees or out, is fastest in these."""
-    found = {each.deployment: each for each in measurements}
-    trees, relocate, launch = (
-        found.get(each) for each in (Deployment.TREES, decision.deployment, Deployment.LAUNCH)
-    )
-    assert relocate is not None
-    assert launch is not None
-    if trees is None or trees.samples < MIN_SAMPLES or not wins(trees, launch):
+    """Decide for a forward that is fastest outside of trees, while its backward, which follows it in or out, is fastest in them."""
+    loss_us = loss_in_trees_us(measurements)
+    if loss_us is None:
         return decision
-    loss_us = trees.median_us - relocate.median_us
-    if gain_us - loss_us <= NOISE_FACTOR * noise_us(trees, relocate):
+    found = {each.deployment: each for each in measurements}
+    noise = noise_us(found[Deployment.TREES], found[decision.deployment])
+    if gain_us - loss_us <= NOISE_FACTOR * noise:
         return decision
     return Decision(Deployment.TREES, FOR_ITS_BACKWARD, POLICY_VERSION)
+
+
+def loss_in_trees_us(measurements: Sequence[Measurement]) -> float | None:
+    """Return what a call in TREES takes longer than in the fastest way, in microseconds; None if it is not known, or TREES are no choice."""
+    found = {each.deployment: each for each in measurements}
+    decision, trees = fastest(measurements), found.get(Deployment.TREES)
+    if not decision.final or trees is None or trees.samples < MIN_SAMPLES:
+        return None
+    if takes_longer(trees, found[Deployment.LAUNCH]):
+        return None
+    return max(0.0, trees.median_us - found[decision.deployment].median_us)
 
 
 def gain_in_trees_us(measurements: Sequence[Measurement]) -> float:

@@ -36,7 +36,6 @@ class Region:
         self._candidates = candidates
         self.ran: list[Deployment] = []
         self.decided = False
-        self.gain_us = 0.0
         self._delay = delay
         self._fair: list[Deployment | None] = []
 
@@ -45,7 +44,10 @@ class Region:
         return self.turns.exhausted or min(known[each] for each in self._candidates) >= SAMPLES
 
     def gain_in_trees_us(self) -> float:
-        return self.gain_us
+        return 0.0
+
+    def loss_in_trees_us(self) -> float | None:
+        return None
 
     def call(self, rota: Rota) -> Deployment | None:
         """Be called once; returns what it ran in, None if it has decided by now."""
@@ -371,20 +373,19 @@ def test_one_that_never_comes_to_be_measured_does_not_hold_up_those_that_are() -
     assert measured.decided
 
 
-def test_a_forward_that_decides_finds_what_its_backward_gains() -> None:
+def test_a_forward_that_decides_finds_what_is_measured_with_it() -> None:
     rota = Rota()
     forward, backward, part = Region(FORWARD), Region(BACKWARD), Region(BACKWARD, partition=1)
     other = Region(BACKWARD, family=2)
-    backward.gain_us, part.gain_us, other.gain_us = 30.0, 12.0, 500.0
-    assert rota.backward_gain_us(1) is None
+    assert rota.measured_with(1) == []
     while forward.call(rota) is not None:  # in the round in which it decides, nobody else has come
         for each in (backward, part, other):
             each.call(rota)
 
-    assert rota.backward_gain_us(1) == 42.0
+    assert set(map(id, rota.measured_with(1))) == {id(backward), id(part)}
     rota.leave(backward)
-    assert rota.backward_gain_us(1) == 12.0
-    assert rota.backward_gain_us(3) is None
+    assert rota.measured_with(1) == [part]
+    assert rota.measured_with(3) == []
 
 
 def test_one_that_was_decided_otherwise_is_not_waited_for() -> None:

@@ -209,19 +209,36 @@ class TestConditions:
 
         assert session.conditions(self._watched(session, family, Kind.FORWARD, 1)) == Conditions()
 
-    @pytest.mark.parametrize(("parts", "gain_us"), [(1, 60.0), (2, 30.0)])
-    def test_the_parts_of_a_forward_share_what_its_backward_gains(
-        self, session: Session, monkeypatch: pytest.MonkeyPatch, parts: int, gain_us: float
+    def test_a_forward_has_what_its_backward_gains(
+        self, session: Session, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         family = object()
-        forwards = [self._watched(session, family, Kind.FORWARD, number) for number in range(parts)]
-        for number in range(parts):
-            session.families.note_forward(id(family), number, None)
-        monkeypatch.setattr(session.rota, "backward_gain_us", {forwards[0].family: 60.0}.get)
+        forward, backward = (self._watched(session, family, kind) for kind in (Kind.FORWARD, Kind.BACKWARD))
+        monkeypatch.setattr(backward, "gain_in_trees_us", lambda: 60.0)
+        monkeypatch.setattr(session.rota, "measured_with", {forward.family: [forward, backward]}.get)
 
-        assert [session.conditions(each) for each in forwards] == [
-            Conditions(backward_gain_us=gain_us)
-        ] * parts
+        assert session.conditions(forward) == Conditions(backward_gain_us=60.0)
+
+    def test_what_a_part_loses_in_trees_is_kept_for_the_others(
+        self, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        family = object()
+        first, second = (self._watched(session, family, Kind.FORWARD, part) for part in (0, 1))
+        backward = self._watched(session, family, Kind.BACKWARD)
+        monkeypatch.setattr(backward, "gain_in_trees_us", lambda: 60.0)
+        monkeypatch.setattr(session.rota, "measured_with", {first.family: [second, backward]}.get)
+        measurements = tuple(
+            Measurement(each, 8, time, 0.0, time, time, 0.0)
+            for each, time in {
+                Deployment.LAUNCH: 100.0,
+                Deployment.TREES: 50.0,
+                Deployment.RELOCATE: 30.0,
+            }.items()
+        )
+        decision = Decision(Deployment.TREES, "for a test", POLICY_VERSION)
+        session.decided(first, Decided(first.graph, decision, measurements), decision)
+
+        assert session.conditions(second) == Conditions(backward_gain_us=40.0)
 
     def test_another_models_forward_does_not_matter(self, session: Session) -> None:
         family, other = object(), object()

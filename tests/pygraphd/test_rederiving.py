@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.queries import _CHUNK
-from pygraphd.rederiving import MEASURED_SINCE, NOT_VALID, Changed, Kept, RederiveAnswer, RederiveRequest
+from pygraphd.rederiving import (
+    MEASURED_SINCE,
+    NOT_VALID,
+    PAIR_NOT_KNOWN,
+    Changed,
+    Kept,
+    RederiveAnswer,
+    RederiveRequest,
+)
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import (
@@ -62,9 +70,10 @@ def add(
     measurements: tuple[Measurement, ...] = (),
     name: int = 0,
     conditions: Conditions = NONE,
+    kind: Kind = Kind.BACKWARD,
 ) -> None:
     """Record a decision as another process would have sent it."""
-    graph = Graph(f"{name:064x}", Kind.BACKWARD, 0, 1, 3)
+    graph = Graph(f"{name:064x}", kind, 0, 1, 3)
     record = Record(graph, decision, measurements, conditions)
     store.record(RecordRequest(HERE, Origin("host-a", "0.1.0"), (record,)), uid=1000)
 
@@ -165,11 +174,38 @@ def test_whose_it_is_and_its_hits_stay_and_the_time_is_the_decisions(store: Stor
 def test_the_conditions_are_those_of_the_decision(
     store: Store, database: Path, conditions: Conditions, medians: dict[str, float], decision: Decision
 ) -> None:
-    add(store, OLD_LAUNCH, measured(MIN_SAMPLES, LAUNCH=100, TREES=50, **medians), conditions=conditions)
+    before = Decision(LAUNCH, "as somebody has it", POLICY_VERSION)
+    add(store, before, measured(MIN_SAMPLES, LAUNCH=100, TREES=50, **medians), conditions=conditions)
 
     rederive(store)
 
     assert answers(database) == [decision]
+
+
+@pytest.mark.parametrize(
+    ("kind", "conditions", "relocate_us", "is_kept"),
+    [
+        (Kind.FORWARD, NONE, 30, True),  # in trees it might be of more use
+        (Kind.FORWARD, NONE, 99, False),
+        (Kind.INFERENCE, NONE, 30, False),
+        (Kind.BACKWARD, NONE, 30, False),
+        (Kind.BACKWARD, Conditions(forward_in_trees=False), 99, True),
+        (Kind.BACKWARD, Conditions(forward_in_trees=True), 99, False),
+    ],
+)
+def test_what_an_older_policy_did_not_note_of_a_pair_is_measured_again(
+    store: Store, database: Path, kind: Kind, conditions: Conditions, relocate_us: int, is_kept: bool
+) -> None:
+    """Clients of this version take no answer of an older one."""
+    measurements = measured(MIN_SAMPLES, LAUNCH=100, TREES=50, RELOCATE=relocate_us)
+    add(store, OLD_LAUNCH, measurements, conditions=conditions, kind=kind)
+
+    answer = rederive(store)
+
+    (decision,) = answers(database)
+    assert (decision == OLD_LAUNCH) is is_kept
+    assert decision.policy == (OLDER if is_kept else POLICY_VERSION)
+    assert answer.kept == ((Kept(PAIR_NOT_KNOWN, 1),) if is_kept else ())
 
 
 def test_a_rule_is_left_alone(store: Store, database: Path) -> None:
