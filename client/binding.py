@@ -27,8 +27,6 @@ MAX_BINDINGS = 64
 """At most, where a call would write half of the nodes: the layers of a model may share one graph, and have weights of their own,"""
 MANY_NODES = 3
 """and no fewer than these: one executable takes as long to make as ten calls that write a single node take longer (H200: 160 us),"""
-OFTEN = 2
-"""where the same addresses were met so often before: making one takes as long as writing to it three or four times (H200, 23 nodes: 0.2 ms),"""
 MAX_NODES = 1_024
 """and as long as these are the nodes of all executables."""
 MOST_MOVERS = 32
@@ -308,7 +306,7 @@ class Bindings:
         self._all = [first]
         self._most = _most_executables(first.nodes)
         self._recent: deque[list[int]] = deque(maxlen=REMEMBERED)
-        self._met: dict[int, int] = {}
+        self._met: dict[int, None] = {}
         self._bound_to: dict[int, Binding] = {}
         """By the hash of the addresses, which may be outdated. Kept where there are more than a few."""
         self._movers: frozenset[int] = frozenset()
@@ -447,23 +445,23 @@ class Bindings:
         self, nearest: Binding, addresses: list[int], number: int, moved: Collection[int]
     ) -> bool:
         """Whether these addresses, or nearly these, come back; or memory of a set is met for the first time."""
-        if self._has_met_often(addresses) and 2 * nearest.nodes_that_follow(moved) >= nearest.nodes:
+        if self._has_met(addresses) and 2 * nearest.nodes_that_follow(moved) >= nearest.nodes:
             return True
         if len(self._all) >= FEW_BINDINGS:
             return False
         came_back = any(_is_near(recent, addresses, moved) for recent in self._recent)
         return came_back or all(binding.number != number for binding in self._all)
 
-    def _has_met_often(self, addresses: list[int]) -> bool:
-        """Whether an executable was to be bound to these addresses `OFTEN` times before."""
+    def _has_met(self, addresses: list[int]) -> bool:
+        """Whether an executable was to be bound to these addresses before."""
         if self._most <= FEW_BINDINGS:
             return False
         mark = hash(tuple(addresses))
-        before = self._met.get(mark, 0)
-        self._met[mark] = before + 1
+        met = mark in self._met
+        self._met[mark] = None
         if len(self._met) > MET:
             del self._met[next(iter(self._met))]
-        return before >= OFTEN
+        return met
 
     def _another(
         self, nearest: Binding, inputs: list[Any], addresses: list[int], moved: Iterable[int], number: int

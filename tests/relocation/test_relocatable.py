@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pygraphd.client import relocatable
-from pygraphd.client.binding import FEW_BINDINGS, IDLE_CALLS, MANY_NODES, MAX_BINDINGS, MET, OFTEN, Binding
+from pygraphd.client.binding import FEW_BINDINGS, IDLE_CALLS, MANY_NODES, MAX_BINDINGS, MET, Binding
 from pygraphd.client.bulk import InPython, Watch
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError
@@ -1069,25 +1069,6 @@ def test_where_all_nodes_are_few_executables_are_few(case: Case, nodes: int) -> 
 
     (replay,) = run._replays.values()
     assert replay.executables <= FEW_BINDINGS
-
-
-def test_addresses_get_executables_of_their_own_only_if_they_come_often(case: Case) -> None:
-    run, total = case.make(accumulate_often), case.floats(0)
-    batches = [case.floats(number) for number in range(20)]
-
-    def executables_after_a_round() -> int:
-        for batch in batches:
-            total.zero_()
-            run([total, batch])
-            assert torch.equal(total, MANY_NODES * batch)
-        (replay,) = run._replays.values()
-        return replay.executables
-
-    few = [executables_after_a_round() for _ in range(OFTEN)]
-    many = [executables_after_a_round() for _ in range(2)]
-
-    assert max(few) <= FEW_BINDINGS
-    assert many[-1] == len(batches)
 
 
 def test_an_executable_that_is_not_used_goes_to_what_takes_turns_now(case: Case) -> None:
