@@ -361,7 +361,10 @@ class Bindings:
             return known
         position, moved = self._nearest(addresses, just_moved)
         nearest = self._all[position]
-        deserves = len(self._all) < self._most and self._deserves_another(nearest, addresses, number, moved)
+        recurs = self._recurs(nearest, addresses, moved)
+        deserves = len(self._all) < self._most and (
+            recurs or self._deserves_another(addresses, number, moved)
+        )
         if deserves and (another := self._another(nearest, inputs, addresses, moved, number)) is not None:
             self._recent.append(addresses)
             self._all.insert(0, another)
@@ -369,7 +372,7 @@ class Bindings:
             self.written = another.nodes
             return self._note_bound(another)
         if moved and self._is_idle(self._all[-1]):
-            position, moved = self._or_the_last(position, moved, addresses)
+            position, moved = self._or_the_last(position, moved, addresses, recurs=recurs)
         self._recent.append(addresses)
         self.written = self._all[position].bind(inputs, addresses, moved, number)
         return self._note_bound(self._to_front(position))
@@ -379,12 +382,13 @@ class Bindings:
         return binding.latest_use < self._calls - max(IDLE_CALLS, 2 * len(self._all))
 
     def _or_the_last(
-        self, position: int, moved: Collection[int], addresses: list[int]
+        self, position: int, moved: Collection[int], addresses: list[int], *, recurs: bool
     ) -> tuple[int, Collection[int]]:
         """Return the last executable instead of another, if it is as near, or the addresses come back; and what has moved for it."""
         last = len(self._all) - 1
         also = differing(self._all[last].addresses, addresses)
-        return (last, also) if len(also) <= len(moved) or addresses in self._recent else (position, moved)
+        comes_back = recurs or addresses in self._recent
+        return (last, also) if len(also) <= len(moved) or comes_back else (position, moved)
 
     def _known(self, addresses: list[int]) -> Binding | None:
         """Return the executable that is bound to these addresses, of many."""
@@ -441,12 +445,12 @@ class Bindings:
                 nearest, moved = position, also
         return nearest, moved
 
-    def _deserves_another(
-        self, nearest: Binding, addresses: list[int], number: int, moved: Collection[int]
-    ) -> bool:
-        """Whether these addresses, or nearly these, come back; or memory of a set is met for the first time."""
-        if self._has_met(addresses) and 2 * nearest.nodes_that_follow(moved) >= nearest.nodes:
-            return True
+    def _recurs(self, nearest: Binding, addresses: list[int], moved: Collection[int]) -> bool:
+        """Whether these addresses were met before, and half of the nodes would be written for them each time."""
+        return self._has_met(addresses) and 2 * nearest.nodes_that_follow(moved) >= nearest.nodes
+
+    def _deserves_another(self, addresses: list[int], number: int, moved: Collection[int]) -> bool:
+        """Whether these addresses, or nearly these, have come back lately; or memory of a set is met for the first time."""
         if len(self._all) >= FEW_BINDINGS:
             return False
         came_back = any(_is_near(recent, addresses, moved) for recent in self._recent)

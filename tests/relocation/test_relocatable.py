@@ -14,7 +14,15 @@ import pytest
 import torch
 
 from pygraphd.client import relocatable
-from pygraphd.client.binding import FEW_BINDINGS, IDLE_CALLS, MANY_NODES, MAX_BINDINGS, MET, Binding
+from pygraphd.client.binding import (
+    FEW_BINDINGS,
+    IDLE_CALLS,
+    MANY_NODES,
+    MAX_BINDINGS,
+    MAX_NODES,
+    MET,
+    Binding,
+)
 from pygraphd.client.bulk import InPython, Watch
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError
@@ -1094,6 +1102,34 @@ def test_an_executable_that_is_not_used_goes_to_what_takes_turns_now(case: Case)
         call(*stay, batch)
 
     assert replay.executables == FEW_BINDINGS
+    assert replay.counts.written == before
+
+
+def test_of_many_executables_those_that_are_not_used_go_to_what_takes_turns_now(case: Case) -> None:
+    """Others are nearer, as they lie where the rest of it does; each call would write to one of them."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        for each in (*inputs[1:2] * 20, *inputs[2:] * 4):
+            operations.accumulate(inputs[0], each)
+        return ()
+
+    run, total = case.make(body), case.floats(0)
+
+    def take_turns(batches: list[tuple[torch.Tensor, torch.Tensor]], rounds: int) -> None:
+        for batch, surroundings in batches * rounds:
+            total.zero_()
+            run([total, batch, surroundings])
+            assert total.item() == 20 * batch.item() + 4 * surroundings.item()
+
+    take_turns([(case.floats(number), case.floats(1)) for number in range(60)], 3)
+    (replay,) = run._replays.values()
+    assert replay.executables == MAX_NODES // 24
+    stays = case.floats(2)
+    batches = [(case.floats(number), stays) for number in range(20)]
+    take_turns(batches, 4)
+    before = replay.counts.written
+    take_turns(batches, 1)
+
     assert replay.counts.written == before
 
 
