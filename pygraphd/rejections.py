@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.messages import Deployment
-from pygraphd.schema.policy import MIN_SAMPLES, NOISE_FACTOR, least_gain_us, noise_us, takes_longer, wins
+from pygraphd.schema.policy import MIN_GAIN, MIN_SAMPLES, NOISE_FACTOR, noise_us, takes_longer, wins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,10 +51,9 @@ def _why_not_enough(candidate: Measurement, chosen: Measurement) -> str:
     if takes_longer(candidate, chosen):
         return f", but by {candidate.span_us - chosen.span_us:.0f} us longer on the GPU"
     noise = NOISE_FACTOR * noise_us(candidate, chosen)
-    least = least_gain_us(candidate, chosen)
-    if noise > least:
+    if noise > MIN_GAIN * chosen.median_us:
         return f", within the noise of ±{_percent(noise, chosen.median_us)} %"
-    return f", less than the {_percent(least, chosen.median_us)} % that it must win by"
+    return f", less than the {_percent(MIN_GAIN, 1.0)} % that a capture must win by"
 
 
 def _percent(part: float, whole: float) -> str:

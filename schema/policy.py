@@ -1,6 +1,6 @@
 """Measurements in, decision out: a pure function with a version, so that cached facts outlive a better rule.
 
-A graph is captured only if that wins by more than the noise and by at least `least_gain_us`, and takes no longer on the GPU but for a
+A graph is captured only if that wins by more than the noise and by at least `MIN_GAIN`, and takes no longer on the GPU but for a
 little; a tie goes to LAUNCH, which costs no memory and has no semantics of its own. The client decides with it when it has measured, the daemon when it derives
 decisions anew from stored facts. What a client decides without measurements is `client.policy`'s.
 """
@@ -22,9 +22,6 @@ POLICY_VERSION = 4
 MIN_SAMPLES = 8
 MIN_GAIN = 0.02
 """Share of LAUNCH's time that a capture must save."""
-MOVED_US = 10.0
-"""Microseconds that a relocated graph must save on the host: a call whose addresses have moved takes longer by about as many, and the calls
-that were measured may have had none. An estimate: a graph of one kernel (H200) saved a few where its inputs lay still, and took 24 more back to back where 20 took turns."""
 MAX_LOSS = 0.25
 """Share of the host time saved by which a capture may take longer on the GPU. What is saved on the host may turn out to be hidden behind
 the GPU's work, and what is lost there is lost all the time."""
@@ -36,7 +33,7 @@ NOISE_FACTOR = 3.0
 _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
 TOO_FEW_CALLS = "too few calls to measure"
-NO_GAIN = "no gain over LAUNCH beyond noise and what a capture must win by"
+NO_GAIN = "no gain over LAUNCH beyond noise and 2 %"
 FOR_ITS_BACKWARD = "its backward gains more in trees than this graph loses there"
 FORWARD_NOT_IN_TREES = "its forward is in no tree, so all that was saved for it would have to be copied"
 
@@ -116,13 +113,7 @@ def wins(candidate: Measurement, launch: Measurement) -> bool:
     if takes_longer(candidate, launch):
         return False
     gain = launch.median_us - candidate.median_us
-    return gain > max(least_gain_us(candidate, launch), NOISE_FACTOR * noise_us(candidate, launch))
-
-
-def least_gain_us(candidate: Measurement, launch: Measurement) -> float:
-    """Return what a candidate must save at least, in microseconds: noise is another matter."""
-    moved_us = MOVED_US * (1 - candidate.busy) if candidate.deployment is Deployment.RELOCATE else 0.0
-    return max(MIN_GAIN * launch.median_us, moved_us)
+    return gain > max(MIN_GAIN * launch.median_us, NOISE_FACTOR * noise_us(candidate, launch))
 
 
 def takes_longer(candidate: Measurement, launch: Measurement) -> bool:

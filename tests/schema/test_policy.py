@@ -132,26 +132,6 @@ def test_a_backward_that_is_launched_for_its_forwards_sake_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("deployment", "saved_us", "busy", "chosen"),
-    [
-        (RELOCATE, 9.9, 0.0, LAUNCH),
-        (RELOCATE, 10.1, 0.0, RELOCATE),
-        (RELOCATE, 4.9, 0.5, LAUNCH),
-        (RELOCATE, 5.1, 0.5, RELOCATE),
-        (RELOCATE, 2.1, 1.0, RELOCATE),  # hidden behind the GPU's work it costs nothing to follow what moves
-        (RELOCATE, 1.9, 1.0, LAUNCH),
-        (TREES, 2.1, 0.0, TREES),
-    ],
-)
-def test_a_relocated_graph_saves_as_much_as_following_its_inputs_takes(
-    deployment: Deployment, saved_us: float, busy: float, chosen: Deployment
-) -> None:
-    candidate = dataclasses.replace(measured(deployment, 100 - saved_us), busy=busy)
-
-    assert decide(measured(LAUNCH, 100), candidate).deployment is chosen
-
-
-@pytest.mark.parametrize(
     ("gain_us", "deployment"), [(None, RELOCATE), (0, RELOCATE), (25, RELOCATE), (35, TREES), (1000, TREES)]
 )
 def test_a_forward_runs_in_trees_if_its_backward_gains_more_there(
@@ -237,8 +217,7 @@ def test_a_larger_gain_of_the_backward_never_takes_a_forward_out_of_trees(
     ("medians", "gain_us"),
     [
         ({LAUNCH: 100, TREES: 60}, 40),
-        ({LAUNCH: 100, TREES: 60, RELOCATE: 80}, 20),
-        ({LAUNCH: 100, TREES: 60, RELOCATE: 90}, 40),  # which alone would not win
+        ({LAUNCH: 100, TREES: 60, RELOCATE: 90}, 30),
         ({LAUNCH: 100, TREES: 60, RELOCATE: 50}, 0),
         ({LAUNCH: 100, TREES: 99}, 0),
         ({LAUNCH: 100, RELOCATE: 50}, 0),
