@@ -11,7 +11,7 @@ import torch
 from pygraphd.client import options, sized
 from pygraphd.client.policy import MODE_WITHOUT_TREES
 from pygraphd.schema import policy
-from pygraphd.schema.messages import Decision, Deployment, Measurement
+from pygraphd.schema.messages import Conditions, Decision, Deployment, Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,17 +113,18 @@ def test_large_moving_inputs_are_launched(watched: Watched) -> None:
 
 
 def force(monkeypatch: pytest.MonkeyPatch, *deployments: Deployment) -> None:
-    """Decide in turn for the given deployments, whatever was measured."""
+    """Decide in turn for the given deployments, whatever was measured; but a backward is in trees only if its forward is."""
     left = list(deployments)
 
-    def fastest(measurements: Sequence[Measurement]) -> Decision:
-        if {m.deployment for m in measurements} == {Deployment.LAUNCH}:
-            return Decision(Deployment.LAUNCH, "nothing else was left to choose", 0)
+    def decide(measurements: Sequence[Measurement], conditions: Conditions) -> Decision:
         assert {m.deployment for m in measurements} == {Deployment.LAUNCH, Deployment.TREES}
         assert all(m.samples >= policy.MIN_SAMPLES for m in measurements)
-        return Decision(left.pop(0), "forced", 0)
+        deployment = left.pop(0)
+        if conditions.forward_in_trees is False:
+            deployment = Deployment.LAUNCH
+        return Decision(deployment, "forced", 0)
 
-    monkeypatch.setattr(policy, "fastest", fastest)
+    monkeypatch.setattr("pygraphd.client.region.decide", decide)
 
 
 @pytest.mark.parametrize("forward", [Deployment.LAUNCH, Deployment.TREES])

@@ -148,7 +148,9 @@ def test_a_forward_runs_in_trees_if_its_backward_gains_more_there(
 @pytest.mark.parametrize(
     ("medians", "gain_us", "chosen"),
     [
-        ({LAUNCH: 100, TREES: 98.5, RELOCATE: 95}, 2, TREES),  # launched for itself: 5 us are too few
+        ({LAUNCH: 100, TREES: 98.5, RELOCATE: 95}, 3, RELOCATE),
+        ({LAUNCH: 100, TREES: 98.5, RELOCATE: 95}, 4, TREES),
+        ({LAUNCH: 100, TREES: 98.5, RELOCATE: 99}, 1, TREES),  # for itself it is launched
         ({LAUNCH: 100, TREES: 130}, 29, LAUNCH),
         ({LAUNCH: 100, TREES: 130}, 31, TREES),
         ({LAUNCH: 100, TREES: 60}, 0, TREES),
