@@ -67,8 +67,12 @@ def test_workloads_side_by_side_are_in_one_file(tmp_path: Path) -> None:
     done, result = run(
         tmp_path / "result.json", "--workloads", "three-ops,mlp-training", "--peers", "eager,default",
         "--together", "--gpus", "2", "--at-once", "1", "--repetitions", "2", "--caches", "shared",
+        "--compiled", str(tmp_path / "kept"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    kept = tmp_path / "kept" / "caches.mlp-training.mode.default"
+    assert (kept / "compiled.default").exists()
+    assert (kept / "inductor").exists()
     assert (result["settings"]["gpus"], result["settings"]["at_once"]) == (2, 1)
     assert [(record["workload"], record["peer"]) for record in result["records"]] == [
         (workload, peer) for workload in ("three-ops", "mlp-training") for peer in ("eager", "default")
