@@ -209,11 +209,28 @@ def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any], tolera
             return _differs(what, index)
     differing = itertools.compress(pairs, _answers([_differ(*pair) for pair in pairs.values()]))
     far = (index for index in differing if not _close(*pairs[index], tolerance))
-    return next((_differs(what, index) for index in far), None)
+    return next((_differs(what, index) + _by_how_much(*pairs[index]) for index in far), None)
 
 
 def _differs(what: str, index: int) -> str:
     return f"verification: {what} {index} differs"
+
+
+def _by_how_much(mine: torch.Tensor, right: torch.Tensor) -> str:
+    """Return how far two tensors are apart that differ, for whoever reads the report; nothing where there is nothing to be said."""
+    if right.dtype not in TOLERANCE:
+        return ""
+    if bool((mine.isfinite() != right.isfinite()).any()):
+        return " in what are numbers"
+    off, largest = (
+        float(torch.nan_to_num(each.detach().double(), posinf=0.0, neginf=0.0).abs().max())
+        for each in (mine.detach().double() - right.detach().double(), right)
+    )
+    if not largest:
+        return ""
+    percent = 100 * off / largest
+    told = "over 1000" if percent > 1000 else f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
+    return f" by {told} % of its largest value"
 
 
 def _is_same_value(mine: Any, right: Any) -> bool:
