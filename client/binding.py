@@ -306,7 +306,8 @@ class Bindings:
         self._all = [first]
         self._most = _most_executables(first.nodes)
         self._recent: deque[list[int]] = deque(maxlen=REMEMBERED)
-        self._met: dict[int, None] = {}
+        self._met: dict[int, int] = {}
+        """The latest call for which an executable was to be bound to addresses, by the hash of these."""
         self._bound_to: dict[int, Binding] = {}
         """By the hash of the addresses, which may be outdated. Kept where there are more than a few."""
         self._movers: frozenset[int] = frozenset()
@@ -361,18 +362,17 @@ class Bindings:
             return known
         position, moved = self._nearest(addresses, just_moved)
         nearest = self._all[position]
-        recurs = self._recurs(nearest, addresses, moved)
-        deserves = len(self._all) < self._most and (
-            recurs or self._deserves_another(addresses, number, moved)
-        )
+        has_room, is_idle = len(self._all) < self._most, self._is_idle(self._all[-1])
+        met = self._met_before(nearest, addresses, moved) if has_room or is_idle else None
+        deserves = has_room and (met is not None or self._deserves_another(addresses, number, moved))
         if deserves and (another := self._another(nearest, inputs, addresses, moved, number)) is not None:
             self._recent.append(addresses)
             self._all.insert(0, another)
             self.made += 1
             self.written = another.nodes
             return self._note_bound(another)
-        if moved and self._is_idle(self._all[-1]):
-            position, moved = self._or_the_last(position, moved, addresses, recurs=recurs)
+        if moved and is_idle:
+            position, moved = self._or_the_last(position, moved, addresses, met)
         self._recent.append(addresses)
         self.written = self._all[position].bind(inputs, addresses, moved, number)
         return self._note_bound(self._to_front(position))
@@ -382,12 +382,15 @@ class Bindings:
         return binding.latest_use < self._calls - max(IDLE_CALLS, 2 * len(self._all))
 
     def _or_the_last(
-        self, position: int, moved: Collection[int], addresses: list[int], *, recurs: bool
+        self, position: int, moved: Collection[int], addresses: list[int], met: int | None
     ) -> tuple[int, Collection[int]]:
-        """Return the last executable instead of another, if it is as near, or the addresses come back; and what has moved for it."""
+        """Return the last executable instead of another, if it is as near, or the addresses come back; and what has moved for it.
+
+        They were `met` before in this call: what was not used since then is not one of those that take turns with them.
+        """
         last = len(self._all) - 1
         also = differing(self._all[last].addresses, addresses)
-        comes_back = recurs or addresses in self._recent
+        comes_back = addresses in self._recent or (met is not None and self._all[last].latest_use < met)
         return (last, also) if len(also) <= len(moved) or comes_back else (position, moved)
 
     def _known(self, addresses: list[int]) -> Binding | None:
@@ -445,9 +448,17 @@ class Bindings:
                 nearest, moved = position, also
         return nearest, moved
 
-    def _recurs(self, nearest: Binding, addresses: list[int], moved: Collection[int]) -> bool:
-        """Whether these addresses were met before, and half of the nodes would be written for them each time."""
-        return self._has_met(addresses) and 2 * nearest.nodes_that_follow(moved) >= nearest.nodes
+    def _met_before(self, nearest: Binding, addresses: list[int], moved: Collection[int]) -> int | None:
+        """Return the call for which an executable was to be bound to these addresses before, if half of the nodes would be written each time."""
+        if self._most <= FEW_BINDINGS:
+            return None
+        mark = hash(tuple(addresses))
+        before = self._met.pop(mark, None)
+        self._met[mark] = self._calls
+        if len(self._met) > MET:
+            del self._met[next(iter(self._met))]
+        writes_half = before is not None and 2 * nearest.nodes_that_follow(moved) >= nearest.nodes
+        return before if writes_half else None
 
     def _deserves_another(self, addresses: list[int], number: int, moved: Collection[int]) -> bool:
         """Whether these addresses, or nearly these, have come back lately; or memory of a set is met for the first time."""
@@ -455,17 +466,6 @@ class Bindings:
             return False
         came_back = any(_is_near(recent, addresses, moved) for recent in self._recent)
         return came_back or all(binding.number != number for binding in self._all)
-
-    def _has_met(self, addresses: list[int]) -> bool:
-        """Whether an executable was to be bound to these addresses before."""
-        if self._most <= FEW_BINDINGS:
-            return False
-        mark = hash(tuple(addresses))
-        met = mark in self._met
-        self._met[mark] = None
-        if len(self._met) > MET:
-            del self._met[next(iter(self._met))]
-        return met
 
     def _another(
         self, nearest: Binding, inputs: list[Any], addresses: list[int], moved: Iterable[int], number: int

@@ -320,7 +320,8 @@ class Session:
             family = watched.interest.family
             part = result.graph.digest, result.graph.partition
             self.families.note_forward(family, part, result.decision.deployment)
-            self.families.note_loss(family, part, loss_in_trees_us(result.measurements))
+            if result.measurements:
+                self.families.note_loss(family, part, loss_in_trees_us(result.measurements))
         if result.adopted:
             self.report.count(adopted=1)
             return

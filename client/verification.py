@@ -222,15 +222,17 @@ def _by_how_much(mine: torch.Tensor, right: torch.Tensor) -> str:
         return ""
     if bool((mine.isfinite() != right.isfinite()).any()):
         return " in what are numbers"
-    off, largest = (
-        float(torch.nan_to_num(each.detach().double(), posinf=0.0, neginf=0.0).abs().max())
-        for each in (mine.detach().double() - right.detach().double(), right)
-    )
+    off, largest = _largest(mine.detach() - right.detach()), _largest(right.detach().clone())
     if not largest:
         return ""
     percent = 100 * off / largest
     told = "over 1000" if percent > 1000 else f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
     return f" by {told} % of its largest value"
+
+
+def _largest(values: torch.Tensor) -> float:
+    """Return the largest of the values that are numbers; overwrites them, since there may be little memory left."""
+    return float(values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).abs_().max())
 
 
 def _is_same_value(mine: Any, right: Any) -> bool:

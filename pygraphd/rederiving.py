@@ -116,16 +116,18 @@ def rederive(stored: Row, newest: Sequence[Row]) -> Outcome:
     if any(row["measured_at"] != stored["measured_at"] for row in newest):
         # The stored conditions belong to the older ones, and these may be out of date.
         return Outcome(before, after, MEASURED_SINCE)
-    if before.policy < _PAIRS_SINCE and _is_of_a_pair(stored, after):
+    if before.policy < _PAIRS_SINCE and _is_of_a_pair(stored, newest, after):
         return Outcome(before, after, PAIR_NOT_KNOWN)
     # That a policy cannot decide is no reason to give up what an earlier one, or a longer program, has decided.
     return Outcome(before, after, after.reason if before.final and not after.final else None)
 
 
-def _is_of_a_pair(stored: Row, after: Decision) -> bool:
+def _is_of_a_pair(stored: Row, newest: Sequence[Row], after: Decision) -> bool:
     """Whether a forward and its backward might now run in trees, if it were known what they lose and gain there together."""
-    out_of_trees = stored["kind"] == Kind.FORWARD and after.deployment is not Deployment.TREES
-    return out_of_trees or after.reason == policy.FORWARD_NOT_IN_TREES
+    if stored["kind"] == Kind.FORWARD:
+        return after.deployment is not Deployment.TREES
+    kept_out = stored["kind"] == Kind.BACKWARD and stored["forward_in_trees"] == 0
+    return kept_out and policy.gain_in_trees_us([_measurement(row) for row in newest]) > 0
 
 
 def _derived(stored: Row, newest: Sequence[Row]) -> Decision:

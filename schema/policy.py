@@ -54,24 +54,26 @@ def decide(measurements: Sequence[Measurement], conditions: Conditions) -> Decis
 def _with_its_backward(measurements: Sequence[Measurement], decision: Decision, gain_us: float) -> Decision:
     """Decide for a forward that is fastest outside of trees, while its backward, which follows it in or out, is fastest in them."""
     loss_us = loss_in_trees_us(measurements)
-    if loss_us is None:
-        return decision
-    found = {each.deployment: each for each in measurements}
-    noise = noise_us(found[Deployment.TREES], found[decision.deployment])
-    if gain_us - loss_us <= NOISE_FACTOR * noise:
+    if loss_us is None or gain_us <= loss_us:
         return decision
     return Decision(Deployment.TREES, FOR_ITS_BACKWARD, POLICY_VERSION)
 
 
 def loss_in_trees_us(measurements: Sequence[Measurement]) -> float | None:
-    """Return what a call in TREES takes longer than in the fastest way, in microseconds; None if it is not known, or TREES are no choice."""
+    """Return what a call in TREES may take longer than in the fastest way, in microseconds; None if it is not known, or TREES are no choice.
+
+    With the noise: of a forward's parts each has what the others leave of the gain, and so all come to the same answer.
+    """
     found = {each.deployment: each for each in measurements}
     decision, trees = fastest(measurements), found.get(Deployment.TREES)
+    if decision.deployment is Deployment.TREES:
+        return 0.0
     if not decision.final or trees is None or trees.samples < MIN_SAMPLES:
         return None
     if takes_longer(trees, found[Deployment.LAUNCH]):
         return None
-    return max(0.0, trees.median_us - found[decision.deployment].median_us)
+    fast = found[decision.deployment]
+    return max(0.0, trees.median_us - fast.median_us + NOISE_FACTOR * noise_us(trees, fast))
 
 
 def gain_in_trees_us(measurements: Sequence[Measurement]) -> float:

@@ -55,7 +55,6 @@ def backward(gain_us: float) -> Part:
         ([backward(60), forward(100)], 0),
         ([backward(60), forward(None)], 0),
     ],
-    ids=str,
 )
 def test_a_part_has_what_the_others_leave_of_the_gain(others: list[Part], gain_us: float | None) -> None:
     mine = forward(1000)
@@ -66,7 +65,6 @@ def test_a_part_has_what_the_others_leave_of_the_gain(others: list[Part], gain_u
 @pytest.mark.parametrize(
     ("deployment", "loss_us", "gain_us"),
     [(TREES, 10.0, 50.0), (TREES, None, 60.0), (RELOCATE, 10.0, 0.0), (None, 10.0, 60.0)],
-    ids=str,
 )
 def test_parts_that_are_decided_count_too(
     deployment: Deployment | None, loss_us: float | None, gain_us: float

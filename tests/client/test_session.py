@@ -240,6 +240,19 @@ class TestConditions:
 
         assert session.conditions(second) == Conditions(backward_gain_us=40.0)
 
+    def test_a_part_that_is_in_trees_as_another_process_found_loses_nothing_more(
+        self, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        family = object()
+        first, second = (self._watched(session, family, Kind.FORWARD, part) for part in (0, 1))
+        backward = self._watched(session, family, Kind.BACKWARD)
+        monkeypatch.setattr(backward, "gain_in_trees_us", lambda: 60.0)
+        monkeypatch.setattr(session.rota, "measured_with", {first.family: [second, backward]}.get)
+        decision = Decision(Deployment.TREES, "for a test", POLICY_VERSION)
+        session.decided(first, Decided(first.graph, decision, adopted=True), decision)
+
+        assert session.conditions(second) == Conditions(backward_gain_us=60.0)
+
     def test_another_models_forward_does_not_matter(self, session: Session) -> None:
         family, other = object(), object()
         self._decide(session, self._watched(session, other, Kind.FORWARD), Deployment.LAUNCH)

@@ -190,6 +190,8 @@ def test_the_conditions_are_those_of_the_decision(
         (Kind.INFERENCE, NONE, 30, False),
         (Kind.BACKWARD, NONE, 30, False),
         (Kind.BACKWARD, Conditions(forward_in_trees=False), 99, True),
+        (Kind.BACKWARD, Conditions(forward_in_trees=False), 60, True),  # second to trees, not to launching
+        (Kind.BACKWARD, Conditions(forward_in_trees=False), 30, False),
         (Kind.BACKWARD, Conditions(forward_in_trees=True), 99, False),
     ],
 )

@@ -1135,6 +1135,37 @@ def test_of_many_executables_those_that_are_not_used_go_to_what_takes_turns_now(
     assert replay.counts.written == before
 
 
+@pytest.mark.parametrize("repeat", [1, 3])
+@pytest.mark.parametrize("count", [45, 60, 90])
+def test_an_executable_that_is_needed_again_is_not_taken_for_others(
+    case: Case, count: int, repeat: int
+) -> None:
+    """Sets that share half of what moves are near one another, and half of the nodes is written for a set, once in a round."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        for each in inputs[1:] * 12:
+            operations.accumulate(inputs[0], each)
+        return ()
+
+    run, total = case.make(body), case.floats(0)
+    shared = [case.floats(1), case.floats(2)]
+    sets = [(case.floats(number), shared[number % 2]) for number in range(count)]
+
+    def take_turns(rounds: int) -> None:
+        for each in [each for each in sets for _ in range(repeat)] * rounds:
+            total.zero_()
+            run([total, *each])
+            assert total.item() == 12 * (each[0].item() + each[1].item())
+
+    take_turns(8)
+    (replay,) = run._replays.values()
+    executables, before = replay.executables, replay.counts.written
+    take_turns(4)
+
+    assert executables == MAX_NODES // 24
+    assert (replay.counts.written - before) / 4 <= 12 * count
+
+
 def test_few_executables_are_enough_for_a_few_addresses_whose_surroundings_change(case: Case) -> None:
     run, total = case.make(accumulate_all), case.floats(0)
     batches = [case.floats(number) for number in range(3)]

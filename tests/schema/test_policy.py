@@ -186,6 +186,22 @@ def test_a_forward_whose_time_in_trees_is_not_known_well_is_not_sent_there_for_i
     assert policy.decide(measurements, Conditions(backward_gain_us=1e5)).deployment is RELOCATE
 
 
+def test_parts_of_a_forward_come_to_the_same_answer_whatever_their_noise() -> None:
+    parts = [
+        [measured(LAUNCH, 100), measured(TREES, 59, mad=0.1), measured(RELOCATE, 50)],
+        [measured(LAUNCH, 100), measured(TREES, 52, mad=4), measured(RELOCATE, 50)],
+    ]
+    losses = [policy.loss_in_trees_us(each) or 0.0 for each in parts]
+
+    for gain_us in (12.0, 19.0, 20.0, 30.0):
+        left = [max(0.0, gain_us - losses[1]), max(0.0, gain_us - losses[0])]
+        chosen = {
+            policy.decide(part, Conditions(backward_gain_us=gain)).deployment
+            for part, gain in zip(parts, left, strict=True)
+        }
+        assert chosen == {TREES if gain_us > sum(losses) else RELOCATE}
+
+
 @pytest.mark.parametrize(
     ("medians", "loss_us"),
     [
