@@ -1126,13 +1126,14 @@ def test_of_many_executables_those_that_are_not_used_go_to_what_takes_turns_now(
     take_turns([(case.floats(number), case.floats(1)) for number in range(60)], 3)
     (replay,) = run._replays.values()
     assert replay.executables == MAX_NODES // 24
-    stays = case.floats(2)
-    batches = [(case.floats(number), stays) for number in range(20)]
-    take_turns(batches, 4)
-    before = replay.counts.written
-    take_turns(batches, 1)
+    surroundings = [case.floats(2) for _ in range(3)]
+    phases = [[(case.floats(number), stays) for number in range(20)] for stays in surroundings]
+    for batches in [*phases, phases[0]]:
+        take_turns(batches, 7)
+        before = replay.counts.written
+        take_turns(batches, 1)
 
-    assert replay.counts.written == before
+        assert replay.counts.written == before
 
 
 @pytest.mark.parametrize("repeat", [1, 3])
