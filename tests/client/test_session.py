@@ -219,8 +219,20 @@ class TestConditions:
 
         assert session.conditions(forward) == Conditions(backward_gain_us=60.0)
 
+    @pytest.mark.parametrize(
+        ("medians", "gain_us"),
+        [
+            ({Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0, Deployment.RELOCATE: 30.0}, 40.0),
+            ({}, 60.0),  # as another process found: in trees already, it loses nothing more
+        ],
+        ids=["measured", "adopted"],
+    )
     def test_what_a_part_loses_in_trees_is_kept_for_the_others(
-        self, session: Session, monkeypatch: pytest.MonkeyPatch
+        self,
+        session: Session,
+        monkeypatch: pytest.MonkeyPatch,
+        medians: dict[Deployment, float],
+        gain_us: float,
     ) -> None:
         family = object()
         first, second = (self._watched(session, family, Kind.FORWARD, part) for part in (0, 1))
@@ -228,30 +240,13 @@ class TestConditions:
         monkeypatch.setattr(backward, "gain_in_trees_us", lambda: 60.0)
         monkeypatch.setattr(session.rota, "measured_with", {first.family: [second, backward]}.get)
         measurements = tuple(
-            Measurement(each, 8, time, 0.0, time, time, 0.0)
-            for each, time in {
-                Deployment.LAUNCH: 100.0,
-                Deployment.TREES: 50.0,
-                Deployment.RELOCATE: 30.0,
-            }.items()
+            Measurement(each, 8, time, 0.0, time, time, 0.0) for each, time in medians.items()
         )
         decision = Decision(Deployment.TREES, "for a test", POLICY_VERSION)
-        session.decided(first, Decided(first.graph, decision, measurements), decision)
+        result = Decided(first.graph, decision, measurements, adopted=not measurements)
+        session.decided(first, result, decision)
 
-        assert session.conditions(second) == Conditions(backward_gain_us=40.0)
-
-    def test_a_part_that_is_in_trees_as_another_process_found_loses_nothing_more(
-        self, session: Session, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        family = object()
-        first, second = (self._watched(session, family, Kind.FORWARD, part) for part in (0, 1))
-        backward = self._watched(session, family, Kind.BACKWARD)
-        monkeypatch.setattr(backward, "gain_in_trees_us", lambda: 60.0)
-        monkeypatch.setattr(session.rota, "measured_with", {first.family: [second, backward]}.get)
-        decision = Decision(Deployment.TREES, "for a test", POLICY_VERSION)
-        session.decided(first, Decided(first.graph, decision, adopted=True), decision)
-
-        assert session.conditions(second) == Conditions(backward_gain_us=60.0)
+        assert session.conditions(second) == Conditions(backward_gain_us=gain_us)
 
     def test_another_models_forward_does_not_matter(self, session: Session) -> None:
         family, other = object(), object()
