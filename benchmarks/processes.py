@@ -9,13 +9,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
 """The repository: `python -m benchmarks.child` is found from here."""
@@ -79,6 +83,17 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float, stop: threading.Ev
         if process.returncode is None:  # too late, or we were interrupted
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def as_ended(running: Iterable[Future[T]]) -> Iterator[Future[T]]:
+    """Yield futures as they end, like `as_completed`, to a main thread that can be interrupted meanwhile.
+
+    Python handles signals in the main thread, and one that the kernel gave to another thread does not wake it.
+    """
+    pending = set(running)
+    while pending:
+        ended, pending = wait(pending, _LOOK_S, FIRST_COMPLETED)
+        yield from ended
 
 
 def last_error(output: str) -> str | None:

@@ -5,12 +5,14 @@ Unlike `run`, this looks inside: each process stands where Inductor hands region
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import tempfile
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.environment import TORCH_FIELDS, describe_host
 from benchmarks.errors import UnknownNameError
 from benchmarks.gate import Gate
-from benchmarks.processes import run_fresh
+from benchmarks.processes import as_ended, run_fresh
 from benchmarks.records import SCHEMA, check_writable, write_json
 from benchmarks.workloads import Workload
 
@@ -80,19 +82,21 @@ def measure_regions(
 
 def _together(jobs: Sequence[_Job], folder: Path) -> Iterator[dict[str, Any]]:
     gate = Gate(folder / f"gate.{jobs[0].repetition}", [(job.name, job.workload.name) for job in jobs])
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        for done in as_completed([pool.submit(_measure, job, gate) for job in jobs]):
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(jobs)) as pool, contextlib.ExitStack() as stack:
+        stack.callback(stop.set)  # the pool would wait for all of them
+        for done in as_ended([pool.submit(_measure, job, gate, stop) for job in jobs]):
             yield done.result()  # at once, as the run may be ended early
 
 
-def _measure(job: _Job, gate: Gate | None = None) -> dict[str, Any]:
+def _measure(job: _Job, gate: Gate | None = None, stop: threading.Event | None = None) -> dict[str, Any]:
     if gate is None:
-        return _run(job, {})
+        return _run(job, {}, stop)
     with gate.place(job.name) as place:
-        return _run(job, place.environ)
+        return _run(job, place.environ, stop)
 
 
-def _run(job: _Job, more: Mapping[str, str]) -> dict[str, Any]:
+def _run(job: _Job, more: Mapping[str, str], stop: threading.Event | None) -> dict[str, Any]:
     workload, way = job.workload, job.way
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder:
@@ -108,6 +112,7 @@ def _run(job: _Job, more: Mapping[str, str]) -> dict[str, Any]:
             ],
             {**_environ(job.caches / workload.name), **more},
             _TIMEOUT_S,
+            stop=stop,
         )
         answer = json.loads(answer_file.read_text()) if outcome.error is None else {"error": outcome.error}
     print(

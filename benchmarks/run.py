@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from benchmarks.environment import TORCH_FIELDS, describe_host
 from benchmarks.gate import Gate
 from benchmarks.lanes import Lane, dealt, parts
 from benchmarks.peers import Cache, Peer
+from benchmarks.processes import as_ended
 from benchmarks.records import Record, check_writable, record_of, write_result
 from benchmarks.schedule import Turn, turns
 from benchmarks.trial import Settings, Trial, Trials
@@ -110,7 +111,7 @@ class Run:
             running = [
                 pool.submit(self._take_lane, lane, trials, folder, started) for lane in self.plan.lanes
             ]
-            for done in as_completed(running):
+            for done in as_ended(running):
                 done.result()
             stack.pop_all()
 
@@ -132,7 +133,7 @@ class Run:
                 gate = Gate(Path(f"{folder}.{warm}"), expected, dict(lane.environ))
                 with ThreadPoolExecutor(len(wave), initializer=lane.enter) as pool:
                     running = {pool.submit(trials.run, turn, gate): turn for turn in wave}
-                    for done in as_completed(running):  # noted at once, as the run may be ended early
+                    for done in as_ended(running):  # noted at once, as the run may be ended early
                         if not trials.is_stopped:
                             self._note(running[done], done.result())
 
