@@ -68,13 +68,13 @@ class InputGroup:
     recorded: int
     """The base when it was recorded."""
 
-    def base(self, inputs: Sequence[Any]) -> int:
-        """Return where the group lies in a call; raises `UnfitError`."""
-        index, offset = self.members[0]
-        base: int = inputs[index].data_ptr() - offset
-        for other, other_offset in self.members[1:]:
-            if inputs[other].data_ptr() - other_offset != base:
-                raise UnfitError("inputs that shared memory when it was recorded lie otherwise")
+    def base(self, places: Sequence[int]) -> int:
+        """Return where the group lies if its members lie in these places; raises `UnfitError`."""
+        base = places[0] - self.members[0][1]
+        if len(places) > 1 and any(
+            place - offset != base for place, (_, offset) in zip(places, self.members, strict=True)
+        ):
+            raise UnfitError("inputs that shared memory when it was recorded lie otherwise")
         if (base - self.recorded) % self.alignment:
             raise UnfitError("an input is not aligned as it was when it was recorded")
         return base
@@ -101,8 +101,7 @@ class Binding:
         self._table = table
         self._groups = groups
         self._bases = list(bound)
-        self._slots = {index: slot for slot, group in enumerate(groups) for index, _ in group.members}
-        self._indices = list(self._slots)
+        self._indices = [index for group in groups for index, _ in group.members]
         places = [bound[slot] + offset for slot, group in enumerate(groups) for _, offset in group.members]
         self._pointers = bulk.addresses([0] * (max(self._indices, default=-1) + 1))
         for index, place in zip(self._indices, places, strict=True):
@@ -111,6 +110,12 @@ class Binding:
         self.addresses = [*places, *bound[len(groups) :]]
         """Where each input lies that can move, and then each memory: a *position* each."""
         self._first_memory = len(places)
+        self._slots = [slot for slot, group in enumerate(groups) for _ in group.members]
+        self._slots += range(len(groups), len(bound))
+        """Of each position."""
+        ends = list(itertools.accumulate(len(group.members) for group in groups))
+        self._members = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+        """Of each group, the positions."""
         self._memory = bulk.addresses(bound[len(groups) :])
         self._bulk = bulk
         self.inputs, self._memories = bulk.watch(self._indices), bulk.watch([*range(len(self._memory))])
@@ -162,17 +167,15 @@ class Binding:
             addresses[position] = address
         return addresses
 
-    def bind(self, inputs: Sequence[Any], addresses: list[int], moved: Iterable[int], number: int) -> int:
+    def bind(self, addresses: list[int], moved: Collection[int], number: int) -> int:
         """Bind to other addresses, which differ at the positions that have `moved`; return how many nodes were written.
 
         Raises `UnfitError` with nothing changed, or `DriverError`, after which the executable is of no more use.
         """
-        self._move_to(inputs, addresses, moved, number)
+        self._move_to(addresses, moved, number)
         return self._write()
 
-    def another(
-        self, inputs: Sequence[Any], addresses: list[int], moved: Iterable[int], number: int
-    ) -> Binding:
+    def another(self, addresses: list[int], moved: Collection[int], number: int) -> Binding:
         """Return another executable of the graph, bound to other addresses; see `bind`, and this one is as it was."""
         other = copy.copy(self)
         other._parameters = self._parameters.again()
@@ -183,7 +186,7 @@ class Binding:
             self._memory[:],
         )
         other._dirty = set()
-        other._move_to(inputs, addresses, moved, number)
+        other._move_to(addresses, moved, number)
         other._patience = PATIENCE
         other.follower = None
         other._instantiate()
@@ -217,18 +220,15 @@ class Binding:
         with contextlib.suppress(DriverError), self._driver.relaxed():
             self._driver.destroy_executable(before)
 
-    def _move_to(
-        self, inputs: Sequence[Any], addresses: list[int], moved: Iterable[int], number: int
-    ) -> None:
+    def _move_to(self, addresses: list[int], moved: Collection[int], number: int) -> None:
         # All is checked before anything is changed.
-        bases = self._bases_of(moved, inputs)
+        bases = {slot: self._base(slot, addresses) for slot in map(self._slots.__getitem__, moved)}
+        first, indices = self._first_memory, self._indices
         for position in moved:
-            address, memory = addresses[position], position - self._first_memory
-            if memory < 0:
-                self._pointers[self._indices[position]] = address
+            if position < first:
+                self._pointers[indices[position]] = addresses[position]
             else:
-                self._memory[memory] = address
-                bases[len(self._groups) + memory] = address
+                self._memory[position - first] = addresses[position]
         for slot, base in bases.items():
             self._move(slot, base)
         self.addresses = addresses
@@ -239,17 +239,17 @@ class Binding:
         """How many nodes of the graph can be written."""
         return len(self._parameters)
 
-    def nodes_that_follow(self, moved: Iterable[int]) -> int:
+    def nodes_that_follow(self, moved: Collection[int]) -> int:
         """Return how many nodes are to be written when some positions have moved."""
-        inputs, first, groups = self.inputs_among(moved), self._first_memory, len(self._groups)
-        slots = {self._slots[index] for index in inputs}
-        slots.update(position - first + groups for position in moved if position >= first)
+        slots = {self._slots[position] for position in moved}
         return len(set(itertools.chain.from_iterable(self._table.nodes[slot] for slot in slots)))
 
-    def _bases_of(self, moved: Iterable[int], inputs: Sequence[Any]) -> dict[int, int]:
-        slots, groups = self._slots, self._groups
-        touched = {slots[index] for index in self.inputs_among(moved)}
-        return {slot: groups[slot].base(inputs) for slot in touched}
+    def _base(self, slot: int, addresses: Sequence[int]) -> int:
+        """Return where a slot lies; raises `UnfitError`."""
+        memory = slot - len(self._groups)
+        if memory >= 0:
+            return addresses[self._first_memory + memory]
+        return self._groups[slot].base(addresses[self._members[slot]])
 
     def _move(self, slot: int, base: int) -> None:
         words = self._words
@@ -284,16 +284,18 @@ def differing(first: Sequence[int], second: Sequence[int]) -> list[int]:
     return list(itertools.compress(itertools.count(), map(operator.ne, first, second)))
 
 
-def _differ_at(positions: Collection[int], first: Sequence[int], second: Sequence[int]) -> int:
-    """Return at how many of some positions two lists of addresses differ."""
-    return sum(first[position] != second[position] for position in positions)
-
-
-def _is_near(recent: Sequence[int], addresses: Sequence[int], moved: Collection[int]) -> bool:
-    """Whether recent addresses differ from these by half as much as what has moved, at most."""
-    # Nearly always the first question is enough, and it is asked about a few positions of hundreds.
+def _is_near_any(addresses: list[int], moved: Collection[int], others: Iterable[list[int]]) -> bool:
+    """Whether some of the others differ from these addresses by half as much as what has moved, at most."""
     most = len(moved) // 2
-    return _differ_at(moved, recent, addresses) <= most and len(differing(recent, addresses)) <= most
+    if not most:
+        return addresses in others
+    # Nearly always the first question is enough, and it is asked about a few positions of hundreds.
+    at = operator.itemgetter(*moved)
+    here = at(addresses)
+    return any(
+        sum(map(operator.ne, at(other), here)) <= most and len(differing(other, addresses)) <= most
+        for other in others
+    )
 
 
 class Bindings:
@@ -355,7 +357,8 @@ class Bindings:
         just_moved = latest.moved(inputs, memory, number, fresh)
         self._look_first_at(latest.inputs_among(just_moved))
         addresses = latest.addresses_with(just_moved)
-        if (known := self._known(addresses)) is not None:
+        mark = self._mark(addresses)
+        if (known := self._known(addresses, mark)) is not None:
             known.number = number
             if known.is_patched:
                 self._settle(known)
@@ -363,19 +366,19 @@ class Bindings:
         position, moved = self._nearest(addresses, just_moved)
         nearest = self._all[position]
         has_room, is_idle = len(self._all) < self._most, self._is_idle(self._all[-1])
-        met = self._met_before(nearest, addresses, moved) if has_room or is_idle else None
+        met = self._met_before(nearest, mark, moved) if has_room or is_idle else None
         deserves = has_room and (met is not None or self._deserves_another(addresses, number, moved))
-        if deserves and (another := self._another(nearest, inputs, addresses, moved, number)) is not None:
+        if deserves and (another := self._another(nearest, addresses, moved, number)) is not None:
             self._recent.append(addresses)
             self._all.insert(0, another)
             self.made += 1
             self.written = another.nodes
-            return self._note_bound(another)
+            return self._note_bound(another, mark)
         if moved and is_idle:
             position, moved = self._or_the_last(position, moved, addresses, met)
         self._recent.append(addresses)
-        self.written = self._all[position].bind(inputs, addresses, moved, number)
-        return self._note_bound(self._to_front(position))
+        self.written = self._all[position].bind(addresses, moved, number)
+        return self._note_bound(self._to_front(position), mark)
 
     def _is_idle(self, binding: Binding) -> bool:
         """Whether others have taken turns for so long that this executable is of no use where it is bound."""
@@ -393,18 +396,22 @@ class Bindings:
         comes_back = addresses in self._recent or (met is not None and self._all[last].latest_use < met)
         return (last, also) if len(also) <= len(moved) or comes_back else (position, moved)
 
-    def _known(self, addresses: list[int]) -> Binding | None:
+    def _mark(self, addresses: list[int]) -> int:
+        """Return what tells addresses from others, of graphs that may have many executables; hashing hundreds takes a few us."""
+        return hash(tuple(addresses)) if self._most > FEW_BINDINGS else 0
+
+    def _known(self, addresses: list[int], mark: int) -> Binding | None:
         """Return the executable that is bound to these addresses, of many."""
         if len(self._all) <= FEW_BINDINGS:
             return None
-        found = self._bound_to.get(hash(tuple(addresses)))
+        found = self._bound_to.get(mark)
         return found if found is not None and found.addresses == addresses else None
 
-    def _note_bound(self, binding: Binding) -> Binding:
+    def _note_bound(self, binding: Binding, mark: int) -> Binding:
         if self._most > FEW_BINDINGS:
             if len(self._bound_to) >= MET:
-                self._bound_to = {hash(tuple(each.addresses)): each for each in self._all}
-            self._bound_to[hash(tuple(binding.addresses))] = binding
+                self._bound_to = {self._mark(each.addresses): each for each in self._all}
+            self._bound_to[mark] = binding
         return binding
 
     def _look_first_at(self, moved: set[int]) -> None:
@@ -448,11 +455,10 @@ class Bindings:
                 nearest, moved = position, also
         return nearest, moved
 
-    def _met_before(self, nearest: Binding, addresses: list[int], moved: Collection[int]) -> int | None:
+    def _met_before(self, nearest: Binding, mark: int, moved: Collection[int]) -> int | None:
         """Return the call for which an executable was to be bound to these addresses before, if half of the nodes would be written each time."""
         if self._most <= FEW_BINDINGS:
             return None
-        mark = hash(tuple(addresses))
         before = self._met.pop(mark, None)
         self._met[mark] = self._calls
         if len(self._met) > MET:
@@ -464,14 +470,14 @@ class Bindings:
         """Whether these addresses, or nearly these, have come back lately; or memory of a set is met for the first time."""
         if len(self._all) >= FEW_BINDINGS:
             return False
-        came_back = any(_is_near(recent, addresses, moved) for recent in self._recent)
+        came_back = _is_near_any(addresses, moved, self._recent)
         return came_back or all(binding.number != number for binding in self._all)
 
     def _another(
-        self, nearest: Binding, inputs: list[Any], addresses: list[int], moved: Iterable[int], number: int
+        self, nearest: Binding, addresses: list[int], moved: Collection[int], number: int
     ) -> Binding | None:
         try:
-            return nearest.another(inputs, addresses, moved, number)
+            return nearest.another(addresses, moved, number)
         except DriverError as error:
             self._most = len(self._all)  # those that there are go on
             self._note(f"{ONE_LESS}: {error}")
