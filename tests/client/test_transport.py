@@ -88,12 +88,15 @@ def test_a_bad_answer_is_one_error_within_the_deadline(
 
 
 def test_nobody_there_costs_nothing_and_says_so(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with pytest.raises(TransportError, match="no daemon") as caught:
-        Transport(tmp_path / "s").request("GET", "/v1/ping")
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        with pytest.raises(TransportError, match="no daemon") as caught:
+            Transport(tmp_path / "s").request("GET", "/v1/ping")
+        took.append(time.monotonic() - began)
+        assert caught.value.absent
 
-    assert caught.value.absent
-    assert time.monotonic() - began < 0.05
+    assert min(took) < 0.05  # any one may be interrupted by other work of the machine
 
 
 def test_a_stale_socket_is_nobody(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client import recording
-from pygraphd.client.binding import FEW_BINDINGS, LESS_OFTEN, ONE_LESS, PATIENCE, STAYS_PATCHED, UnfitError
+from pygraphd.client.binding import (
+    FEW_BINDINGS,
+    LESS_OFTEN,
+    MET,
+    ONE_LESS,
+    PATIENCE,
+    STAYS_PATCHED,
+    UnfitError,
+)
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
 from pygraphd.client.parameters import OpaqueError
@@ -180,6 +189,66 @@ def test_an_executable_that_is_not_used_any_more_is_bound_anew(
             written_for(begin + turn % FEW_BINDINGS)
         assert [written_for(begin + number) for number in range(FEW_BINDINGS)] == [0] * FEW_BINDINGS
     assert replay.executables == FEW_BINDINGS
+    replay.close()
+
+
+def test_what_comes_back_in_part_gets_no_executable(recorder: Recorder) -> None:
+    """What has moved lies where it lay before, but then the rest lay elsewhere."""
+    inputs, outputs = [recorder.floats(i, i) for i in range(4)], []
+    for each in inputs:
+        outputs.append(recorder.arena.allocate(2))
+        recorder.graph.scale(each, outputs[-1], 2.0)
+    replay = recorder.built(inputs, outputs).replay
+    memory = replay.memory()
+    first, second = ([recorder.floats(i, turn) for i in range(4)] for turn in range(2))
+
+    for values in (first, second, [*first[:2], *second[2:]]):
+        results = replay.run([*values], memory)
+        assert [each.tolist() for each in results] == [(each * 2).tolist() for each in values]
+
+    assert (replay.executables, replay.counts.written) == (1, 4 + 4 + 2)
+    replay.close()
+
+
+def test_an_executable_for_each_set_where_its_inputs_together_are_half_of_the_nodes(
+    recorder: Recorder,
+) -> None:
+    inputs, outputs = [recorder.floats(i, i) for i in range(3)], []
+    for each in (*inputs, inputs[2]):
+        outputs.append(recorder.arena.allocate(2))
+        recorder.graph.scale(each, outputs[-1], 2.0)
+    replay = recorder.built(inputs, outputs).replay
+    memory, sets = replay.memory(), [[recorder.floats(i, turn) for i in range(2)] for turn in range(12)]
+
+    for _ in range(5):
+        written = replay.counts.written
+        for values in sets:
+            replay.run([*values, inputs[2]], memory)
+    assert (replay.executables, replay.counts.written) == (len(sets), written)
+    replay.close()
+
+
+def test_many_executables_are_found_in_any_order_however_many_addresses_were_met(recorder: Recorder) -> None:
+    a, outputs = recorder.floats(1, 2), []
+    for _ in range(3):
+        outputs.append(recorder.arena.allocate(2))
+        recorder.graph.scale(a, outputs[-1], 2.0)
+    replay = recorder.built([a], outputs).replay
+    memory, sets = replay.memory(), [recorder.floats(i, i) for i in range(12)]
+    for _ in range(4):
+        for values in sets:
+            replay.run([values], memory)
+    order = random.Random(0)
+
+    written: list[int] = []
+    for turn in range(MET + 2):
+        replay.run([recorder.floats(turn, turn)], memory)  # never again
+        before = replay.counts.written
+        for values in order.sample(sets, len(sets)):
+            replay.run([values], memory)
+        written.append(replay.counts.written - before)
+
+    assert not any(written[5:])  # then what is never used again has an executable for itself
     replay.close()
 
 
