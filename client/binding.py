@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 FEW_BINDINGS = 4
 """Executables of one recording at least: batches in rotation and kept outputs make addresses recur with short periods."""
 MAX_BINDINGS = 64
-"""At most, where a call would write half of the nodes: the layers of a model may share one graph, and have weights of their own,"""
-MANY_NODES = 3
-"""and no fewer than these: one executable takes as long to make as ten calls that write a single node take longer (H200: 160 us),"""
+"""At most, as long as `MAX_NODES` are the nodes of all: the layers of a model may share one graph, and have weights of their own."""
 MAX_NODES = 1_024
-"""and as long as these are the nodes of all executables."""
+MANY_NODES = 3
+"""Nodes of a graph whose addresses get an executable when they come for the second time, if half of the nodes would be written."""
+WRITES_OF_ONE = 10
+"""All other addresses get one when writing for them has taken as long as making it does: that of a single node takes as long as so
+many calls that write a node take longer (H200: 160 us),"""
+NODES_OF_A_WRITE = 5
+"""and each of so many nodes more as one of them (H200: 0.2 to 1 ms for 256)."""
 MOST_MOVERS = 32
 """Inputs that have moved are looked at before all others, if they are no more than these."""
 PATIENCE = 2
@@ -276,7 +280,7 @@ class Binding:
 
 def _most_executables(nodes: int) -> int:
     """Return how many executables there may be of a graph with so many nodes."""
-    return FEW_BINDINGS if nodes < MANY_NODES else max(FEW_BINDINGS, min(MAX_BINDINGS, MAX_NODES // nodes))
+    return max(FEW_BINDINGS, min(MAX_BINDINGS, MAX_NODES // max(nodes, 1)))
 
 
 def differing(first: Sequence[int], second: Sequence[int]) -> list[int]:
@@ -308,8 +312,8 @@ class Bindings:
         self._all = [first]
         self._most = _most_executables(first.nodes)
         self._recent: deque[list[int]] = deque(maxlen=REMEMBERED)
-        self._met: dict[int, int] = {}
-        """The latest call for which an executable was to be bound to addresses, by the hash of these."""
+        self._met: dict[int, tuple[int, int]] = {}
+        """How many calls an executable was to be bound for to addresses, and the latest of them, by the hash of these."""
         self._bound_to: dict[int, Binding] = {}
         """By the hash of the addresses, which may be outdated. Kept where there are more than a few."""
         self._movers: frozenset[int] = frozenset()
@@ -456,15 +460,21 @@ class Bindings:
         return nearest, moved
 
     def _met_before(self, nearest: Binding, mark: int, moved: Collection[int]) -> int | None:
-        """Return the call for which an executable was to be bound to these addresses before, if half of the nodes would be written each time."""
+        """Return the call for which an executable was to be bound to these addresses before, if they are worth one of their own."""
         if self._most <= FEW_BINDINGS:
             return None
-        before = self._met.pop(mark, None)
-        self._met[mark] = self._calls
+        times, before = self._met.pop(mark, (0, 0))
+        self._met[mark] = times + 1, self._calls
         if len(self._met) > MET:
             del self._met[next(iter(self._met))]
-        writes_half = before is not None and 2 * nearest.nodes_that_follow(moved) >= nearest.nodes
-        return before if writes_half else None
+        return before if times and self._is_worth_one(nearest, moved, times) else None
+
+    def _is_worth_one(self, nearest: Binding, moved: Collection[int], times: int) -> bool:
+        """Whether addresses that came so often, and for which so much has moved, are to have an executable of their own."""
+        nodes = nearest.nodes
+        if times >= WRITES_OF_ONE + nodes // NODES_OF_A_WRITE:
+            return True
+        return nodes >= MANY_NODES and 2 * nearest.nodes_that_follow(moved) >= nodes
 
     def _deserves_another(self, addresses: list[int], number: int, moved: Collection[int]) -> bool:
         """Whether these addresses, or nearly these, have come back lately; or memory of a set is met for the first time."""

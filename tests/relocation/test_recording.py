@@ -249,6 +249,10 @@ def test_many_executables_are_found_in_any_order_however_many_addresses_were_met
         written.append(replay.counts.written - before)
 
     assert not any(written[5:])  # then what is never used again has an executable for itself
+    bindings = replay._bindings
+    assert bindings is not None
+    assert len(bindings._met) == MET
+    assert len(bindings._bound_to) <= MET
     replay.close()
 
 

@@ -21,6 +21,8 @@ from pygraphd.client.binding import (
     MAX_BINDINGS,
     MAX_NODES,
     MET,
+    NODES_OF_A_WRITE,
+    WRITES_OF_ONE,
     Binding,
 )
 from pygraphd.client.bulk import InPython, Watch
@@ -1048,37 +1050,34 @@ def test_layers_that_share_a_graph_have_an_executable_each_if_they_are_not_too_m
     assert len(replay._bindings._bound_to) <= MET  # type: ignore[union-attr]
 
 
-def test_where_few_nodes_follow_what_moves_executables_are_few(case: Case) -> None:
-    """Making one takes as long as hundreds of calls that write a node."""
-
-    run, total = case.make(accumulate_all), case.floats(0)
-    weights = [case.floats(1) for _ in range(9)]
-    for batch in [case.floats(number) for number in range(12)] * 8:
-        total.zero_()
-        run([total, batch, *weights])
-        assert total.item() == batch.item() + len(weights)
-
-    (replay,) = run._replays.values()
-    assert replay.executables <= FEW_BINDINGS
-
-
-@pytest.mark.parametrize("nodes", [1, MANY_NODES - 1])
-def test_where_all_nodes_are_few_executables_are_few(case: Case, nodes: int) -> None:
-    """A call that writes one node is not worth what making an executable takes."""
+@pytest.mark.parametrize(("nodes", "weights"), [(1, 0), (MANY_NODES - 1, 0), (10, 9), (40, 39)])
+def test_where_few_nodes_are_written_an_executable_is_made_when_writing_has_taken_as_long(
+    case: Case, nodes: int, weights: int
+) -> None:
+    """A few calls that write a node are not worth one, and thousands are."""
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        for _ in range(nodes):
-            operations.accumulate(inputs[0], inputs[1])
+        for number in range(nodes):
+            operations.accumulate(inputs[0], inputs[1 + number % (weights + 1)])
         return ()
 
     run, total = case.make(body), case.floats(0)
-    for batch in [case.floats(number) for number in range(20)] * 8:
-        total.zero_()
-        run([total, batch])
-        assert total.item() == nodes * batch.item()
+    stay, batches = [case.floats(1) for _ in range(weights)], [case.floats(number) for number in range(12)]
 
-    (replay,) = run._replays.values()
-    assert replay.executables <= FEW_BINDINGS
+    def rounds(count: int) -> tuple[int, int]:
+        for batch in batches * count:
+            total.zero_()
+            run([total, batch, *stay])
+            assert total.item() == (batch.item() + weights if weights else nodes * batch.item())
+        (replay,) = run._replays.values()
+        return replay.executables, replay.counts.written
+
+    few, _ = rounds(WRITES_OF_ONE + nodes // NODES_OF_A_WRITE - 1)
+    settled, written = rounds(3)
+
+    assert few <= FEW_BINDINGS
+    assert settled == len(batches)
+    assert rounds(2) == (settled, written)
 
 
 def test_an_executable_that_is_not_used_goes_to_what_takes_turns_now(case: Case) -> None:
