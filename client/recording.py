@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.binding import Binding, Bindings, InputGroup
+from pygraphd.client.binding import Binding, InputGroup
 from pygraphd.client.bulk import helper
+from pygraphd.client.executables import Bindings
 from pygraphd.client.outputs import Empty, Fixed, Input, Outputs, Part, View, Whole
 from pygraphd.client.parameters import OpaqueError, Parameters
 from pygraphd.client.relocation import (

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from pygraphd.client._torch import Allocator
-    from pygraphd.client.binding import Bindings
     from pygraphd.client.driver import Driver
+    from pygraphd.client.executables import Bindings
     from pygraphd.client.recycling import Saved
 
 

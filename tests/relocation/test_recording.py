@@ -14,17 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client import recording
-from pygraphd.client.binding import (
-    FEW_BINDINGS,
-    LESS_OFTEN,
-    MET,
-    ONE_LESS,
-    PATIENCE,
-    STAYS_PATCHED,
-    UnfitError,
-)
+from pygraphd.client.binding import LESS_OFTEN, PATIENCE, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
+from pygraphd.client.executables import FEW_BINDINGS, MET, ONE_LESS, STAYS_PATCHED
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Built, Capture, build, input_groups
 from pygraphd.client.relocation import BLOCK, Span
@@ -150,7 +143,7 @@ def test_where_more_addresses_rotate_than_there_are_executables_some_stay_bound(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, count: int, most: int
 ) -> None:
     """Were the one written to that was not used for longest, it would be the one that is asked for next, at every call."""
-    monkeypatch.setattr("pygraphd.client.binding.MAX_NODES", 1)
+    monkeypatch.setattr("pygraphd.client.executables.MAX_NODES", 1)
     a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
     recorder.graph.scale(a, out, 3.0)
     replay = recorder.built([a], [out]).replay
@@ -172,7 +165,7 @@ def test_where_more_addresses_rotate_than_there_are_executables_some_stay_bound(
 def test_an_executable_that_is_not_used_any_more_is_bound_anew(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pygraphd.client.binding.MAX_NODES", 1)
+    monkeypatch.setattr("pygraphd.client.executables.MAX_NODES", 1)
     a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
     recorder.graph.scale(a, out, 3.0)
     replay = recorder.built([a], [out]).replay

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from pygraphd.client import relocatable
-from pygraphd.client.binding import (
+from pygraphd.client.binding import Binding
+from pygraphd.client.bulk import InPython, Watch
+from pygraphd.client.executables import (
     FEW_BINDINGS,
     IDLE_CALLS,
     MANY_NODES,
@@ -23,9 +25,7 @@ from pygraphd.client.binding import (
     MET,
     NODES_OF_A_WRITE,
     WRITES_OF_ONE,
-    Binding,
 )
-from pygraphd.client.bulk import InPython, Watch
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Capture
@@ -1181,7 +1181,7 @@ def test_few_executables_are_enough_for_a_few_addresses_whose_surroundings_chang
 
 
 def test_executables_of_a_large_graph_are_few(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pygraphd.client.binding.MAX_NODES", 1)
+    monkeypatch.setattr("pygraphd.client.executables.MAX_NODES", 1)
     run, total = case.make(accumulate_often), case.floats(0)
     for weight in [case.floats(number) for number in range(2 * FEW_BINDINGS)] * 4:
         total.zero_()

@@ -1,0 +1,262 @@
+"""Which executable of a graph serves a call: several are kept, each bound to addresses of its own, where addresses take turns."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.client.driver import DriverError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from pygraphd.client.binding import Binding, Fresh
+
+FEW_BINDINGS = 4
+"""Executables of one recording at least: batches in rotation and kept outputs make addresses recur with short periods."""
+MAX_BINDINGS = 64
+"""At most, as long as `MAX_NODES` are the nodes of all: the layers of a model may share one graph, and have weights of their own."""
+MAX_NODES = 1_024
+MANY_NODES = 3
+"""Nodes of a graph whose addresses get an executable when they come for the second time, if half of the nodes would be written."""
+WRITES_OF_ONE = 10
+"""All other addresses get one when writing for them has taken as long as making it does: that of a single node takes as long as so
+many calls that write a node take longer (H200: 160 us),"""
+NODES_OF_A_WRITE = 5
+"""and each of so many nodes more as one of them (H200: 0.2 to 1 ms for 256)."""
+MOST_MOVERS = 32
+"""Inputs that have moved are looked at before all others, if they are no more than these."""
+REMEMBERED = 8
+"""Sets of addresses that are remembered, so that what nearly comes back gets an executable of its own,"""
+MET = 4 * MAX_BINDINGS
+"""and of graphs that may have many executables, so that what comes back later does, too; these are told by their hash."""
+
+IDLE_CALLS = 8
+"""Calls for which an executable was not used, after which it may go to other addresses; or twice as many as there are executables."""
+
+ONE_LESS = "addresses take turns and share an executable"
+STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
+
+
+def _most_executables(nodes: int) -> int:
+    """Return how many executables there may be of a graph with so many nodes."""
+    return max(FEW_BINDINGS, min(MAX_BINDINGS, MAX_NODES // max(nodes, 1)))
+
+
+def _differing(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Return the positions at which two lists of addresses differ."""
+    return list(itertools.compress(itertools.count(), map(operator.ne, first, second)))
+
+
+def _is_near_any(addresses: list[int], moved: Collection[int], others: Collection[list[int]]) -> bool:
+    """Whether some of the others differ from these addresses by half as much as what has moved, at most."""
+    most = len(moved) // 2
+    if not most:
+        return addresses in others
+    # Nearly always the first question is enough, and it is asked about a few positions of hundreds.
+    at = operator.itemgetter(*moved)
+    here = at(addresses)
+    return any(
+        sum(map(operator.ne, at(other), here)) <= most and len(_differing(other, addresses)) <= most
+        for other in others
+    )
+
+
+class Bindings:
+    """The executables of one graph, the one that was used last first."""
+
+    def __init__(self, first: Binding, note: Callable[[str], None]) -> None:
+        """Take over the first one; `note` is told why there is not another one where there should be."""
+        self._note = note
+        self._settles = True
+        self._all = [first]
+        self._most = _most_executables(first.nodes)
+        self._recent: deque[list[int]] = deque(maxlen=REMEMBERED)
+        self._met: dict[int, tuple[int, int]] = {}
+        """How many calls an executable was to be bound for to addresses, and the latest of them, by the hash of these."""
+        self._bound_to: dict[int, Binding] = {}
+        """By the hash of the addresses, which may be outdated. Kept where there are more than a few."""
+        self._movers: frozenset[int] = frozenset()
+        self._calls = 0
+        self.written = 0
+        """Nodes written for the latest call."""
+        self.made = 1
+        """Executables so far, with those that have gone."""
+
+    def __len__(self) -> int:
+        """Return how many executables there are."""
+        return len(self._all)
+
+    def bound(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> Binding:
+        """Return an executable that is bound to a call's addresses; raises `UnfitError` or `DriverError`.
+
+        For `number` and `fresh` see `Binding.fits`.
+        """
+        self.written = 0
+        self._calls += 1
+        latest = self._all[0]
+        binding: Binding | None = latest.follower or latest
+        assert binding is not None
+        if not binding.fits(inputs, memory, number, fresh):
+            binding = self._found(binding, inputs, memory, number, fresh)
+        if binding is None:
+            binding = self._bind(inputs, memory, number, fresh)
+        elif binding.is_patched:
+            self._settle(binding)
+        if binding is not latest:
+            self._to_front(self._all.index(binding))
+        latest.follower = binding
+        binding.latest_use = self._calls
+        return binding
+
+    def _found(
+        self, asked: Binding, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh
+    ) -> Binding | None:
+        """Return an executable that is bound already, other than the one that was asked first; only those used last are asked."""
+        others = (each for each in self._all[: FEW_BINDINGS + 1] if each is not asked)
+        return next((each for each in others if each.fits(inputs, memory, number, fresh)), None)
+
+    def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> Binding:
+        latest = self._all[0]
+        just_moved = latest.moved(inputs, memory, number, fresh)
+        self._look_first_at(latest.inputs_among(just_moved))
+        addresses = latest.addresses_with(just_moved)
+        mark = self._mark(addresses)
+        if (known := self._known(addresses, mark)) is not None:
+            known.number = number
+            if known.is_patched:
+                self._settle(known)
+            return known
+        position, moved = self._nearest(addresses, just_moved)
+        nearest = self._all[position]
+        has_room, is_idle = len(self._all) < self._most, self._is_idle(self._all[-1])
+        met = self._met_before(nearest, mark, moved) if has_room or is_idle else None
+        deserves = has_room and (met is not None or self._deserves_another(addresses, number, moved))
+        if deserves and (another := self._another(nearest, addresses, moved, number)) is not None:
+            self._recent.append(addresses)
+            self._all.insert(0, another)
+            self.made += 1
+            self.written = another.nodes
+            return self._note_bound(another, mark)
+        if moved and is_idle:
+            position, moved = self._or_the_last(position, moved, addresses, met)
+        self._recent.append(addresses)
+        self.written = self._all[position].bind(addresses, moved, number)
+        return self._note_bound(self._to_front(position), mark)
+
+    def _is_idle(self, binding: Binding) -> bool:
+        """Whether others have taken turns for so long that this executable is of no use where it is bound."""
+        return binding.latest_use < self._calls - max(IDLE_CALLS, 2 * len(self._all))
+
+    def _or_the_last(
+        self, position: int, moved: Collection[int], addresses: list[int], met: int | None
+    ) -> tuple[int, Collection[int]]:
+        """Return the last executable instead of another, if it is as near, or the addresses come back; and what has moved for it.
+
+        They were `met` before in this call: what was not used since then is not one of those that take turns with them.
+        """
+        last = len(self._all) - 1
+        also = _differing(self._all[last].addresses, addresses)
+        comes_back = addresses in self._recent or (met is not None and self._all[last].latest_use < met)
+        return (last, also) if len(also) <= len(moved) or comes_back else (position, moved)
+
+    def _mark(self, addresses: list[int]) -> int:
+        """Return what tells addresses from others, of graphs that may have many executables; hashing hundreds takes a few us."""
+        return hash(tuple(addresses)) if self._most > FEW_BINDINGS else 0
+
+    def _known(self, addresses: list[int], mark: int) -> Binding | None:
+        """Return the executable that is bound to these addresses, of many."""
+        if len(self._all) <= FEW_BINDINGS:
+            return None
+        found = self._bound_to.get(mark)
+        return found if found is not None and found.addresses == addresses else None
+
+    def _note_bound(self, binding: Binding, mark: int) -> Binding:
+        if self._most > FEW_BINDINGS:
+            if len(self._bound_to) >= MET:
+                self._bound_to = {self._mark(each.addresses): each for each in self._all}
+            self._bound_to[mark] = binding
+        return binding
+
+    def _look_first_at(self, moved: set[int]) -> None:
+        """Have executables that are bound elsewhere be told by the inputs that move, and not by hundreds that do not."""
+        if not moved or len(moved) > MOST_MOVERS or moved <= self._movers:
+            return
+        both = self._movers | moved
+        self._movers = both if len(both) <= MOST_MOVERS else frozenset(moved)
+        watch = self._all[0].watch_first(self._movers)
+        for each in self._all:
+            each.inputs = watch
+
+    def _settle(self, binding: Binding) -> None:
+        if not self._settles:
+            return
+        before = binding.executable
+        try:
+            binding.settle()
+        except DriverError as error:
+            self._settles = False  # it is slower, and right
+            self._note(f"{STAYS_PATCHED}: {error}")
+        self.made += binding.executable != before
+
+    def _to_front(self, position: int) -> Binding:
+        if position:
+            self._all.insert(0, self._all.pop(position))
+        return self._all[0]
+
+    def _nearest(self, addresses: list[int], moved: Collection[int]) -> tuple[int, Collection[int]]:
+        """Return the executable for which least has moved, and what has; `moved` is what has for the first.
+
+        Of several it is the one that was used last: where more addresses rotate than there are executables, that is the last one to
+        be asked for again. Of many, those are looked at that were not used for longest.
+        """
+        nearest, begin = 0, max(1, len(self._all) - FEW_BINDINGS)
+        for position, binding in enumerate(self._all[begin:], start=begin):
+            if len(moved) == 1:
+                break  # none is nearer, and looking at hundreds of addresses takes as long as writing a few nodes
+            also = _differing(binding.addresses, addresses)
+            if len(also) < len(moved):
+                nearest, moved = position, also
+        return nearest, moved
+
+    def _met_before(self, nearest: Binding, mark: int, moved: Collection[int]) -> int | None:
+        """Return the call for which an executable was to be bound to these addresses before, if they are worth one of their own."""
+        if self._most <= FEW_BINDINGS:
+            return None
+        times, before = self._met.pop(mark, (0, 0))
+        self._met[mark] = times + 1, self._calls
+        if len(self._met) > MET:
+            del self._met[next(iter(self._met))]
+        return before if times and self._is_worth_one(nearest, moved, times) else None
+
+    def _is_worth_one(self, nearest: Binding, moved: Collection[int], times: int) -> bool:
+        """Whether addresses that came so often, and for which so much has moved, are to have an executable of their own."""
+        nodes = nearest.nodes
+        if times >= WRITES_OF_ONE + nodes // NODES_OF_A_WRITE:
+            return True
+        return nodes >= MANY_NODES and 2 * nearest.nodes_that_follow(moved) >= nodes
+
+    def _deserves_another(self, addresses: list[int], number: int, moved: Collection[int]) -> bool:
+        """Whether these addresses, or nearly these, have come back lately; or memory of a set is met for the first time."""
+        if len(self._all) >= FEW_BINDINGS:
+            return False
+        came_back = _is_near_any(addresses, moved, self._recent)
+        return came_back or all(binding.number != number for binding in self._all)
+
+    def _another(
+        self, nearest: Binding, addresses: list[int], moved: Collection[int], number: int
+    ) -> Binding | None:
+        try:
+            return nearest.another(addresses, moved, number)
+        except DriverError as error:
+            self._most = len(self._all)  # those that there are go on
+            self._note(f"{ONE_LESS}: {error}")
+            return None
+
+    def close(self) -> None:
+        """Destroy all executables."""
+        self._bound_to.clear()
+        while self._all:
+            self._all.pop().close()
