@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -102,7 +103,8 @@ def test_a_run_that_is_to_end_does_not_wait_for_what_compiles_side_by_side(tmp_p
         try:
             _, errors = process.communicate(timeout=60)
         finally:
-            process.kill()  # or a failure would wait for a million steps
+            if process.poll() is None:  # a failure must not leave a million steps behind
+                _kill([process.pid, *map(int, started)])
 
     assert process.returncode == 130
     assert "interrupted" in errors
@@ -116,6 +118,12 @@ def _terminate(process: subprocess.Popen[str], to: str) -> None:
         return
     others = {int(each.name) for each in Path(f"/proc/{process.pid}/task").iterdir()} - {process.pid}
     assert ctypes.CDLL(None).tgkill(process.pid, min(others), signal.SIGTERM) == 0
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _children_of(pid: int) -> list[str]:
