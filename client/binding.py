@@ -106,6 +106,8 @@ class Binding:
         self._found_bound = 0
         self.latest_use = 0
         """The number of the call that used it."""
+        self.new_at = 0
+        """The number of the call that it was bound for, if nobody had come with these addresses before, as far as is remembered."""
         self.follower: Binding | None = None
         """The executable that was used after this one the last time: where addresses rotate, so do executables."""
         self.executable = driver.instantiate(graph)
@@ -129,6 +131,11 @@ class Binding:
         moved.update((first + slot, at) for slot, at in watch.moved(memory, self._memory).items())
         return moved
 
+    @property
+    def came_again(self) -> bool:
+        """Whether the addresses that it is bound to have come more than once."""
+        return self.latest_use > self.new_at
+
     def watch_first(self, indices: Collection[int]) -> Watch:
         """Return what looks at all inputs that can move, and at those of these indices first."""
         first = [index for index in self._indices if index in indices]
@@ -150,11 +157,13 @@ class Binding:
 
         Raises `UnfitError` with nothing changed, or `DriverError`, after which the executable is of no more use.
         """
-        self._move_to(addresses, moved, number)
+        self._move_to(addresses, moved, self._bases_of(moved, addresses), number)
         return self._write()
 
     def another(self, addresses: list[int], moved: Collection[int], number: int) -> Binding:
         """Return another executable of the graph, bound to other addresses; see `bind`, and this one is as it was."""
+        # Before anything is made: what does not fit may come at every call.
+        bases = self._bases_of(moved, addresses)
         other = copy.copy(self)
         other._parameters = self._parameters.again()
         other._words = other._parameters.words
@@ -164,7 +173,7 @@ class Binding:
             self._memory[:],
         )
         other._dirty = set()
-        other._move_to(addresses, moved, number)
+        other._move_to(addresses, moved, bases, number)
         other._patience = PATIENCE
         other.follower = None
         other._instantiate()
@@ -198,9 +207,9 @@ class Binding:
         with contextlib.suppress(DriverError), self._driver.relaxed():
             self._driver.destroy_executable(before)
 
-    def _move_to(self, addresses: list[int], moved: Collection[int], number: int) -> None:
-        # All is checked before anything is changed.
-        bases = {slot: self._base(slot, addresses) for slot in map(self._slots.__getitem__, moved)}
+    def _move_to(
+        self, addresses: list[int], moved: Collection[int], bases: Mapping[int, int], number: int
+    ) -> None:
         first, indices = self._first_memory, self._indices
         for position in moved:
             if position < first:
@@ -221,6 +230,11 @@ class Binding:
         """Return how many nodes are to be written when some positions have moved."""
         slots = {self._slots[position] for position in moved}
         return len(set(itertools.chain.from_iterable(self._table.nodes[slot] for slot in slots)))
+
+    def _bases_of(self, moved: Iterable[int], addresses: Sequence[int]) -> dict[int, int]:
+        """Return where the slots lie that have moved; raises `UnfitError`."""
+        slots = set(map(self._slots.__getitem__, moved))  # hundreds of inputs may be one slot
+        return {slot: self._base(slot, addresses) for slot in slots}
 
     def _base(self, slot: int, addresses: Sequence[int]) -> int:
         """Return where a slot lies; raises `UnfitError`."""

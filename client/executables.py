@@ -22,8 +22,8 @@ MAX_NODES = 1_024
 MANY_NODES = 3
 """Nodes of a graph whose addresses get an executable when they come for the second time, if half of the nodes would be written."""
 WRITES_OF_ONE = 10
-"""All other addresses get one when writing for them has taken as long as making it does: that of a single node takes as long as so
-many calls that write a node take longer (H200: 160 us),"""
+"""All other addresses that come soon again get one when writing for them has taken as long as making it does: that of a single node
+takes as long as so many calls that write a node take longer (H200: 160 us),"""
 NODES_OF_A_WRITE = 5
 """and each of so many nodes more as one of them (H200: 0.2 to 1 ms for 256)."""
 MOST_MOVERS = 32
@@ -75,7 +75,7 @@ class Bindings:
         self._most = _most_executables(first.nodes)
         self._recent: deque[list[int]] = deque(maxlen=REMEMBERED)
         self._met: dict[int, tuple[int, int]] = {}
-        """How many calls an executable was to be bound for to addresses, and the latest of them, by the hash of these."""
+        """For how many calls, one soon after the other, an executable was to be bound to addresses, and the latest; by the hash of these."""
         self._bound_to: dict[int, Binding] = {}
         """By the hash of the addresses, which may be outdated. Kept where there are more than a few."""
         self._movers: frozenset[int] = frozenset()
@@ -129,22 +129,30 @@ class Bindings:
             if known.is_patched:
                 self._settle(known)
             return known
+        is_new = mark not in self._met and addresses not in self._recent
+        binding = self._bind_any(addresses, just_moved, number, mark)
+        binding.new_at = self._calls if is_new else 0
+        self._recent.append(addresses)
+        return self._note_bound(binding, mark)
+
+    def _bind_any(self, addresses: list[int], just_moved: Collection[int], number: int, mark: int) -> Binding:
+        """Bind to addresses that no executable is bound to: another one, if they are worth it, or one that there is."""
         position, moved = self._nearest(addresses, just_moved)
         nearest = self._all[position]
         has_room, is_idle = len(self._all) < self._most, self._is_idle(self._all[-1])
         met = self._met_before(nearest, mark, moved) if has_room or is_idle else None
         deserves = has_room and (met is not None or self._deserves_another(addresses, number, moved))
         if deserves and (another := self._another(nearest, addresses, moved, number)) is not None:
-            self._recent.append(addresses)
             self._all.insert(0, another)
             self.made += 1
             self.written = another.nodes
-            return self._note_bound(another, mark)
-        if moved and is_idle:
+            return another
+        if nearest.came_again:
+            position, moved = self._or_a_spare(position, moved, addresses)
+        if moved and is_idle and self._all[position].came_again:
             position, moved = self._or_the_last(position, moved, addresses, met)
-        self._recent.append(addresses)
         self.written = self._all[position].bind(addresses, moved, number)
-        return self._note_bound(self._to_front(position), mark)
+        return self._to_front(position)
 
     def _is_idle(self, binding: Binding) -> bool:
         """Whether others have taken turns for so long that this executable is of no use where it is bound."""
@@ -221,22 +229,35 @@ class Bindings:
                 nearest, moved = position, also
         return nearest, moved
 
+    def _or_a_spare(
+        self, position: int, moved: Collection[int], addresses: list[int]
+    ) -> tuple[int, Collection[int]]:
+        """Return instead an executable whose addresses have not come again, if it is as near: they are the least likely to come."""
+        for spare, binding in enumerate(self._all):
+            if not binding.came_again:
+                also = _differing(binding.addresses, addresses)
+                if len(also) <= len(moved):
+                    return spare, also
+        return position, moved
+
     def _met_before(self, nearest: Binding, mark: int, moved: Collection[int]) -> int | None:
         """Return the call for which an executable was to be bound to these addresses before, if they are worth one of their own."""
         if self._most <= FEW_BINDINGS:
             return None
         times, before = self._met.pop(mark, (0, 0))
+        if self._calls - before > 2 * self._most:
+            times = 0  # one of its own would have been given to others by now
         self._met[mark] = times + 1, self._calls
         if len(self._met) > MET:
             del self._met[next(iter(self._met))]
-        return before if times and self._is_worth_one(nearest, moved, times) else None
+        return before if before and self._is_worth_one(nearest, moved, times) else None
 
     def _is_worth_one(self, nearest: Binding, moved: Collection[int], times: int) -> bool:
         """Whether addresses that came so often, and for which so much has moved, are to have an executable of their own."""
-        nodes = nearest.nodes
-        if times >= WRITES_OF_ONE + nodes // NODES_OF_A_WRITE:
+        nodes, written = nearest.nodes, nearest.nodes_that_follow(moved)
+        if written and times >= WRITES_OF_ONE + nodes // NODES_OF_A_WRITE:
             return True
-        return nodes >= MANY_NODES and 2 * nearest.nodes_that_follow(moved) >= nodes
+        return nodes >= MANY_NODES and 2 * written >= nodes
 
     def _deserves_another(self, addresses: list[int], number: int, moved: Collection[int]) -> bool:
         """Whether these addresses, or nearly these, have come back lately; or memory of a set is met for the first time."""

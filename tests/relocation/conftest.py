@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from tests.relocation.recorder import Recorder
+
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "emulator_graph": ((), c_void_p),
     "emulator_add_kernel": ((c_void_p, c_char_p, c_void_p, c_int), c_int),
@@ -218,6 +220,14 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocator]:
     monkeypatch.setattr(_torch, "allocator", lambda _device: allocator)
     yield allocator
     allocator.check()
+
+
+@pytest.fixture
+def recorder(emulator: Emulator, allocator: Allocator) -> Recorder:
+    """Return what makes one recording."""
+    from tests.relocation.recorder import Recorder
+
+    return Recorder(emulator, allocator)
 
 
 @pytest.fixture(scope="session")

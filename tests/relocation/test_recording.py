@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,55 +13,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client import recording
-from pygraphd.client.binding import LESS_OFTEN, PATIENCE, UnfitError
+from pygraphd.client.binding import InputGroup, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
-from pygraphd.client.executables import FEW_BINDINGS, MET, ONE_LESS, STAYS_PATCHED
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Built, Capture, build, input_groups
 from pygraphd.client.relocation import BLOCK, Span
+from tests.relocation.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from pygraphd.client.replay import Replay
-    from tests.relocation.conftest import Allocator, Arena, Emulator, Graph
+    from tests.relocation.conftest import Allocator, Emulator
 
 
 pytestmark = pytest.mark.torch
-
-
-class Recorder:
-    """Makes graphs as a capture would."""
-
-    def __init__(self, emulator: Emulator, allocator: Allocator, arena: Arena | None = None) -> None:
-        self.emulator = emulator
-        self.allocator = allocator
-        self.arena = arena or emulator.arena()
-        self.graph: Graph = emulator.graph()
-        self.notes: list[str] = []
-
-    def floats(self, *values: float) -> torch.Tensor:
-        """Return a tensor on the device."""
-        return self.allocator.tensor(torch.tensor(values, dtype=torch.float32))
-
-    def built(
-        self,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        staged: dict[int, torch.Tensor] | None = None,
-        together: Collection[int] = (),
-    ) -> Built:
-        capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations))
-        built = build(self.emulator.driver, capture, inputs, staged or {}, self.notes.append, together)
-        self.arena.let_go()
-        return built
-
-
-@pytest.fixture
-def recorder(emulator: Emulator, allocator: Allocator) -> Recorder:
-    return Recorder(emulator, allocator)
 
 
 def test_inputs_and_outputs_lie_anywhere_and_outputs_are_kept(recorder: Recorder) -> None:
@@ -96,302 +63,27 @@ def test_what_lies_where_it_lay_is_not_written_again(recorder: Recorder) -> None
     replay.close()
 
 
-def test_addresses_that_take_turns_are_written_until_each_set_has_an_executable(recorder: Recorder) -> None:
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.scale(a, out, 3.0)
-    replay = recorder.built([a], [out]).replay
-    sets = [(recorder.floats(i, i), replay.memory()) for i in range(4)]
-
-    written: list[int] = []
-    for turn in range(24):
-        values, memory = sets[turn % 4]
-        values += 1
-        expected = (values * 3).tolist()
-        assert replay.run([values], memory)[0].tolist() == expected
-        written.append(replay.counts.written - sum(written))
-
-    assert (replay.executables, replay.made) == (4, 5)  # the first was written to, and made anew
-    assert written[:4] == [1, 1, 1, 1]
-    assert written[-16:] == [0] * 16
-    replay.close()
-
-
-def test_what_nearly_comes_back_gets_an_executable_and_costs_what_is_new(recorder: Recorder) -> None:
-    """Nine inputs take turns between two places, and the tenth never lies where it lay."""
-    inputs, outputs = [recorder.floats(i, i) for i in range(10)], []
-    for each in inputs:
-        outputs.append(recorder.arena.allocate(2))
-        recorder.graph.scale(each, outputs[-1], 2.0)
-    replay = recorder.built(inputs, outputs).replay
-    sets = [([recorder.floats(i, turn) for i in range(9)], replay.memory()) for turn in range(2)]
-
-    written: list[int] = []
-    for turn in range(20):
-        values, memory = sets[turn % 2]
-        last = recorder.floats(turn, turn)
-        results = replay.run([*values, last], memory)
-        assert [each.tolist() for each in results] == [(each * 2).tolist() for each in (*values, last)]
-        written.append(replay.counts.written - sum(written))
-
-    assert replay.executables == 2
-    assert written[-10:] == [1] * 10
-    replay.close()
-
-
-@pytest.mark.parametrize(("count", "most"), [(4, 0), (5, 2), (6, 3), (8, 6)])
-def test_where_more_addresses_rotate_than_there_are_executables_some_stay_bound(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, count: int, most: int
-) -> None:
-    """Were the one written to that was not used for longest, it would be the one that is asked for next, at every call."""
-    monkeypatch.setattr("pygraphd.client.executables.MAX_NODES", 1)
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.scale(a, out, 3.0)
-    replay = recorder.built([a], [out]).replay
-    sets = [(recorder.floats(i, i), replay.memory()) for i in range(count)]
-
-    def turn() -> int:
-        before = replay.counts.written
-        for values, memory in sets:
-            assert replay.run([values], memory)[0].tolist() == (values * 3).tolist()
-        return replay.counts.written - before
-
-    for _ in range(12):
-        turn()
-    assert replay.executables == FEW_BINDINGS
-    assert max(turn() for _ in range(4)) <= most
-    replay.close()
-
-
-def test_an_executable_that_is_not_used_any_more_is_bound_anew(
+def test_inputs_that_move_together_are_looked_at_together(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pygraphd.client.executables.MAX_NODES", 1)
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.scale(a, out, 3.0)
-    replay = recorder.built([a], [out]).replay
-    sets = [(recorder.floats(i, i), replay.memory()) for i in range(8)]
+    """Columns overlap as one group: what it takes to bind them must not grow with their square."""
+    looks: list[int] = []
+    base = InputGroup.base
 
-    def written_for(number: int) -> int:
-        before = replay.counts.written
-        values, memory = sets[number]
-        assert replay.run([values], memory)[0].tolist() == (values * 3).tolist()
-        return replay.counts.written - before
+    def noting(group: InputGroup, places: Sequence[int]) -> int:
+        looks.append(len(places))
+        return base(group, places)
 
-    for begin in (0, 4, 2):
-        for turn in range(6 * FEW_BINDINGS):
-            written_for(begin + turn % FEW_BINDINGS)
-        assert [written_for(begin + number) for number in range(FEW_BINDINGS)] == [0] * FEW_BINDINGS
-    assert replay.executables == FEW_BINDINGS
-    replay.close()
-
-
-def test_what_comes_back_in_part_gets_no_executable(recorder: Recorder) -> None:
-    """What has moved lies where it lay before, but then the rest lay elsewhere."""
-    inputs, outputs = [recorder.floats(i, i) for i in range(4)], []
-    for each in inputs:
-        outputs.append(recorder.arena.allocate(2))
-        recorder.graph.scale(each, outputs[-1], 2.0)
-    replay = recorder.built(inputs, outputs).replay
+    rows, out = recorder.allocator.tensor(torch.ones(2, 64)), recorder.arena.allocate(2)
+    columns = rows.unbind(1)
+    recorder.graph.scale(rows[0, :2], out, 2.0)
+    replay = recorder.built([*columns], [out]).replay
     memory = replay.memory()
-    first, second = ([recorder.floats(i, turn) for i in range(4)] for turn in range(2))
+    monkeypatch.setattr(InputGroup, "base", noting)
 
-    for values in (first, second, [*first[:2], *second[2:]]):
-        results = replay.run([*values], memory)
-        assert [each.tolist() for each in results] == [(each * 2).tolist() for each in values]
+    replay.run([*recorder.allocator.tensor(rows).unbind(1)], memory)
 
-    assert (replay.executables, replay.counts.written) == (1, 4 + 4 + 2)
-    replay.close()
-
-
-def test_an_executable_for_each_set_where_its_inputs_together_are_half_of_the_nodes(
-    recorder: Recorder,
-) -> None:
-    inputs, outputs = [recorder.floats(i, i) for i in range(3)], []
-    for each in (*inputs, inputs[2]):
-        outputs.append(recorder.arena.allocate(2))
-        recorder.graph.scale(each, outputs[-1], 2.0)
-    replay = recorder.built(inputs, outputs).replay
-    memory, sets = replay.memory(), [[recorder.floats(i, turn) for i in range(2)] for turn in range(12)]
-
-    for _ in range(5):
-        written = replay.counts.written
-        for values in sets:
-            replay.run([*values, inputs[2]], memory)
-    assert (replay.executables, replay.counts.written) == (len(sets), written)
-    replay.close()
-
-
-def test_many_executables_are_found_in_any_order_however_many_addresses_were_met(recorder: Recorder) -> None:
-    a, outputs = recorder.floats(1, 2), []
-    for _ in range(3):
-        outputs.append(recorder.arena.allocate(2))
-        recorder.graph.scale(a, outputs[-1], 2.0)
-    replay = recorder.built([a], outputs).replay
-    memory, sets = replay.memory(), [recorder.floats(i, i) for i in range(12)]
-    for _ in range(4):
-        for values in sets:
-            replay.run([values], memory)
-    order = random.Random(0)
-
-    written: list[int] = []
-    for turn in range(MET + 2):
-        replay.run([recorder.floats(turn, turn)], memory)  # never again
-        before = replay.counts.written
-        for values in order.sample(sets, len(sets)):
-            replay.run([values], memory)
-        written.append(replay.counts.written - before)
-
-    assert not any(written[5:])  # then what is never used again has an executable for itself
-    bindings = replay._bindings
-    assert bindings is not None
-    assert len(bindings._met) == MET
-    assert len(bindings._bound_to) <= MET
-    replay.close()
-
-
-def test_each_executable_knows_where_it_is_bound_itself(recorder: Recorder) -> None:
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.scale(a, out, 3.0)
-    replay = recorder.built([a], [out]).replay
-    one, two = ((recorder.floats(i, i), replay.memory()) for i in (1, 2))
-    for _ in range(3):
-        replay.run([two[0]], two[1])
-        replay.run([one[0]], one[1])
-    assert replay.executables == 2
-
-    # Each gets other memory in turn, while its input stays where it was.
-    assert replay.run([two[0]], replay.memory())[0].tolist() == [6, 6]
-    assert replay.run([one[0]], replay.memory())[0].tolist() == [3, 3]
-    assert replay.executables == 2
-    replay.close()
-
-
-def test_addresses_that_never_come_back_need_one_executable(recorder: Recorder) -> None:
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.scale(a, out, 3.0)
-    replay = recorder.built([a], [out]).replay
-    kept = [replay([recorder.floats(i, i)])[0] for i in range(30)]
-
-    assert [each[0].item() for each in kept] == [3.0 * i for i in range(30)]
-    assert replay.executables == 1
-    replay.close()
-
-
-def test_more_sets_than_executables_are_still_right(recorder: Recorder) -> None:
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.scale(a, out, 3.0)
-    replay = recorder.built([a], [out]).replay
-    sets = [(recorder.floats(i, i), replay.memory()) for i in range(7)]
-
-    for turn in range(40):
-        values, memory = sets[turn * turn % 7]
-        assert replay.run([values], memory)[0].tolist() == (values * 3).tolist()
-
-    assert replay.executables == 4
-    replay.close()
-
-
-def test_where_another_executable_cannot_be_had_one_is_enough(recorder: Recorder) -> None:
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.scale(a, out, 3.0)
-    replay = recorder.built([a], [out]).replay
-    sets = [(recorder.floats(i, i), replay.memory()) for i in range(2)]
-    for values, memory in sets:
-        replay.run([values], memory)
-    recorder.emulator.fail_at(1)  # the first call that another executable takes
-
-    for turn in range(6):
-        values, memory = sets[turn % 2]
-        assert replay.run([values], memory)[0].tolist() == (values * 3).tolist()
-
-    assert replay.executables == 1
-    assert recorder.notes == [f"{ONE_LESS}: cuGraphKernelNodeSetParams_v2 failed with CUresult 999"]
-    replay.close()
-
-
-def test_another_executable_is_made_where_it_is_bound_as_the_memory_of_the_capture_is_gone(
-    recorder: Recorder,
-) -> None:
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(3)
-    recorder.graph.set(out, 0)
-    recorder.graph.copy(out[:2], a)
-    recorder.graph.accumulate(out[1:2], a)
-    replay = recorder.built([a], [out]).replay
-    sets = [(recorder.floats(i, 2 * i), replay.memory()) for i in range(4)]
-
-    for turn in range(20):
-        values, memory = sets[turn % 4]
-        memory[0].fill_(7)
-        first, second = values.tolist()
-        assert replay.run([values], memory)[0].tolist() == [first, second + first, 0]
-
-    assert replay.executables == 4
-    assert recorder.notes == []
-    assert recorder.arena.untouched()
-    replay.close()
-
-
-def test_an_executable_that_stays_bound_is_made_anew(recorder: Recorder) -> None:
-    """On a GPU, nodes that were written into an executable are launched slower."""
-    emulator = recorder.emulator
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.copy(out, a)
-    recorder.graph.accumulate(out, a)
-    replay = recorder.built([a], [out]).replay
-    alive = emulator.live()
-    values, memory = recorder.floats(3, 4), replay.memory()
-
-    def calls(count: int) -> int:
-        before = emulator.patched_launches()
-        for _ in range(count):
-            assert replay.run([values], memory)[0].tolist() == (values * 2).tolist()
-        return emulator.patched_launches() - before
-
-    assert calls(1) == 1
-    assert calls(PATIENCE - 1) == PATIENCE - 1
-    assert replay.made == 1
-    assert calls(5) == 0
-    assert (emulator.live(), replay.made) == (alive, 2)
-
-    memory = replay.memory()  # moved, so it is written to, and not made anew as soon as the first time
-    again = LESS_OFTEN * PATIENCE
-    assert calls(again) == again
-    assert calls(5) == 0
-    assert (replay.executables, emulator.live(), recorder.notes) == (1, alive, [])
-    replay.close()
-
-
-@pytest.mark.parametrize("call", range(1, 4))
-def test_an_executable_that_cannot_be_made_anew_stays(recorder: Recorder, call: int) -> None:
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.copy(out, a)
-    recorder.graph.accumulate(out, a)
-    replay = recorder.built([a], [out]).replay
-    values, memory = recorder.floats(3, 4), replay.memory()
-    for _ in range(PATIENCE):
-        replay.run([values], memory)
-    recorder.emulator.fail_at(call)
-
-    for _ in range(3 * LESS_OFTEN * PATIENCE):
-        assert replay.run([values], memory)[0].tolist() == (values * 2).tolist()
-
-    assert [note.split(":")[0] for note in recorder.notes] == [STAYS_PATCHED]
-    replay.close()
-
-
-def test_inputs_that_do_not_fit_get_no_executable(recorder: Recorder) -> None:
-    storage = recorder.allocator.tensor(torch.zeros(256))
-    a, worse = storage[64:66], storage[67:69]
-    out = recorder.arena.allocate(2)
-    recorder.graph.scale(a, out, 1.0)
-    replay = recorder.built([a], [out]).replay
-    memory = replay.memory()
-
-    for _ in range(5):
-        with pytest.raises(UnfitError, match="not aligned as it was"):
-            replay.run([worse], memory)
-
-    assert replay.executables == 1
+    assert looks == [64]
     replay.close()
 
 

@@ -1,0 +1,41 @@
+"""Makes recordings as a capture would, of graphs for the emulated driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client.recording import Built, Capture, build
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from tests.relocation.conftest import Allocator, Arena, Emulator, Graph
+
+
+class Recorder:
+    """Makes graphs as a capture would."""
+
+    def __init__(self, emulator: Emulator, allocator: Allocator, arena: Arena | None = None) -> None:
+        self.emulator = emulator
+        self.allocator = allocator
+        self.arena = arena or emulator.arena()
+        self.graph: Graph = emulator.graph()
+        self.notes: list[str] = []
+
+    def floats(self, *values: float) -> torch.Tensor:
+        """Return a tensor on the device."""
+        return self.allocator.tensor(torch.tensor(values, dtype=torch.float32))
+
+    def built(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        staged: dict[int, torch.Tensor] | None = None,
+        together: Collection[int] = (),
+    ) -> Built:
+        capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations))
+        built = build(self.emulator.driver, capture, inputs, staged or {}, self.notes.append, together)
+        self.arena.let_go()
+        return built
