@@ -78,6 +78,8 @@ class Bindings:
         """For how many calls, one soon after the other, an executable was to be bound to addresses, and the latest; by the hash of these."""
         self._bound_to: dict[int, Binding] = {}
         """By the hash of the addresses, which may be outdated. Kept where there are more than a few."""
+        self._spare = first
+        """The latest that was bound to new addresses."""
         self._movers: frozenset[int] = frozenset()
         self._calls = 0
         self.written = 0
@@ -132,6 +134,8 @@ class Bindings:
         is_new = mark not in self._met and addresses not in self._recent
         binding = self._bind_any(addresses, just_moved, number, mark)
         binding.new_at = self._calls if is_new else 0
+        if is_new:
+            self._spare = binding
         self._recent.append(addresses)
         return self._note_bound(binding, mark)
 
@@ -232,13 +236,11 @@ class Bindings:
     def _or_a_spare(
         self, position: int, moved: Collection[int], addresses: list[int]
     ) -> tuple[int, Collection[int]]:
-        """Return instead an executable whose addresses have not come again, if it is as near: they are the least likely to come."""
-        for spare, binding in enumerate(self._all):
-            if not binding.came_again:
-                also = _differing(binding.addresses, addresses)
-                if len(also) <= len(moved):
-                    return spare, also
-        return position, moved
+        """Return instead the executable of the latest new addresses, unless they have come again, or it is not as near."""
+        if self._spare.came_again:
+            return position, moved
+        also = _differing(self._spare.addresses, addresses)
+        return (self._all.index(self._spare), also) if len(also) <= len(moved) else (position, moved)
 
     def _met_before(self, nearest: Binding, mark: int, moved: Collection[int]) -> int | None:
         """Return the call for which an executable was to be bound to these addresses before, if they are worth one of their own."""

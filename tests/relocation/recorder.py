@@ -11,6 +11,7 @@ from pygraphd.client.recording import Built, Capture, build
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from pygraphd.client.replay import Replay
     from tests.relocation.conftest import Allocator, Arena, Emulator, Graph
 
 
@@ -39,3 +40,11 @@ class Recorder:
         built = build(self.emulator.driver, capture, inputs, staged or {}, self.notes.append, together)
         self.arena.let_go()
         return built
+
+    def doubling(self, inputs: Sequence[torch.Tensor], reads: Sequence[torch.Tensor] | None = None) -> Replay:
+        """Record a graph that doubles each of its inputs, or those that are named: a node and an output for each."""
+        outputs = []
+        for each in inputs if reads is None else reads:
+            outputs.append(self.arena.allocate(each.numel()))
+            self.graph.scale(each, outputs[-1], 2.0)
+        return self.built(inputs, outputs).replay

@@ -56,11 +56,8 @@ def test_addresses_that_take_turns_are_written_until_each_set_has_an_executable(
 
 def test_what_nearly_comes_back_gets_an_executable_and_costs_what_is_new(recorder: Recorder) -> None:
     """Nine inputs take turns between two places, and the tenth never lies where it lay."""
-    inputs, outputs = [recorder.floats(i, i) for i in range(10)], []
-    for each in inputs:
-        outputs.append(recorder.arena.allocate(2))
-        recorder.graph.scale(each, outputs[-1], 2.0)
-    replay = recorder.built(inputs, outputs).replay
+    inputs = [recorder.floats(i, i) for i in range(10)]
+    replay = recorder.doubling(inputs)
     sets = [([recorder.floats(i, turn) for i in range(9)], replay.memory()) for turn in range(2)]
 
     written: list[int] = []
@@ -125,11 +122,8 @@ def test_an_executable_that_is_not_used_any_more_is_bound_anew(
 
 def test_what_comes_back_in_part_gets_no_executable(recorder: Recorder) -> None:
     """What has moved lies where it lay before, but then the rest lay elsewhere."""
-    inputs, outputs = [recorder.floats(i, i) for i in range(4)], []
-    for each in inputs:
-        outputs.append(recorder.arena.allocate(2))
-        recorder.graph.scale(each, outputs[-1], 2.0)
-    replay = recorder.built(inputs, outputs).replay
+    inputs = [recorder.floats(i, i) for i in range(4)]
+    replay = recorder.doubling(inputs)
     memory = replay.memory()
     first, second = ([recorder.floats(i, turn) for i in range(4)] for turn in range(2))
 
@@ -144,11 +138,8 @@ def test_what_comes_back_in_part_gets_no_executable(recorder: Recorder) -> None:
 def test_an_executable_for_each_set_where_its_inputs_together_are_half_of_the_nodes(
     recorder: Recorder,
 ) -> None:
-    inputs, outputs = [recorder.floats(i, i) for i in range(3)], []
-    for each in (*inputs, inputs[2]):
-        outputs.append(recorder.arena.allocate(2))
-        recorder.graph.scale(each, outputs[-1], 2.0)
-    replay = recorder.built(inputs, outputs).replay
+    inputs = [recorder.floats(i, i) for i in range(3)]
+    replay = recorder.doubling(inputs, [*inputs, inputs[2]])
     memory, sets = replay.memory(), [[recorder.floats(i, turn) for i in range(2)] for turn in range(12)]
 
     for _ in range(5):
@@ -160,11 +151,8 @@ def test_an_executable_for_each_set_where_its_inputs_together_are_half_of_the_no
 
 
 def test_many_executables_are_found_in_any_order_however_many_addresses_were_met(recorder: Recorder) -> None:
-    a, outputs = recorder.floats(1, 2), []
-    for _ in range(3):
-        outputs.append(recorder.arena.allocate(2))
-        recorder.graph.scale(a, outputs[-1], 2.0)
-    replay = recorder.built([a], outputs).replay
+    a = recorder.floats(1, 2)
+    replay = recorder.doubling([a], [a] * 3)
     memory, sets = replay.memory(), [recorder.floats(i, i) for i in range(12)]
     for _ in range(4):
         for values in sets:
@@ -358,11 +346,8 @@ def test_what_no_node_reads_and_what_comes_too_seldom_get_no_executable(
 def test_what_comes_every_few_calls_gets_an_executable_among_what_never_comes_again(
     recorder: Recorder,
 ) -> None:
-    a, b, outputs = recorder.floats(1, 2), recorder.floats(3, 4), []
-    for number in range(60):
-        outputs.append(recorder.arena.allocate(2))
-        recorder.graph.scale(a if number < 2 else b, outputs[-1], 2.0)
-    replay = recorder.built([a, b], outputs).replay
+    a, b = recorder.floats(1, 2), recorder.floats(3, 4)
+    replay = recorder.doubling([a, b], [a, a, *[b] * 58])
     memory, often = replay.memory(), recorder.floats(5, 6)
 
     written: list[int] = []
@@ -403,11 +388,8 @@ def test_what_never_comes_again_costs_no_executable_of_what_takes_turns(
 
 
 def test_what_never_came_again_gives_way_only_if_it_is_as_near(recorder: Recorder) -> None:
-    inputs, outputs = [recorder.floats(i, i) for i in range(10)], []
-    for each in inputs:
-        outputs.append(recorder.arena.allocate(2))
-        recorder.graph.scale(each, outputs[-1], 2.0)
-    replay = recorder.built(inputs, outputs).replay
+    inputs = [recorder.floats(i, i) for i in range(10)]
+    replay = recorder.doubling(inputs)
     memory, others = replay.memory(), [recorder.floats(i, i) for i in range(10)]
 
     for values in (inputs, inputs, others, inputs):  # has two executables now, one of them for the others
@@ -416,6 +398,22 @@ def test_what_never_came_again_gives_way_only_if_it_is_as_near(recorder: Recorde
     replay.run([recorder.floats(0, 0), *inputs[1:]], memory)
 
     assert (replay.executables, replay.counts.written - before) == (2, 1)
+    replay.close()
+
+
+def test_the_latest_new_addresses_give_way_wherever_they_are_bound(recorder: Recorder) -> None:
+    a = recorder.floats(1, 2)
+    replay = recorder.doubling([a])
+    memory, often, twice, once, new = replay.memory(), *(recorder.floats(i, i) for i in range(4))
+
+    # The first executable comes to be of what has come twice, and another one of what has come once.
+    for values in (often, twice, often, twice, often, once, often, new):
+        replay.run([values], memory)
+    before = replay.counts.written
+    for values in (often, twice, new):
+        replay.run([values], memory)
+
+    assert (replay.executables, replay.counts.written - before) == (3, 0)
     replay.close()
 
 
