@@ -78,7 +78,6 @@ class Binding:
         self._words = parameters.words
         self._table = table
         self._groups = groups
-        self._bases = list(bound)
         self._indices = [index for group in groups for index, _ in group.members]
         places = [bound[slot] + offset for slot, group in enumerate(groups) for _, offset in group.members]
         self._pointers = bulk.addresses([0] * (max(self._indices, default=-1) + 1))
@@ -99,7 +98,6 @@ class Binding:
         self.inputs, self._memories = bulk.watch(self._indices), bulk.watch([*range(len(self._memory))])
         self.number = 0
         """Of the set of recycled memory that it is bound to; 0: of none."""
-        self._dirty: set[int] = set()
         self.is_patched = False
         """Whether any node was written since the executable was made."""
         self._patience = PATIENCE
@@ -128,7 +126,8 @@ class Binding:
         positions, first = self._positions, self._first_memory
         watch = fresh.watch if number == self.number else self._memories
         moved = {positions[index]: at for index, at in self.inputs.moved(inputs, self._pointers).items()}
-        moved.update((first + slot, at) for slot, at in watch.moved(memory, self._memory).items())
+        for slot, at in watch.moved(memory, self._memory).items():
+            moved[first + slot] = at
         return moved
 
     @property
@@ -157,8 +156,13 @@ class Binding:
 
         Raises `UnfitError` with nothing changed, or `DriverError`, after which the executable is of no more use.
         """
-        self._move_to(addresses, moved, self._bases_of(moved, addresses), number)
-        return self._write()
+        bases = self._bases_of(moved, addresses)
+        self._move_to(addresses, moved, bases, number)
+        nodes = self._nodes_of(bases)
+        self._parameters.write(self.executable, nodes)
+        self.is_patched |= bool(nodes)
+        self._found_bound = 0
+        return len(nodes)
 
     def another(self, addresses: list[int], moved: Collection[int], number: int) -> Binding:
         """Return another executable of the graph, bound to other addresses; see `bind`, and this one is as it was."""
@@ -167,12 +171,7 @@ class Binding:
         other = copy.copy(self)
         other._parameters = self._parameters.again()
         other._words = other._parameters.words
-        other._bases, other._pointers, other._memory = (
-            self._bases.copy(),
-            self._pointers[:],
-            self._memory[:],
-        )
-        other._dirty = set()
+        other._pointers, other._memory = self._pointers[:], self._memory[:]
         other._move_to(addresses, moved, bases, number)
         other._patience = PATIENCE
         other.follower = None
@@ -188,7 +187,6 @@ class Binding:
         with self._driver.relaxed():
             self._parameters.write_graph()
             self.executable = self._driver.instantiate(self._graph)
-        self._dirty.clear()
         self.is_patched = False
 
     def settle(self) -> None:
@@ -216,8 +214,10 @@ class Binding:
                 self._pointers[indices[position]] = addresses[position]
             else:
                 self._memory[position - first] = addresses[position]
+        words, places = self._words, self._table.places
         for slot, base in bases.items():
-            self._move(slot, base)
+            for index, offset in places[slot]:
+                words[index] = base + offset
         self.addresses = addresses
         self.number = number
 
@@ -228,13 +228,23 @@ class Binding:
 
     def nodes_that_follow(self, moved: Collection[int]) -> int:
         """Return how many nodes are to be written when some positions have moved."""
-        slots = {self._slots[position] for position in moved}
-        return len(set(itertools.chain.from_iterable(self._table.nodes[slot] for slot in slots)))
+        return len(self._nodes_of({self._slots[position] for position in moved}))
+
+    def _nodes_of(self, slots: Collection[int]) -> Collection[int]:
+        """Return the nodes that follow some slots."""
+        nodes = self._table.nodes
+        if len(slots) == 1:
+            return nodes[next(iter(slots))]
+        return set(itertools.chain.from_iterable(map(nodes.__getitem__, slots)))
 
     def _bases_of(self, moved: Iterable[int], addresses: Sequence[int]) -> dict[int, int]:
         """Return where the slots lie that have moved; raises `UnfitError`."""
-        slots = set(map(self._slots.__getitem__, moved))  # hundreds of inputs may be one slot
-        return {slot: self._base(slot, addresses) for slot in slots}
+        bases: dict[int, int] = {}
+        for position in moved:
+            slot = self._slots[position]
+            if slot not in bases:  # hundreds of inputs may be one slot
+                bases[slot] = self._base(slot, addresses)
+        return bases
 
     def _base(self, slot: int, addresses: Sequence[int]) -> int:
         """Return where a slot lies; raises `UnfitError`."""
@@ -242,21 +252,6 @@ class Binding:
         if memory >= 0:
             return addresses[self._first_memory + memory]
         return self._groups[slot].base(addresses[self._members[slot]])
-
-    def _move(self, slot: int, base: int) -> None:
-        words = self._words
-        for index, offset in self._table.places[slot]:
-            words[index] = base + offset
-        self._dirty.update(self._table.nodes[slot])
-        self._bases[slot] = base
-
-    def _write(self) -> int:
-        count = len(self._dirty)
-        self._parameters.write(self.executable, self._dirty)
-        self._dirty.clear()
-        self.is_patched |= count > 0
-        self._found_bound = 0
-        return count
 
     def close(self) -> None:
         """Destroy the executable; a launch of it that still runs goes on."""

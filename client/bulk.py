@@ -84,8 +84,11 @@ class InPython:
         unchanged = _torch.pointers_unchanged()
 
         def moved(tensors: list[Any], addresses: Addresses) -> dict[int, int]:
-            found = {index: tensors[index].data_ptr() for index in indices}
-            return {index: address for index, address in found.items() if address != addresses[index]}
+            return {
+                index: address
+                for index in indices
+                if (address := tensors[index].data_ptr()) != addresses[index]
+            }
 
         return Watch(lambda tensors, addresses: unchanged(tensors, addresses, indices), moved)
 

@@ -80,7 +80,10 @@ class Bindings:
         """By the hash of the addresses, which may be outdated. Kept where there are more than a few."""
         self._spare = first
         """The latest that was bound to new addresses."""
-        self._movers: frozenset[int] = frozenset()
+        self._movers: set[int] = set()
+        """Inputs that are looked at first,"""
+        self._seen_to_move: set[int] = set()
+        """and the positions for which this is so."""
         self._calls = 0
         self.written = 0
         """Nodes written for the latest call."""
@@ -117,13 +120,15 @@ class Bindings:
         self, asked: Binding, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh
     ) -> Binding | None:
         """Return an executable that is bound already, other than the one that was asked first; only those used last are asked."""
+        if len(self._all) == 1 or len(self._all) > FEW_BINDINGS:
+            return None  # of many, `_known` tells which one it is
         others = (each for each in self._all[: FEW_BINDINGS + 1] if each is not asked)
         return next((each for each in others if each.fits(inputs, memory, number, fresh)), None)
 
     def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> Binding:
         latest = self._all[0]
         just_moved = latest.moved(inputs, memory, number, fresh)
-        self._look_first_at(latest.inputs_among(just_moved))
+        self._look_first_at(just_moved)
         addresses = latest.addresses_with(just_moved)
         mark = self._mark(addresses)
         if (known := self._known(addresses, mark)) is not None:
@@ -132,12 +137,28 @@ class Bindings:
                 self._settle(known)
             return known
         is_new = mark not in self._met and addresses not in self._recent
-        binding = self._bind_any(addresses, just_moved, number, mark)
+        if is_new and self._goes_on_with(latest, addresses, just_moved, number):
+            self._note_met(mark, 1)
+            self.written = latest.bind(addresses, just_moved, number)
+            binding = latest
+        else:
+            binding = self._bind_any(addresses, just_moved, number, mark)
         binding.new_at = self._calls if is_new else 0
         if is_new:
             self._spare = binding
         self._recent.append(addresses)
         return self._note_bound(binding, mark)
+
+    def _goes_on_with(
+        self, latest: Binding, addresses: list[int], moved: Collection[int], number: int
+    ) -> bool:
+        """Whether the executable that was used last is to be bound to addresses of which nothing is known; says yes to most that wander.
+
+        What `_bind_any` would find is the same, and finding it takes longer than writing a few nodes.
+        """
+        if latest.number != number or (latest.came_again and len(self._all) > 1):
+            return False
+        return len(moved) == 1 or (len(self._all) == 1 and not _is_near_any(addresses, moved, self._recent))
 
     def _bind_any(self, addresses: list[int], just_moved: Collection[int], number: int, mark: int) -> Binding:
         """Bind to addresses that no executable is bound to: another one, if they are worth it, or one that there is."""
@@ -192,15 +213,22 @@ class Bindings:
             self._bound_to[mark] = binding
         return binding
 
-    def _look_first_at(self, moved: set[int]) -> None:
+    def _look_first_at(self, moved: Collection[int]) -> None:
         """Have executables that are bound elsewhere be told by the inputs that move, and not by hundreds that do not."""
-        if not moved or len(moved) > MOST_MOVERS or moved <= self._movers:
+        if self._seen_to_move.issuperset(moved):
             return
-        both = self._movers | moved
-        self._movers = both if len(both) <= MOST_MOVERS else frozenset(moved)
-        watch = self._all[0].watch_first(self._movers)
-        for each in self._all:
-            each.inputs = watch
+        inputs = self._all[0].inputs_among(moved)
+        if len(inputs) > MOST_MOVERS:
+            return
+        both = self._movers | inputs
+        if len(both) > MOST_MOVERS:
+            self._seen_to_move, both = set(), inputs
+        self._seen_to_move.update(moved)
+        if both != self._movers:
+            self._movers = both
+            watch = self._all[0].watch_first(both)
+            for each in self._all:
+                each.inputs = watch
 
     def _settle(self, binding: Binding) -> None:
         if not self._settles:
@@ -249,10 +277,14 @@ class Bindings:
         times, before = self._met.pop(mark, (0, 0))
         if self._calls - before > 2 * self._most:
             times = 0  # one of its own would have been given to others by now
-        self._met[mark] = times + 1, self._calls
-        if len(self._met) > MET:
-            del self._met[next(iter(self._met))]
+        self._note_met(mark, times + 1)
         return before if before and self._is_worth_one(nearest, moved, times) else None
+
+    def _note_met(self, mark: int, times: int) -> None:
+        if self._most > FEW_BINDINGS:
+            self._met[mark] = times, self._calls
+            if len(self._met) > MET:
+                del self._met[next(iter(self._met))]
 
     def _is_worth_one(self, nearest: Binding, moved: Collection[int], times: int) -> bool:
         """Whether addresses that came so often, and for which so much has moved, are to have an executable of their own."""

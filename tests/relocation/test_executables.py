@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.binding import LESS_OFTEN, PATIENCE, UnfitError
+from pygraphd.client.binding import LESS_OFTEN, PATIENCE, Binding, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.executables import (
     FEW_BINDINGS,
@@ -21,6 +21,7 @@ from pygraphd.client.executables import (
     ONE_LESS,
     STAYS_PATCHED,
     WRITES_OF_ONE,
+    Bindings,
 )
 from pygraphd.client.parameters import Parameters
 from tests.relocation.recorder import Recorder
@@ -200,6 +201,37 @@ def test_addresses_that_never_come_back_need_one_executable(recorder: Recorder) 
 
     assert [each[0].item() for each in kept] == [3.0 * i for i in range(30)]
     assert replay.executables == 1
+    replay.close()
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_addresses_that_never_come_back_are_written_without_asking_who_is_nearest(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """Nor does it make a difference to what is done: `_bind_any` would write as much."""
+    (a,) = inputs = [recorder.floats(1, 2)]
+    replay = recorder.doubling(inputs)
+    memory = replay.memory()
+    stay = [a, *(recorder.floats(i, i) for i in range(others))]
+    for values in stay * 12 * others:
+        replay.run([values], memory)
+    asked = 0
+    ask = Bindings._bind_any
+
+    def count(*arguments: Any) -> Binding:
+        nonlocal asked
+        asked += 1
+        return ask(*arguments)
+
+    monkeypatch.setattr(Bindings, "_bind_any", count)
+    before = replay.counts.written
+
+    for turn in range(40):
+        values = recorder.floats(turn, turn)
+        assert replay.run([values], memory)[0].tolist() == [2 * turn] * 2
+
+    assert replay.counts.written == before + 40
+    assert (replay.executables, asked) == (1 + others, 1 if others else 0)
     replay.close()
 
 
@@ -500,7 +532,6 @@ def _check(replay: Replay) -> None:
         first, addresses = each._first_memory, each.addresses
         assert [each._pointers[index] for index in each._indices] == addresses[:first]
         assert list(each._memory) == addresses[first:]
-        assert not each._dirty
         for slot, places in enumerate(each._table.places):
             base = each._base(slot, addresses)
             # What was packed lay nowhere as a whole when it was recorded, and an executable may never have been used.
