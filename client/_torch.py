@@ -176,9 +176,14 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def cuda_is_set_up() -> bool:
+    """Whether this process has used CUDA; asking whether it could has consequences for its forked children."""
+    return bool(torch.cuda.is_initialized())
+
+
 def is_capturing() -> bool:
     """Whether the current stream is being captured; asks nothing of a CUDA that is not set up."""
-    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    return bool(cuda_is_set_up() and torch.cuda.is_current_stream_capturing())
 
 
 # --- what a compiled graph is -----------------------------------------------------------------------------------

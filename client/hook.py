@@ -110,6 +110,8 @@ class Hook:
                     self._stop_watching = _torch.watch_calls(self._called)
             if reason := autostart.ensure(Transport(self.session.locations.socket)):
                 self.session.report.fail(f"daemon: {reason}")
+            if _torch.cuda_is_set_up():  # else there may be nothing to relocate
+                self.session.prepare_helper()
         self._add_pass()
 
     # --- before a compilation ---

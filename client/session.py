@@ -77,6 +77,7 @@ class Session:
         self._steps: dict[int, Steps] = {}
         self.families = Families()
         self._recorders: dict[int, CudaRecorder | None] = {}
+        self._is_helper_prepared = False
         self._latest_options: tuple[tuple[str, str], ...] = ()
         self._options: dict[int, tuple[tuple[str, str], ...]] = {}
         self.tree_devices: set[int] = set()
@@ -301,12 +302,18 @@ class Session:
         except driver.DriverError as error:
             self.report.fail(f"relocatable graphs: {error}")
             return None
-        if self.options.native:
-            from pygraphd.client.bulk import helper
-
-            if reason := helper.prepare(self.locations.cache, may_compile=not self.options.readonly):
-                self.report.fail(f"compiled helper: {reason}")
+        self.prepare_helper()
         return recorder
+
+    def prepare_helper(self) -> None:
+        """Have the compiled helper made if it never was; nobody waits for it, so this is best done before graphs are compiled."""
+        if not (self.options.relocate and self.options.native) or self._is_helper_prepared:
+            return
+        self._is_helper_prepared = True
+        from pygraphd.client.bulk import helper
+
+        if reason := helper.prepare(self.locations.cache, may_compile=not self.options.readonly):
+            self.report.fail(f"compiled helper: {reason}")
 
     def decided(self, region: Region, result: Decided, runs: Decision) -> None:
         """Take note of what runs from now on, and hand what this process found out to the cache."""

@@ -61,6 +61,24 @@ def test_the_summary_says_of_each_graph_how_it_ran_and_whether_that_was_known(
         assert outcome.summary["decisions_left_out"] == 0
 
 
+@pytest.mark.parametrize("is_set_up", [True, False])
+def test_the_helper_is_compiled_while_graphs_are_so_that_the_first_recording_has_it(
+    run: Run, is_set_up: bool
+) -> None:
+    """Where CUDA was not used so far, there may be nothing to relocate, and asking for a GPU is not ours to do."""
+    program = f"""
+    import torch
+    torch.cuda.is_initialized = lambda: {is_set_up}
+    import torch._inductor.compile_fx
+    from pygraphd.client.bulk import helper
+    print(helper.wait(60))
+    """
+    outcome = run(program)
+
+    assert outcome.output == f"{is_set_up}\n"
+    assert not any("helper" in failure for failure in outcome.summary["failures"])
+
+
 def test_the_mode_is_part_of_the_key_on_every_path(run: Run) -> None:
     default = run(TRAINING.format(arguments=""))
     cold = run(TRAINING.format(arguments=", mode='reduce-overhead'"))
