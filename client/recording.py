@@ -77,9 +77,10 @@ class Capture:
     pool: Pool | None = None
 
     def places(self, device: torch.device) -> list[torch.Tensor]:
-        """Return the memory that the capture worked on and that nobody holds, as bytes."""
+        """Return the memory that the capture worked on and that nobody holds, as 64-bit integers."""
         spans = [span for span in merge(self.allocations) if span not in self.held]
-        return [_torch.memory_at(span.start, span.size, device) for span in spans]
+        pieces = [_torch.memory_at(span.start, blocks(span.size) * BLOCK, device) for span in spans]
+        return [each.view(torch.int64) for each in pieces]
 
     def let_go(self) -> None:
         """Give back the memory that was allocated during the capture, but for what is held."""
@@ -222,7 +223,9 @@ def _widen(spans: list[Span], first_members: list[torch.Tensor]) -> list[Span]:
     widened: list[Span] = []
     for index, (span, tensor) in enumerate(zip(spans, first_members, strict=True)):
         storage = tensor.untyped_storage()
-        start, end = min(storage.data_ptr(), span.start), max(storage.data_ptr() + storage.nbytes(), span.end)
+        # Without its last byte: where an allocation ends another one may begin, and what is handed an address there may mean that one.
+        last = storage.data_ptr() + storage.nbytes() - 1
+        start, end = min(storage.data_ptr(), span.start), max(last, span.end)
         free_before = index == 0 or max(widened[-1].end, spans[index - 1].end) <= start
         free_after = index + 1 == len(spans) or end <= spans[index + 1].start
         widened.append(Span(start, end) if free_before and free_after else span)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 BLOCK = 512
 """The allocator's granularity, in bytes: every allocation begins at a multiple of it."""
+PAGE = 2 << 20
+"""The device's granularity: the allocator's memory ends at a multiple of it, and other memory may begin there."""
 MAX_ALIGNMENT = 256
 """Libraries choose kernels by alignment up to this many bytes, and by no more."""
 
@@ -62,7 +64,8 @@ def scan(
 ) -> Table:
     """Find the words that hold addresses within `segments`, which must not overlap, or the address where one ends.
 
-    `candidates` are the words to look at, as (indices, node).
+    Where another segment begins there, it is that one's; and at the border of a page, nobody's that is known. `candidates` are the
+    words to look at, as (indices, node).
     """
     ordered = sorted(segments, key=lambda segment: segment.span)
     starts = [segment.span.start for segment in ordered]
@@ -75,8 +78,8 @@ def scan(
             if not low <= value <= high:
                 continue
             segment = ordered[bisect.bisect_right(starts, value) - 1]
-            # An end may be given as an address, too; where another segment begins there, it is that one's.
-            if value <= segment.span.end and segment.slot != IN_PLACE:
+            end = segment.span.end
+            if (value < end or (value == end and value % PAGE)) and segment.slot != IN_PLACE:
                 places[segment.slot].append((index, value - segment.span.start + segment.offset))
                 nodes[segment.slot][node] = None
     return Table(tuple(map(tuple, places)), tuple(map(tuple, nodes)))

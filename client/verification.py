@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 POISON = 0xFF
 """A byte whose repetition is a NaN in every floating-point type, and -1 in every integer type."""
 
-OLD_POISON = 0xFD
-"""Another, so that what was read from where it was recorded cannot be taken for what was not written."""
+OLD_POISON = -2
+"""Of 64 bits, another, so that what was read from where it was recorded cannot be taken for what was not written. Both are indices from the
+end in 32 and 64 bits: what is read there by mistake is to be wrong, and not to end the process, as an index of no row does."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal. Of a graph that takes or
@@ -47,7 +48,7 @@ class Generator(Protocol):
 class Trial:
     """A replay on copies of a call's inputs, to be held against what the callable does with the inputs themselves.
 
-    `old` is the memory that the capture worked on, as bytes. It is poisoned: an address that was missed then reads poison, or
+    `old` is the memory that the capture worked on, as 64-bit integers. It is poisoned: an address that was missed then reads poison, or
     writes where nothing may be written, and either shows. `undefined` outputs hold nothing, and are not compared.
     """
 
@@ -154,12 +155,12 @@ def _device_of(inputs: Sequence[Any]) -> torch.device:
 
 
 def stand_ins_for(inputs: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
-    """Return tensors like the inputs in memory of their own, without their values, and that memory as bytes."""
+    """Return tensors like the inputs in memory of their own, without their values, and that memory as 64-bit integers."""
     copies, places = list(inputs), []
     for group, span in input_groups(inputs, ()):
         members = [(index, inputs[index]) for index, _ in group.members]
         copy, base = _room_for(members[0][1], span)
-        places.append(copy[base : base + span.size])
+        places.append(copy.view(torch.int64))
         for index, tensor in members:
             start = base + tensor.data_ptr() - span.start
             copies[index] = _torch.reinterpret(

@@ -429,6 +429,22 @@ def test_a_kernel_may_find_its_input_from_the_beginning_of_the_storage(recorder:
     replay.close()
 
 
+def test_a_constant_right_behind_the_memory_of_an_input_stays_where_it_is(recorder: Recorder) -> None:
+    """Inputs are recorded in blocks of their own, and one of the program's own tensors may lie in the next one."""
+    block = 512 // 4
+    memory = recorder.allocator.tensor(torch.arange(2.0 * block)).numpy()
+    mine, constant = (torch.from_numpy(memory[half * block : (half + 1) * block]) for half in range(2))
+    assert mine.untyped_storage().data_ptr() + mine.untyped_storage().nbytes() == constant.data_ptr()
+    a, out = mine[2:6], recorder.arena.allocate(4)
+    recorder.graph.add(a, constant[:4], out)
+    replay = recorder.built([a], [out]).replay
+
+    (result,) = replay([recorder.floats(10, 20, 30, 40)])
+
+    assert result.tolist() == [10 + block, 20 + block + 1, 30 + block + 2, 40 + block + 3]
+    replay.close()
+
+
 def test_an_input_that_is_aligned_worse_does_not_fit_and_changes_nothing(recorder: Recorder) -> None:
     storage = recorder.allocator.tensor(torch.zeros(256))
     a = storage[64:66]

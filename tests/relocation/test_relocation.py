@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.relocation import BLOCK, Segment, Span, alignment, find, merge, pack, scan
+from pygraphd.client.relocation import BLOCK, PAGE, Segment, Span, alignment, find, merge, pack, scan
 
 SPANS = st.lists(
     st.builds(lambda start, size: Span(start, start + size), st.integers(1, 200), st.integers(0, 40))
@@ -81,6 +81,16 @@ def test_scan_finds_exactly_the_words_within_segments(found: list[tuple[int, int
     for slot, places in enumerate(table.places):
         assert set(table.nodes[slot]) == {found[index][1] for index, _ in places}
     assert table.unseen() == {slot for slot in range(3) if not expected[slot]}
+
+
+def test_the_end_of_a_page_is_nobodys_that_is_known() -> None:
+    """Other memory of the device may begin there, as of a constant: moving with what ends there, it would be lost."""
+    segments = [Segment(Span(PAGE - 512, PAGE), 0), Segment(Span(3 * PAGE, 3 * PAGE + 512), 1)]
+    words = [PAGE - 1, PAGE, 3 * PAGE, 3 * PAGE + 512]
+
+    table = scan(words, [(range(4), 0)], segments, slots=2)
+
+    assert table.places == (((0, 511),), ((2, 0), (3, 512)))
 
 
 def test_a_word_that_is_no_candidate_is_left_alone() -> None:

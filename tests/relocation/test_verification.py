@@ -90,6 +90,23 @@ def test_copies_are_like_the_inputs(given_inputs: list[Any]) -> None:
     assert [bits(each) if isinstance(each, torch.Tensor) else each for each in given_inputs] == before
 
 
+@settings(deadline=None)
+@given(inputs())
+def test_old_memory_holds_indices_from_the_end_and_no_numbers(given_inputs: list[Any]) -> None:
+    """What reads an index of no row ends the process by an assertion on the GPU, and what reads a number may be right by chance."""
+    stand_ins, places = verification.stand_ins_for(given_inputs)
+    for each in places:
+        each.fill_(verification.OLD_POISON)
+
+    for each in stand_ins:
+        if isinstance(each, torch.Tensor) and each.dtype in {torch.float32, torch.bfloat16}:
+            assert each.isnan().all()
+        elif isinstance(each, torch.Tensor) and each.dtype == torch.int64:
+            assert (each == -2).all()
+    indices = torch.empty(8, dtype=torch.int64).fill_(verification.OLD_POISON)
+    assert set(indices.tolist()) | set(indices.view(torch.int32).tolist()) == {-1, -2}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_differs_in_one_element_is_named(dtype: torch.dtype) -> None:
     values = [torch.zeros(64, dtype=torch.uint8).view(dtype) for _ in range(3)]
