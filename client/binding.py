@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PATIENCE = 2
 """Calls that find an executable bound since it was written to, after which it is made anew; then `LESS_OFTEN` times as many."""
 LESS_OFTEN = 4
+TORN = -1
+"""No set's number: of an executable that something has come in between of while it was written to, as an interrupt of the user's may."""
 
 
 class UnfitError(Exception):
@@ -154,25 +156,31 @@ class Binding:
     def bind(self, addresses: list[int], moved: Collection[int], number: int) -> int:
         """Bind to other addresses, which differ at the positions that have `moved`; return how many nodes were written.
 
-        Raises `UnfitError` with nothing changed, or `DriverError`, after which the executable is of no more use.
+        Raises `UnfitError` with nothing changed, or `DriverError`, after which the executable is of no more use; neither is it after
+        any other exception.
         """
+        self._raise_if_torn()
         bases = self._bases_of(moved, addresses)
-        self._move_to(addresses, moved, bases, number)
         nodes = self._nodes_of(bases)
+        self.number = TORN
+        self._move_to(addresses, moved, bases)
         self._parameters.write(self.executable, nodes)
+        self.number = number
         self.is_patched |= bool(nodes)
         self._found_bound = 0
         return len(nodes)
 
     def another(self, addresses: list[int], moved: Collection[int], number: int) -> Binding:
         """Return another executable of the graph, bound to other addresses; see `bind`, and this one is as it was."""
+        self._raise_if_torn()
         # Before anything is made: what does not fit may come at every call.
         bases = self._bases_of(moved, addresses)
         other = copy.copy(self)
         other._parameters = self._parameters.again()
         other._words = other._parameters.words
         other._pointers, other._memory = self._pointers[:], self._memory[:]
-        other._move_to(addresses, moved, bases, number)
+        other._move_to(addresses, moved, bases)
+        other.number = number
         other._patience = PATIENCE
         other.follower = None
         other._instantiate()
@@ -205,9 +213,16 @@ class Binding:
         with contextlib.suppress(DriverError), self._driver.relaxed():
             self._driver.destroy_executable(before)
 
-    def _move_to(
-        self, addresses: list[int], moved: Collection[int], bases: Mapping[int, int], number: int
-    ) -> None:
+    @property
+    def is_torn(self) -> bool:
+        """Whether nobody knows any more what it is bound to."""
+        return self.number == TORN
+
+    def _raise_if_torn(self) -> None:
+        if self.is_torn:
+            raise DriverError("something came in between while an executable was written to", 0)
+
+    def _move_to(self, addresses: list[int], moved: Collection[int], bases: Mapping[int, int]) -> None:
         first, indices = self._first_memory, self._indices
         for position in moved:
             if position < first:
@@ -219,7 +234,6 @@ class Binding:
             for index, offset in places[slot]:
                 words[index] = base + offset
         self.addresses = addresses
-        self.number = number
 
     @property
     def nodes(self) -> int:

@@ -120,8 +120,8 @@ class Bindings:
         self, asked: Binding, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh
     ) -> Binding | None:
         """Return an executable that is bound already, other than the one that was asked first; only those used last are asked."""
-        if len(self._all) == 1 or len(self._all) > FEW_BINDINGS:
-            return None  # of many, `_known` tells which one it is
+        if len(self._all) == 1 or (len(self._all) > FEW_BINDINGS and not self._all[0].came_again):
+            return None  # of many, `_known` tells which one it is, which takes longer only if most calls find one here
         others = (each for each in self._all[: FEW_BINDINGS + 1] if each is not asked)
         return next((each for each in others if each.fits(inputs, memory, number, fresh)), None)
 
@@ -138,7 +138,8 @@ class Bindings:
             return known
         is_new = mark not in self._met and addresses not in self._recent
         if is_new and self._goes_on_with(latest, addresses, just_moved, number):
-            self._note_met(mark, 1)
+            if len(self._all) < self._most or self._is_idle(self._all[-1]):
+                self._note_met(mark, 1)
             self.written = latest.bind(addresses, just_moved, number)
             binding = latest
         else:
@@ -204,7 +205,7 @@ class Bindings:
         if len(self._all) <= FEW_BINDINGS:
             return None
         found = self._bound_to.get(mark)
-        return found if found is not None and found.addresses == addresses else None
+        return found if found is not None and not found.is_torn and found.addresses == addresses else None
 
     def _note_bound(self, binding: Binding, mark: int) -> Binding:
         if self._most > FEW_BINDINGS:

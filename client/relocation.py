@@ -78,11 +78,14 @@ def scan(
             if not low <= value <= high:
                 continue
             segment = ordered[bisect.bisect_right(starts, value) - 1]
-            end = segment.span.end
-            if (value < end or (value == end and value % PAGE)) and segment.slot != IN_PLACE:
+            if not _is_beyond(value, segment.span.end) and segment.slot != IN_PLACE:
                 places[segment.slot].append((index, value - segment.span.start + segment.offset))
                 nodes[segment.slot][node] = None
     return Table(tuple(map(tuple, places)), tuple(map(tuple, nodes)))
+
+
+def _is_beyond(value: int, end: int) -> bool:
+    return value > end or (value == end and not value % PAGE)
 
 
 def _at(words: Sequence[int], indices: range) -> Sequence[int]:
@@ -99,7 +102,7 @@ def outside(
     values: set[int] = set()
     for indices, _ in candidates:
         values.update(_at(words, indices))
-    return {value for value in values if value > ends[bisect.bisect_right(starts, value)]}
+    return {value for value in values if _is_beyond(value, ends[bisect.bisect_right(starts, value)])}
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:

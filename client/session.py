@@ -309,6 +309,8 @@ class Session:
         """Have the compiled helper made if it never was; nobody waits for it, so this is best done before graphs are compiled."""
         if not (self.options.relocate and self.options.native) or self._is_helper_prepared:
             return
+        if _torch.missing_for_relocation():
+            return
         self._is_helper_prepared = True
         from pygraphd.client.bulk import helper
 

@@ -26,8 +26,8 @@ POISON = 0xFF
 """A byte whose repetition is a NaN in every floating-point type, and -1 in every integer type."""
 
 OLD_POISON = -2
-"""Of 64 bits, another, so that what was read from where it was recorded cannot be taken for what was not written. Both are indices from the
-end in 32 and 64 bits: what is read there by mistake is to be wrong, and not to end the process, as an index of no row does."""
+"""Of 64 bits: what memory of the capture holds. It is another one, and as `POISON` an index from the end in 32 and 64 bits: what `x[index]` reads
+there by mistake is to be wrong, and not to end the process by an assertion on the GPU. (What does not count from the end, as embeddings, asserts all the same.)"""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal. Of a graph that takes or

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.binding import LESS_OFTEN, PATIENCE, Binding, UnfitError
 from pygraphd.client.bulk import InPython, helper
+from pygraphd.client.driver import DriverError
 from pygraphd.client.executables import (
     FEW_BINDINGS,
     IDLE_CALLS,
@@ -27,6 +28,7 @@ from pygraphd.client.parameters import Parameters
 from tests.relocation.recorder import Recorder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from pygraphd.client.replay import Replay
@@ -201,6 +203,32 @@ def test_addresses_that_never_come_back_need_one_executable(recorder: Recorder) 
 
     assert [each[0].item() for each in kept] == [3.0 * i for i in range(30)]
     assert replay.executables == 1
+    replay.close()
+
+
+@pytest.mark.parametrize("again", [0, 1, 2])
+def test_an_executable_that_was_interrupted_while_it_was_written_to_is_not_used_any_more(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    """Its nodes are those of neither set of addresses: the one before, the one it was to be bound to, or a third."""
+    sets = [[recorder.floats(i, i), recorder.floats(-i, i)] for i in range(3)]
+    replay = recorder.doubling(sets[0])
+    memory = replay.memory()
+    replay.run(list(sets[0]), memory)
+
+    def interrupted(parameters: Parameters, executable: int, nodes: Iterable[int]) -> None:
+        write(parameters, executable, [min(nodes)])
+        raise KeyboardInterrupt
+
+    write = Parameters.write
+    monkeypatch.setattr(Parameters, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replay.run(list(sets[1]), memory)
+    monkeypatch.setattr(Parameters, "write", write)
+
+    for _ in range(2):
+        with pytest.raises(DriverError, match="came in between"):
+            replay.run(list(sets[again]), memory)
     replay.close()
 
 

@@ -27,7 +27,7 @@ from pygraphd.client.executables import (
     WRITES_OF_ONE,
 )
 from pygraphd.client.output_facts import OutputFacts
-from pygraphd.client.parameters import OpaqueError
+from pygraphd.client.parameters import OpaqueError, Parameters
 from pygraphd.client.recording import Capture
 from pygraphd.client.relocatable import IDLE_CHANGES, Relocatable
 from pygraphd.client.relocation import BLOCK, Span
@@ -343,6 +343,27 @@ def test_who_draws_no_random_numbers_pays_for_none(case: Case) -> None:
         run([case.floats(1), case.floats(2)])
 
     assert [ticket.closed for ticket in case.recorder.tickets] == [True]
+
+
+def test_after_an_interrupt_while_addresses_are_written_calls_are_launched_and_right(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run = case.make(add)
+    for i in range(3):
+        run([case.floats(i), case.floats(1)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Parameters, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run([case.floats(7), case.floats(1)])
+
+    for i in range(3):
+        (result,) = run([case.floats(i), case.floats(2)])
+        assert result.tolist() == [i + 2.0]
+    torn = [reason for reason in case.report.fallbacks if "came in between" in reason]
+    assert [case.report.fallbacks[each] for each in torn] == [3]
 
 
 def test_an_input_that_no_node_shows_is_staged(case: Case) -> None:

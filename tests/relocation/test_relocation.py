@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.relocation import BLOCK, PAGE, Segment, Span, alignment, find, merge, pack, scan
+from pygraphd.client.relocation import BLOCK, PAGE, Segment, Span, alignment, find, merge, outside, pack, scan
 
 SPANS = st.lists(
     st.builds(lambda start, size: Span(start, start + size), st.integers(1, 200), st.integers(0, 40))
@@ -91,6 +91,7 @@ def test_the_end_of_a_page_is_nobodys_that_is_known() -> None:
     table = scan(words, [(range(4), 0)], segments, slots=2)
 
     assert table.places == (((0, 511),), ((2, 0), (3, 512)))
+    assert outside(words, [(range(4), 0)], segments) == {PAGE}
 
 
 def test_a_word_that_is_no_candidate_is_left_alone() -> None:
