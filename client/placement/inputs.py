@@ -19,7 +19,7 @@ from torch.fx import Node
 from pygraphd.client import _torch
 from pygraphd.client.placement import arithmetic, nodes
 from pygraphd.client.placement.nodes import Moved
-from pygraphd.client.placement.sending import SENT, kinds_text, pieces
+from pygraphd.client.placement.sending import SENT, kinds_text, pieces, sender
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -287,8 +287,9 @@ def _take(graph: Graph, taker: Node, value: Node, source: Node) -> None:
 
 def _send(graph: Graph, device: torch.device, values: list[Node]) -> list[Node]:
     """Add what sends values to a GPU, at the place where nodes are being inserted; return them as they are there."""
-    kinds = kinds_text([nodes.value(each) for each in values])
-    sent = graph.call_function(SENT, (values, device, kinds, _name(graph)))
+    kinds, name = kinds_text([nodes.value(each) for each in values]), _name(graph)
+    sender.note_lines(name, [nodes.where_taken(each) for each in values])
+    sent = graph.call_function(SENT, (values, device, kinds, name))
     sent.meta["val"] = []
     there: dict[int, Node] = {}
     for number, piece in enumerate(pieces(kinds)):

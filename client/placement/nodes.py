@@ -53,6 +53,11 @@ def where(node: Node) -> str:
     return f" ({file}:{rest.partition(',')[0]})"
 
 
+def where_taken(node: Node) -> str:
+    """Return the first of the user's lines that take what a node gives, if that is known."""
+    return next(filter(None, map(where, node.users)), "")
+
+
 def value(node: object) -> torch.Tensor:
     """Return what stands for a node's tensor, which it must have."""
     found: torch.Tensor = node.meta["val"]  # type: ignore[attr-defined]

@@ -129,6 +129,8 @@ class _Kept:
         self.copies = tuple(others)[1 - COPIES :] if self.misses <= COPIES else ()
 
 
+PINNED = "it lies in pinned memory, to which the GPU may still be writing, and is copied at every call"
+
 Key = tuple[torch.device, int, str, str]
 """A device, a stream of it, the kinds of values, a graph."""
 
@@ -139,10 +141,17 @@ class Sender:
     def __init__(self, report: Callable[[], Report | None] = lambda: None) -> None:
         self.report = report
         self._kept: dict[Key, tuple[_Kept, ...]] = {}
+        self._lines: dict[str, tuple[str, ...]] = {}
+        self._told: set[tuple[str, int]] = set()
 
     def __len__(self) -> int:
         """Return how many copies are kept."""
         return sum(len(each.copies) for of_graph in self._kept.values() for each in of_graph)
+
+    def note_lines(self, graph: str, lines: Sequence[str]) -> None:
+        """Note of a graph which line of the user's takes each value, for what is to be said of these when it runs."""
+        if len(self._lines) < MAX_GRAPHS:
+            self._lines[graph] = tuple(lines)
 
     def send(
         self, values: list[torch.Tensor], device: torch.device, kinds: str, graph: str
@@ -163,6 +172,7 @@ class Sender:
             return None  # what is sent would be in the user's graph for good
         pointers = [value.data_ptr() if value.is_cpu and not value.is_pinned() else 0 for value in values]
         if not all(pointers):
+            self._tell_pinned(values, kinds, graph)
             return None  # a copy to pinned memory may still be under way, and only the stream knows of it
         # Copies for each stream: the order of work on different ones is not known.
         together = pieces(kinds)
@@ -170,6 +180,17 @@ class Sender:
         return [
             self._piece(each, piece, pointers, device) for each, piece in zip(kept, together, strict=True)
         ]
+
+    def _tell_pinned(self, values: Sequence[torch.Tensor], kinds: str, graph: str) -> None:
+        """Have the report say once of each value that it is copied at every call."""
+        report = self.report()
+        if report is None or len(self._told) >= MAX_GRAPHS:
+            return
+        for index, (value, text) in enumerate(zip(values, kinds.split(), strict=True)):
+            if (graph, index) not in self._told and value.is_cpu and value.is_pinned():
+                self._told.add((graph, index))
+                line = "".join(self._lines.get(graph, ())[index : index + 1])
+                report.leave_on_cpu(f"{text} of the CPU goes to the GPU: {PINNED}{line}")
 
     def _kept_of(self, key: Key, count: int) -> tuple[_Kept, ...]:
         """Return what is kept of each piece of a graph."""
@@ -197,8 +218,9 @@ class Sender:
         return tensor
 
     def forget(self) -> None:
-        """Give all memory back."""
+        """Give all memory back, and tell everything anew."""
         self._kept.clear()
+        self._told.clear()
 
     def _fail(self, error: Exception) -> None:
         if (report := self.report()) is not None:

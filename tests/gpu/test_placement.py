@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pygraphd.client import options
-from pygraphd.client.placement import inputs
+from pygraphd.client.placement import inputs, sending
 
 if TYPE_CHECKING:
     from pygraphd.client.report import Report
@@ -360,6 +360,7 @@ def test_each_stream_has_values_of_its_own(relocated: Relocated, rules: Report) 
 
 def test_what_is_still_being_written_to_pinned_memory_is_waited_for(rules: Report) -> None:
     """By the stream, as the copy of an eager program would."""
+    sending.sender.forget()  # what it has told
     compiled = torch.compile(copied, mode="reduce-overhead", dynamic=False)
     x, by = torch.randn(9, 9, device=DEVICE), torch.zeros(9).pin_memory()
     with torch.no_grad():
@@ -370,6 +371,7 @@ def test_what_is_still_being_written_to_pinned_memory_is_waited_for(rules: Repor
             torch.testing.assert_close(compiled(x, by), copied(x, source))
 
     assert rules.failures == {}
+    assert any(sending.PINNED in told and __file__ in told for told in rules.summary()["left_on_cpu"])
 
 
 def test_what_has_not_changed_is_not_sent(rules: Report) -> None:
