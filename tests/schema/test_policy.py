@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.schema import policy
 from pygraphd.schema.messages import Conditions, Decision, Deployment, Measurement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
 
@@ -23,26 +28,50 @@ def decide(*measurements: Measurement, forward_in_trees: bool | None = None) -> 
 
 
 TIMES = st.floats(1, 1e6)
-NOISE = st.floats(0, 1e4)
-SAMPLES = st.integers(1, 40)
-FOR_ITSELF = st.builds(Conditions, st.sampled_from([None, True, False]))
-CONDITIONS = FOR_ITSELF | st.builds(Conditions, st.none(), st.floats(0, 1e6))
-LAUNCHES = st.builds(measured, st.just(LAUNCH), TIMES, NOISE, SAMPLES)
-CANDIDATES = st.builds(measured, st.sampled_from([TREES, RELOCATE]), TIMES, NOISE, SAMPLES)
-CLEAR = st.sampled_from([TREES, RELOCATE]).flatmap(
-    lambda deployment: st.builds(measured, st.just(deployment), TIMES, st.floats(0, 1), st.integers(8, 40))
+NOISE = st.floats(0, 1) | st.floats(0, 1e4) | st.floats(0, 1e6)
+SAMPLES = st.integers(1, 40) | st.integers(policy.MIN_SAMPLES, 40)
+GAINS = st.floats(0, 1e6)
+CONDITIONS = st.builds(Conditions, st.sampled_from([None, True, False])) | st.builds(
+    Conditions, st.none(), GAINS
 )
-ONE_OF_EACH = st.lists(
-    LAUNCHES | CANDIDATES | CLEAR, max_size=3, unique_by=lambda measurement: measurement.deployment
-)
+"""Those of a backward, or of a forward: no graph has both."""
+ANY_CONDITIONS = st.builds(Conditions, st.sampled_from([None, True, False]), st.none() | GAINS)
 
 
-def with_median(measurements: list[Measurement], which: Deployment, factor: float) -> list[Measurement]:
-    """Return the same measurements, but with another median of one deployment."""
+def of(deployments: st.SearchStrategy[Deployment]) -> st.SearchStrategy[Measurement]:
+    """Return measurements whose times have nothing to do with each other."""
+    return st.builds(Measurement, deployments, SAMPLES, TIMES, NOISE, TIMES, TIMES, st.floats(0, 1))
+
+
+LAUNCHES = of(st.just(LAUNCH))
+CANDIDATES = of(st.sampled_from([TREES, RELOCATE]))
+ONE_OF_EACH = st.permutations([LAUNCH, TREES, RELOCATE]).flatmap(
+    lambda order: st.tuples(*(of(st.just(each)) for each in order)).map(list)
+)
+SOME = st.lists(LAUNCHES | CANDIDATES, max_size=3, unique_by=lambda each: each.deployment) | ONE_OF_EACH
+LESS = st.tuples(*[st.floats(0.1, 1.0)] * 3)
+MORE = st.tuples(*[st.floats(1.0, 10.0)] * 3)
+
+Factors = tuple[float, float, float]
+
+
+def scaled(measurements: list[Measurement], which: Deployment, factors: Factors) -> list[Measurement]:
+    """Return the same measurements, but with other times of one deployment: its cost, the host's, the GPU's."""
+    cost, host, span = factors
     return [
-        dataclasses.replace(m, median_us=m.median_us * factor) if m.deployment is which else m
-        for m in measurements
+        dataclasses.replace(
+            each, median_us=each.median_us * cost, host_us=each.host_us * host, span_us=each.span_us * span
+        )
+        if each.deployment is which
+        else each
+        for each in measurements
     ]
+
+
+def loses_too_much(candidate: Measurement, launch: Measurement) -> bool:
+    """Whether more is lost on the GPU than a quarter of what is saved on the host."""
+    saved, lost = launch.host_us - candidate.host_us, candidate.span_us - launch.span_us
+    return lost > 0 and (saved <= 0 or lost > saved / 4)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +249,7 @@ def test_what_is_lost_in_trees_is_what_they_take_longer_than_the_fastest_way(
     assert policy.loss_in_trees_us([measured(*each) for each in medians.items()]) == loss_us
 
 
-@given(ONE_OF_EACH, st.floats(0, 1e6), st.floats(0, 1e6))
+@given(SOME, GAINS, GAINS)
 def test_a_larger_gain_of_the_backward_never_takes_a_forward_out_of_trees(
     measurements: list[Measurement], one: float, other: float
 ) -> None:
@@ -255,51 +284,101 @@ def test_what_may_be_noise_is_no_gain_in_trees() -> None:
     assert policy.gain_in_trees_us(measurements) == 0
 
 
-@given(ONE_OF_EACH, CONDITIONS)
+def refused_for_its_span_alone(measurements: list[Measurement]) -> bool:
+    found = {each.deployment: each for each in measurements}
+    trees, launch = found[TREES], found[LAUNCH]
+    harmless = dataclasses.replace(trees, span_us=launch.span_us)
+    return (
+        trees.host_us < launch.host_us
+        and decide(launch, trees).deployment is LAUNCH
+        and decide(launch, harmless).deployment is TREES
+    )
+
+
+def bought_with_little_of_the_gpus_time(measurements: list[Measurement]) -> bool:
+    found = {each.deployment: each for each in measurements}
+    return found[TREES].span_us > found[LAUNCH].span_us and decide(*measurements).deployment is TREES
+
+
+def sent_for_its_backward(measurements: list[Measurement]) -> bool:
+    decision = policy.decide(measurements, Conditions(backward_gain_us=1e5))
+    return decision.reason == policy.FOR_ITS_BACKWARD
+
+
+def relocated_for_its_forward(measurements: list[Measurement]) -> bool:
+    without = decide(*measurements, forward_in_trees=False).deployment
+    return (decide(*measurements).deployment, without) == (TREES, RELOCATE)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        refused_for_its_span_alone,
+        bought_with_little_of_the_gpus_time,
+        sent_for_its_backward,
+        relocated_for_its_forward,
+    ],
+    ids=lambda case: case.__name__,
+)
+def test_what_the_properties_are_tried_on_has_such_a_case(case: Callable[[list[Measurement]], bool]) -> None:
+    # The first that comes will do: making it small takes a quarter of a minute.
+    asked = settings(max_examples=2000, derandomize=True, database=None, phases=[Phase.generate])
+
+    assert case(find(ONE_OF_EACH, case, settings=asked))
+
+
+@given(SOME, ANY_CONDITIONS)
 def test_the_order_of_measurements_is_irrelevant(
     measurements: list[Measurement], conditions: Conditions
 ) -> None:
-    decision = policy.decide(measurements, conditions)
+    decisions = {policy.decide(each, conditions) for each in itertools.permutations(measurements)}
 
-    assert policy.decide(measurements[::-1], conditions) == decision
-    assert policy.decide(measurements[1:] + measurements[:1], conditions) == decision
-    assert policy.decide(tuple(measurements), conditions) == decision
+    assert decisions == {policy.decide(measurements, conditions)}
 
 
-@given(ONE_OF_EACH, CONDITIONS, st.floats(0.1, 1.0))
+@given(SOME, CONDITIONS, LESS)
 def test_a_capture_that_is_faster_still_is_chosen_all_the_same(
-    measurements: list[Measurement], conditions: Conditions, factor: float
+    measurements: list[Measurement], conditions: Conditions, factors: Factors
 ) -> None:
     chosen = policy.decide(measurements, conditions).deployment
-    faster = with_median(measurements, chosen, factor)
+    faster = scaled(measurements, chosen, factors)
 
     if chosen is not LAUNCH:
         assert policy.decide(faster, conditions).deployment is chosen
 
 
-@given(ONE_OF_EACH, CONDITIONS, st.floats(1.0, 10.0))
-def test_a_slower_launch_never_makes_a_capture_a_launch(
-    measurements: list[Measurement], conditions: Conditions, factor: float
+@given(SOME, CONDITIONS, st.sampled_from([TREES, RELOCATE]), MORE)
+def test_a_capture_that_is_slower_still_is_not_chosen_either(
+    measurements: list[Measurement], conditions: Conditions, which: Deployment, factors: Factors
 ) -> None:
-    chosen = policy.decide(measurements, conditions).deployment
-    slower = with_median(measurements, LAUNCH, factor)
+    slower = scaled(measurements, which, factors)
 
-    if chosen is not LAUNCH:
+    if policy.decide(measurements, conditions).deployment is not which:
+        assert policy.decide(slower, conditions).deployment is not which
+
+
+@given(SOME, CONDITIONS, MORE)
+def test_a_slower_launch_never_makes_a_capture_a_launch(
+    measurements: list[Measurement], conditions: Conditions, factors: Factors
+) -> None:
+    slower = scaled(measurements, LAUNCH, factors)
+
+    if policy.decide(measurements, conditions).deployment is not LAUNCH:
         assert policy.decide(slower, conditions).deployment is not LAUNCH
 
 
-@given(ONE_OF_EACH, CONDITIONS, st.floats(0.1, 1.0))
+@given(SOME, CONDITIONS, LESS)
 def test_a_faster_launch_never_makes_a_launch_a_capture(
-    measurements: list[Measurement], conditions: Conditions, factor: float
+    measurements: list[Measurement], conditions: Conditions, factors: Factors
 ) -> None:
-    faster = with_median(measurements, LAUNCH, factor)
+    faster = scaled(measurements, LAUNCH, factors)
 
     if policy.decide(measurements, conditions).deployment is LAUNCH:
         assert policy.decide(faster, conditions).deployment is LAUNCH
 
 
-@given(ONE_OF_EACH, FOR_ITSELF)
-def test_what_is_captured_was_measured_enough_and_is_faster_than_launching(
+@given(SOME, ANY_CONDITIONS)
+def test_what_is_captured_was_measured_enough_and_loses_little_on_the_gpu(
     measurements: list[Measurement], conditions: Conditions
 ) -> None:
     by_deployment = {m.deployment: m for m in measurements}
@@ -307,19 +386,76 @@ def test_what_is_captured_was_measured_enough_and_is_faster_than_launching(
 
     if chosen.deployment is not LAUNCH:
         candidate, launch = by_deployment[chosen.deployment], by_deployment[LAUNCH]
-        assert candidate.median_us < (1 - policy.MIN_GAIN) * launch.median_us
         assert min(candidate.samples, launch.samples) >= policy.MIN_SAMPLES
+        assert not loses_too_much(candidate, launch)
         assert chosen.final
 
 
-@given(LAUNCHES, st.sampled_from([TREES, RELOCATE]), FOR_ITSELF)
-def test_a_tie_is_launched(launch: Measurement, deployment: Deployment, conditions: Conditions) -> None:
-    tied = dataclasses.replace(launch, deployment=deployment)
+@settings(max_examples=300)
+@given(ONE_OF_EACH, ANY_CONDITIONS, st.sampled_from(Deployment), st.integers(1, policy.MIN_SAMPLES - 1))
+def test_what_was_measured_too_little_is_never_captured_nor_beaten(
+    measurements: list[Measurement], conditions: Conditions, which: Deployment, few: int
+) -> None:
+    less = [
+        dataclasses.replace(each, samples=few) if each.deployment is which else each for each in measurements
+    ]
 
-    assert policy.decide([launch, tied], conditions).deployment is LAUNCH
+    chosen = policy.decide(less, conditions).deployment
+
+    assert chosen is LAUNCH if which is LAUNCH else chosen is not which
 
 
-@given(ONE_OF_EACH, CONDITIONS)
+@given(LAUNCHES, CANDIDATES, st.floats(-0.5, 0.5) | st.floats(0.2, 0.3))
+def test_half_the_cost_is_a_gain_unless_too_much_is_lost_on_the_gpu(
+    launch: Measurement, candidate: Measurement, share: float
+) -> None:
+    launch = dataclasses.replace(launch, mad_us=0.0)
+    span_us = max(0.0, launch.span_us + share * abs(launch.host_us - candidate.host_us))
+    half = dataclasses.replace(candidate, median_us=launch.median_us / 2, mad_us=0.0, span_us=span_us)
+    enough = min(launch.samples, half.samples) >= policy.MIN_SAMPLES
+
+    captured = decide(launch, half).deployment is not LAUNCH
+
+    assert captured == (enough and not loses_too_much(half, launch))
+
+
+@given(SOME, ANY_CONDITIONS)
+def test_what_is_captured_is_faster_than_launching_or_pays_with_its_backward(
+    measurements: list[Measurement], conditions: Conditions
+) -> None:
+    by_deployment = {m.deployment: m for m in measurements}
+    chosen = policy.decide(measurements, conditions)
+
+    if chosen.deployment is not LAUNCH:
+        candidate, launch = by_deployment[chosen.deployment], by_deployment[LAUNCH]
+        if chosen.reason == policy.FOR_ITS_BACKWARD:
+            assert chosen.deployment is TREES
+            assert (conditions.backward_gain_us or 0) > candidate.median_us - launch.median_us
+        else:
+            gain_us = launch.median_us - candidate.median_us
+            assert candidate.median_us < (1 - policy.MIN_GAIN) * launch.median_us
+            assert gain_us > policy.NOISE_FACTOR * policy.noise_us(launch, candidate)
+
+
+@settings(max_examples=300)
+@given(LAUNCHES, CANDIDATES, ANY_CONDITIONS)
+def test_a_tie_is_launched_unless_its_backward_gains_in_trees(
+    launch: Measurement, candidate: Measurement, conditions: Conditions
+) -> None:
+    tied = dataclasses.replace(candidate, median_us=launch.median_us)
+    enough = min(launch.samples, tied.samples) >= policy.MIN_SAMPLES
+    may_be_lost = policy.NOISE_FACTOR * policy.noise_us(launch, tied)
+    pays = (conditions.backward_gain_us or 0) > may_be_lost and not loses_too_much(tied, launch)
+
+    decision = policy.decide([launch, tied], conditions)
+
+    if tied.deployment is TREES and enough and pays:
+        assert decision == Decision(TREES, policy.FOR_ITS_BACKWARD, policy.POLICY_VERSION)
+    else:
+        assert decision.deployment is LAUNCH
+
+
+@given(SOME, ANY_CONDITIONS)
 def test_only_a_decision_with_enough_samples_of_two_is_final(
     measurements: list[Measurement], conditions: Conditions
 ) -> None:
@@ -328,25 +464,60 @@ def test_only_a_decision_with_enough_samples_of_two_is_final(
     assert policy.decide(measurements, conditions).final == (LAUNCH in enough and len(enough) > 1)
 
 
-@given(ONE_OF_EACH)
+@given(SOME)
 def test_a_backward_whose_forward_is_in_no_tree_never_runs_in_them(measurements: list[Measurement]) -> None:
     assert decide(*measurements, forward_in_trees=False).deployment is not TREES
 
 
-@given(LAUNCHES, CANDIDATES, st.floats(1.0, 10.0))
-def test_more_noise_never_captures_more(launch: Measurement, candidate: Measurement, factor: float) -> None:
-    noisier = dataclasses.replace(candidate, mad_us=min(candidate.mad_us * factor, 1e9))
+@given(LAUNCHES, CANDIDATES, CONDITIONS, st.floats(1.0, 10.0), st.floats(1.0, 10.0))
+def test_more_noise_never_captures_more(
+    launch: Measurement, candidate: Measurement, conditions: Conditions, one: float, other: float
+) -> None:
+    noisier = [
+        dataclasses.replace(launch, mad_us=launch.mad_us * one),
+        dataclasses.replace(candidate, mad_us=candidate.mad_us * other),
+    ]
 
-    if decide(launch, candidate).deployment is LAUNCH:
-        assert decide(launch, noisier).deployment is LAUNCH
+    if policy.decide([launch, candidate], conditions).deployment is LAUNCH:
+        assert policy.decide(noisier, conditions).deployment is LAUNCH
 
 
+@settings(max_examples=300)
+@given(SOME, CONDITIONS, st.integers(1, 400))
+def test_more_samples_never_make_a_capture_a_launch(
+    measurements: list[Measurement], conditions: Conditions, more: int
+) -> None:
+    longer = [dataclasses.replace(each, samples=each.samples + more) for each in measurements]
+
+    if policy.decide(measurements, conditions).deployment is not LAUNCH:
+        assert policy.decide(longer, conditions).deployment is not LAUNCH
+
+
+@settings(max_examples=300)
 @given(ONE_OF_EACH)
-def test_one_more_candidate_never_makes_a_capture_a_launch(measurements: list[Measurement]) -> None:
+def test_of_what_would_be_captured_alone_the_fastest_is(measurements: list[Measurement]) -> None:
+    found = {each.deployment: each for each in measurements}
+    alone = [
+        each
+        for each in (found[TREES], found[RELOCATE])
+        if decide(found[LAUNCH], each).deployment is not LAUNCH
+    ]
+
+    chosen = decide(*measurements).deployment
+
+    if alone:
+        assert found[chosen].median_us == min(each.median_us for each in alone)
+    assert (chosen is LAUNCH) is not bool(alone)
+
+
+@given(SOME, CONDITIONS)
+def test_one_more_candidate_never_makes_a_capture_a_launch(
+    measurements: list[Measurement], conditions: Conditions
+) -> None:
     without = [each for each in measurements if each.deployment is not RELOCATE]
 
-    if decide(*without).deployment is not LAUNCH:
-        assert decide(*measurements).deployment is not LAUNCH
+    if policy.decide(without, conditions).deployment is not LAUNCH:
+        assert policy.decide(measurements, conditions).deployment is not LAUNCH
 
 
 def test_a_noisy_candidate_does_not_hide_one_that_wins_for_sure() -> None:

@@ -1,0 +1,145 @@
+"""A process that measures is killed, and one that waited for it measures instead: real processes beside a real daemon.
+
+The clock stands in for the GPU's, as in `test_plan`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.client import claims, options, region
+from pygraphd.client.session import Session
+from tests.client.test_plan import ENOUGH, compile_once, relocation_where_it_is_meant, run, session, sources
+from tests.daemon.conftest import Home
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["relocation_where_it_is_meant", "session"]  # fixtures
+
+pytestmark = [pytest.mark.torch, pytest.mark.daemon]
+
+LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["captured"] * 2, ["captured"])
+GRAPHS = 3
+TIMEOUT_S = 30.0
+# Begins to measure the graphs that `models` makes, says so, and lives on.
+MEASURER = """
+import sys
+import pytest
+import torch._inductor.config as inductor_config
+from pygraphd.client import region
+from pygraphd.client.session import Session
+from tests.client.test_leases_daemon import models
+from tests.client.test_plan import pretend_there_is_a_gpu, run
+
+pretend_there_is_a_gpu(pytest.MonkeyPatch())
+with inductor_config.patch({"triton.cudagraphs": True}):
+    session = Session()
+    run(*models(session), region.WARM_UP_CALLS + 3)
+print(*session.report.failures, session.report.counts["waited"], flush=True)
+sys.stdin.read()
+"""
+
+
+def models(told: Session) -> tuple[Any, Any]:
+    box = SimpleNamespace(value=0)
+    return (
+        compile_once(told, 2, backward=False, box=box),
+        compile_once(told, 1, backward=True, box=box),
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    """Return the session's home with a daemon whose leases end in an hour: what is free before is so for another reason."""
+    opened = Home(tmp_path, {"PYGRAPHD_LEASE": "1h", options.RELOCATE: "0"})
+    try:
+        opened.start()
+        yield opened
+    finally:
+        opened.close()
+
+
+@pytest.fixture
+def measurer(home: Home) -> Iterator[subprocess.Popen[str]]:
+    """Return another process, which is measuring."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", MEASURER],
+        env=home.environ,
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0\n"
+        assert home.ask("GET", "/v1/stats")[1]["leases"] == GRAPHS
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)
+
+
+def test_who_waits_for_a_measurer_that_is_killed_measures_itself(
+    home: Home,
+    measurer: subprocess.Popen[str],
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claims, "FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(claims, "LAST_LOOK_S", 0.0)
+    graphs = models(session)
+
+    waiting = run(*graphs, ENOUGH)
+    before = session.report.summary()
+    measurer.kill()
+    deadline = time.monotonic() + TIMEOUT_S
+    while session.report.counts["recorded"] < GRAPHS:
+        run(*graphs, 1)
+        assert time.monotonic() < deadline, session.report.summary()
+
+    assert waiting == [LAUNCHED] * ENOUGH
+    assert (before["waited"], before["measured"], before["recorded"]) == (GRAPHS, 0, 0)
+    assert before["fallbacks"].keys() == {region.WAITING}
+    after = session.report.summary()
+    assert (after["measured"], after["recorded"], after["adopted"]) == (GRAPHS, GRAPHS, 0)
+    assert sources(session) == {("TREES", "measured")}
+    assert run(*graphs, 3) == [CAPTURED] * 3
+    assert session.report.failures == {}
+    assert home.ask("GET", "/v1/stats")[1]["entries"] == GRAPHS
+
+
+def test_what_was_measured_after_a_measurers_death_is_known_to_the_next(
+    home: Home, measurer: subprocess.Popen[str], session: Session
+) -> None:
+    measurer.kill()
+    measurer.wait(TIMEOUT_S)
+
+    run(*models(session), ENOUGH)
+    told = Session(session.locations)
+
+    assert run(*models(told), 3) == [CAPTURED] * 3
+    assert (session.report.counts["waited"], session.report.counts["measured"]) == (0, GRAPHS)
+    assert (told.report.counts["hits"], told.report.counts["measured"]) == (GRAPHS, 0)
+    assert home.ask("GET", "/v1/stats")[1]["records"] == GRAPHS
+
+
+def test_who_does_not_call_any_more_but_lives_is_waited_for(
+    measurer: subprocess.Popen[str], session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(claims, "LAST_LOOK_S", 0.0)
+
+    steps = run(*models(session), 3 * ENOUGH)
+
+    assert measurer.poll() is None
+    assert steps == [LAUNCHED] * 3 * ENOUGH
+    assert (session.report.counts["waited"], session.report.counts["measured"]) == (GRAPHS, 0)
