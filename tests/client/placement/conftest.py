@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from torch.fx import Node
+    from torch.fx import Graph, Node
 
     from pygraphd.client.report import Report
 
@@ -40,8 +40,8 @@ def for_a_few_numbers(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def matrices_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
-    """Have the rules, and Inductor split graphs, as if matrices lay on a GPU; return what the rules report to."""
+def standing_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the rules, once they are there, and Inductor take it that matrices lie on a GPU."""
     from torch._inductor.scheduler import Scheduler
 
     from pygraphd.client.placement import nodes
@@ -52,5 +52,48 @@ def matrices_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         nodes, "is_on_cpu", lambda node: not _lies_elsewhere(node) and nodes.device(node) is not None
     )
     monkeypatch.setattr(Scheduler, "should_partition", _why_not_captured)
+
+
+@pytest.fixture
+def matrices_elsewhere(standing_in: None) -> Iterator[Report]:
+    """Have the rules, and Inductor split graphs, as if matrices lay on a GPU; return what the rules report to."""
     with with_rules() as report:
         yield report
+
+
+@pytest.fixture
+def for_all_rules(standing_in: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have all of the rules find something to do, once they are there.
+
+    Copies to the GPU are clones of what has one dimension, and constants of one dimension that are only added.
+    """
+    import torch
+
+    from pygraphd.client import _torch
+    from pygraphd.client.placement import nodes
+
+    def make_copies(graph: Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
+            if nodes.value(node).dim() == 1:
+                node.target, node.args, node.kwargs = nodes.COPY, (node.args[0], torch.device("cpu")), {}
+
+        for node in list(graph.find_nodes(op="call_function", target=nodes.FRESH)):
+            if nodes.value(node).dim() == 1 and all(
+                user.target is torch.ops.aten.add.Tensor for user in node.users
+            ):
+                with graph.inserting_after(node):
+                    copy = graph.call_function(nodes.COPY, (node, torch.device("cpu")))
+                copy.meta = dict(node.meta)
+                node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
+
+    def lies_elsewhere(node: Node) -> bool:
+        return node.target is nodes.COPY or _lies_elsewhere(node)
+
+    monkeypatch.setattr(nodes, "is_elsewhere", lambda device: True)
+    monkeypatch.setattr(nodes, "lies_elsewhere", lies_elsewhere)
+    monkeypatch.setattr(
+        nodes, "is_on_cpu", lambda node: not lies_elsewhere(node) and nodes.device(node) is not None
+    )
+    remove = _torch.add_pass(make_copies, (__file__,))
+    yield
+    remove()
