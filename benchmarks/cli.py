@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="measure workloads with peers, each in a fresh process"))
     _add_table(commands.add_parser("table", help="print a result file of `run`"))
+    _add_compare(commands.add_parser("compare", help="hold a peer against the better of its rivals"))
     _add_figure(commands.add_parser("figure", help="draw the steps of a result file of `run --each-step`"))
     _add_regions(
         commands.add_parser("regions", help="time compiled regions in PyTorch's trees and relocatable")
@@ -145,6 +146,12 @@ def _add_recheck(parser: argparse.ArgumentParser) -> None:
 def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_table)
     parser.add_argument("file", type=Path, nargs="+")
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_compare)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--peer", default="pygraph-cold", choices=sorted(PEERS), metavar="P")
 
 
 def _add_figure(parser: argparse.ArgumentParser) -> None:
@@ -281,6 +288,16 @@ def _figure(options: argparse.Namespace) -> int:
     check_writable(options.out.absolute())
     draw(read_records(options.file), *read_title(options.file), options.out)
     return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from benchmarks.compare import BAD, compare, render
+
+    comparisons = compare(read_records(options.file), options.peer)
+    if not comparisons:
+        raise BenchmarkError(f"{options.file} has no record of {options.peer}: name another with --peer")
+    print(render(comparisons, options.peer))
+    return int(any(each.verdict in BAD for each in comparisons))
 
 
 def _table(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from benchmarks.figures import Figure
     from benchmarks.records import Record
@@ -24,22 +24,27 @@ _HEAD = (
     "deployed",
 )
 _TEXT_COLUMNS = {0, 1, len(_HEAD) - 2, len(_HEAD) - 1}
-_NOTHING = "-"
+NOTHING = "-"
 
 
 def render(records: Sequence[Record]) -> str:
     """Return the table, and below it the notes of records that failed or were wrong."""
     rows = [_HEAD, *(_row(record) for record in records)]
+    return "\n".join([*aligned(rows, _TEXT_COLUMNS), *_notes(records)])
+
+
+def aligned(rows: Sequence[Sequence[str]], text_columns: Collection[int]) -> list[str]:
+    """Return rows of cells as lines in which columns are aligned, those of text to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join([*(_line(row, widths) for row in rows), *_notes(records)])
+    return [_line(row, widths, text_columns) for row in rows]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    aligned = (
-        cell.ljust(width) if column in _TEXT_COLUMNS else cell.rjust(width)
+def _line(cells: Sequence[str], widths: Sequence[int], text_columns: Collection[int]) -> str:
+    padded = (
+        cell.ljust(width) if column in text_columns else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
-    return "  ".join(aligned).rstrip()
+    return "  ".join(padded).rstrip()
 
 
 def _row(record: Record) -> tuple[str, ...]:
@@ -52,22 +57,22 @@ def _row(record: Record) -> tuple[str, ...]:
         _number(record.reserved_mb, 0),
         _number(record.compile_s, 1),
         _number(record.measuring_s, 3),
-        _NOTHING if record.coverage is None else f"{record.coverage:.1%}",
-        {True: "yes", False: "NO", None: _NOTHING}[record.correct],
+        NOTHING if record.coverage is None else f"{record.coverage:.1%}",
+        {True: "yes", False: "NO", None: NOTHING}[record.correct],
         _deployed(record.deployed),
     )
 
 
 def _spread(figure: Figure | None) -> str:
-    return f"{figure.median:.3f} ± {figure.mad:.3f}" if figure else _NOTHING
+    return f"{figure.median:.3f} ± {figure.mad:.3f}" if figure else NOTHING
 
 
 def _number(value: float | None, digits: int) -> str:
-    return _NOTHING if value is None else f"{value:.{digits}f}"
+    return NOTHING if value is None else f"{value:.{digits}f}"
 
 
 def _deployed(counts: dict[str, int] | None) -> str:
-    return " ".join(f"{name}:{count}" for name, count in (counts or {}).items() if count) or _NOTHING
+    return " ".join(f"{name}:{count}" for name, count in (counts or {}).items() if count) or NOTHING
 
 
 def _notes(records: Sequence[Record]) -> list[str]:

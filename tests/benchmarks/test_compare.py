@@ -1,0 +1,101 @@
+"""A peer against the better of its rivals: which one that is, what passes for noise, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compare import BAD, Comparison, Verdict, compare, render
+from benchmarks.figures import Figure
+from benchmarks.records import Record
+from tests.benchmarks.test_cli import benchmarks
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+
+
+def record(peer: str, *medians: float, pipelined: float | None = None) -> Record:
+    """Return what a peer came to in processes with these median steps."""
+    figure = Figure(pipelined, 0.0, 3) if pipelined else None
+    return Record(
+        "three-ops", "inference", 1, peer, None, None, figure, list(medians), None, None, None, None, None, None, ""
+    )  # fmt: skip
+
+
+def compared(*records: Record) -> Comparison:
+    (found,) = compare(records, "pygraph-cold")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mine", "default", "trees", "ratio", "noise", "verdict"),
+    [
+        ([0.9], [1.0], [2.0], 0.9, None, Verdict.FASTER),
+        ([1.0], [2.0], [1.0], 1.0, None, Verdict.FASTER),
+        ([1.1], [1.0], [2.0], 1.1, None, Verdict.UNKNOWN),
+        ([1.1, 1.1], [2.0], [1.0], 1.1, 0.0, Verdict.SLOWER),
+        ([1.1, 1.1], [1.0, 1.25, 1.0], [], 1.1, 0.25, Verdict.NOISE),
+        ([1.0, 1.2], [1.0, 1.0], [], 1.1, 0.2, Verdict.NOISE),
+        # Not the noise of the rival that is slower anyway.
+        ([1.1, 1.1], [1.0, 1.0], [2.0, 9.0], 1.1, 0.0, Verdict.SLOWER),
+        ([1.0], [], [], None, None, Verdict.ALONE),
+        ([], [1.0], [1.0], None, None, Verdict.FAILED),
+    ],
+)
+def test_the_better_rival_and_the_noise_of_both_decide(
+    mine: list[float],
+    default: list[float],
+    trees: list[float],
+    ratio: float | None,
+    noise: float | None,
+    verdict: Verdict,
+) -> None:
+    found = compared(
+        record("pygraph-cold", *mine), record("default", *default), record("reduce-overhead", *trees)
+    )
+
+    assert found.ratio == pytest.approx(ratio)
+    assert found.noise == pytest.approx(noise)
+    assert found.verdict is verdict
+    assert (found.verdict in BAD) is (verdict in {Verdict.SLOWER, Verdict.FAILED})
+
+
+def test_back_to_back_another_rival_may_be_the_better_one() -> None:
+    found = compared(
+        record("pygraph-cold", 1.0, pipelined=0.6),
+        record("default", 2.0, pipelined=0.5),
+        record("reduce-overhead", 1.25, pipelined=0.8),
+    )
+
+    assert found.ratio == 0.8
+    assert found.pipelined_ratio == pytest.approx(1.2)
+
+
+def test_a_line_for_each_workload_and_what_they_come_to() -> None:
+    records = [record("pygraph-cold", 1.1, 1.1, pipelined=2.0), record("default", 1.0, 1.25, pipelined=1.0)]
+
+    _, line, last = render(compare(records, "pygraph-cold"), "pygraph-cold").splitlines()
+
+    assert line.split() == ["three-ops", "1.125", "-", "1.100", "0.978", "25.0%", "2.000", "faster"]
+    assert last == "1 workloads: 1 faster; 0.978 in the median, 0.978 at most"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("all-h200-4662d70", 0, "21 workloads: 19 faster, 2 slower, noise not known"),
+        ("placed-h200-28c7926", 1, "9 workloads: 5 faster, 2 within noise, 1 SLOWER, 1 FAILED"),
+    ],
+)
+def test_a_stored_file_is_judged(name: str, code: int, said: str) -> None:
+    done = benchmarks("compare", str(RESULTS / f"{name}.json"))
+
+    assert done.returncode == code
+    assert said in done.stdout
+
+
+def test_a_file_without_the_peer_is_refused() -> None:
+    done = benchmarks("compare", str(RESULTS / "h200.json"), "--peer", "pygraph-unplaced")
+
+    assert done.returncode == 2
+    assert "name another with --peer" in done.stderr
