@@ -61,21 +61,25 @@ def test_the_summary_says_of_each_graph_how_it_ran_and_whether_that_was_known(
         assert outcome.summary["decisions_left_out"] == 0
 
 
-@pytest.mark.parametrize("is_set_up", [True, False])
+@pytest.mark.parametrize(
+    ("is_set_up", "missing", "compiled"), [(True, None, True), (False, None, False), (True, "names", False)]
+)
 def test_the_helper_is_compiled_while_graphs_are_so_that_the_first_recording_has_it(
-    run: Run, is_set_up: bool
+    run: Run, is_set_up: bool, missing: str | None, compiled: bool
 ) -> None:
     """Where CUDA was not used so far, there may be nothing to relocate, and asking for a GPU is not ours to do."""
     program = f"""
     import torch
+    from pygraphd.client import _torch
     torch.cuda.is_initialized = lambda: {is_set_up}
+    _torch.missing_for_relocation = lambda: {missing!r}
     import torch._inductor.compile_fx
     from pygraphd.client.bulk import helper
     print(helper.wait(60))
     """
-    outcome = run(program)
+    outcome = run(program, CC="" if compiled else "/nowhere/cc")
 
-    assert outcome.output == f"{is_set_up}\n"
+    assert outcome.output == f"{compiled}\n"
     assert not any("helper" in failure for failure in outcome.summary["failures"])
 
 
