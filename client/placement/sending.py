@@ -150,8 +150,9 @@ class Sender:
 
     def note_lines(self, graph: str, lines: Sequence[str]) -> None:
         """Note of a graph which line of the user's takes each value, for what is to be said of these when it runs."""
-        if len(self._lines) < MAX_GRAPHS:
-            self._lines[graph] = tuple(lines)
+        while len(self._lines) >= MAX_GRAPHS:
+            self._lines.pop(next(iter(self._lines), graph), None)  # the oldest; others may have been quicker
+        self._lines[graph] = tuple(lines)
 
     def send(
         self, values: list[torch.Tensor], device: torch.device, kinds: str, graph: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -229,6 +230,36 @@ def test_an_executable_that_was_interrupted_while_it_was_written_to_is_not_used_
     for _ in range(2):
         with pytest.raises(DriverError, match="came in between"):
             replay.run(list(sets[again]), memory)
+    replay.close()
+
+
+def test_one_of_many_that_was_interrupted_is_not_found_by_the_addresses_that_it_had(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt comes before it is noted where the executable is bound now."""
+    replay = recorder.doubling([recorder.floats(1, 2)])
+    memory = replay.memory()
+    sets = [recorder.floats(i, i) for i in range(FEW_BINDINGS + 2)]
+    for values in sets * (4 * WRITES_OF_ONE):
+        replay.run([values], memory)
+    assert replay.executables == len(sets)
+    move = Binding._move_to
+
+    def interrupted(binding: Binding, *arguments: Any) -> None:
+        before = binding.addresses, binding._pointers[:], binding._memory[:]
+        move(binding, *arguments)
+        binding._parameters.write(binding.executable, range(binding.nodes))
+        binding.addresses, binding._pointers, binding._memory = before
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Binding, "_move_to", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            replay.run([recorder.floats(7, 7)], memory)
+
+    for values in sets:
+        with contextlib.suppress(DriverError):
+            assert replay.run([values], memory)[0].tolist() == (values * 2).tolist()
     replay.close()
 
 

@@ -255,6 +255,21 @@ def test_what_goes_wrong_is_counted_and_the_values_are_copied_plainly(
     assert torch.equal(taken([value], sent.pieces(value))[0], value)
 
 
+def test_lines_are_known_of_the_latest_graphs(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
+    graphs = [f"graph {number}" for number in range(5)]
+    for graph in graphs:
+        sent.sender.note_lines(graph, [f" ({graph})"])
+
+    for graph in graphs[:1] + graphs[3:]:
+        for _ in range(2):
+            sent(torch.ones(2), graph=graph)
+
+    told = f"float32[2] of the CPU goes to the GPU: {sending.PINNED}"
+    assert sent.report.summary()["left_on_cpu"] == {told: 1, f"{told} (graph 3)": 1, f"{told} (graph 4)": 1}
+
+
 def test_what_lies_nowhere_is_copied_plainly(sent: Sent) -> None:
     zero = torch._efficientzerotensor(())
     (copy,) = taken([zero], sent.pieces(zero))
