@@ -150,7 +150,7 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_compare)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, nargs="+", help="several are taken together")
     parser.add_argument("--peer", default="pygraph-cold", choices=sorted(PEERS), metavar="P")
 
 
@@ -293,9 +293,10 @@ def _figure(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     from benchmarks.compare import BAD, compare, render
 
-    comparisons = compare(read_records(options.file), options.peer)
+    comparisons = compare([record for file in options.file for record in read_records(file)], options.peer)
     if not comparisons:
-        raise BenchmarkError(f"{options.file} has no record of {options.peer}: name another with --peer")
+        names = ", ".join(map(str, options.file))
+        raise BenchmarkError(f"no record of {options.peer} in {names}: name another with --peer")
     print(render(comparisons, options.peer))
     return int(any(each.verdict in BAD for each in comparisons))
 

@@ -51,12 +51,17 @@ class Comparison:
 
 
 def compare(records: Sequence[Record], peer: str) -> list[Comparison]:
-    """Compare a peer in each workload that has a record of it."""
+    """Compare a peer in each workload that has a record of it; records of several files are taken together."""
     workloads = dict.fromkeys(record.workload for record in records if record.peer == peer)
-    return [
-        _compared(workload, {each.peer: each for each in records if each.workload == workload}, peer)
-        for workload in workloads
-    ]
+    return [_compared(workload, _by_peer(records, workload), peer) for workload in workloads]
+
+
+def _by_peer(records: Sequence[Record], workload: str) -> dict[str, list[Record]]:
+    by_peer: dict[str, list[Record]] = {}
+    for each in records:
+        if each.workload == workload:
+            by_peer.setdefault(each.peer, []).append(each)
+    return by_peer
 
 
 def render(comparisons: Sequence[Comparison], peer: str) -> str:
@@ -66,32 +71,36 @@ def render(comparisons: Sequence[Comparison], peer: str) -> str:
     return "\n".join([*aligned(rows, {0, len(head) - 1}), _summary(comparisons)])
 
 
-def _compared(workload: str, by_peer: dict[str, Record], peer: str) -> Comparison:
-    steps_ms = {
-        name: statistics.median(record.repetition_medians_ms)
-        for name, record in by_peer.items()
-        if record.repetition_medians_ms
-    }
+def _compared(workload: str, by_peer: dict[str, list[Record]], peer: str) -> Comparison:
+    medians = {name: _medians_ms(of_peer) for name, of_peer in by_peer.items()}
+    steps_ms = {name: statistics.median(each) for name, each in medians.items() if each}
     rivals = [name for name in RIVALS if name in steps_ms]
-    if peer not in steps_ms or not rivals:
-        verdict = Verdict.ALONE if peer in steps_ms else Verdict.FAILED
+    # A rival is as good as the processes of it that ran; the peer in question has to run in all.
+    has_failed = not all(each.repetition_medians_ms for each in by_peer[peer])
+    if has_failed or not rivals:
+        verdict = Verdict.FAILED if has_failed else Verdict.ALONE
         return Comparison(workload, steps_ms, None, None, None, verdict)
     best = min(rivals, key=steps_ms.__getitem__)
     ratio = steps_ms[peer] / steps_ms[best]
-    noise = _noise([by_peer[peer], by_peer[best]])
+    noise = _noise([medians[peer], medians[best]])
     return Comparison(
         workload, steps_ms, ratio, noise, _pipelined(by_peer, peer, rivals), _verdict(ratio, noise)
     )
 
 
-def _noise(records: Sequence[Record]) -> float | None:
-    several = [each.repetition_medians_ms for each in records if len(each.repetition_medians_ms) > 1]
-    return max((max(each) / min(each) - 1 for each in several), default=None)
+def _medians_ms(records: Sequence[Record]) -> list[float]:
+    return [median for each in records for median in each.repetition_medians_ms]
 
 
-def _pipelined(by_peer: dict[str, Record], peer: str, rivals: Sequence[str]) -> float | None:
-    figures = {name: by_peer[name].pipelined_ms for name in (peer, *rivals)}
-    medians = {name: figure.median for name, figure in figures.items() if figure}
+def _noise(medians: Sequence[Sequence[float]]) -> float | None:
+    return max((max(each) / min(each) - 1 for each in medians if len(each) > 1), default=None)
+
+
+def _pipelined(by_peer: dict[str, list[Record]], peer: str, rivals: Sequence[str]) -> float | None:
+    medians: dict[str, float] = {}
+    for name in (peer, *rivals):
+        if found := [each.pipelined_ms.median for each in by_peer[name] if each.pipelined_ms]:
+            medians[name] = statistics.median(found)
     best = min((medians[name] for name in rivals if name in medians), default=None)
     return medians[peer] / best if best and peer in medians else None
 

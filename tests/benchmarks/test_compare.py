@@ -71,6 +71,27 @@ def test_back_to_back_another_rival_may_be_the_better_one() -> None:
     assert found.pipelined_ratio == pytest.approx(1.2)
 
 
+def test_processes_of_several_files_are_taken_together() -> None:
+    found = compared(
+        *(record("pygraph-cold", 1.2, pipelined=2.0), record("default", 1.0, pipelined=1.0)),
+        *(record("pygraph-cold", 1.0, pipelined=1.0), record("default", 1.25, pipelined=1.0)),
+        record("reduce-overhead"),  # has failed
+        record("reduce-overhead", 1.0, pipelined=3.0),
+    )
+
+    assert found.steps_ms == {"pygraph-cold": pytest.approx(1.1), "default": 1.125, "reduce-overhead": 1.0}
+    assert found.ratio == pytest.approx(1.1)
+    assert found.noise == pytest.approx(0.2)
+    assert found.pipelined_ratio == pytest.approx(1.5)
+    assert found.verdict is Verdict.NOISE
+
+
+def test_a_peer_that_has_failed_in_one_file_has_failed() -> None:
+    found = compared(record("pygraph-cold", 0.5), record("default", 1.0), record("pygraph-cold"))
+
+    assert found.verdict is Verdict.FAILED
+
+
 def test_a_line_for_each_workload_and_what_they_come_to() -> None:
     records = [record("pygraph-cold", 1.1, 1.1, pipelined=2.0), record("default", 1.0, 1.25, pipelined=1.0)]
 
@@ -81,14 +102,15 @@ def test_a_line_for_each_workload_and_what_they_come_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "said"),
+    ("names", "code", "said"),
     [
-        ("all-h200-4662d70", 0, "21 workloads: 19 faster, 2 slower, noise not known"),
-        ("placed-h200-28c7926", 1, "9 workloads: 5 faster, 2 within noise, 1 SLOWER, 1 FAILED"),
+        (["all-h200-4662d70"], 0, "21 workloads: 19 faster, 2 slower, noise not known"),
+        (["placed-h200-28c7926"], 1, "9 workloads: 5 faster, 2 within noise, 1 SLOWER, 1 FAILED"),
+        (["all-h200-ebe41bd", "again-h200-ebe41bd"], 0, "21 workloads: 19 faster, 2 within noise"),
     ],
 )
-def test_a_stored_file_is_judged(name: str, code: int, said: str) -> None:
-    done = benchmarks("compare", str(RESULTS / f"{name}.json"))
+def test_stored_files_are_judged(names: list[str], code: int, said: str) -> None:
+    done = benchmarks("compare", *(str(RESULTS / f"{name}.json") for name in names))
 
     assert done.returncode == code
     assert said in done.stdout
