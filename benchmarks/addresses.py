@@ -1,7 +1,8 @@
 """Steps whose addresses stay, or alternate in the ways that are common: how much longer do those take?
 
 A step that the host bounds varies by several percent within a process. So each window of steps is held against one of
-the same round, a fraction of a second away, and it is the ratio of the two that is summed up.
+the same round, a fraction of a second away, and it is the ratio of the two that is summed up. And as all that is not a call of a compiled
+region does the same wherever its inputs lie, what these calls take of the host's time is held against that, too, which varies by much less.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +19,7 @@ import torch
 from benchmarks.figures import summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from benchmarks.cores import Cores
     from benchmarks.step import Step
@@ -37,12 +40,28 @@ HELD_AGAINST = {
 """What does the same work with fixed addresses."""
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a step took, of a window of steps, and the host in its calls of compiled regions."""
+
+    step_ms: float
+    regions_us: float
+
+
+Round = Mapping[str, Window]
+"""A window of each way, by its name."""
+
+
 class Addresses:
     """Windows of steps on four batches; each method is one way for addresses to be."""
 
-    def __init__(self, step: Step, batches: Sequence[Any], cores: Cores) -> None:
+    def __init__(
+        self, step: Step, batches: Sequence[Any], cores: Cores, regions_us: Callable[[], float]
+    ) -> None:
+        """`regions_us`: what calls of compiled regions have taken of the host's time so far."""
         self._step = step
         self._cores = cores
+        self._regions_us = regions_us
         self._batches = batches
         self._kept: list[Any] = []
 
@@ -97,43 +116,54 @@ class Addresses:
             ways.append(self.micro_batches_in_flight)
         return ways
 
-    def rounds(self, ways: Sequence[Callable[[], None]]) -> list[dict[str, float]]:
-        """Return the ms that a step took in each of these methods, round by round."""
-        rounds = []
+    def rounds(self, ways: Sequence[Callable[[], None]]) -> list[Round]:
+        """Return a window of each of these methods, round by round."""
+        rounds: list[Round] = []
         for number in range(SKIPPED + ROUNDS):
             first = number % len(ways)  # none has the same neighbour always
-            rounds.append({way.__name__: self._step_ms(way) for way in (*ways[first:], *ways[:first])})
+            rounds.append({way.__name__: self._window(way) for way in (*ways[first:], *ways[:first])})
         return rounds[SKIPPED:]
 
-    def _step_ms(self, way: Callable[[], None]) -> float:
+    def _window(self, way: Callable[[], None]) -> Window:
         for _ in range(UNTIMED):
             way()
-        return self._cores.undisturbed(functools.partial(_elapsed_ms, way)) / WINDOW_STEPS
+        return self._cores.undisturbed(functools.partial(self._timed, way))
+
+    def _timed(self, way: Callable[[], None]) -> Window:
+        torch.cuda.synchronize()
+        before, began = self._regions_us(), time.perf_counter()
+        way()
+        torch.cuda.synchronize()  # a backward runs on a thread of its own, but the loss waits for it
+        elapsed_ms = (time.perf_counter() - began) * 1e3
+        return Window(elapsed_ms / WINDOW_STEPS, (self._regions_us() - before) / WINDOW_STEPS)
 
 
-def step_ms(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return the figure of each way."""
-    return _figures({name: [each[name] for each in rounds] for name in rounds[0]})
+def figures(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Return what a step took in each way, and by which share of a step the ways that alternate take longer than with fixed addresses."""
+    held = {name: base for name, base in HELD_AGAINST.items() if name in rounds[0]}
+    return {
+        "addresses_ms": _figures({name: [each[name].step_ms for each in rounds] for name in rounds[0]}),
+        "addresses_beyond_fixed": _figures(
+            {
+                name: [each[name].step_ms / each[base].step_ms - 1 for each in rounds]
+                for name, base in held.items()
+            }
+        ),
+        "addresses_regions_us": _figures(
+            {name: [each[name].regions_us for each in rounds] for name in rounds[0]}
+        ),
+        "addresses_regions_beyond_fixed": _figures(
+            {
+                name: [_regions_beyond(each[name], each[base]) for each in rounds]
+                for name, base in held.items()
+            }
+        ),
+    }
 
 
-def beyond_fixed(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return by which share a step takes longer than with fixed addresses in the same round, for each way that alternates."""
-    return _figures(
-        {
-            name: [each[name] / each[base] - 1 for each in rounds]
-            for name, base in HELD_AGAINST.items()
-            if name in rounds[0]
-        }
-    )
+def _regions_beyond(window: Window, fixed: Window) -> float:
+    return (window.regions_us - fixed.regions_us) / (fixed.step_ms * 1e3)
 
 
 def _figures(samples: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return {name: dataclasses.asdict(figure) for name, each in samples.items() if (figure := summarize(each))}
-
-
-def _elapsed_ms(run: Callable[[], None]) -> float:
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) * 1e3

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.addresses import Addresses, beyond_fixed, step_ms
+from benchmarks import addresses
+from benchmarks.addresses import Addresses
 from benchmarks.child import describe, find_device, reserved_mb, wake
 from benchmarks.cores import Cores
 from benchmarks.errors import BenchmarkError
@@ -84,6 +85,7 @@ class Timed:
         self.first_calls_ms: list[float] = []
         self.host_us: list[float] = []
         self.host_moved_us: list[float] = []
+        self.total_us = 0.0
         self.spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.call: Runnable = self._first
 
@@ -115,6 +117,12 @@ class Timed:
         """Return how many nodes were written so far because something had moved."""
         replays = self.relocatable._replays.values() if self.relocatable is not None else ()
         return sum(replay.counts.written for replay in replays)
+
+    def _in_total(self, inputs: list[Any]) -> Any:
+        began = time.perf_counter_ns()
+        result = self.run(inputs)
+        self.total_us += (time.perf_counter_ns() - began) / 1e3
+        return result
 
     def _on_gpu(self, inputs: list[Any]) -> Any:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -226,6 +234,10 @@ class Regions:
         """Return how many of the host's times there are of each region, and how many of these with something moved."""
         return [(len(each.host_us), len(each.host_moved_us)) for each in self.all]
 
+    def total_us(self) -> float:
+        """Return what calls that were timed in total have taken of the host's time."""
+        return sum(each.total_us for each in self.all)
+
     def switch(self, name: str) -> None:
         """Have all calls be timed in this manner from now on."""
         for each in self.all:
@@ -268,12 +280,12 @@ def measure(workload_name: str, way: str, full_speed: Path) -> dict[str, Any]:
         step(inputs)
         del inputs
     torch.cuda.synchronize()
-    regions.switch("")
     figures = [dataclasses.asdict(each.figures()) for each in regions.all]
-    addresses = Addresses(step, [case.draw(generator) for _ in range(4)], cores)
+    regions.switch("_in_total")
+    windows = Addresses(step, [case.draw(generator) for _ in range(4)], cores, regions.total_us)
     # Trees refuse two forwards in flight: the first's outputs would be overwritten.
-    ways = addresses.ways(training=case.optimizer is not None, may_overlap=way != "trees")
-    rounds = addresses.rounds(ways)
+    rounds = windows.rounds(windows.ways(training=case.optimizer is not None, may_overlap=way != "trees"))
+    regions.switch("")
     regions.forget_recordings()
     for _ in range(_STEPS_THAT_RECORD):
         step(case.draw(generator))
@@ -284,8 +296,7 @@ def measure(workload_name: str, way: str, full_speed: Path) -> dict[str, Any]:
             {**figure, "recorded_again": _costs(each.relocatable)}
             for figure, each in zip(figures, regions.all, strict=True)
         ],
-        "addresses_ms": step_ms(rounds),
-        "addresses_beyond_fixed": beyond_fixed(rounds),
+        **addresses.figures(rounds),
         "counts": dict(regions.report.counts),
         "launched": dict(regions.report.fallbacks),
         "timings": cores.timings,

@@ -151,12 +151,13 @@ def _lines(record: dict[str, Any]) -> list[str]:
         *lines,
         f"{head} reserved {record['reserved_mb']:.0f} MB (first steps {record['first_steps_reserved_mb']:.0f}); ms a step: {steps}",
         f"{head} beyond fixed addresses: {_shares(record['addresses_beyond_fixed'])}",
+        f"{head} by its regions alone: {_shares(record['addresses_regions_beyond_fixed'])}",
     ]
 
 
 def _shares(figures: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{name} {each['median']:+.1%} (+-{each['mad']:.1%}, {each['n']})" for name, each in figures.items()
+        f"{name} {each['median']:+.2%} (+-{each['mad']:.2%}, {each['n']})" for name, each in figures.items()
     )
 
 
