@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.bulk import Watch
 from pygraphd.client.driver import DriverError
+from pygraphd.client.wandering import following, move
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 PATIENCE = 2
 """Calls that find an executable bound since it was written to, after which it is made anew; then `LESS_OFTEN` times as many."""
 LESS_OFTEN = 4
+NOTHING = -1
+"""Not even zero nodes were written: all lies where it did."""
 TORN = -1
 """No set's number: of an executable that something has come in between of while it was written to, as an interrupt of the user's may."""
 
@@ -108,6 +111,8 @@ class Binding:
         """The number of the call that used it."""
         self.new_at = 0
         """The number of the call that it was bound for, if nobody had come with these addresses before, as far as is remembered."""
+        self.following = following(table, groups, len(parameters))
+        """None: it cannot be bound by `follow`."""
         self.follower: Binding | None = None
         """The executable that was used after this one the last time: where addresses rotate, so do executables."""
         self.executable = driver.instantiate(graph)
@@ -169,6 +174,28 @@ class Binding:
         self.is_patched |= bool(nodes)
         self._found_bound = 0
         return len(nodes)
+
+    def follow(self, inputs: list[Any], memory: list[Any], number: int) -> int | None:
+        """Bind to a call's addresses, whatever these are; return how many nodes were written, or `NOTHING` if all lies where it did.
+
+        None, with nothing changed, if they do not fit; see `bind`. It does at once what `moved`, `addresses_with` and `bind` do one after the
+        other, but for `addresses`, which `catch_up` mends, and for what is noted of an executable that is written to for the first time.
+        """
+        assert self.following is not None
+        self._raise_if_torn()
+        moved = self.following.moved(inputs, memory, self._pointers, self._memory)
+        if moved is None:
+            return None
+        self.number = TORN
+        nodes = move(moved, self._words)
+        self._parameters.write(self.executable, nodes)
+        self.number = number
+        return len(nodes) if moved else NOTHING
+
+    def catch_up(self) -> None:
+        """Have `addresses` say where `follow` has been."""
+        pointers = self._pointers
+        self.addresses = [*(pointers[index] for index in self._indices), *self._memory]
 
     def another(self, addresses: list[int], moved: Collection[int], number: int) -> Binding:
         """Return another executable of the graph, bound to other addresses; see `bind`, and this one is as it was."""

@@ -7,6 +7,7 @@ import operator
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from pygraphd.client.binding import NOTHING
 from pygraphd.client.driver import DriverError
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ MET = 4 * MAX_BINDINGS
 
 IDLE_CALLS = 8
 """Calls for which an executable was not used, after which it may go to other addresses; or twice as many as there are executables."""
+
+WANDERING = 16
+"""So many sets of addresses one after the other that were not there before are taken for more to come. A graph of a node or two is then
+bound to whatever comes,"""
+UNSEEN = 128
+"""for so many calls, or until one finds its addresses bound."""
 
 ONE_LESS = "addresses take turns and share an executable"
 STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
@@ -84,6 +91,9 @@ class Bindings:
         """Inputs that are looked at first,"""
         self._seen_to_move: set[int] = set()
         """and the positions for which this is so."""
+        self._new_in_a_row = 0
+        self._unseen = 0
+        """Calls to come that are bound to whatever comes."""
         self._calls = 0
         self.written = 0
         """Nodes written for the latest call."""
@@ -102,19 +112,37 @@ class Bindings:
         self.written = 0
         self._calls += 1
         latest = self._all[0]
+        if self._unseen and self._follows(latest, inputs, memory, number):
+            return latest
         binding: Binding | None = latest.follower or latest
         assert binding is not None
         if not binding.fits(inputs, memory, number, fresh):
             binding = self._found(binding, inputs, memory, number, fresh)
         if binding is None:
             binding = self._bind(inputs, memory, number, fresh)
-        elif binding.is_patched:
-            self._settle(binding)
+        else:
+            self._new_in_a_row = 0
+            if binding.is_patched:
+                self._settle(binding)
         if binding is not latest:
             self._to_front(self._all.index(binding))
         latest.follower = binding
         binding.latest_use = self._calls
         return binding
+
+    def _follows(self, latest: Binding, inputs: list[Any], memory: list[Any], number: int) -> bool:
+        """Whether the executable that was used last is bound to a call's addresses now, whatever they are."""
+        written = latest.follow(inputs, memory, number)
+        self._unseen -= 1
+        if written is None or written == NOTHING:
+            self._unseen = 0
+        else:
+            self.written = written
+            latest.new_at = self._calls
+        if not self._unseen:
+            latest.catch_up()
+        latest.latest_use = self._calls
+        return written is not None
 
     def _found(
         self, asked: Binding, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh
@@ -132,6 +160,7 @@ class Bindings:
         addresses = latest.addresses_with(just_moved)
         mark = self._mark(addresses)
         if (known := self._known(addresses, mark)) is not None:
+            self._new_in_a_row = 0
             known.number = number
             if known.is_patched:
                 self._settle(known)
@@ -145,10 +174,17 @@ class Bindings:
         else:
             binding = self._bind_any(addresses, just_moved, number, mark)
         binding.new_at = self._calls if is_new else 0
-        if is_new:
-            self._spare = binding
+        self._note_new(binding, is_new=is_new)
         self._recent.append(addresses)
         return self._note_bound(binding, mark)
+
+    def _note_new(self, binding: Binding, *, is_new: bool) -> None:
+        """Note whether the addresses were new that an executable is bound to."""
+        self._new_in_a_row = self._new_in_a_row + 1 if is_new else 0
+        if is_new:
+            self._spare = binding
+        if self._new_in_a_row >= WANDERING and binding.following is not None:
+            self._new_in_a_row, self._unseen = 0, UNSEEN
 
     def _goes_on_with(
         self, latest: Binding, addresses: list[int], moved: Collection[int], number: int
