@@ -133,15 +133,14 @@ class Bindings:
     def _follows(self, latest: Binding, inputs: list[Any], memory: list[Any], number: int) -> bool:
         """Whether the executable that was used last is bound to a call's addresses now, whatever they are."""
         written = latest.follow(inputs, memory, number)
-        self._unseen -= 1
-        if written is None or written == NOTHING:
-            self._unseen = 0
-        else:
-            self.written = written
-            latest.new_at = self._calls
-        if not self._unseen:
-            latest.catch_up()
         latest.latest_use = self._calls
+        if written is None or written == NOTHING:
+            left = 0
+        else:
+            self.written, latest.new_at, left = written, self._calls, self._unseen - 1
+        if not left:
+            latest.catch_up()  # before it is over: an interrupt of the user's may come in between
+        self._unseen = left
         return written is not None
 
     def _found(

@@ -99,6 +99,26 @@ def test_a_thousand_kept_results_stay_right(relocated: Relocated) -> None:
     relocated.expect_all_captured()
 
 
+@pytest.mark.parametrize("kernels", [1, 2])
+def test_inputs_and_results_that_never_lie_where_any_has_lain(relocated: Relocated, kernels: int) -> None:
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return affine(x)[: x.numel() // 2].cumsum(0)
+
+    run = compiled(affine if kernels == 1 else halved)
+    warm(run, x())
+    ((replay,),) = ([*each._replays.values()] for each in relocated.made)
+    before, inputs = replay.counts.written, [x() for _ in range(400)]
+
+    results = [run(each) for each in inputs]
+    again = [run(inputs[-1]) for _ in range(10)]
+
+    for each, result in zip(inputs + [inputs[-1]] * 10, results + again, strict=True):
+        torch.testing.assert_close(result, affine(each) if kernels == 1 else halved(each))
+    assert replay.executables <= 2  # one of them of the calls before
+    assert replay.counts.written - before >= 400
+    relocated.expect_all_captured()
+
+
 def test_inputs_may_be_freed_right_after_the_call(relocated: Relocated) -> None:
     run = compiled(lambda x: x.cumsum(0))
     results = []

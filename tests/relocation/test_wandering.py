@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client import executables
-from pygraphd.client.binding import UnfitError
+from pygraphd.client.binding import Binding, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
 from pygraphd.client.executables import UNSEEN, WANDERING, WRITES_OF_ONE, Bindings
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from pygraphd.client.binding import Binding
     from pygraphd.client.replay import Replay
     from tests.relocation.conftest import Allocator, Emulator
 
@@ -228,6 +227,27 @@ def test_an_executable_that_was_interrupted_is_not_used_any_more(
     for _ in range(2):
         with pytest.raises(DriverError, match="came in between"):
             replay.run(list(new), memory)
+    replay.close()
+
+
+def test_an_interrupt_where_it_ends_leaves_nothing_outdated(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = recorder.doubling([recorder.floats(1, 2), recorder.floats(3, 4)])
+    memory, stay = replay.memory(), [recorder.floats(5, 6), recorder.floats(7, 8)]
+    wander(recorder, replay, memory, inputs=2)
+    doubled(replay, memory, *stay)
+
+    def interrupted(_: Binding) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Binding, "catch_up", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            replay.run(list(stay), memory)
+
+    assert doubled(replay, memory, *stay) == 0
+    _check(replay)
     replay.close()
 
 
