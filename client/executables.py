@@ -38,8 +38,8 @@ IDLE_CALLS = 8
 """Calls for which an executable was not used, after which it may go to other addresses; or twice as many as there are executables."""
 
 WANDERING = 16
-"""So many sets of addresses one after the other that were not there before are taken for more to come. A graph of a node or two is then
-bound to whatever comes,"""
+"""So many sets of addresses one after the other that were not there before are taken for more to come, of a graph of fewer than
+`MANY_NODES`; of others as many as would be too many to have executables. A graph of a few nodes is then bound to whatever comes,"""
 UNSEEN = 128
 """for so many calls, or until one finds its addresses bound."""
 
@@ -91,6 +91,7 @@ class Bindings:
         """Inputs that are looked at first,"""
         self._seen_to_move: set[int] = set()
         """and the positions for which this is so."""
+        self._wanders_after = WANDERING if first.nodes < MANY_NODES else 2 * MAX_BINDINGS
         self._new_in_a_row = 0
         self._unseen = 0
         """Calls to come that are bound to whatever comes."""
@@ -182,7 +183,7 @@ class Bindings:
         self._new_in_a_row = self._new_in_a_row + 1 if is_new else 0
         if is_new:
             self._spare = binding
-        if self._new_in_a_row >= WANDERING and binding.following is not None:
+        if self._new_in_a_row >= self._wanders_after and binding.following is not None:
             self._new_in_a_row, self._unseen = 0, UNSEEN
 
     def _goes_on_with(

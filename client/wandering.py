@@ -1,6 +1,6 @@
-"""Graphs of a node or two whose inputs lie elsewhere at each call: words follow tensors, and nobody asks whether they were there before.
+"""Graphs of a few nodes whose inputs lie elsewhere at each call: words follow tensors, and nobody asks whether they were there before.
 
-To see whether addresses have come before takes longer than to write a node (H200: of a call 10 us, the write in them 2).
+To see whether addresses have come before takes longer than to write a few nodes (H200: of a call 10 us, the write of one in them 2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pygraphd.client.bulk import Addresses
     from pygraphd.client.relocation import Table
 
-MOST_NODES = 2
+MOST_NODES = 8
 MOST_TENSORS = 16
 """Each is looked at in Python."""
 

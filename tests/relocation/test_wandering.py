@@ -1,4 +1,4 @@
-"""Graphs of a node or two that are bound to whatever comes, once many addresses were new: what that costs, when it ends, and right results."""
+"""Graphs of a few nodes that are bound to whatever comes, once many addresses were new: what that costs, when it ends, and right results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pygraphd.client import executables
 from pygraphd.client.binding import Binding, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
-from pygraphd.client.executables import UNSEEN, WANDERING, WRITES_OF_ONE, Bindings
+from pygraphd.client.executables import MANY_NODES, MAX_BINDINGS, UNSEEN, WANDERING, WRITES_OF_ONE, Bindings
 from pygraphd.client.parameters import Parameters
 from pygraphd.client.wandering import MOST_NODES, MOST_TENSORS
 from tests.relocation.recorder import Recorder
@@ -60,18 +60,20 @@ def wander(recorder: Recorder, replay: Replay, memory: list[torch.Tensor], input
     assert replay._bindings._unseen == UNSEEN
 
 
-@pytest.mark.parametrize("inputs", [1, 2])
+@pytest.mark.parametrize(
+    ("inputs", "after"),
+    [(1, WANDERING), (2, WANDERING), (MANY_NODES, 2 * MAX_BINDINGS), (MOST_NODES, 2 * MAX_BINDINGS)],
+)
 def test_of_most_calls_nobody_asks_whether_their_addresses_were_there_before(
-    recorder: Recorder, asked: list[int], inputs: int
+    recorder: Recorder, asked: list[int], inputs: int, after: int
 ) -> None:
     replay = recorder.doubling([recorder.floats(i, i) for i in range(inputs)])
     memory = replay.memory()
 
-    for turn in range(3 * (WANDERING + UNSEEN)):
+    for turn in range(2 * (after + UNSEEN)):
         assert doubled(replay, memory, *(recorder.floats(turn, i) for i in range(inputs))) == inputs
 
-    assert len(asked) == 3 * WANDERING
-    assert asked[: WANDERING + 1] == [*range(1, WANDERING + 1), WANDERING + UNSEEN + 1]
+    assert asked == [turn + 1 for turn in range(2 * (after + UNSEEN)) if turn % (after + UNSEEN) < after]
     assert (replay.executables, replay.made) == (1, 1)
     replay.close()
 
@@ -80,8 +82,7 @@ def test_of_most_calls_nobody_asks_whether_their_addresses_were_there_before(
     "recorded",
     [
         pytest.param(
-            lambda recorder: recorder.doubling([recorder.floats(i) for i in range(MOST_NODES + 1)]),
-            id="nodes",
+            lambda recorder: recorder.doubling([a := recorder.floats(1)], [a] * (MOST_NODES + 1)), id="nodes"
         ),
         pytest.param(
             lambda recorder: recorder.doubling(
@@ -97,10 +98,11 @@ def test_larger_graphs_are_asked_at_every_call(
     replay = recorded(recorder)
     inputs, memory = len(replay._layout.groups), replay.memory()
 
-    for turn in range(3 * WANDERING):
+    calls = 2 * MAX_BINDINGS + WANDERING
+    for turn in range(calls):
         replay.run([recorder.floats(turn) for _ in range(inputs)], memory)
 
-    assert len(asked) == 3 * WANDERING
+    assert len(asked) == calls
     replay.close()
 
 
@@ -287,8 +289,10 @@ def test_whatever_comes_results_are_right_and_what_is_known_of_addresses_agrees(
     replay = recorder.built(recorded, outputs).replay
     memories = [replay.memory() for _ in range(3)]
 
+    bindings = replay._bindings
+    assert bindings is not None
+    bindings._wanders_after = 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executables, "WANDERING", 1)
         patch.setattr(executables, "UNSEEN", unseen)
         for first, second, memory, kind in calls * times:
             one, other = places[0][first], places[1][second]
@@ -300,8 +304,6 @@ def test_whatever_comes_results_are_right_and_what_is_known_of_addresses_agrees(
             for each in replay.run(list(inputs), memories[memory]):
                 assert torch.equal(each, inputs[0] + inputs[1])
 
-    bindings = replay._bindings
-    assert bindings is not None
     if bindings._unseen:
         bindings._all[0].catch_up()
     _check(replay)
