@@ -179,7 +179,7 @@ class Binding:
         """Bind to a call's addresses, whatever these are; return how many nodes were written, or `NOTHING` if all lies where it did.
 
         None, with nothing changed, if they do not fit; see `bind`. It does at once what `moved`, `addresses_with` and `bind` do one after the
-        other, but for `addresses`, which `catch_up` mends, and for what is noted of an executable that is written to for the first time.
+        other, but for `addresses`, which `catch_up` mends.
         """
         assert self.following is not None
         self._raise_if_torn()
@@ -190,6 +190,7 @@ class Binding:
         nodes = move(moved, self._words)
         self._parameters.write(self.executable, nodes)
         self.number = number
+        self.is_patched |= bool(nodes)
         return len(nodes) if moved else NOTHING
 
     def catch_up(self) -> None:

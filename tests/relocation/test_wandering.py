@@ -142,6 +142,19 @@ def test_addresses_that_stay_end_it_at_once_and_are_written_no_more(
     replay.close()
 
 
+def test_an_executable_that_was_made_in_place_is_made_anew_once_it_stays(recorder: Recorder) -> None:
+    replay = recorder.doubling([recorder.floats(1, 2)])
+    memory, stays = replay.memory(), recorder.floats(5, 6)
+    wander(recorder, replay, memory)
+    assert replay._bindings is not None
+    replay._bindings._all[0].is_patched = False  # as of one that nearly came back, and so has just been made
+
+    assert [doubled(replay, memory, stays) for _ in range(5)] == [1, 0, 0, 0, 0]
+
+    assert replay.made == 2
+    replay.close()
+
+
 def test_what_takes_turns_comes_to_have_executables_all_the_same(recorder: Recorder) -> None:
     replay = recorder.doubling([recorder.floats(1, 2)])
     memory, sets = replay.memory(), [recorder.floats(i, i) for i in range(WANDERING + 4)]
