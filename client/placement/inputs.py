@@ -71,9 +71,10 @@ class _Input:
 def place_inputs(graph: Graph) -> Moved:
     """Have a graph's uses of small CPU inputs take them from the GPU, where they are sent at the beginning of a call."""
     plan = _plan(graph)
+    dealt_with = frozenset(plan.told_of.union(plan.takers))
     for device in dict.fromkeys((*plan.inputs, *plan.groups)):
         _change(graph, device, plan.inputs.get(device, []), plan.groups.get(device, []))
-    return Moved(plan.uses, tuple(plan.left))
+    return Moved(plan.uses, tuple(plan.left), dealt_with)
 
 
 def all_left(graph: Graph, reason: str) -> tuple[str, ...]:
@@ -88,6 +89,7 @@ class _Plan:
         self.inputs: dict[torch.device, list[_Input]] = {}
         self.groups: dict[torch.device, list[Group]] = {}
         self.left: list[str] = []
+        self.told_of: set[Node] = set()
         self.uses = 0
         self._bytes = 0
 
@@ -106,18 +108,26 @@ class _Plan:
             self.groups.setdefault(nodes.value(on_gpu[0][0]).device, []).append(group)
             self.uses += len(on_gpu)
 
+    @property
+    def takers(self) -> list[Node]:
+        """The nodes on a GPU that take what is sent."""
+        of_inputs = [
+            taker for of_device in self.inputs.values() for each in of_device for taker in each.on_gpu
+        ]
+        of_groups = [use for of_device in self.groups.values() for group in of_device for use in group.uses]
+        return of_inputs + [taker for taker, _ in of_groups if nodes.lies_elsewhere(taker)]
+
     def leave_a_few_numbers(self) -> None:
         """Leave to PyTorch what it moves to the GPU itself, without the host waiting, if it is all there is, and little."""
         inputs = [each for of_device in self.inputs.values() for each in of_device]
         groups = [group for of_device in self.groups.values() for group in of_device]
         values = [*(each.value for each in inputs), *(value for group in groups for value in group.values)]
-        takers = [taker for each in inputs for taker in each.on_gpu]
-        takers += [taker for group in groups for taker, _ in group.uses if nodes.lies_elsewhere(taker)]
+        takers = self.takers
         count = len(inputs) + sum(len(group.inputs) for group in groups)
         # In torch 2.11 its pass returns on the GPU what it has moved there, for which a backward then was not compiled: such programs crash.
         leaves = any(group.is_written_back for group in groups) or any(map(_is_returned, values))
         if count < FEW_NUMBERS and not leaves and not _has_more_than_numbers(values, takers):
-            self.left += [nodes.said(taker, ONLY_A_FEW) for taker in dict.fromkeys(takers)]
+            self._leave(dict.fromkeys(takers), ONLY_A_FEW)
             self.inputs, self.groups, self.uses = {}, {}, 0
 
     def _fits(self, reason: str | None, takers: Sequence[Node], size: int) -> bool:
@@ -126,8 +136,13 @@ class _Plan:
         if reason is None:
             self._bytes += size
         else:
-            self.left += [nodes.said(taker, reason) for taker in takers]
+            self._leave(takers, reason)
         return reason is None
+
+    def _leave(self, takers: Iterable[Node], reason: str) -> None:
+        for taker in takers:
+            self.left.append(nodes.said(taker, reason))
+            self.told_of.add(taker)
 
 
 def _plan(graph: Graph) -> _Plan:

@@ -20,7 +20,7 @@ from pygraphd.client.placement import nodes
 from pygraphd.client.placement.nodes import Moved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 MAX_BYTES = 1 << 20
 """A larger value is not kept on the GPU for the sake of a copy."""
@@ -68,6 +68,25 @@ def place_known_values(graph: Graph, place: Place) -> Moved:
             left.append(nodes.said(use.taker, str(reason)))
     _change(graph, changes, place)
     return Moved(len(changes), tuple(left))
+
+
+def numbers_left(graph: Graph, others: Container[Node]) -> tuple[str, ...]:
+    """Return what is to be said of numbers that the CPU makes anew at each call, for tensors on the GPU, and that no rule takes.
+
+    `others` are nodes whose numbers another rule has dealt with.
+    """
+    known = _Known(graph)
+    found = ((taker, known.value(value)) for taker, value in _numbers(graph) if taker not in others)
+    return tuple(nodes.said(taker, reason) for taker, reason in found if isinstance(reason, str))
+
+
+def _numbers(graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """Yield who on the GPU takes which number that the CPU makes."""
+    for node in graph.nodes:
+        if nodes.is_pointwise(node) and nodes.lies_elsewhere(node):
+            for value in node.all_input_nodes:
+                if value.op != "placeholder" and nodes.is_on_cpu(value):
+                    yield node, value
 
 
 def all_left(graph: Graph, reason: str) -> tuple[str, ...]:

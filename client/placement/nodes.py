@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch.fx import Node
 
 from pygraphd.client import _torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch.fx import Graph, Node
+    from torch.fx import Graph
 
 COPY = torch.ops.prims.device_put.default
 """Copies a tensor to a device."""
@@ -36,6 +37,8 @@ class Moved:
 
     uses: int
     left: tuple[str, ...]
+    takers: frozenset[Node] = field(default=frozenset(), compare=False)
+    """The nodes that take any of these values, or took, of a rule for numbers."""
 
 
 def said(taker: Node, reason: str) -> str:

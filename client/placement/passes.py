@@ -64,7 +64,10 @@ class Placement:
         )  # first: its tensors may be inputs
         reason = _why_no_inputs()
         of_inputs = Moved(0, inputs.all_left(graph, reason)) if reason else inputs.place_inputs(graph)
-        return of_items, of_inputs, known.place_known_values(graph, self._place)
+        of_known = known.place_known_values(graph, self._place)
+        if _torch.graphs_are_split():  # elsewhere numbers are passed by value
+            of_known = Moved(of_known.uses, of_known.left + known.numbers_left(graph, of_inputs.takers))
+        return of_items, of_inputs, of_known
 
 
 def _why_left_alone(graph: torch.fx.Graph) -> str | None:

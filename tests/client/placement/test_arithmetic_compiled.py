@@ -14,6 +14,8 @@ from torch._inductor.utils import run_and_get_code
 from pygraphd.client.placement import inputs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pygraphd.client.report import Report
 
 pytestmark = pytest.mark.torch
@@ -99,3 +101,55 @@ def test_gradients_are_those_of_the_value_at_that_call(added: Report) -> None:
     assert added.failures == {}
     assert added.counts["placed_inputs"] >= 1
     assert not any(inputs.USED_HERE in each for each in added.summary()["left_on_cpu"])
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(lambda rates: torch.erf(rates[0]), id="another operator"),
+        pytest.param(lambda rates: rates.sum(), id="a sum"),
+        pytest.param(lambda rates: torch.rand(()), id="random"),
+    ],
+)
+def test_a_number_that_no_rule_takes_is_told_of_with_the_users_line(
+    added: Report, number: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    def scaled(x: torch.Tensor, rates: torch.Tensor) -> torch.Tensor:
+        return (x @ x) * number(rates) @ x
+
+    line = scaled.__code__.co_firstlineno + 1
+    x, rates = torch.randn(4, 4), torch.rand(3)
+
+    torch.compile(scaled, mode=SPLIT, dynamic=False)(x, rates)
+
+    (said,) = added.summary()["left_on_cpu"]
+    assert said.startswith("aten.mul.Tensor takes a CPU value to the GPU: ")
+    assert said.endswith(f"({__file__}:{line})")
+    assert added.failures == {}
+
+
+def test_what_the_cpu_learns_gets_its_gradient_and_is_seen_by_the_next_call(added: Report) -> None:
+    """A temperature that is a parameter on the CPU, and so are two numbers more, which an optimiser changes in place."""
+
+    def attended(x: torch.Tensor, temperature: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        return ((x @ x / temperature).softmax(-1) @ x) * (1 - gain) ** 2
+
+    def learn(run: Callable[..., torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        numbers = [torch.nn.Parameter(torch.tensor(value)) for value in (2.0, 0.3)]
+        optimizer = torch.optim.SGD(numbers, lr=0.5, momentum=0.9)
+        x = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
+        gradients = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            run(x, *numbers).square().sum().backward()
+            gradients += [x.grad.clone(), *(each.grad.clone() for each in numbers)]
+            optimizer.step()
+        return gradients, numbers
+
+    gradients, numbers = learn(torch.compile(attended, mode=SPLIT, dynamic=False))
+    expected, expected_numbers = learn(attended)
+
+    for each, right in zip(gradients + numbers, expected + expected_numbers, strict=True):
+        assert each.device == right.device
+        torch.testing.assert_close(each, right, rtol=1e-4, atol=1e-4)
+    assert added.failures == {}

@@ -205,9 +205,32 @@ def mutated(build: Builder) -> Node:
     return constant
 
 
+NOTED = torch.library.custom_op(
+    "pygraphd_tests::noted", torch.clone, mutates_args=(), schema="(Tensor value) -> Tensor"
+)
+"""Stands for what a user's own operator may do besides."""
+
+
+def with_side_effects(build: Builder) -> Node:
+    return build.call(NOTED._opoverload, constant_index(build, 1, 1))
+
+
+def sized_at_run_time(build: Builder) -> Node:
+    index = constant_index(build, 1, 1)
+    shapes = torch.fx.experimental.symbolic_shapes
+    index.meta["val"] = torch._subclasses.FakeTensorMode(shape_env=shapes.ShapeEnv()).from_tensor(
+        torch.arange(2),
+        symbolic_context=shapes.StatelessSymbolicContext([shapes.DimDynamic.DYNAMIC]),
+        source=torch._dynamo.source.ConstantSource("index"),
+    )
+    return index
+
+
 @pytest.mark.parametrize(
     ("index", "reason"),
     [
+        (with_side_effects, known.NOT_PURE),
+        (sized_at_run_time, known.RUN_TIME_SIZE),
         (computed_from_an_input, known.INPUT),
         (random_index, known.RANDOM),
         (not_initialised, known.RANDOM),
@@ -228,6 +251,47 @@ def test_what_is_not_known_stays_where_it_is_and_that_is_said(index: Any, reason
     said = f"aten.index.Tensor takes a CPU value to the GPU: {reason} (model.py:12)"
     assert moved == nodes.Moved(0, (said,))
     assert [(node.name, node.args) for node in graph.nodes] == before
+
+
+def number_of_an_input(build: Builder) -> Node:
+    return build.call(aten.erf.default, build.input(torch.tensor(0.5), on_gpu=False))
+
+
+def random_number(build: Builder) -> Node:
+    return build.call(aten.rand.default, [], device=torch.device("cpu"))
+
+
+def number_with_side_effects(build: Builder) -> Node:
+    return build.call(NOTED._opoverload, build.constant(torch.tensor(2.0)))
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (number_of_an_input, known.INPUT),
+        (random_number, known.RANDOM),
+        (number_with_side_effects, known.NOT_PURE),
+    ],
+)
+def test_numbers_that_meet_tensors_and_no_rule_takes_are_told_of(number: Any, reason: str) -> None:
+    build = Builder()
+    taken = build.call(aten.mul.Tensor, build.input(torch.randn(4)), number(build))
+    graph = build.output(taken)
+
+    assert known.numbers_left(graph, ()) == (
+        f"aten.mul.Tensor takes a CPU value to the GPU: {reason} (model.py:12)",
+    )
+    assert known.numbers_left(graph, {taken}) == ()
+
+
+def test_numbers_that_inductor_has_in_its_code_are_not_told_of() -> None:
+    build = Builder()
+    x = build.input(torch.randn(4))
+    constant = build.constant(torch.tensor(2.0))
+    full = build.call(aten.full.default, [], 3.0, device=torch.device("cpu"), pin_memory=False)
+    graph = build.output(build.call(aten.mul.Tensor, x, constant), build.call(aten.mul.Tensor, x, full))
+
+    assert known.numbers_left(graph, ()) == ()
 
 
 def test_large_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,21 @@ def _with_copies() -> Iterator[None]:
     remove()
 
 
+def test_another_list_makes_another_constant_at_the_very_next_call(added: Report) -> None:
+    rows = [5, 3, 1, 0, 2, 4, 6, 8, 7, 9, 11, 10]
+
+    def picked(x: torch.Tensor) -> torch.Tensor:
+        return x[:, torch.tensor(rows)] @ x[:, :12].t()
+
+    compiled, x = torch.compile(picked), torch.randn(3, 12)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), picked(x))
+        rows.append(rows.pop(0))
+
+    assert added.failures == {}
+    assert added.counts["placed"] >= 1  # later ones are compiled for any numbers
+
+
 @pytest.mark.usefixtures("_with_copies")
 def test_a_copy_that_is_returned_is_the_users_to_change(added: Report) -> None:
     compiled, x = torch.compile(constant), torch.randn(3, 3)
