@@ -98,6 +98,23 @@ def test_what_constants_and_sizes_say_together_is_known() -> None:
     assert (moved.uses, crossings(graph)) == (1, [])
 
 
+def test_anchors_of_a_detector_are_known_as_a_whole() -> None:
+    """Places in a grid, stacked, plus shapes: with any of it left on the CPU, torch 2.11 does not compile this in modes with CUDA Graphs."""
+    build = Builder()
+    x = build.input(torch.randn(2, 3, 4))
+    places = build.call(aten.arange.default, 3, device=torch.device("cpu"), pin_memory=False)
+    stacked = build.call(aten.stack.default, [places, places], -1)
+    shapes = build.call(aten.lift_fresh_copy.default, build.constant(torch.tensor([[1], [2]]).unsqueeze(-1)))
+    anchors = build.to_gpu(build.call(aten.add.Tensor, stacked, shapes))
+    shifted = build.call(aten.mul.Tensor, build.call(aten.sum.dim_IntList, x, [-1]), 1)
+
+    graph, moved = changed(build, shifted, anchors)
+
+    assert moved == nodes.Moved(1, ())
+    assert crossings(graph) == []
+    assert not [node for node in graph.nodes if node.op == "call_function" and not is_on_gpu(node)]
+
+
 def test_numbers_that_the_cpu_goes_on_with_stay_there() -> None:
     """Else one value would have two, which differ in their last bits: what is compiled computes otherwise."""
     build = Builder()
