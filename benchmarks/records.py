@@ -114,6 +114,7 @@ def _remarks(trial: Trial) -> list[str]:
     if trial.summary:
         remarks.append(", ".join(f"{name} {trial.summary.get(name)}" for name in _COUNTS))
         remarks.append(f"deployed {_counts(trial.summary['deployed'])}")
+        remarks.append(_of_cpu_values(trial.summary))
         remarks.extend(f"{count} x {reason}" for reason, count in trial.summary.get("reasons", {}).items())
         refused = (each for each in trial.summary.get("fallbacks", {}) if each.startswith(_REFUSED))
         remarks.extend(f"launched: {reason}" for reason in refused)
@@ -129,6 +130,13 @@ def _disturbed(answer: Answer) -> str:
 _REFUSED = "verification"
 """What calls were launched for that ought not to have been."""
 _COUNTS = ("graphs", "hits", "misses", "measured")
+
+
+def _of_cpu_values(summary: dict[str, Any]) -> str:
+    """Return what the rules for CPU values did, if anything; in a graph that Inductor's caches had they only send."""
+    counts = {name: summary.get(name, 0) for name in ("placed", "placed_inputs", "kept_items", "sent")}
+    counts["left_on_cpu"] = sum(summary.get("left_on_cpu", {}).values())
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
 
 
 def _counts(deployed: dict[str, int]) -> str:

@@ -113,6 +113,20 @@ def test_what_the_product_summed_up_is_taken_over() -> None:
     assert "come back" not in made.note
 
 
+def test_what_the_rules_did_is_noted_of_each_repetition() -> None:
+    did = {"placed": 2, "placed_inputs": 0, "kept_items": 0, "sent": 90, "left_on_cpu": {"a": 1, "b": 2}}
+    made = record(
+        answered(0, [1.0], summary=summary(1.0, trees=1) | did),
+        answered(1, [1.0], summary=summary(1.0, trees=1) | {"placed": 0, "sent": 80, "left_on_cpu": {}}),
+        answered(2, [1.0], summary=summary(1.0, trees=1)),
+        peer="pygraph-cold",
+    )
+
+    assert "repetition 1: placed 2, sent 90, left_on_cpu 3" in made.note
+    assert "repetition 2: sent 80" in made.note
+    assert "repetition 3" not in made.note
+
+
 def test_coverage_is_of_the_last_repetition_that_has_one_and_differences_are_noted() -> None:
     made = record(
         answered(0, [1.0], coverage=Coverage(0, 8, 0, 0, 0, 0)),
