@@ -133,7 +133,7 @@ def test_a_float_that_meets_integers_is_left() -> None:
 
     _, moved = changed(build, build.call(aten.mul.Tensor, x, build.call(ITEM, rate)))
 
-    assert items.OTHER_USE in moved.left[0]
+    assert moved.left[0].endswith(f"{items.OTHER_USE} (model.py:12)")
 
 
 def test_numbers_of_other_kinds_are_left() -> None:
@@ -142,7 +142,7 @@ def test_numbers_of_other_kinds_are_left() -> None:
 
     _, moved = changed(build, build.call(aten.mul.Tensor, x, build.call(ITEM, flag)))
 
-    assert items.NOT_PLAIN in moved.left[0]
+    assert moved.left[0].endswith(f"{items.NOT_PLAIN} (model.py:12)")
 
 
 def test_a_number_of_another_gpu_is_left() -> None:
@@ -152,7 +152,7 @@ def test_a_number_of_another_gpu_is_left() -> None:
 
     _, moved = changed(build, build.call(aten.mul.Tensor, x, build.call(ITEM, count)))
 
-    assert items.OTHER_USE in moved.left[0]
+    assert moved.left[0].endswith(f"{items.OTHER_USE} (model.py:12)")
 
 
 BINARY = [aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor]

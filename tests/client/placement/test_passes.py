@@ -131,7 +131,8 @@ def test_graphs_within_graphs_are_left_alone(added: Report) -> None:
         torch.testing.assert_close(torch.compile(branching)(p, x), branching(p, x))
 
     assert (added.counts["placed"], added.counts["placed_inputs"], added.failures) == (0, 0, {})
-    assert any(passes.IN_SUBGRAPH in said for said in added.summary()["left_on_cpu"])
+    said = f"{passes.IN_SUBGRAPH} ({__file__}:{branch.__code__.co_firstlineno + 1})"
+    assert any(each.endswith(said) for each in added.summary()["left_on_cpu"])
 
 
 class Buffered(torch.nn.Module):  # type: ignore[misc]
@@ -153,6 +154,8 @@ def test_frozen_parameters_are_left_alone(added: Report) -> None:
             torch.testing.assert_close(torch.compile(model)(x), model(x))
 
     assert (added.counts["placed"], added.failures) == (0, {})
+    said = f"{passes.FROZEN} ({__file__}:{Buffered.forward.__code__.co_firstlineno + 1})"
+    assert any(each.endswith(said) for each in added.summary()["left_on_cpu"])
 
 
 def test_what_is_compiled_in_another_thread_is_changed_too(added: Report) -> None:
