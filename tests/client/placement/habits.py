@@ -139,8 +139,38 @@ class Read(Habit):
         self.count += call % 2
 
 
+class Made(Habit):
+    """What a forward makes anew at each call, from a number of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.linspace(0.5, 1.5, SIZE) * self.rate + torch.full((SIZE,), 0.25)
+        return x * made.to(x.device)
+
+    def edit(self, call: int) -> None:
+        self.rate = 0.5 + call // 3
+
+
+class Learned(Habit):
+    """A parameter that was left on the CPU, and gets its gradient there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(1.5, device="cpu"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / (1 + self.weight**2)
+
+    def edit(self, call: int) -> None:
+        with torch.no_grad():
+            self.weight.fill_(1.0 + call // 2)
+
+
 HABITS: tuple[type[Habit], ...] = (
-    *(Constant, Picked, Mask, Range, Temperature, Table, Rows, Gain, Schedule, Counter, Read),
+    *(Constant, Picked, Mask, Range, Temperature, Table, Rows, Gain, Schedule, Counter, Read, Made, Learned),
 )
 
 
@@ -191,16 +221,20 @@ def compare(
                 each.edit(call)
             x = torch.randn(SIZE, SIZE, device=device, requires_grad=by_gradient)
             torch.compiler.cudagraph_mark_step_begin()
-            _hold(compiled, plain, x)
+            _hold(compiled, mine, plain, x)
             torch.testing.assert_close(mine.kept(), plain.kept(), rtol=0, atol=0)
 
 
-def _hold(compiled: Any, plain: Program, x: torch.Tensor) -> None:
+def _hold(compiled: Any, mine: Program, plain: Program, x: torch.Tensor) -> None:
     found, expected = compiled(x), plain(x)
     _assert_close(found, expected, 1e-3)
     if x.requires_grad:
-        mine, right = (torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected))
-        _assert_close(mine, right, 1e-2)
+        gradients, right = (
+            torch.autograd.grad(each.square().sum(), [x, *program.parameters()])
+            for each, program in ((found, mine), (expected, plain))
+        )
+        for one, other in zip(gradients, right, strict=True):
+            _assert_close(one, other, 1e-2)
 
 
 def _assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
