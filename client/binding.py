@@ -164,7 +164,7 @@ class Binding:
         Raises `UnfitError` with nothing changed, or `DriverError`, after which the executable is of no more use; neither is it after
         any other exception.
         """
-        self._raise_if_torn()
+        self.raise_if_torn()
         bases = self._bases_of(moved, addresses)
         nodes = self._nodes_of(bases)
         self.number = TORN
@@ -182,16 +182,23 @@ class Binding:
         other, but for `addresses`, which `catch_up` mends.
         """
         assert self.following is not None
-        self._raise_if_torn()
-        moved = self.following.moved(inputs, memory, self._pointers, self._memory)
-        if moved is None:
+        self.raise_if_torn()
+        given = self.inputs.moved(inputs, self._pointers)
+        made = self._memories.moved(memory, self._memory)
+        if not self.following.are_aligned(given):
             return None
+        if not given and not made:
+            self.number = number
+            return NOTHING
         self.number = TORN
-        nodes = move(moved, self._words)
+        nodes = {
+            *move(self.following.inputs, given, self._pointers, self._words),
+            *move(self.following.memory, made, self._memory, self._words),
+        }
         self._parameters.write(self.executable, nodes)
         self.number = number
         self.is_patched |= bool(nodes)
-        return len(nodes) if moved else NOTHING
+        return len(nodes)
 
     def catch_up(self) -> None:
         """Have `addresses` say where `follow` has been."""
@@ -200,7 +207,7 @@ class Binding:
 
     def another(self, addresses: list[int], moved: Collection[int], number: int) -> Binding:
         """Return another executable of the graph, bound to other addresses; see `bind`, and this one is as it was."""
-        self._raise_if_torn()
+        self.raise_if_torn()
         # Before anything is made: what does not fit may come at every call.
         bases = self._bases_of(moved, addresses)
         other = copy.copy(self)
@@ -246,7 +253,8 @@ class Binding:
         """Whether nobody knows any more what it is bound to."""
         return self.number == TORN
 
-    def _raise_if_torn(self) -> None:
+    def raise_if_torn(self) -> None:
+        """Raise DriverError if it is."""
         if self.is_torn:
             raise DriverError("something came in between while an executable was written to", 0)
 

@@ -41,7 +41,9 @@ WANDERING = 16
 """So many sets of addresses one after the other that were not there before are taken for more to come, of a graph of fewer than
 `MANY_NODES`; of others as many as would be too many to have executables. A graph of a few nodes is then bound to whatever comes,"""
 UNSEEN = 128
-"""for so many calls, or until one finds its addresses bound."""
+"""for so many calls, or until one finds its addresses bound, or one of every"""
+ASKED = 16
+"""comes with addresses that were there before."""
 
 ONE_LESS = "addresses take turns and share an executable"
 STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
@@ -122,7 +124,7 @@ class Bindings:
         if binding is None:
             binding = self._bind(inputs, memory, number, fresh)
         else:
-            self._new_in_a_row = 0
+            self._new_in_a_row = self._unseen = 0
             if binding.is_patched:
                 self._settle(binding)
         if binding is not latest:
@@ -133,15 +135,20 @@ class Bindings:
 
     def _follows(self, latest: Binding, inputs: list[Any], memory: list[Any], number: int) -> bool:
         """Whether the executable that was used last is bound to a call's addresses now, whatever they are."""
+        left = self._unseen - 1
+        if left % ASKED == 0:
+            latest.catch_up()  # before it is over: an interrupt of the user's may come in between
+            self._unseen = left
+            return False
         written = latest.follow(inputs, memory, number)
-        latest.latest_use = self._calls
         if written is None or written == NOTHING:
+            latest.catch_up()
             left = 0
         else:
-            self.written, latest.new_at, left = written, self._calls, self._unseen - 1
-        if not left:
-            latest.catch_up()  # before it is over: an interrupt of the user's may come in between
+            self.written, latest.new_at = written, self._calls
         self._unseen = left
+        if written is not None:
+            latest.latest_use = self._calls
         return written is not None
 
     def _found(
@@ -155,12 +162,13 @@ class Bindings:
 
     def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> Binding:
         latest = self._all[0]
+        latest.raise_if_torn()  # what it knows of addresses may be half of one call's and half of another's
         just_moved = latest.moved(inputs, memory, number, fresh)
         self._look_first_at(just_moved)
         addresses = latest.addresses_with(just_moved)
         mark = self._mark(addresses)
         if (known := self._known(addresses, mark)) is not None:
-            self._new_in_a_row = 0
+            self._new_in_a_row = self._unseen = 0
             known.number = number
             if known.is_patched:
                 self._settle(known)
@@ -175,16 +183,20 @@ class Bindings:
             binding = self._bind_any(addresses, just_moved, number, mark)
         binding.new_at = self._calls if is_new else 0
         self._note_new(binding, is_new=is_new)
-        self._recent.append(addresses)
+        if not self._unseen:  # what is remembered of every few calls is not recent
+            self._recent.append(addresses)
         return self._note_bound(binding, mark)
 
     def _note_new(self, binding: Binding, *, is_new: bool) -> None:
         """Note whether the addresses were new that an executable is bound to."""
-        self._new_in_a_row = self._new_in_a_row + 1 if is_new else 0
         if is_new:
+            self._new_in_a_row += 1
             self._spare = binding
+        else:
+            self._new_in_a_row = self._unseen = 0
         if self._new_in_a_row >= self._wanders_after and binding.following is not None:
             self._new_in_a_row, self._unseen = 0, UNSEEN
+            self._recent.clear()
 
     def _goes_on_with(
         self, latest: Binding, addresses: list[int], moved: Collection[int], number: int

@@ -5,11 +5,12 @@ To see whether addresses have come before takes longer than to write a few nodes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pygraphd.client.binding import InputGroup
     from pygraphd.client.bulk import Addresses
@@ -17,14 +18,13 @@ if TYPE_CHECKING:
 
 MOST_NODES = 8
 MOST_TENSORS = 16
-"""Each is looked at in Python."""
+"""What has moved is written in Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class Follower:
     """An input, or a memory that a call makes, and what follows it when it moves."""
 
-    index: int
     base: int
     """Where it was when it was recorded: it must be aligned as that is,"""
     alignment: int
@@ -34,40 +34,32 @@ class Follower:
     nodes: tuple[int, ...]
 
 
-Moved = tuple[Follower, int, "Addresses"]
-"""What has moved, where it lies now, and what is known of addresses where it was."""
-
-
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What follows the inputs and the memories of a graph."""
+    """What follows the inputs and the memories of a graph, by their indices."""
 
-    inputs: tuple[Follower, ...]
-    memory: tuple[Follower, ...]
+    inputs: Mapping[int, Follower]
+    memory: Mapping[int, Follower]
 
-    def moved(
-        self, inputs: Sequence[Any], memory: Sequence[Any], of_inputs: Addresses, of_memory: Addresses
-    ) -> list[Moved] | None:
-        """Return which of a call's tensors do not lie where they are known to; None if one is not aligned as it must be."""
-        moved = []
-        for followers, tensors, known in ((self.inputs, inputs, of_inputs), (self.memory, memory, of_memory)):
-            for each in followers:
-                at = tensors[each.index].data_ptr()
-                if at != known[each.index]:
-                    if (at - each.base) % each.alignment:
-                        return None
-                    moved.append((each, at, known))
-        return moved
+    def are_aligned(self, inputs: Mapping[int, int]) -> bool:
+        """Whether inputs may lie in these places, by index."""
+        followers = self.inputs
+        return not any(
+            (at - followers[index].base) % followers[index].alignment for index, at in inputs.items()
+        )
 
 
-def move(moved: Sequence[Moved], words: Any) -> set[int]:
-    """Have what is known of addresses, and words, follow what has moved; return the nodes to be written."""
-    nodes: set[int] = set()
-    for each, at, known in moved:
-        known[each.index] = at
+def move(
+    followers: Mapping[int, Follower], moved: Mapping[int, int], known: Addresses, words: Any
+) -> Iterable[int]:
+    """Have what is known of addresses, and words, follow what has moved; return the nodes to be written, some twice."""
+    nodes: list[int] = []
+    for index, at in moved.items():
+        known[index] = at
+        each = followers[index]
         for word, offset in each.words:
             words[word] = at + offset
-        nodes.update(each.nodes)
+        nodes += each.nodes
     return nodes
 
 
@@ -76,13 +68,13 @@ def following(table: Table, groups: Sequence[InputGroup], nodes: int) -> Followi
     slots = len(table.places)
     if nodes > MOST_NODES or slots > MOST_TENSORS or any(len(group.members) > 1 for group in groups):
         return None
-    inputs = []
+    inputs = {}
     for slot, group in enumerate(groups):
         ((index, before),) = group.members
         words = tuple((word, offset - before) for word, offset in table.places[slot])
-        inputs.append(Follower(index, group.recorded + before, group.alignment, words, table.nodes[slot]))
+        inputs[index] = Follower(group.recorded + before, group.alignment, words, table.nodes[slot])
     first = len(groups)
-    memory = [
-        Follower(slot - first, 0, 1, table.places[slot], table.nodes[slot]) for slot in range(first, slots)
-    ]
-    return Following(tuple(inputs), tuple(memory))
+    memory = {
+        slot - first: Follower(0, 1, table.places[slot], table.nodes[slot]) for slot in range(first, slots)
+    }
+    return Following(inputs, memory)

@@ -263,6 +263,35 @@ def test_one_of_many_that_was_interrupted_is_not_found_by_the_addresses_that_it_
     replay.close()
 
 
+def test_addresses_that_are_half_of_one_call_bind_no_other_executable(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two inputs, one was noted to have moved when the interrupt came: the next call's are told by what has moved since."""
+    replay = recorder.doubling([recorder.floats(1, 2), recorder.floats(3, 4)])
+    memory = replay.memory()
+    one, other = ([recorder.floats(i, i), recorder.floats(-i, i)] for i in (5, 6))
+    for values in [one, other] * 6:
+        replay.run(list(values), memory)
+    assert replay.executables == 2
+    third = [recorder.floats(7, 7), recorder.floats(8, 8)]
+
+    def interrupted(binding: Binding, addresses: list[int], moved: Iterable[int], _: Any) -> None:
+        first = min(moved)
+        binding._pointers[binding._indices[first]] = addresses[first]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Binding, "_move_to", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            replay.run(list(third), memory)
+
+    for values in ([third[0], other[1]], [third[0], one[1]], third, one, other):
+        with contextlib.suppress(DriverError):
+            results = replay.run(list(values), memory)
+            assert [each.tolist() for each in results] == [(each * 2).tolist() for each in values]
+    replay.close()
+
+
 @pytest.mark.parametrize("others", [0, 2])
 def test_addresses_that_never_come_back_are_written_without_asking_who_is_nearest(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, others: int

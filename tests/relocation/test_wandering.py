@@ -13,7 +13,15 @@ from pygraphd.client import executables
 from pygraphd.client.binding import Binding, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
-from pygraphd.client.executables import MANY_NODES, MAX_BINDINGS, UNSEEN, WANDERING, WRITES_OF_ONE, Bindings
+from pygraphd.client.executables import (
+    ASKED,
+    MANY_NODES,
+    MAX_BINDINGS,
+    UNSEEN,
+    WANDERING,
+    WRITES_OF_ONE,
+    Bindings,
+)
 from pygraphd.client.parameters import Parameters
 from pygraphd.client.wandering import MOST_NODES, MOST_TENSORS
 from tests.relocation.recorder import Recorder
@@ -70,10 +78,13 @@ def test_of_most_calls_nobody_asks_whether_their_addresses_were_there_before(
     replay = recorder.doubling([recorder.floats(i, i) for i in range(inputs)])
     memory = replay.memory()
 
-    for turn in range(2 * (after + UNSEEN)):
+    calls = after + 4 * UNSEEN
+    for turn in range(calls):
         assert doubled(replay, memory, *(recorder.floats(turn, i) for i in range(inputs))) == inputs
 
-    assert asked == [turn + 1 for turn in range(2 * (after + UNSEEN)) if turn % (after + UNSEEN) < after]
+    assert asked[:after] == [*range(1, after + 1)]
+    assert asked[after : after + UNSEEN // ASKED] == [*range(after + ASKED, after + UNSEEN + 1, ASKED)]
+    assert len(asked) < (after + calls / 4 if inputs < MANY_NODES else 2 * after + calls / 4)
     assert (replay.executables, replay.made) == (1, 1)
     replay.close()
 
@@ -198,7 +209,31 @@ def test_what_took_turns_before_stays_bound_meanwhile(recorder: Recorder) -> Non
     for turn in range(2 * (WANDERING + UNSEEN) + 3):
         assert doubled(replay, memory, recorder.floats(turn, turn)) == 1
 
-    assert sum(doubled(replay, memory, each) for each in sets) == 0
+    written = [doubled(replay, memory, each) for each in sets * ASKED]
+
+    assert sum(written) <= ASKED
+    assert not any(written[ASKED:])
+    assert replay.executables == 4
+    replay.close()
+
+
+@pytest.mark.parametrize("nodes", [1, MANY_NODES])
+def test_what_takes_turns_again_ends_it_soon(recorder: Recorder, nodes: int) -> None:
+    replay = recorder.doubling([a := recorder.floats(1, 2)], [a] * nodes)
+    memory, sets = replay.memory(), [recorder.floats(i, i) for i in range(3)]
+    for each in sets * 6:
+        replay.run([each], memory)
+    for turn in range((WANDERING if nodes < MANY_NODES else 2 * MAX_BINDINGS) + 1):
+        replay.run([recorder.floats(turn, turn)], memory)
+    assert replay._bindings is not None
+    assert replay._bindings._unseen
+    before = replay.counts.written
+
+    for each in sets * 40:
+        assert replay.run([each], memory)[0].tolist() == (each * 2).tolist()
+
+    assert replay.counts.written - before <= ASKED * nodes
+    assert replay._bindings._unseen == 0
     replay.close()
 
 
