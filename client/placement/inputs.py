@@ -77,9 +77,10 @@ def place_inputs(graph: Graph) -> Moved:
     return Moved(plan.uses, tuple(plan.left), dealt_with)
 
 
-def all_left(graph: Graph, reason: str) -> tuple[str, ...]:
+def leave_all(graph: Graph, reason: str) -> Moved:
     """Return what is to be said of a graph that is left as it is."""
-    return tuple(nodes.said(taker, reason) for each in _inputs(graph) for taker in each.on_gpu)
+    takers = [taker for each in _inputs(graph) for taker in each.on_gpu]
+    return Moved(0, tuple(nodes.said(taker, reason) for taker in takers), frozenset(takers))
 
 
 class _Plan:

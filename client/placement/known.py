@@ -20,7 +20,7 @@ from pygraphd.client.placement import nodes
 from pygraphd.client.placement.nodes import Moved
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container, Iterator, Mapping
 
 MAX_BYTES = 1 << 20
 """A larger value is not kept on the GPU for the sake of a copy."""
@@ -75,9 +75,23 @@ def numbers_left(graph: Graph, others: Container[Node]) -> tuple[str, ...]:
 
     `others` are nodes whose numbers another rule has dealt with.
     """
-    known = _Known(graph)
-    found = ((taker, known.value(value)) for taker, value in _numbers(graph) if taker not in others)
-    return tuple(nodes.said(taker, reason) for taker, reason in found if isinstance(reason, str))
+    reasons: dict[Node, str | None] = {}
+    for node in graph.nodes:
+        reasons[node] = _why_made_anew(node, reasons)
+    found = ((taker, reasons[value]) for taker, value in _numbers(graph) if taker not in others)
+    return tuple(nodes.said(taker, reason) for taker, reason in found if reason is not None)
+
+
+def _why_made_anew(node: Node, reasons: Mapping[Node, str | None]) -> str | None:
+    """Return why a value may be another one at each call; None of what follows from constants and sizes."""
+    if node.op == "placeholder":
+        return INPUT if isinstance(node.meta.get("val"), torch.Tensor) else None
+    if isinstance(node.target, torch._ops.OpOverload):
+        if node.target.namespace not in {"aten", "prims"}:
+            return NOT_PURE
+        if torch.Tag.nondeterministic_seeded in node.target.tags:
+            return RANDOM
+    return next(filter(None, map(reasons.get, node.all_input_nodes)), None)
 
 
 def _numbers(graph: Graph) -> Iterator[tuple[Node, Node]]:

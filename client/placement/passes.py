@@ -57,13 +57,13 @@ class Placement:
     def _applied(self, graph: torch.fx.Graph) -> tuple[Moved, Moved, Moved]:
         """Return what the rules have done: that for numbers, that for inputs, and that for known values."""
         if reason := _why_left_alone(graph):
-            left = [rule.all_left(graph, reason) for rule in (items, inputs, known)]
-            return Moved(0, left[0]), Moved(0, left[1]), Moved(0, left[2])
+            of_items, of_known = (Moved(0, rule.all_left(graph, reason)) for rule in (items, known))
+            return of_items, inputs.leave_all(graph, reason), of_known
         of_items = items.keep_items(
             graph, split=_torch.graphs_are_split()
         )  # first: its tensors may be inputs
         reason = _why_no_inputs()
-        of_inputs = Moved(0, inputs.all_left(graph, reason)) if reason else inputs.place_inputs(graph)
+        of_inputs = inputs.leave_all(graph, reason) if reason else inputs.place_inputs(graph)
         of_known = known.place_known_values(graph, self._place)
         if _torch.graphs_are_split():  # elsewhere numbers are passed by value
             of_known = Moved(of_known.uses, of_known.left + known.numbers_left(graph, of_inputs.takers))

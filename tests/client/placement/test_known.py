@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -311,6 +312,19 @@ def test_numbers_that_inductor_has_in_its_code_are_not_told_of() -> None:
     constant = build.constant(torch.tensor(2.0))
     full = build.call(aten.full.default, [], 3.0, device=torch.device("cpu"), pin_memory=False)
     graph = build.output(build.call(aten.mul.Tensor, x, constant), build.call(aten.mul.Tensor, x, full))
+
+    assert known.numbers_left(graph, ()) == ()
+
+
+def test_numbers_of_sizes_and_the_largest_of_a_constant_are_not_told_of() -> None:
+    build = Builder()
+    x, size = build.input(torch.randn(4)), build.graph.placeholder("s0")
+    size.meta["val"] = 4  # stands for a size that is known at run time only
+    full = build.call(aten.full.default, [], 3.0, device=torch.device("cpu"), pin_memory=False)
+    full.args = ([], size)
+    largest = build.call(aten.max.dim, build.constant(torch.tensor([1.0, 2.0])), 0)
+    number = build.call(operator.getitem, largest, 0)
+    graph = build.output(build.call(aten.mul.Tensor, x, full), build.call(aten.mul.Tensor, x, number))
 
     assert known.numbers_left(graph, ()) == ()
 
