@@ -263,32 +263,31 @@ def test_one_of_many_that_was_interrupted_is_not_found_by_the_addresses_that_it_
     replay.close()
 
 
-def test_addresses_that_are_half_of_one_call_bind_no_other_executable(
+def test_addresses_that_are_half_of_one_call_find_no_other_executable(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two inputs, one was noted to have moved when the interrupt came: the next call's are told by what has moved since."""
-    replay = recorder.doubling([recorder.floats(1, 2), recorder.floats(3, 4)])
+    """The interrupt comes when it is noted where the inputs are, and not yet in the list by which one of many is found."""
+    stays, new = recorder.floats(100, 100), recorder.floats(1000, 1000)
+    sets = [recorder.floats(i, i) for i in range(FEW_BINDINGS + 2)]
+    replay = recorder.doubling([stays, sets[0]])
     memory = replay.memory()
-    one, other = ([recorder.floats(i, i), recorder.floats(-i, i)] for i in (5, 6))
-    for values in [one, other] * 6:
-        replay.run(list(values), memory)
-    assert replay.executables == 2
-    third = [recorder.floats(7, 7), recorder.floats(8, 8)]
+    for each in sets * (4 * WRITES_OF_ONE):
+        replay.run([stays, each], memory)
+    assert replay.executables == len(sets)
 
     def interrupted(binding: Binding, addresses: list[int], moved: Iterable[int], _: Any) -> None:
-        first = min(moved)
-        binding._pointers[binding._indices[first]] = addresses[first]
+        for position in moved:
+            binding._pointers[binding._indices[position]] = addresses[position]
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Binding, "_move_to", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            replay.run(list(third), memory)
+            replay.run([new, sets[-1]], memory)
 
-    for values in ([third[0], other[1]], [third[0], one[1]], third, one, other):
+    for each in sets:
         with contextlib.suppress(DriverError):
-            results = replay.run(list(values), memory)
-            assert [each.tolist() for each in results] == [(each * 2).tolist() for each in values]
+            assert replay.run([new, each], memory)[0].tolist() == [2000, 2000]
     replay.close()
 
 
