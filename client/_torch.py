@@ -449,6 +449,9 @@ def missing_for_passes() -> str | None:
         for name in ("never_reuse_buffers",)
         if name not in graph.GraphLowering.__init__.__code__.co_names
     ]
+    output_code: Any = importlib.import_module("torch._inductor.output_code")
+    if "counter_deltas" not in output_code.CompiledFxGraph.__dataclass_fields__:
+        names.append("CompiledFxGraph.counter_deltas")
     return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
 
 
@@ -508,6 +511,17 @@ def add_pass(run: GraphPass, files: Sequence[str]) -> Callable[[], None]:
 def current_pass() -> Any:
     """Return the graph pass that Inductor runs in this thread, or None."""
     return getattr(_inductor_config(), PASS_OPTION)
+
+
+def count_in_compilation(name: str, count: int) -> None:
+    """Count something among what Inductor counts of the graph that it is compiling, and keeps with it."""
+    counters: Any = importlib.import_module("torch._dynamo.utils").counters
+    counters["inductor"][name] += count
+
+
+def counted_in_compilation(compiled: Any) -> Mapping[str, int]:
+    """Return what was counted while a graph was compiled, here or by whoever has filled Inductor's caches."""
+    return cast("Mapping[str, int]", compiled.counter_deltas)
 
 
 def is_in_subgraph() -> bool:

@@ -150,6 +150,17 @@ class Hook:
 
         return Placement(lambda: self.session.report if self.session is not None else None), FILES
 
+    def _tell_placement(self, compiled: Any) -> None:
+        """Have the report say what the rules did to a graph, whoever has compiled it."""
+        session = self._session_here()
+        sending = sys.modules.get("pygraphd.client.placement.sending")
+        if session is None or sending is None:
+            return  # there are no rules
+        from pygraphd.client.placement import told
+
+        with self._guard("telling of placement"):
+            told.tell(compiled, session.report, sending.sender.note_lines)
+
     # --- within a compilation ---
 
     def _around_post_compile(
@@ -159,6 +170,8 @@ class Hook:
             from pygraphd.client import _torch
 
             _torch.ensure_tree_manager(compiled, graph_kwargs)
+        if self._ours(graph_kwargs):
+            self._tell_placement(compiled)
         plan = self._plan(compiled, graph_kwargs)
         outer, self._local.plan = getattr(self._local, "plan", None), plan
         try:

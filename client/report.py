@@ -55,7 +55,7 @@ class Report:
         `checked` (decisions from elsewhere that were timed) and `disputed` (of these, those that did not hold);
         `rechecked` (looks at what had been deployed for a while) and `drifted` (of these, those that led to measuring anew);
         `sizes` (how often a graph was set up to be decided at one of its dynamic sizes);
-        `placed` (uses of known CPU values that take them from the GPU now, of graphs that were compiled here), `placed_inputs`
+        `placed` (uses of known CPU values that take them from the GPU now), `placed_inputs`
         (uses of inputs that do), `sent` (how often such inputs went there) and `kept_items` (uses of `.item()` that take the tensor);
         under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
         relocatable graphs
@@ -74,11 +74,11 @@ class Report:
         with self._lock:
             self.fallbacks[reason] += 1
 
-    def leave_on_cpu(self, reason: str) -> None:
-        """Note that a compiled graph goes on taking a value from the CPU."""
+    def leave_on_cpu(self, reason: str, times: int = 1) -> None:
+        """Note that compiled graphs go on taking values from the CPU."""
         with self._lock:
             known = reason in self._left_on_cpu or len(self._left_on_cpu) < MAX_REASONS
-            self._left_on_cpu[reason if known else "others"] += 1
+            self._left_on_cpu[reason if known else "others"] += times
 
     def deploy(self, graph: Graph, environment: Environment, decision: Decision, source: Source) -> None:
         """Note how one more region runs from now on, and where that is known from."""

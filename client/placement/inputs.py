@@ -19,7 +19,7 @@ from torch.fx import Node
 from pygraphd.client import _torch
 from pygraphd.client.placement import arithmetic, nodes
 from pygraphd.client.placement.nodes import Moved
-from pygraphd.client.placement.sending import SENT, kinds_text, pieces, sender
+from pygraphd.client.placement.sending import SENT, kinds_text, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -72,9 +72,10 @@ def place_inputs(graph: Graph) -> Moved:
     """Have a graph's uses of small CPU inputs take them from the GPU, where they are sent at the beginning of a call."""
     plan = _plan(graph)
     dealt_with = frozenset(plan.told_of.union(plan.takers))
+    lines: dict[str, tuple[str, ...]] = {}
     for device in dict.fromkeys((*plan.inputs, *plan.groups)):
-        _change(graph, device, plan.inputs.get(device, []), plan.groups.get(device, []))
-    return Moved(plan.uses, tuple(plan.left), dealt_with)
+        lines |= _change(graph, device, plan.inputs.get(device, []), plan.groups.get(device, []))
+    return Moved(plan.uses, tuple(plan.left), dealt_with, lines)
 
 
 def leave_all(graph: Graph, reason: str) -> Moved:
@@ -262,8 +263,10 @@ def _lie_alike(one: Node, other: Node) -> bool:
     return (first.dtype, first.size(), first.stride()) == (second.dtype, second.size(), second.stride())
 
 
-def _change(graph: Graph, device: torch.device, inputs: Sequence[_Input], groups: Sequence[Group]) -> None:
-    """Change one use after the other: whatever ends this early leaves a graph that computes the same."""
+def _change(
+    graph: Graph, device: torch.device, inputs: Sequence[_Input], groups: Sequence[Group]
+) -> dict[str, tuple[str, ...]]:
+    """Change one use after the other: whatever ends this early leaves a graph that computes the same. Returns `Moved.lines`."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
     uses = [use for group in groups for use in group.uses]
     taken = dict.fromkeys(value for _, value in uses)
@@ -272,7 +275,8 @@ def _change(graph: Graph, device: torch.device, inputs: Sequence[_Input], groups
         batches = arithmetic.batches(graph, [computed[each] for each in taken if each in computed])
         direct = [each for each in taken if each not in computed]
         values = [*(each.value for each in inputs), *direct, *(batch.together for batch in batches)]
-        there = dict(zip(values, _send(graph, device, values), strict=True))
+        name, lines = _name(graph), tuple(map(nodes.where_taken, values))
+        there = dict(zip(values, _send(graph, device, values, name), strict=True))
         for batch in batches:
             there.update(batch.parts(graph, there[batch.together]))
     for each in inputs:
@@ -282,6 +286,7 @@ def _change(graph: Graph, device: torch.device, inputs: Sequence[_Input], groups
     for value, by in reversed(computed.items()):
         value.replace_all_uses_with(by)
     nodes.remove_unused(graph, computed)
+    return {name: lines}
 
 
 def _change_input(graph: Graph, device: torch.device, each: _Input, there: Node) -> None:
@@ -301,10 +306,9 @@ def _take(graph: Graph, taker: Node, value: Node, source: Node) -> None:
         taker.replace_input_with(value, source)
 
 
-def _send(graph: Graph, device: torch.device, values: list[Node]) -> list[Node]:
+def _send(graph: Graph, device: torch.device, values: list[Node], name: str) -> list[Node]:
     """Add what sends values to a GPU, at the place where nodes are being inserted; return them as they are there."""
-    kinds, name = kinds_text([nodes.value(each) for each in values]), _name(graph)
-    sender.note_lines(name, [nodes.where_taken(each) for each in values])
+    kinds = kinds_text([nodes.value(each) for each in values])
     sent = graph.call_function(SENT, (values, device, kinds, name))
     sent.meta["val"] = []
     there: dict[int, Node] = {}

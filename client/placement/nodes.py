@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ class Moved:
     left: tuple[str, ...]
     takers: frozenset[Node] = field(default=frozenset(), compare=False)
     """The nodes that take any of these values, or took, of a rule for numbers."""
+    lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    """By the name of what sends values, the user's line that takes each."""
 
 
 def said(taker: Node, reason: str) -> str:

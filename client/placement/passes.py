@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.placement import arithmetic, inputs, items, known
+from pygraphd.client.placement import arithmetic, inputs, items, known, told
 from pygraphd.client.placement.nodes import Moved
 from pygraphd.client.placement.sending import SENT, sender
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FILES = tuple(
     str(Path(__file__).with_name(f"{name}.py"))
-    for name in ("passes", "known", "inputs", "arithmetic", "sending", "items", "nodes")
+    for name in ("passes", "known", "inputs", "arithmetic", "sending", "items", "nodes", "told")
 )
 """Where the rules are: Inductor's caches keep apart what other versions of them have compiled."""
 
@@ -30,10 +30,10 @@ FOR_ELSEWHERE = "it is an input, and what is compiled is to run where PyGraph ma
 
 
 class Placement:
-    """Applies the rules to graphs, and notes what they did."""
+    """Applies the rules to graphs, and has what is compiled of these keep what they did; see `told.py`."""
 
     def __init__(self, report: Callable[[], Report | None], place: known.Place | None = None) -> None:
-        """Note it in what `report` returns at that time; `place` puts a tensor on a device."""
+        """Note what fails in what `report` returns at that time; `place` puts a tensor on a device."""
         self._report = report
         self._place = place or _place
         sender.report = report
@@ -42,17 +42,14 @@ class Placement:
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Change a graph."""
-        report = self._report()
         try:
             of_items, of_inputs, of_known = self._applied(graph)
         except Exception as error:  # noqa: BLE001 - within the user's compilation
-            if report is not None:
+            if (report := self._report()) is not None:
                 report.fail(f"placement: {type(error).__name__}: {error}"[:200])
             return
-        if report is not None:
-            report.count(placed=of_known.uses, placed_inputs=of_inputs.uses, kept_items=of_items.uses)
-            for reason in (*of_items.left, *of_inputs.left, *of_known.left):
-                report.leave_on_cpu(reason)
+        counts = dict(zip(told.COUNTS, (of_known.uses, of_inputs.uses, of_items.uses), strict=True))
+        told.keep(counts, (*of_items.left, *of_inputs.left, *of_known.left), of_inputs.lines)
 
     def _applied(self, graph: torch.fx.Graph) -> tuple[Moved, Moved, Moved]:
         """Return what the rules have done: that for numbers, that for inputs, and that for known values."""

@@ -14,15 +14,16 @@ from torch._inductor.utils import run_and_get_code
 from pygraphd.client import _torch
 from pygraphd.client.placement import items, nodes
 from pygraphd.client.placement.items import keep_items
-from pygraphd.client.placement.passes import FILES, Placement
-from pygraphd.client.report import Report
 from tests.client.placement.graphs import GPU, Builder, assert_same, run
+from tests.client.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch.fx import Graph, Node
+
+    from pygraphd.client.report import Report
 
 pytestmark = pytest.mark.torch
 
@@ -183,13 +184,8 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     """Have the rules take this CPU for a GPU, and Dynamo trace `.item()`; return what the rules report to."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(nodes, "is_elsewhere", lambda device: True)
-    torch._dynamo.reset()
-    report = Report()
-    remove = _torch.add_pass(Placement(lambda: report), FILES)
-    with dynamo_config.patch(capture_scalar_outputs=True):
+    with with_rules() as report, dynamo_config.patch(capture_scalar_outputs=True):
         yield report
-    remove()
-    torch._dynamo.reset()
 
 
 def counted(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:

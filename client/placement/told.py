@@ -1,0 +1,46 @@
+"""What the rules say of a graph: Inductor keeps it with what it compiles, so that the report has it from Inductor's caches, too.
+
+It goes where Inductor counts what passes do; what was counted while a graph was compiled is saved with it. So the line of a
+value is the one that it had when the graph was compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.client import _torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pygraphd.client.report import Report
+
+COUNTS = ("placed", "placed_inputs", "kept_items")
+"""What is counted."""
+_OURS = "pygraph "
+_LEFT = f"{_OURS}left_on_cpu: "
+_LINES = f"{_OURS}lines: "
+
+
+def keep(counts: Mapping[str, int], left: Iterable[str], lines: Mapping[str, Sequence[str]]) -> None:
+    """Keep with what is being compiled how often the rules did what, why values are left, and the lines of what each graph sends."""
+    for name, count in (+Counter(counts)).items():
+        _torch.count_in_compilation(_OURS + name, count)
+    for reason in left:
+        _torch.count_in_compilation(_LEFT + reason, 1)
+    for graph, of_values in lines.items():
+        _torch.count_in_compilation(_LINES + json.dumps([graph, *of_values]), 1)
+
+
+def tell(compiled: Any, report: Report, note_lines: Callable[[str, Sequence[str]], None]) -> None:
+    """Tell a report what was kept with a compiled graph, and `note_lines` of each graph in it the lines of what it sends."""
+    for name, count in _torch.counted_in_compilation(compiled).items():
+        if name.startswith(_LEFT):
+            report.leave_on_cpu(name.removeprefix(_LEFT), count)
+        elif name.startswith(_LINES):
+            graph, *lines = json.loads(name.removeprefix(_LINES))
+            note_lines(graph, lines)
+        elif name.removeprefix(_OURS) in COUNTS and name.startswith(_OURS):
+            report.count(**{name.removeprefix(_OURS): count})

@@ -1,0 +1,50 @@
+"""What the rules say of a graph is kept with what is compiled of it, and with nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+
+def told_of(counted: dict[str, int]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Return the summary of a process that runs a graph with which this was counted, and the lines that were noted."""
+    from pygraphd.client.placement import told
+    from pygraphd.client.report import Report
+
+    report, lines = Report(), dict[str, list[str]]()
+    told.tell(
+        SimpleNamespace(counter_deltas=counted), report, lambda graph, each: lines.update({graph: list(each)})
+    )
+    return report.summary(), lines
+
+
+def test_what_is_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+
+    from pygraphd.client.placement import told
+
+    counted = Counter[str]()
+    monkeypatch.setitem(counters, "inductor", counted)
+    left = ["because: of (model.py:1)", "because: of (model.py:1)", "placed"]
+    lines = {"graph": (" (a, b:3)", "", ' ("c":4)')}
+    told.keep({"placed": 3, "placed_inputs": 0, "kept_items": 1}, left, lines)
+    assert len(counted) == 5  # nothing for what did not happen
+
+    summary, noted = told_of(counted)
+
+    assert [summary[name] for name in told.COUNTS] == [3, 0, 1]
+    assert summary["left_on_cpu"] == {"because: of (model.py:1)": 2, "placed": 1}
+    assert noted == {"graph": [" (a, b:3)", "", ' ("c":4)']}
+
+
+def test_what_others_count_is_theirs() -> None:
+    theirs = {"pattern_matcher_count": 2, "placed": 5, "left_on_cpu: why": 1, "pygraph measured": 7}
+
+    summary, noted = told_of(theirs)
+
+    assert (summary["placed"], summary["measured"], summary["left_on_cpu"], noted) == (0, 0, {}, {})
