@@ -524,6 +524,15 @@ def counted_in_compilation(compiled: Any) -> Mapping[str, int]:
     return cast("Mapping[str, int]", compiled.counter_deltas)
 
 
+def graph_breaks() -> Iterator[str]:
+    """Yield why Dynamo has ended graphs, since it was reset last, each with the user's line."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    for each in getattr(utils, "graph_break_reasons", ()):
+        reason = str(each.reason).strip().partition("\n")[0]
+        place = each.user_stack[-1] if each.user_stack else None
+        yield reason if place is None else f"{reason} ({place.filename}:{place.lineno})"
+
+
 def is_in_subgraph() -> bool:
     """Whether the pass that is running was given a graph within another, such as a branch of `torch.cond`."""
     depth, frame = 0, cast("Any", sys._getframe(1))

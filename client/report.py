@@ -42,6 +42,7 @@ class Report:
         self.bounds: dict[str, int] = {}
         """Options that bound what is kept, by name."""
         self._left_on_cpu: Counter[str] = Counter()
+        self._graph_breaks: Counter[str] = Counter()
         self._deployed: Counter[Deployment] = Counter()
         self._reasons: Counter[str] = Counter()
         self._environments: dict[str, Environment] = {}
@@ -76,9 +77,16 @@ class Report:
 
     def leave_on_cpu(self, reason: str, times: int = 1) -> None:
         """Note that compiled graphs go on taking values from the CPU."""
+        self._add_reason(self._left_on_cpu, reason, times)
+
+    def break_graph(self, reason: str) -> None:
+        """Note that Dynamo has ended a graph, and why."""
+        self._add_reason(self._graph_breaks, reason, 1)
+
+    def _add_reason(self, reasons: Counter[str], reason: str, times: int) -> None:
         with self._lock:
-            known = reason in self._left_on_cpu or len(self._left_on_cpu) < MAX_REASONS
-            self._left_on_cpu[reason if known else "others"] += times
+            known = reason in reasons or len(reasons) < MAX_REASONS
+            reasons[reason if known else "others"] += times
 
     def deploy(self, graph: Graph, environment: Environment, decision: Decision, source: Source) -> None:
         """Note how one more region runs from now on, and where that is known from."""
@@ -145,6 +153,7 @@ class Report:
                 "fallbacks": dict(self.fallbacks),
                 "failures": dict(self.failures),
                 "left_on_cpu": dict(self._left_on_cpu),
+                "graph_breaks": dict(self._graph_breaks),
                 "lookup_ms": round(self.lookup_ms, 3),
                 "measuring_ms": round(self.measuring_ms, 3),
                 "checking_ms": round(self.checking_ms, 3),

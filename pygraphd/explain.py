@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,11 +107,12 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All explanations; how many graphs the summary leaves out, and how many files no daemon has taken in yet."""
+    """All explanations; how many graphs the summary leaves out, how many files no daemon has taken in yet, and `Summary.notes`."""
 
     explanations: tuple[Explanation, ...]
     left_out: int
     spool_waiting: int
+    notes: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return what `cache explain --json` prints."""
@@ -120,6 +121,7 @@ class Answer:
             "graphs": [explanation.as_json() for explanation in self.explanations],
             "left_out": self.left_out,
             "spool_waiting": self.spool_waiting,
+            "notes": self.notes,
         }
 
 
@@ -128,7 +130,8 @@ def explain(target: str, locations: Locations) -> Answer:
     waiting = spool.state(locations.spool).waiting
     if summaries.is_file(target):
         summary = summaries.read_summary(Path(target))
-        return Answer(_explain_summary_file(summary, locations.database), summary.left_out, waiting)
+        explanations = _explain_summary_file(summary, locations.database)
+        return Answer(explanations, summary.left_out, waiting, summary.notes)
     with Catalogue(locations.database) as catalogue:
         found = catalogue.of_prefix(target)
     if not found:

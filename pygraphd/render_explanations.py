@@ -24,6 +24,12 @@ _SOURCES = {
     Source.RULE: "a rule; nothing was measured",
     Source.UNFINISHED: "unfinished; the program ended before it was decided",
 }
+_NOTES = {
+    "left_on_cpu": "left on CPU",
+    "graph_breaks": "graph break",
+    "fallbacks": "launched",
+    "failures": "failed",
+}
 _UNKNOWN = "not known in any environment; recorded when a program that compiles it runs long enough"
 
 
@@ -31,7 +37,9 @@ def answer_text(answer: Answer, now: float | None = None) -> str:
     """Return the explanations, and what they leave out."""
     moment = time.time() if now is None else now
     blocks = [_explanation(each, moment) for each in answer.explanations]
-    return "\n\n".join([*(blocks or ["no graphs: the program compiled none"]), *_remarks(answer)])
+    return "\n\n".join(
+        [*(blocks or ["no graphs: the program compiled none"]), *_remarks(answer), *_notes(answer)]
+    )
 
 
 def _remarks(answer: Answer) -> Iterator[str]:
@@ -40,6 +48,17 @@ def _remarks(answer: Answer) -> Iterator[str]:
     if answer.spool_waiting:
         files = render.plural(answer.spool_waiting, "file", "files")
         yield f"{files} of results not in the cache yet; take them in with: pygraphd start"
+
+
+def _notes(answer: Answer) -> Iterator[str]:
+    """Yield what the summary says beside its graphs, as one block: the reasons of each kind, the most frequent first."""
+    said = [
+        (_NOTES[name], f"{reason} ({times} times)" if times > 1 else reason)
+        for name, reasons in answer.notes.items()
+        for reason, times in sorted(reasons.items(), key=lambda item: -item[1])
+    ]
+    if said:
+        yield render.pairs(said)
 
 
 def _explanation(explanation: Explanation, now: float) -> str:

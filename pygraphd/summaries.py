@@ -15,15 +15,21 @@ from pygraphd.schema.summary import SUMMARY_VERSION, Deployed
 
 MAX_BYTES = 64 * 2**20
 """Several times what a client writes at most."""
+NOTES = ("left_on_cpu", "graph_breaks", "fallbacks", "failures")
+"""What a summary counts by reason, beside the decisions for graphs; older ones lack some."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a summary says of its graphs; `environments` has each that a decision names, `left_out` counts decisions unlisted."""
+    """What a summary says of its graphs; `environments` has each that a decision names, `left_out` counts decisions unlisted.
+
+    `notes` has how often there was which reason for each of `NOTES`.
+    """
 
     environments: dict[str, Environment]
     decisions: tuple[Deployed, ...]
     left_out: int
+    notes: dict[str, dict[str, int]]
 
 
 def is_file(target: str) -> bool:
@@ -62,8 +68,20 @@ def _summary(value: Any) -> Summary:
             {key: read(Environment, factors) for key, factors in environments.items()},
             tuple(read(Deployed, decision) for decision in decisions),
             check_int("decisions_left_out", value.get("decisions_left_out", 0), maximum=MAX_COUNT),
+            {name: _reasons(name, value.get(name, {})) for name in NOTES},
         )
     )
+
+
+def _reasons(name: str, value: Any) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise InvalidMessageError(f"{name}: expected an object")
+    return {_printable(reason): check_int(name, times, maximum=MAX_COUNT) for reason, times in value.items()}
+
+
+def _printable(text: str) -> str:
+    """Return a reason as a terminal may show it: it can name any file, and any error."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _checked(summary: Summary) -> Summary:

@@ -11,9 +11,6 @@ from tests.client.conftest import TRAINING, Run, digests
 if TYPE_CHECKING:
     from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.torch
 
 COUNTERS = """
@@ -294,3 +291,27 @@ def test_a_torch_whose_profilers_cannot_be_seen_costs_the_coverage_and_nothing_e
     assert "_prepare_trace" in failure
     assert outcome.summary["graphs"] == 1
     assert outcome.summary["coverage"] == {"reason": "the program ended before a step was profiled"}
+
+
+BREAKING = """
+import torch
+
+@torch.compile(backend="pygraph")
+def f(x):
+    y = x.sum().item()  # line 6
+    if x.sum() > 0:  # line 7
+        x = x + 1
+    return x * y
+
+f(torch.ones(3))
+"""
+
+
+def test_the_summary_says_where_dynamo_has_ended_a_graph_and_why(run: Run) -> None:
+    breaks = run(BREAKING).summary["graph_breaks"]
+
+    item, branch = sorted(breaks, key=lambda each: each.rpartition(":")[2])
+    assert "Tensor.item()" in item
+    assert item.endswith("program.py:6)")
+    assert "generic_jump" in branch
+    assert branch.endswith("program.py:7)")

@@ -96,8 +96,10 @@ def test_reasons_that_name_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     made = report.Report()
     for line in (1, 2, 3, 1, 4):
         made.leave_on_cpu(f"model.py:{line}")
+        made.break_graph(f"model.py:{line}")
 
-    assert made.summary()["left_on_cpu"] == {"model.py:1": 2, "model.py:2": 1, "others": 2}
+    expected = {"model.py:1": 2, "model.py:2": 1, "others": 2}
+    assert [made.summary()[name] for name in ("left_on_cpu", "graph_breaks")] == [expected] * 2
 
 
 def test_a_job_that_never_stops_compiling_only_counts_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def ran(source: Source = Source.MEASURED, environment: Environment = HERE, graph
 
 
 def summary(*decisions: Deployed) -> Summary:
-    return Summary({each.digest(): each for each in (HERE, OLD_DRIVER)}, decisions, 0)
+    return Summary({each.digest(): each for each in (HERE, OLD_DRIVER)}, decisions, 0, {})
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def test_of_a_summary_what_ran_is_told_without_a_cache_too(locations: Locations,
 def test_the_json_is_stable(filled: Locations) -> None:
     value = json.loads(json.dumps(explain("ab", filled).as_json()))
 
-    assert value.keys() == {"schema", "graphs", "left_out", "spool_waiting"}
+    assert value.keys() == {"schema", "graphs", "left_out", "spool_waiting", "notes"}
     first = value["graphs"][0]
     assert first.keys() == {
         "graph", "kind", "environment", "ran", "entry", "figures", "rejected", "nearest",

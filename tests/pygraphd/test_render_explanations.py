@@ -118,6 +118,24 @@ def test_deployments_that_lost_alike_share_a_line() -> None:
     )
 
 
+def test_what_the_summary_says_beside_its_graphs_comes_last() -> None:
+    notes = {
+        "left_on_cpu": {"it is a mask (a.py:3)": 1, "it is too large (a.py:9)": 4},
+        "graph_breaks": {"print (a.py:5)": 1},
+        "fallbacks": {},
+        "failures": {"daemon: gone": 1},
+    }
+    answer = Answer((MISS,), 0, 0, notes)
+
+    assert answer_text(answer, now=2000.0).split("\n\n")[1:] == [
+        "left on CPU  it is too large (a.py:9) (4 times)\n"
+        "left on CPU  it is a mask (a.py:3)\n"
+        "graph break  print (a.py:5)\n"
+        "failed       daemon: gone"
+    ]
+    assert answer.as_json()["notes"] == notes
+
+
 def test_what_is_left_out_is_said_at_the_end() -> None:
     assert text(MISS, left_out=2, waiting=1).split("\n\n")[1:] == [
         "and 2 more, which the summary only counts",

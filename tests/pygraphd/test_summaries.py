@@ -41,6 +41,16 @@ def test_a_summary_is_read(tmp_path: Path) -> None:
     assert summary.environments == {KEY: ENVIRONMENT}
     ran = Deployed("a" * 64, Kind.FORWARD, KEY, Deployment.TREES, "TREES is faster", True, Source.MEASURED)
     assert (summary.decisions, summary.left_out) == ((ran,), 3)
+    assert summary.notes == {name: {} for name in summaries.NOTES}  # of an older version
+
+
+def test_what_it_says_beside_its_graphs_is_read_as_a_terminal_may_show_it(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(changed(graph_breaks={"print (a.py:1)": 2}, failures={"no\x1b[2Jfile": 1}))
+
+    notes = summaries.read_summary(path).notes
+
+    assert (notes["graph_breaks"], notes["failures"]) == ({"print (a.py:1)": 2}, {"no?[2Jfile": 1})
 
 
 def changed(**changes: Any) -> str:
@@ -66,6 +76,8 @@ def changed(**changes: Any) -> str:
         (changed(decisions=[DECISION | {"reason": "\x1b[2J"}]), "control characters"),
         (changed(decisions=[DECISION | {"graph": "a"}]), "graph: expected 64 hex digits"),
         (changed(decisions_left_out=-1), "decisions_left_out: -1 is outside"),
+        (changed(graph_breaks=[]), "graph_breaks: expected an object"),
+        (changed(left_on_cpu={"why": "often"}), "left_on_cpu: expected an integer"),
     ],
     ids=lambda value: value[:30] if len(value) < 60 else "",
 )
