@@ -796,6 +796,24 @@ def current_stream(device: torch.device) -> Callable[[], int]:
     return functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
 
 
+def stream_watch(device: torch.device) -> Callable[[], Callable[[], bool]]:
+    """Return what returns, of a device's current stream, what says whether it has nothing left to do; of some that is never known."""
+    return functools.partial(_watch_stream, device) if device.type == "cuda" else lambda: bool
+
+
+def _watch_stream(device: torch.device) -> Callable[[], bool]:
+    stream = torch.cuda.current_stream(device)
+    # One that others have made, whose id is its address, may be gone by the time it is asked.
+    is_others = stream.cuda_stream == stream.stream_id != 0
+    return bool if is_others else functools.partial(_has_ended, stream)
+
+
+def _has_ended(stream: torch.cuda.Stream) -> bool:
+    with torch.cuda.stream(stream):
+        # Asking would end the capture.
+        return not torch.cuda.is_current_stream_capturing() and bool(stream.query())
+
+
 def current_device() -> Callable[[], int]:
     """Return what tells the index of the current CUDA device, in a process that uses one."""
     device: Callable[[], int] = torch._C._cuda_getDevice

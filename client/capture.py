@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client import _torch
+from pygraphd.client.one_stream import OneStream
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.random_numbers import GeneratorTicket
 from pygraphd.client.recording import Capture
@@ -40,6 +41,7 @@ class CudaRecorder:
     def __init__(self, driver: Driver, device_index: int) -> None:
         self.driver = driver
         self._device, self._device_index = torch.device("cuda", device_index), device_index
+        self._random_numbers = OneStream(driver, _torch.stream_watch(self._device))
         self._stream: torch.cuda.Stream | None = None
         self._current_device, self.in_capture = _torch.current_device(), _torch.in_capture()
         self._is_only_device = torch.cuda.device_count() == 1
@@ -72,7 +74,9 @@ class CudaRecorder:
                 allocations,
                 held(alive, outputs),
                 as_tuple=isinstance(outputs, tuple),
-                ticket=GeneratorTicket(graph, self.generator, self.driver, self._synchronize),
+                ticket=GeneratorTicket(
+                    graph, self.generator, self.driver, self._synchronize, self._random_numbers
+                ),
                 pool=pool,
             )
         except BaseException:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from pygraphd.client.driver import Driver
+    from pygraphd.client.one_stream import OneStream
 
 _ROUNDS = 2
 _WORD = 8
@@ -59,29 +60,45 @@ class GeneratorTicket:
     """A captured graph emptied of its nodes: replaying it does what PyTorch does for random numbers, and nothing else."""
 
     def __init__(
-        self, graph: Graph, generator: Generator, driver: Driver, synchronize: Callable[[], None]
+        self,
+        graph: Graph,
+        generator: Generator,
+        driver: Driver,
+        synchronize: Callable[[], None],
+        one_stream: OneStream,
     ) -> None:
-        """Take over `graph`; `synchronize` waits for what is queued on the current stream."""
+        """Take over `graph`; `synchronize` waits for what is queued on the current stream.
+
+        `one_stream` is of all graphs that may read the same state: in torch 2.11 those of a generator, later ones have one for each capture.
+        """
+        self.one_stream = one_stream
         self._graph = graph
         self._generator = generator
         self._driver = driver
         self._synchronize = synchronize
         self._state: _State | None = None
 
-    def advance(self, stream: int) -> None:
-        """Write the generator's state for one launch on the current stream, and advance the generator; may raise DriverError."""
-        state = self._state
+    def advance(self, stream: int) -> int:
+        """Write the generator's state for one launch on the current stream, and advance the generator; may raise DriverError.
+
+        Returns by how much, for `take_back`.
+        """
+        state, generator = self._state, self._generator
+        offset = generator.get_offset()
         if state is None:
             self._graph.replay()
-            return
-        generator = self._generator
-        offset = generator.get_offset()
+            return generator.get_offset() - offset
         generator.set_offset(offset + state.advance)  # before the GIL is let go, and another thread draws
         try:
             self._write(state, offset, stream)
         except DriverError:
-            generator.set_offset(generator.get_offset() - state.advance)
+            self.take_back(state.advance)
             raise
+        return state.advance
+
+    def take_back(self, advance: int) -> None:
+        """Put the generator back by so much: nothing was launched, and what is launched instead will advance it."""
+        self._generator.set_offset(self._generator.get_offset() - advance)
 
     def _write(self, state: _State, offset: int, stream: int) -> None:
         state.writes[_SEED], state.writes[_OFFSET] = self._generator.initial_seed(), offset
@@ -90,8 +107,14 @@ class GeneratorTicket:
     def learn(self, addresses: Collection[int], stream: int) -> None:
         """Find out where the state lies, of what kernels are given and is nothing else; if that cannot be told, go on as before.
 
-        The generator is as it was afterwards, and nobody else must draw from it meanwhile.
+        The generator is as it was afterwards, and nobody else must draw from it meanwhile. Raises `UnfitError` if the state is in use on
+        another stream.
         """
+        with self.one_stream.lock:
+            self.one_stream.enter(stream)
+            self._learn(addresses, stream)
+
+    def _learn(self, addresses: Collection[int], stream: int) -> None:
         began = self._generator.get_offset()
         try:
             self._graph.replay()

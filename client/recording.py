@@ -187,6 +187,7 @@ def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:
         _torch.allocator(device),
         helper.bulk(note),
         _torch.current_stream(device),
+        _torch.stream_watch(device),
         _torch.empty_cache,
     )
 

@@ -18,6 +18,7 @@ from pygraphd.client import _torch
 from pygraphd.client.binding import Fresh, InputGroup, UnfitError
 from pygraphd.client.bulk import Bulk
 from pygraphd.client.driver import DriverError
+from pygraphd.client.one_stream import OneStream
 from pygraphd.client.outputs import Outputs
 from pygraphd.client.recycling import Recycler
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 
 CLOSED = "its recording has gone for others"
-OTHER_STREAM = "draws random numbers or copies inputs, and is on another stream than at first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,14 @@ class Memory:
 class Ticket(Protocol):
     """Advances a random number generator as the graph would, and hands the graph its state."""
 
-    def advance(self, stream: int) -> None:
-        """Do so for one launch on the current stream, of which this is the handle."""
+    one_stream: OneStream
+    """Of what it writes for a launch."""
+
+    def advance(self, stream: int) -> int:
+        """Do so for one launch on the current stream, of which this is the handle; return by how much."""
+
+    def take_back(self, advance: int) -> None:
+        """Put the generator back by so much, as nothing was launched."""
 
     def learn(self, addresses: Collection[int], stream: int) -> None:
         """Find a shorter way to do so, given the addresses that kernels are given and that are nothing that is known."""
@@ -98,6 +104,7 @@ class Device:
     allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
     bulk: Bulk
     stream: Callable[[], int]
+    watch_stream: Callable[[], Callable[[], bool]]
     trim: Callable[[], None]
 
 
@@ -137,7 +144,7 @@ class Replay:
         self._device = device
         self._ticket = ticket
         self._lock = threading.Lock()
-        self._stream: int | None = None
+        self._staging = OneStream(driver, device.watch_stream) if layout.staged else None
         self._bindings: Bindings | None = bindings
         self._recipe = _Recipe(layout.memories, range(len(layout.memories)), device.bulk)
         self._recycler: Recycler | None = None
@@ -188,21 +195,31 @@ class Replay:
             raise UnfitError(CLOSED)
         try:
             binding = bindings.bound(inputs, memory, number, fresh)
-            if self._layout.staged:
+            if self._staging is not None:
+                self._staging.enter(stream)
                 self._stage(inputs)
         except (UnfitError, DriverError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             # Nothing has run yet, so whatever it is that these inputs have, they can be launched.
             raise UnfitError(f"a replay failed: {type(error).__name__}") from error
+        if self._ticket is None:
+            self._driver.launch(binding.executable, stream)
+        else:
+            self._draw_and_launch(self._ticket, binding.executable, stream)
         self.counts.add(bindings.written)
-        if self._ticket is not None:
-            self._stay_on(stream)
-            self._ticket.advance(stream)
-        self._driver.launch(binding.executable, stream)
+
+    def _draw_and_launch(self, ticket: Ticket, executable: int, stream: int) -> None:
+        with ticket.one_stream.lock:
+            ticket.one_stream.enter(stream)
+            advanced = ticket.advance(stream)
+            try:
+                self._driver.launch(executable, stream)
+            except DriverError:
+                ticket.take_back(advanced)
+                raise
 
     def _stage(self, inputs: list[Any]) -> None:
-        self._stay_on(self._device.stream())
         for index, buffer in self._layout.staged:
             buffer.copy_(inputs[index].detach())
 
@@ -256,13 +273,6 @@ class Replay:
         finally:
             for slot in fresh.slots:
                 memory[slot] = None  # it is the caller's
-
-    def _stay_on(self, stream: int) -> None:
-        # What is written at a fixed address before a launch must not overtake an earlier launch that reads it.
-        if self._stream is None:
-            self._stream = stream
-        elif stream != self._stream:
-            raise UnfitError(OTHER_STREAM)
 
     @property
     def memories(self) -> tuple[Memory, ...]:

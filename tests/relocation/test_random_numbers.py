@@ -10,7 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
+from pygraphd.client.one_stream import OneStream
 from pygraphd.client.random_numbers import GeneratorTicket
 from pygraphd.client.relocation import Segment, Span, outside
 
@@ -71,9 +73,13 @@ class Case:
     def __init__(self, emulator: Emulator, seed: int = 42, offset: int = 0, advance: int = ADVANCE) -> None:
         self.words = torch.full((64,), -1, dtype=torch.int64)
         self.generator = Generator(seed, offset)
+        self.has_ended = False
+        self.one_stream = OneStream(emulator.driver, lambda: lambda: self.has_ended)
         self.graph = Graph(self.generator, self.words, advance)
         self.waits = 0
-        self.ticket = GeneratorTicket(self.graph, self.generator, emulator.driver, self._wait)
+        self.ticket = GeneratorTicket(
+            self.graph, self.generator, emulator.driver, self._wait, self.one_stream
+        )
 
     def _wait(self) -> None:
         self.waits += 1
@@ -216,6 +222,33 @@ def test_a_launch_that_could_not_be_prepared_has_drawn_nothing(emulator: Emulato
     assert case.generator.offset == 0
     case.ticket.close()
     assert case.graph.is_reset
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_what_was_not_launched_is_taken_back_and_no_more(emulator: Emulator, knows: bool) -> None:
+    case = Case(emulator, offset=100)
+    if knows:
+        case.learn(SEED, OFFSET)
+
+    advanced = case.ticket.advance(0)
+    case.generator.offset += 40  # by another thread
+    case.ticket.take_back(advanced)
+
+    assert (advanced, case.generator.offset) == (ADVANCE, 140)
+
+
+def test_where_the_state_lies_is_not_looked_for_while_another_stream_may_read_it(emulator: Emulator) -> None:
+    case = Case(emulator)
+    case.one_stream.enter(7)
+    before = case.words.clone()
+
+    with pytest.raises(UnfitError, match="another stream"):
+        case.learn(SEED, OFFSET)
+
+    assert torch.equal(case.words, before)
+    case.has_ended = True
+    case.learn(SEED, OFFSET)
+    assert case.graph.replays == 3
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=5), st.sets(st.integers(0, 50)))

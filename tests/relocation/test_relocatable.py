@@ -26,6 +26,7 @@ from pygraphd.client.executables import (
     NODES_OF_A_WRITE,
     WRITES_OF_ONE,
 )
+from pygraphd.client.one_stream import OneStream
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError, Parameters
 from pygraphd.client.recording import Capture
@@ -136,16 +137,21 @@ class Recording:
 class Ticket:
     """Writes the generator's state to where recorded kernels read it."""
 
-    def __init__(self, generator: Generator, state: torch.Tensor, drawn: int) -> None:
+    def __init__(self, generator: Generator, state: torch.Tensor, drawn: int, one_stream: OneStream) -> None:
+        self.one_stream = one_stream
         self._generator = generator
         self._state = state
         self._drawn = drawn
         self.closed = False
 
-    def advance(self, stream: int) -> None:
+    def advance(self, stream: int) -> int:
         assert stream == 0
         self._state.fill_(self._generator.offset + 4)
         self._generator.offset += self._drawn
+        return self._drawn
+
+    def take_back(self, advance: int) -> None:
+        self._generator.offset -= advance
 
     def learn(self, addresses: Collection[int], stream: int) -> None:
         assert stream == 0
@@ -161,6 +167,7 @@ class HostRecorder:
     def __init__(self, emulator: Emulator, allocator: Allocator) -> None:
         self.driver = emulator.driver
         self.generator = Generator()
+        self.random_numbers = OneStream(emulator.driver, lambda: bool)
         self.launching = Launching(allocator, self.generator)
         self.operations: Operations = self.launching
         self.tickets: list[Ticket] = []
@@ -196,7 +203,7 @@ class HostRecorder:
             raise
         finally:
             self.operations = self.launching
-        ticket = Ticket(self.generator, state, recording.drawn)
+        ticket = Ticket(self.generator, state, recording.drawn, self.random_numbers)
         self.tickets.append(ticket)
         self.recordings.append(recording)
         held = (Span(state.data_ptr(), state.data_ptr() + BLOCK),)
@@ -867,6 +874,34 @@ def test_every_driver_call_of_a_recording_may_fail(case: Case) -> None:
     for call in range(1, calls_until(0) + 1):
         calls_until(call)
         assert case.emulator.live() == before, f"call {call}"
+
+
+def accumulate_and_draw(operations: Operations, inputs: list[Any]) -> Any:
+    operations.accumulate(inputs[0], inputs[1])
+    return operations.add(inputs[0], inputs[1]), operations.random()
+
+
+def test_whichever_driver_call_of_a_replay_fails_what_is_drawn_and_changed_is_so_once(case: Case) -> None:
+    failed = 0
+    while True:
+        run, total = case.make(accumulate_and_draw), case.floats(0, 0)
+        for step in range(1, 6):
+            began = case.recorder.generator.offset
+            if step == 4:
+                case.emulator.fail_at(failed + 1)
+            added, drawn = run([total, case.floats(1, 2)])
+            if step == 4:
+                calls = case.emulator.calls()
+                case.emulator.fail_at(0)
+            assert total.tolist() == [step, 2 * step]
+            assert added.tolist() == [step + 1, 2 * step + 2]
+            assert drawn.tolist() == [began + 4] * 2
+            assert case.recorder.generator.offset == began + 4
+        if calls <= failed:
+            break
+        assert run.refusal is not None
+        failed += 1
+    assert failed >= 2  # at least one write, and the launch
 
 
 def test_an_error_of_ours_costs_the_recording_and_not_the_call(
