@@ -24,6 +24,10 @@ class Relocating(Protocol):
         """Whether that lies in the graph itself, and will be so in the next process."""
 
     @property
+    def refused_for_now(self) -> str | None:
+        """That reason if it may be gone at any time."""
+
+    @property
     def prepared(self) -> int:
         """A number that a call changes if it does what later calls need not do."""
 
@@ -77,6 +81,10 @@ class Candidates:
     def prepared(self) -> int:
         """A number that a call changes if it does what later calls need not do."""
         return self.relocate.prepared if self.relocate is not None else 0
+
+    def why_provisional(self) -> str | None:
+        """Return what keeps a deployment away for now, so that a decision without it must not be the last word; None if nothing does."""
+        return self.relocate.refused_for_now if self.relocate is not None else None
 
     def why_only_launch(self) -> str | None:
         """Return why there is nothing to choose from, in this process and in others; None if there is, or may be."""

@@ -15,7 +15,7 @@ import torch
 
 from pygraphd.client import _torch
 from pygraphd.client.one_stream import OneStream
-from pygraphd.client.parameters import OpaqueError
+from pygraphd.client.parameters import PassingError
 from pygraphd.client.random_numbers import GeneratorTicket
 from pygraphd.client.recording import Capture
 from pygraphd.client.relocation import Span, find, merge
@@ -58,8 +58,13 @@ class CudaRecorder:
         """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured."""
         with _one_at_a_time, torch.cuda.device(self._device):
             if reason := self._why_not():
-                raise OpaqueError(reason)
+                raise PassingError(reason)
             return self._capture(launch, inputs)
+
+    def why_not(self) -> str | None:
+        """Return why nothing can be captured now, for a reason that does not lie in what is."""
+        with _one_at_a_time:  # while we capture, we record the history ourselves
+            return self._why_not()
 
     def _capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)

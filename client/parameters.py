@@ -37,6 +37,10 @@ class OpaqueError(Exception):
     """A graph holds something whose addresses cannot be moved; the text is the reason."""
 
 
+class PassingError(OpaqueError):
+    """A graph cannot be recorded now, for a reason that does not lie in it."""
+
+
 @dataclass(slots=True)
 class _Node:
     """A node as it was read: where its bytes go in the array, and which of them may be addresses."""

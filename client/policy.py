@@ -71,6 +71,12 @@ def as_before(deployment: Deployment, calls: int) -> Decision:
     return Decision(deployment, AS_BEFORE, POLICY_VERSION, final=False, calls=calls)
 
 
+def without_relocation(decision: Decision, refusal: str) -> Decision:
+    """Return a decision that was taken while relocatable graphs could not be had, as provisional; it was called often enough."""
+    reason = one_line(f"{decision.reason}; could not be relocated: {refusal}")
+    return Decision(decision.deployment, reason, decision.policy, final=False)
+
+
 def not_measured(reason: str, calls: int) -> Decision:
     """Return the provisional decision for a graph that could not be measured in this process."""
     return Decision(Deployment.LAUNCH, reason, POLICY_VERSION, final=False, calls=calls)

@@ -329,8 +329,13 @@ class Region:
         decision = decide(measurements, conditions)
         if not decision.final:
             decision = self._without_choice() or policy.too_few_calls(self.tally.calls)
+        elif (refusal := self._why_provisional()) is not None:
+            decision = policy.without_relocation(decision, refusal)
         self._host.report.measuring_ms += self._price_ms(measurements, decision.deployment)
         return Decided(self.graph, decision, measurements, conditions)
+
+    def _why_provisional(self) -> str | None:
+        return self._candidates.why_provisional() if self._candidates is not None else None
 
     def _without_choice(self) -> Decision | None:
         """Return the decision if everything but LAUNCH has refused, for good."""

@@ -7,6 +7,7 @@ with the generator's state restored. Outputs and inputs must agree afterwards. T
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -43,6 +44,19 @@ class Generator(Protocol):
 
     def set_offset(self, offset: int) -> None:
         """Put it there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """What a replay did otherwise than the callable: `what` names it, `detail` says more, which may be something else the next time."""
+
+    what: str
+    detail: str = ""
+    in_values: bool = False
+    """An output or an input holds something else: the replay may read what lies where nobody knows of."""
+
+    def __str__(self) -> str:
+        return f"verification: {self.what}{self.detail}"
 
 
 class Trial:
@@ -84,12 +98,12 @@ class Trial:
         # Looked at now, so that this memory can go before the callable needs as much.
         self._stayed = not any(_answers([torch.ne(each, OLD_POISON).any() for each in old]))
 
-    def disagreement(self, outputs: Sequence[Any]) -> str | None:
+    def disagreement(self, outputs: Sequence[Any]) -> Disagreement | None:
         """Return how the replay differs from the callable, which has run on the inputs and returned `outputs`."""
         if self._generator is not None and self._generator.get_offset() != self._ended:
-            return "verification: it draws another number of random numbers"
+            return Disagreement("it draws another number of random numbers")
         if not self._stayed:
-            return "verification: it writes to where it was recorded"
+            return Disagreement("it writes to where it was recorded")
         tolerance = _coarsest((*self._inputs, *outputs))
         return (
             _compare("output", self._comparable(outputs), outputs, tolerance)
@@ -110,7 +124,7 @@ class Trial:
             for index, (mine, right) in enumerate(zip(self._outputs, outputs, strict=True))
         ]
 
-    def _misplaced(self, outputs: Sequence[Any]) -> str | None:
+    def _misplaced(self, outputs: Sequence[Any]) -> Disagreement | None:
         # An output in memory of neither the call nor its inputs must be a constant, or each call would overwrite the last.
         own = {
             each.untyped_storage().data_ptr() for each in (*self._copies, *self._memory) if _is_tensor(each)
@@ -119,7 +133,7 @@ class Trial:
             if not _is_tensor(mine) or not mine.numel() or mine.untyped_storage().data_ptr() in own:
                 continue
             if mine.data_ptr() != right.data_ptr():
-                return f"verification: output {index} lies in memory that relocation does not know"
+                return Disagreement(f"output {index} lies in memory that relocation does not know")
         return None
 
 
@@ -199,9 +213,11 @@ def _coarsest(values: Iterable[Any]) -> float:
     return max((TOLERANCE.get(each.dtype, 0.0) for each in values if _is_tensor(each)), default=0.0)
 
 
-def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any], tolerance: float) -> str | None:
+def _compare(
+    what: str, replayed: Sequence[Any], launched: Sequence[Any], tolerance: float
+) -> Disagreement | None:
     if len(replayed) != len(launched):
-        return f"verification: {len(replayed)} {what}s and not {len(launched)}"
+        return Disagreement(f"{len(replayed)} {what}s and not {len(launched)}")
     pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for index, (mine, right) in enumerate(zip(replayed, launched, strict=True)):
         if _is_tensor(right) and mine is not right and _form_of(mine) == _form(right):
@@ -210,11 +226,11 @@ def _compare(what: str, replayed: Sequence[Any], launched: Sequence[Any], tolera
             return _differs(what, index)
     differing = itertools.compress(pairs, _answers([_differ(*pair) for pair in pairs.values()]))
     far = (index for index in differing if not _close(*pairs[index], tolerance))
-    return next((_differs(what, index) + _by_how_much(*pairs[index]) for index in far), None)
+    return next((_differs(what, index, _by_how_much(*pairs[index])) for index in far), None)
 
 
-def _differs(what: str, index: int) -> str:
-    return f"verification: {what} {index} differs"
+def _differs(what: str, index: int, by_how_much: str = "") -> Disagreement:
+    return Disagreement(f"{what} {index} differs", by_how_much, in_values=True)
 
 
 def _by_how_much(mine: torch.Tensor, right: torch.Tensor) -> str:

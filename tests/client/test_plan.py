@@ -449,6 +449,10 @@ class Relocating:
     def refused_for_good(self) -> bool:
         return self.refusal is not None and self.for_good
 
+    @property
+    def refused_for_now(self) -> str | None:
+        return None if self.for_good else self.refusal
+
     def __call__(self, inputs: list[Any]) -> str:
         self.calls += 1
         self.refusal = self._will_refuse
@@ -638,6 +642,26 @@ def test_a_whole_graph_that_refuses_is_launched(session: Session, relocating: li
     counts = second.report.counts
     assert (counts["hits"], counts["measured"], len(relocating)) == (2, 0, 4)
     assert [each.calls for each in relocating[2:]] == [0, 0]
+
+
+@pytest.mark.parametrize("for_good", [True, False])
+def test_what_is_decided_while_relocating_is_refused_for_now_is_not_the_last_word(
+    session: Session, relocating: list[Relocating], for_good: bool
+) -> None:
+    REFUSING.update({0, 1})
+    pair = compile_pair(session)
+    for each in relocating:
+        each.for_good = for_good
+    assert run(*pair, MORE)[-1] == (["captured"], ["captured"])
+    REFUSING.clear()
+
+    second = Session(session.locations)
+    ran = run(*compile_pair(second), MORE)[-1]
+
+    assert ran == ((["captured"], ["captured"]) if for_good else (["relocated"], ["relocated"]))
+    assert second.report.counts["measured"] == (0 if for_good else 2)
+    reasons = session.report.summary()["reasons"]
+    assert any("could not be relocated: verification" in each for each in reasons) == (not for_good)
 
 
 @pytest.mark.usefixtures("default_mode")

@@ -166,6 +166,7 @@ class Relocating:
 
     refusal = None
     refused_for_good = False
+    refused_for_now = None
     prepared = 0
     calls = 0
 

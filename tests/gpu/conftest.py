@@ -176,7 +176,7 @@ class Moved(Relocated):
 
     def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
         relocatable = super().make(runnable, device_index)
-        undefined = self.made[-1]._outputs.undefined
+        undefined = self.made[-1].outputs.undefined
         import torch
 
         generator = torch.cuda.default_generators[device_index]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client.attempts import Failure
+from pygraphd.client.refusals import Lasts
 from pygraphd.client.relocatable import NOT_YET, Relocatable
 
 if TYPE_CHECKING:
@@ -76,14 +78,15 @@ def test_a_forward_goes_into_trees_with_a_backward_that_cannot_be_relocated(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A forward that is relocated for itself leaves its backward to be launched."""
-    attempt = Relocatable._attempt
+    record = Relocatable._record
 
-    def refusing(one: Relocatable, sizes: tuple[int, ...], inputs: list[Any]) -> tuple[Any, str]:
+    def refusing(one: Relocatable, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
         if one._link is None:  # of these two graphs only the forward has one
-            return None, "refused for a test"
-        return attempt(one, sizes, inputs)
+            one._note_failure(sizes, Failure("refused for a test", Lasts.IN_THE_GRAPH))
+            return one._launch(inputs)
+        return record(one, sizes, inputs)
 
-    monkeypatch.setattr(Relocatable, "_attempt", refusing)
+    monkeypatch.setattr(Relocatable, "_record", refusing)
     mine, plain = network(), network()
 
     losses = train(torch.compile(mine, mode="reduce-overhead"), list(mine.parameters()))

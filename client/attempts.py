@@ -1,0 +1,249 @@
+"""One attempt to record a call: it is captured, made a replay of, tried on copies of the inputs, and held against the launched call."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import itertools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from pygraphd.client import recording, recycling, verification
+from pygraphd.client.binding import UnfitError
+from pygraphd.client.driver import DriverError
+from pygraphd.client.one_stream import OTHER_STREAM
+from pygraphd.client.parameters import OpaqueError, PassingError
+from pygraphd.client.refusals import Lasts
+from pygraphd.client.replay import Replay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pygraphd.client._torch import Runnable
+    from pygraphd.client.driver import Driver
+    from pygraphd.client.output_facts import OutputFacts
+    from pygraphd.client.recording import Capture
+    from pygraphd.client.verification import Disagreement, Generator
+
+NO_ROOM = "not enough free memory to verify a recording"
+
+
+class Recorder(Protocol):
+    """Captures on one device, and says of it what recording needs to know."""
+
+    @property
+    def driver(self) -> Driver:
+        """The driver that its graphs belong to."""
+
+    @property
+    def generator(self) -> Generator | None:
+        """What kernels draw random numbers from."""
+
+    def capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
+        """Record one call; raises `OpaqueError`, `DriverError` or RuntimeError with nothing run and nothing left."""
+
+    def room(self) -> int:
+        """Return how many bytes could be allocated now."""
+
+    def why_not(self) -> str | None:
+        """Return why nothing can be captured now; `capture` raises `PassingError` for it."""
+
+    def trim(self) -> None:
+        """Give memory that is free back to the device."""
+
+    def in_capture(self) -> bool:
+        """Whether the current stream is being captured."""
+
+    def on_device(self) -> contextlib.AbstractContextManager[object] | None:
+        """Return what makes its device the current one; None if it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What making a recording came to: nodes, allocations of a call, and milliseconds on the host's clock."""
+
+    nodes: int
+    memories: int
+    capture_ms: float
+    """With tensors that stand in for the inputs."""
+    build_ms: float
+    """Reading and searching parameters, and instantiating."""
+    trial_ms: float
+    """Replaying on copies."""
+    compare_ms: float = 0.0
+    """Comparing, when the call has run; what the GPU still has to do of that call is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A recording that has run on copies of a call's inputs; `unseen` inputs show up in none of its nodes, so many are `staged`."""
+
+    replay: Replay
+    trial: verification.Trial
+    unseen: frozenset[int]
+    staged: int
+
+    def keep(self) -> Replay:
+        """Return the replay, and give back all that was needed to find out."""
+        if not self.trial.random:
+            self.replay.forget_random_numbers()
+        self.trial.close()
+        return self.replay
+
+    def close(self) -> None:
+        """Give back everything."""
+        self.replay.close()
+        self.trial.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a call was not recorded, and for how long its sizes are refused; None: they are tried again."""
+
+    reason: str
+    lasts: Lasts | None
+
+
+class Attempts:
+    """Makes the recordings of one callable."""
+
+    def __init__(
+        self, launch: Runnable, recorder: Recorder, note: Callable[[str], None], outputs: OutputFacts
+    ) -> None:
+        """Record `launch`; `note` is told what fails later."""
+        self._launch = launch
+        self._recorder = recorder
+        self._note = note
+        self._outputs = outputs
+        self.captures = 0
+        """How often it was captured, or was to be."""
+        self.costs: Costs | None = None
+        """Of the latest recording."""
+        self.why_not: str | None = None
+        """What the recorder has said last why it does not capture anything."""
+
+    def begin(self, inputs: list[Any], staged: frozenset[int]) -> Attempt | Failure:
+        """Record a call, with buffers for the inputs that are `staged`, and replay it on copies of its inputs."""
+        try:
+            with _collecting_later():
+                return self._try(inputs, staged)
+        except PassingError as error:
+            return Failure(_first_line(error), Lasts.FOR_NOW)
+        except OpaqueError as error:
+            return Failure(_first_line(error), Lasts.IN_THE_GRAPH)
+        except _OURS as error:
+            reason = _first_line(error)
+            # Which stream a call is on is no matter of its sizes.
+            return Failure(reason, None if reason == OTHER_STREAM else Lasts.IN_THIS_PROCESS)
+        except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can be launched as if nothing had been
+            return Failure(f"recording failed: {_first_line(error)}", Lasts.IN_THIS_PROCESS)
+
+    def end(self, attempt: Attempt, outputs: Sequence[Any]) -> Disagreement | Failure | None:
+        """Return why an attempt is not to be used, in view of what the callable has returned; None if it is."""
+        began = time.perf_counter()
+        try:
+            with _collecting_later():
+                found = attempt.trial.disagreement(outputs)
+        except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
+            return Failure(f"verification failed: {_first_line(error)}", Lasts.IN_THIS_PROCESS)
+        if self.costs is not None:
+            self.costs = dataclasses.replace(self.costs, compare_ms=(time.perf_counter() - began) * 1e3)
+        return found
+
+    def _try(self, inputs: list[Any], to_stage: frozenset[int]) -> Attempt:
+        if reason := _why_not_bind(inputs):
+            raise OpaqueError(reason)
+        copies = verification.bytes_to_copy(inputs)
+        self._make_sure_of(copies)
+        staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
+        times = [time.perf_counter()]
+        stand_ins, places = verification.stand_ins_for(inputs)
+        bound = [staged.get(index, value) for index, value in enumerate(stand_ins)]
+        capture = self._capture(bound)
+        times.append(time.perf_counter())
+        built = recording.build(
+            self._recorder.driver, capture, bound, staged, self._note, self._outputs.gradients
+        )
+        times.append(time.perf_counter())
+        try:
+            # The launched call will need as much again, and must get it.
+            self._make_sure_of(copies + 2 * sum(memory.bytes for memory in built.replay.memories))
+            old = [*places, *capture.places(built.device)]
+            trial = verification.Trial(
+                built.replay, inputs, self._recorder.generator, old, self._outputs.undefined
+            )
+            times.append(time.perf_counter())
+        except BaseException:
+            built.replay.close()
+            capture.let_go()
+            raise
+        capture.let_go()
+        self.costs = _costs(built, times)
+        return Attempt(built.replay, trial, built.unseen, len(staged))
+
+    def _make_sure_of(self, size: int) -> None:
+        """Raise PassingError if so many bytes cannot be had."""
+        if size > self._recorder.room():
+            recycling.release_all()
+            if size > self._recorder.room():
+                raise PassingError(NO_ROOM)
+
+    def _capture(self, bound: Sequence[Any]) -> Capture:
+        self.captures += 1
+        try:
+            return self._recorder.capture(self._launch, list(bound))
+        except PassingError as error:
+            self.why_not = _first_line(error)
+            raise
+        except _OURS:
+            raise
+        except Exception as error:
+            # Whatever the callable may raise, it raises because it is being captured: it has run on these inputs' kind before.
+            raise OpaqueError(f"it cannot be captured: {_first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Keep Python's garbage collector from running meanwhile.
+
+    Of the thousands of objects made here few are garbage, and a full collection in a process that has compiled a model takes a
+    quarter of a second. What it would free might be memory of other streams, too, which a capture must not see.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _buffer_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Return memory with a tensor's layout and values that can be written at any later call."""
+    with torch.inference_mode(False):
+        buffer = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return buffer.copy_(tensor.detach())
+
+
+def _costs(built: recording.Built, times: Sequence[float]) -> Costs:
+    capture_ms, build_ms, trial_ms = ((end - begin) * 1e3 for begin, end in itertools.pairwise(times))
+    return Costs(built.nodes, len(built.replay.memories), capture_ms, build_ms, trial_ms)
+
+
+_OURS = (OpaqueError, UnfitError, DriverError, torch.OutOfMemoryError)
+"""What may go wrong before the callable has run."""
+
+
+def _why_not_bind(inputs: Sequence[Any]) -> str | None:
+    for index, value in enumerate(inputs):
+        if value is not None and not isinstance(value, torch.Tensor | int):
+            return f"input {index} is a {type(value).__name__}"
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,84 @@
+"""What becomes of sizes whose recording failed: they are tried again, with buffers for unseen inputs, or refused, and for how long."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pygraphd.client.verification import Disagreement
+
+    Sizes = tuple[int, ...]
+
+
+class Lasts(enum.Enum):
+    """How long a refusal holds."""
+
+    IN_THE_GRAPH = enum.auto()
+    """It lies in the graph, and will be so in the next process."""
+    IN_THIS_PROCESS = enum.auto()
+    """The next process may find it otherwise: a driver's call that failed, a bound that was reached."""
+    FOR_NOW = enum.auto()
+    """It lies in how this process is set up, or in the memory that is free: what was decided meanwhile is provisional."""
+
+
+class Refusals:
+    """Why the sizes of one callable are launched."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[Sizes, str] = {}
+        self._lasts: dict[str, Lasts] = {}
+
+    def add(self, sizes: Sizes, reason: str, lasts: Lasts) -> None:
+        """Refuse some sizes for a reason."""
+        self._lasts[reason] = lasts
+        self._reasons[sizes] = reason
+
+    def drop(self, sizes: Sizes) -> None:
+        """Let some sizes be recorded after all."""
+        self._reasons.pop(sizes, None)
+
+    def of(self, sizes: Sizes) -> str | None:
+        """Return why some sizes are refused; None if they are not."""
+        return self._reasons.get(sizes)
+
+    @property
+    def first(self) -> str | None:
+        """The reason of what was refused first."""
+        return next(iter(self._reasons.values()), None)
+
+    def lasts(self, reason: str) -> Lasts:
+        """Return how long what was refused for a reason is."""
+        return self._lasts.get(reason, Lasts.IN_THE_GRAPH)
+
+
+class Doubts:
+    """Recordings of one callable that did something else than the launched call did on the same inputs.
+
+    Kernels that add in an order of their own may differ once by chance, most of all in indices of what is largest. So each is made
+    once more; if it disagrees again, with buffers for inputs that show up in no node, one of which may be used after all.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[Sizes, Disagreement] = {}
+        self._unseen: dict[Sizes, frozenset[int]] = {}
+
+    def staged(self, sizes: Sizes) -> frozenset[int]:
+        """Return the inputs that are to have buffers."""
+        return self._unseen.get(sizes, frozenset())
+
+    def add(self, sizes: Sizes, found: Disagreement, unseen: frozenset[int]) -> Lasts | None:
+        """Note what a recording came to, and the inputs that nobody sees in it; return how long it is refused, None: try again."""
+        before = self._before.get(sizes)
+        self._before[sizes] = found
+        if before is None:
+            return None
+        if unseen and found.in_values:
+            self._unseen[sizes] = unseen
+            return None
+        is_the_same = before.what == found.what or sizes in self._unseen
+        return Lasts.IN_THE_GRAPH if is_the_same else Lasts.IN_THIS_PROCESS
+
+    def forget(self, sizes: Sizes) -> None:
+        """Note that a recording of these sizes agreed: what comes later is another matter."""
+        self._before.pop(sizes, None)
