@@ -19,7 +19,7 @@ from pygraphd.client.recording import input_groups
 from pygraphd.client.relocation import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from pygraphd.client.replay import Replay
 
@@ -28,7 +28,11 @@ POISON = 0xFF
 
 OLD_POISON = -2
 """Of 64 bits: what memory of the capture holds. It is another one, and as `POISON` an index from the end in 32 and 64 bits: what `x[index]` reads
-there by mistake is to be wrong, and not to end the process by an assertion on the GPU. (What does not count from the end, as embeddings, asserts all the same.)"""
+there by mistake is to be wrong, and not to end the process by an assertion on the GPU. What stands in for inputs that may be indices holds `other_indices`,
+as embeddings do not count from the end."""
+
+MAX_INDICES_BYTES = 16 << 20
+"""Inputs that are larger are not taken for indices."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal. Of a graph that takes or
@@ -62,8 +66,8 @@ class Disagreement:
 class Trial:
     """A replay on copies of a call's inputs, to be held against what the callable does with the inputs themselves.
 
-    `old` is the memory that the capture worked on, as 64-bit integers. It is poisoned: an address that was missed then reads poison, or
-    writes where nothing may be written, and either shows. `undefined` outputs hold nothing, and are not compared.
+    `old` is the memory that the capture worked on, as 64-bit integers, with the `stand_ins` for the inputs. It is poisoned: an address that was
+    missed then reads poison, or writes where nothing may be written, and either shows. `undefined` outputs hold nothing, and are not compared.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Trial:
         generator: Generator | None,
         old: Sequence[torch.Tensor] = (),
         undefined: Collection[int] = (),
+        stand_ins: Sequence[Any] = (),
     ) -> None:
         """Run the replay, and put the generator back where it was.
 
@@ -83,8 +88,7 @@ class Trial:
         poison, self._memory = lay_out(replay.memories, replay.allocate_bytes)
         poison.fill_(POISON)
         self._undefined = undefined
-        for each in old:
-            each.fill_(OLD_POISON)
+        poisoned = _poison(old, stand_ins, inputs)
         self._generator = generator
         began = generator.get_offset() if generator is not None else 0
         try:
@@ -96,7 +100,7 @@ class Trial:
             if generator is not None and self.random:
                 generator.set_offset(began)
         # Looked at now, so that this memory can go before the callable needs as much.
-        self._stayed = not any(_answers([torch.ne(each, OLD_POISON).any() for each in old]))
+        self._stayed = not any(_answers([torch.ne(each, held).any() for each, held in poisoned]))
 
     def disagreement(self, outputs: Sequence[Any]) -> Disagreement | None:
         """Return how the replay differs from the callable, which has run on the inputs and returned `outputs`."""
@@ -135,6 +139,36 @@ class Trial:
             if mine.data_ptr() != right.data_ptr():
                 return Disagreement(f"output {index} lies in memory that relocation does not know")
         return None
+
+
+def _poison(
+    old: Sequence[torch.Tensor], stand_ins: Sequence[Any], inputs: Sequence[Any]
+) -> list[tuple[torch.Tensor, torch.Tensor | int]]:
+    """Make memory hold what shows that it was read; return each with what it holds now."""
+    for each in old:
+        each.fill_(OLD_POISON)
+    filled = set()
+    for index in _indices(inputs) if stand_ins else ():
+        stand_ins[index].copy_(other_indices(inputs[index]))
+        filled.add(stand_ins[index].untyped_storage().data_ptr())
+    return [
+        (each, each.clone() if each.untyped_storage().data_ptr() in filled else OLD_POISON) for each in old
+    ]
+
+
+def _indices(inputs: Sequence[Any]) -> Iterator[int]:
+    """Yield the inputs that may be indices."""
+    for group, _ in input_groups(inputs, ()):
+        index, tensor = group.members[0][0], inputs[group.members[0][0]]
+        is_one = len(group.members) == 1 and tensor.is_contiguous() and tensor.nbytes <= MAX_INDICES_BYTES
+        if is_one and tensor.dtype in {torch.int32, torch.int64}:
+            yield index
+
+
+def other_indices(indices: torch.Tensor) -> torch.Tensor:
+    """Return other values of the same range, or poison where all are the same; the GPU is not waited for."""
+    least, most = torch.aminmax(indices.detach())
+    return torch.where(least == most, OLD_POISON, least + most - indices.detach())
 
 
 # --- copies ------------------------------------------------------------------------------------------------------

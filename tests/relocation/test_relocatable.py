@@ -597,6 +597,22 @@ def test_a_recording_that_disagrees_by_chance_is_made_once_more(
     assert run.refusal is None
 
 
+def test_what_stands_in_for_an_index_holds_other_indices(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, index, others = case.make(add), torch.arange(8), verification.other_indices
+    given: list[torch.Tensor] = []
+
+    def noted(indices: torch.Tensor) -> torch.Tensor:
+        given.append(indices)
+        return others(indices)
+
+    monkeypatch.setattr(verification, "other_indices", noted)
+    for i in range(3):
+        assert run([case.floats(i), case.floats(1), index])[0].tolist() == [i + 1]
+
+    assert [each is index for each in given] == [True]
+    case.expect(captured=1)
+
+
 def test_what_disagrees_otherwise_each_time_may_agree_in_the_next_process(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

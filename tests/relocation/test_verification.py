@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client import verification
@@ -149,3 +149,56 @@ def test_how_far_values_may_differ_goes_by_the_coarsest_type_of_the_graph(
     differs = verification._compare("output", [mine], [right], tolerance)
     told = None if differs is None else str(differs)
     assert told == (None if reason is None else f"verification: output 0 differs {reason}")
+
+
+class Missed:
+    """A replay that reads its index where it was recorded, and not where the call has it."""
+
+    memories = ()
+
+    def __init__(self, stand_in: torch.Tensor, *, writes: bool = False) -> None:
+        self._stand_in = stand_in
+        self._writes = writes
+
+    def allocate_bytes(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def run(self, inputs: list[Any], _: object) -> tuple[torch.Tensor]:
+        if self._writes:
+            self._stand_in[-1] = self._stand_in[0]
+        index = inputs[1] if self._writes else self._stand_in
+        return (torch.nn.functional.embedding(index, inputs[0]),)  # raises where the GPU would assert
+
+
+INDEX_TYPES = st.sampled_from([torch.int32, torch.int64])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=9), INDEX_TYPES, st.booleans())
+def test_an_index_that_is_read_or_written_where_it_was_recorded_shows_and_ends_no_process(
+    rows: list[int], dtype: torch.dtype, writes: bool
+) -> None:
+    table, index = torch.randn(7, 3), torch.tensor(rows, dtype=dtype)
+    flipped = [min(rows) + max(rows) - row for row in rows]
+    assume(flipped != rows and (not writes or flipped[0] != flipped[-1]))
+    inputs = [table, index]
+    stand_ins, places = verification.stand_ins_for(inputs)
+    replay: Any = Missed(stand_ins[1], writes=writes)
+
+    trial = verification.Trial(replay, inputs, None, places, stand_ins=stand_ins)
+    found = trial.disagreement((torch.nn.functional.embedding(index, table),))
+
+    assert str(found).startswith(
+        "verification: it writes to where" if writes else "verification: output 0 differs"
+    )
+    assert index.tolist() == rows
+
+
+def test_what_may_be_indices_is_given_others_only_where_that_can_be_told() -> None:
+    same, large = torch.full((3,), 5), torch.arange(4)
+    base = torch.arange(9)
+    inputs = [same, base[:5], base[3:], base.to(torch.uint8), 7, None, torch.arange(6).expand(2, 6), large]
+
+    assert sorted(verification._indices(inputs)) == [0, 7]
+    assert verification.other_indices(same).tolist() == [verification.OLD_POISON] * 3
+    assert verification.other_indices(large).tolist() == [3, 2, 1, 0]
