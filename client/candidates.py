@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from pygraphd.client import _torch
 from pygraphd.client._torch import Runnable
+from pygraphd.client.costs import Cost
 from pygraphd.schema.messages import Deployment
 
 
@@ -143,16 +144,16 @@ def _backward(device_index: int, run: Runnable, inputs: list[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """How a region runs from now on: `run`, of what was offered; `cost_us` is the median cost of a call, if that is known."""
+    """How a region runs from now on: `run`, of what was offered; `cost` is what a call costs, if that is known."""
 
     run: Runnable
     deployment: Deployment
     candidates: Candidates
-    cost_us: float | None = None
+    cost: Cost | None = None
 
 
-def deployed(candidates: Candidates, deployment: Deployment, cost_us: float | None = None) -> Deployed:
+def deployed(candidates: Candidates, deployment: Deployment, cost: Cost | None = None) -> Deployed:
     """Choose a deployment, and give back what the others keep."""
     run = candidates.runnable(deployment)
     candidates.let_go_of_all_but(deployment)
-    return Deployed(run, deployment, candidates.only(deployment), cost_us)
+    return Deployed(run, deployment, candidates.only(deployment), cost)

@@ -6,7 +6,6 @@ whoever made it is told, and puts in its place what measures anew. A forward and
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pygraphd.client.costs import Cost
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.rota import MAX_ROUNDS, SAMPLES, Turns
 from pygraphd.schema.messages import Deployment
@@ -25,35 +25,24 @@ if TYPE_CHECKING:
     from pygraphd.client.report import Report
     from pygraphd.schema.messages import Entry
 
-TOLERANCE = 0.2
-"""Share by which the cost here may differ from what was recorded."""
-DISPUTED = "measured anew, since a decision from elsewhere costs over 20 % more or less here"
-DRIFTED = "measured anew, since a call has come to cost over 20 % more or less than when that was decided"
+DISPUTED = "measured anew, since a call takes over 20 % more or less here than where that was decided"
+DRIFTED = "measured anew, since a call has come to take over 20 % more or less than when that was decided"
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a decision from elsewhere says: a deployment, and the median cost of a call in it, in microseconds.
+    """What a decision from elsewhere says: a deployment, and what a call costs in it.
 
     `sizes` are the integers of the calls that this holds for.
     """
 
     deployment: Deployment
-    cost_us: float
+    cost: Cost
     sizes: tuple[int, ...] = ()
 
     def is_of(self, entry: Entry) -> bool:
         """Whether this is what an entry says, and not what somebody has found out since."""
-        same = entry.cost_us is not None and math.isclose(entry.cost_us, self.cost_us)
-        return same and entry.decision.deployment is self.deployment
-
-    def holds(self, host_us: float, span_us: float) -> bool:
-        """Whether what was seen here bears it out.
-
-        How much of the one is hidden behind the other depends on the program around the call, and on what else was measured then.
-        """
-        least, most = sorted((host_us, span_us))
-        return least <= self.cost_us * (1 + TOLERANCE) and self.cost_us * (1 - TOLERANCE) <= most
+        return self.cost.is_of(entry) and entry.decision.deployment is self.deployment
 
 
 class Jury:
@@ -153,7 +142,7 @@ class Checked:
         self._profiler.collect()
         if self._profiler.fewest([self._claimed.deployment]) >= SAMPLES:
             (seen,) = self._profiler.measurements()
-            self._found(holds=self._claimed.holds(seen.host_us, seen.span_us))
+            self._found(holds=self._claimed.cost.holds(seen))
 
     def _found(self, *, holds: bool) -> None:
         self._is_judged = True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client import _torch, policy
+from pygraphd.client import _torch, costs, policy
 from pygraphd.client.agreement import ALONE, Part, possible
 from pygraphd.client.candidates import Candidates, Deployed, Relocating, deployed
 from pygraphd.client.checking import Checked, Claimed
@@ -213,9 +213,8 @@ class Plan:
         self._note_deployed(decision.deployment)
         entry = self._entries.get(graph.digest)
         known = entry is not None and entry.decision == decision
-        made = deployed(
-            candidates, decision.deployment, entry.cost_us if entry is not None and known else None
-        )
+        cost = costs.of_entry(entry) if entry is not None and known else None
+        made = deployed(candidates, decision.deployment, cost)
         self._at_once.append((graph, made))
         return made.run
 
@@ -259,12 +258,13 @@ class Plan:
     def _check(self, graph: Graph, candidates: Candidates, entry: Entry) -> Checked:
         """Run a graph as somebody else has decided, and measure it if that does not hold here."""
         decision = entry.decision
-        runnable = candidates.runnable(decision.deployment)
+        runnable, cost = candidates.runnable(decision.deployment), costs.of_entry(entry)
+        assert cost is not None
 
         def settle(checked: Checked, holds: bool) -> Runnable:
             self._session.end_check(number, holds=holds)
             if holds:
-                made = deployed(candidates, decision.deployment, entry.cost_us)
+                made = deployed(candidates, decision.deployment, cost)
                 self._on_deployed(graph, checked, made)
                 return made.run
             region = self._measure(graph, candidates, None, entry)
@@ -276,8 +276,7 @@ class Plan:
         self._note_forward(graph, decision.deployment)
         number = self._session.begin_check(graph, self._environment, decision)
         self._checks[graph.digest] = number
-        assert entry.cost_us is not None
-        claimed = Claimed(decision.deployment, entry.cost_us, self._integers.get(graph.digest, ()))
+        claimed = Claimed(decision.deployment, cost, self._integers.get(graph.digest, ()))
         jury = self._session.families.jury(id(self._family_of(graph)))
         return Checked(runnable, claimed, candidates.device_index, settle, self._session.report, jury)
 
@@ -413,9 +412,9 @@ class Plan:
 
     def _look_again(self, compiled: Any, graph: Graph, made: Deployed) -> None:
         """Have what was deployed be timed again now and then; ranks run what they have agreed on."""
-        if made.cost_us is None or self._part is not ALONE:
+        if made.cost is None or self._part is not ALONE:
             return
-        claimed = Claimed(made.deployment, made.cost_us, self._integers.get(graph.digest, ()))
+        claimed = Claimed(made.deployment, made.cost, self._integers.get(graph.digest, ()))
         drift, family = self._session.drift, id(self._family_of(graph))
         number = drift.add(family, functools.partial(self._look, graph, made, claimed))
         self._looks[graph.digest] = number

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import policy
+from pygraphd.client import costs, policy
 from pygraphd.client.agreement import ALONE, Part
 from pygraphd.client.candidates import Candidates, Deployed
 from pygraphd.client.claims import Turn
@@ -183,11 +183,9 @@ class Region:
         # The trees free a recording's memory when nobody can call it any more.
         self._candidates = None
         self._guarded(lambda: candidates.let_go_of_all_but(decision.deployment))
-        cost_us = next(
-            (m.median_us for m in result.measurements if m.deployment is decision.deployment), None
-        )
+        cost = costs.of_measurements(result.measurements, decision.deployment)
         kept = candidates.only(decision.deployment)
-        deployed = Deployed(self._call, decision.deployment, kept, cost_us)
+        deployed = Deployed(self._call, decision.deployment, kept, cost)
         self._guarded(lambda: self._on_deployed(self, deployed))
         self._guarded(lambda: self._host.decided(self, result, decision))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pygraphd.schema import messages
@@ -70,9 +71,11 @@ def merge(entries: dict[str, Entry], request: RecordRequest, *, newer: bool) -> 
 
 
 def _entry(record: Record, host: str) -> Entry:
-    decision = record.decision
-    costs = {each.deployment: each.median_us for each in record.measurements}
-    return Entry(record.graph.digest, decision, os.getuid(), host, costs.get(decision.deployment))
+    entry = Entry(record.graph.digest, record.decision, os.getuid(), host)
+    for each in record.measurements:
+        if each.deployment is record.decision.deployment:
+            return replace(entry, cost_us=each.median_us, host_us=each.host_us, span_us=each.span_us)
+    return entry
 
 
 def _replaces(decision: Decision, known: Decision, *, newer: bool) -> bool:

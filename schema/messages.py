@@ -164,8 +164,9 @@ def check_sizes(sizes: tuple[int, ...]) -> None:
 class Entry:
     """A cached answer: the decision for one graph in the environment that was asked about, and who took it.
 
-    `uid` and `host` are None and empty if that is not known. `cost_us` is the median of the decided deployment in the
-    measurements that the decision rests on, and `measured_at` their time in seconds since the epoch; None: it rests on none.
+    `uid` and `host` are None and empty if that is not known. `cost_us`, `host_us` and `span_us` are those of the decided
+    deployment in the measurements that the decision rests on (see `Measurement`), and `measured_at` their time in seconds since
+    the epoch; None: it rests on none, or the peer does not say.
     """
 
     graph: str
@@ -174,14 +175,17 @@ class Entry:
     host: str = ""
     cost_us: float | None = None
     measured_at: float | None = None
+    host_us: float | None = None
+    span_us: float | None = None
 
     def __post_init__(self) -> None:
         check_digest("graph", self.graph)
         check_text("host", self.host, maximum=256)
         if self.uid is not None:
             check_int("uid", self.uid, maximum=2**32)
-        if self.cost_us is not None:
-            check_number("cost_us", self.cost_us, maximum=MAX_MICROSECONDS)
+        for name in ("cost_us", "host_us", "span_us"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), maximum=MAX_MICROSECONDS)
         if self.measured_at is not None:
             check_number("measured_at", self.measured_at, maximum=MAX_TIME)
 

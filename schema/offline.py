@@ -22,18 +22,20 @@ DATABASE_VERSION = 4
 BUSY_TIMEOUT_S = 0.1
 
 SELECT_DECISIONS = """
-SELECT graph, deployment, reason, policy, final, calls, uid, host, (
-    SELECT median_us
+SELECT decision.graph, decision.deployment, reason, policy, final, calls, decision.uid, decision.host, median_us,
+    decision.measured_at, host_us, span_us
+FROM decision
+LEFT JOIN measurement ON measurement.id = (
+    SELECT id
     FROM measurement
     WHERE environment = decision.environment AND graph = decision.graph AND deployment = decision.deployment
         AND measured_at = decision.measured_at
     ORDER BY id DESC
     LIMIT 1
-), measured_at
-FROM decision
-WHERE environment = ? AND graph IN (SELECT value FROM json_each(?))
+)
+WHERE decision.environment = ? AND decision.graph IN (SELECT value FROM json_each(?))
 """
-"""The answer's columns; the one before the last is what the deployment cost in the measurements that the decision rests on."""
+"""The answer's columns; the times are those of the deployment in the measurements that the decision rests on."""
 
 
 def connect(database: Path, timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
@@ -73,6 +75,8 @@ def _entry(
     host: str,
     cost_us: float | None,
     measured_at: float | None,
+    host_us: float | None,
+    span_us: float | None,
 ) -> Entry:
     decision = Decision(Deployment(deployment), reason, policy, bool(final), calls)
-    return Entry(graph, decision, uid, host, cost_us, measured_at)
+    return Entry(graph, decision, uid, host, cost_us, measured_at, host_us, span_us)

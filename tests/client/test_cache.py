@@ -193,7 +193,7 @@ def test_what_was_spooled_is_found_by_the_next_process(places: Locations) -> Non
 
 def test_what_was_spooled_says_what_it_cost(places: Locations) -> None:
     measurements = tuple(
-        Measurement(deployment, 8, median, 0.0, 1.0, 1.0, 0.0)
+        Measurement(deployment, 8, median, 0.0, median - 1, median + 1, 0.0)
         for deployment, median in {Deployment.TREES: 50.0, Deployment.LAUNCH: 70.0}.items()
     )
     Cache(places, "host", Report()).record(
@@ -202,7 +202,7 @@ def test_what_was_spooled_says_what_it_cost(places: Locations) -> None:
 
     found = Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH])
 
-    assert found == {GRAPH: dataclasses.replace(MINE, cost_us=70.0)}
+    assert found == {GRAPH: dataclasses.replace(MINE, cost_us=70.0, host_us=69.0, span_us=71.0)}
 
 
 def test_a_process_without_a_daemon_knows_what_it_found_itself(places: Locations) -> None:

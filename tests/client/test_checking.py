@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pygraphd.client import checking, profiler
 from pygraphd.client.checking import Checked, Claimed, Jury
+from pygraphd.client.costs import Cost
 from pygraphd.client.report import Report
 from pygraphd.client.rota import MAX_ROUNDS, SAMPLES, UNCOUNTED
 from pygraphd.client.timeline import Entry
@@ -55,7 +54,7 @@ class Case:
         self.checked = self.another(cost_us)
 
     def another(self, cost_us: float) -> Checked:
-        return Checked(self.run, Claimed(TREES, cost_us), 0, self.settle, self.report, self.jury)
+        return Checked(self.run, Claimed(TREES, Cost(cost_us)), 0, self.settle, self.report, self.jury)
 
     def run(self, inputs: list[Any]) -> str:
         return "as decided elsewhere"
@@ -66,20 +65,6 @@ class Case:
 
     def calls(self, count: int, *inputs: Any) -> list[str]:
         return [self.checked(list(inputs)) for _ in range(count)]
-
-
-@given(st.floats(1, 1e6), st.floats(0, 2))
-def test_the_tolerance_is_a_fifth_in_both_directions(cost: float, factor: float) -> None:
-    if abs(abs(factor - 1) - 0.2) > 1e-6:
-        assert Claimed(TREES, cost).holds(cost * factor, cost * factor) is (0.8 < factor < 1.2)
-
-
-@pytest.mark.parametrize(
-    ("host_us", "span_us", "holds"),
-    [(40, 300, True), (300, 40, True), (119, 300, True), (40, 81, True), (121, 300, False), (40, 79, False)],
-)
-def test_how_much_is_hidden_is_no_reason_to_doubt(host_us: float, span_us: float, holds: bool) -> None:
-    assert Claimed(TREES, 100.0).holds(host_us, span_us) is holds
 
 
 @pytest.mark.parametrize(("cost_us", "after"), [(100.0, "as decided elsewhere"), (50.0, "measured anew")])
@@ -160,7 +145,7 @@ def test_an_error_of_the_users_is_the_users(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(inputs: list[Any]) -> None:
         raise ZeroDivisionError
 
-    checked = Checked(fail, Claimed(TREES, 1.0), 0, lambda *_: fail, Report(), Jury())
+    checked = Checked(fail, Claimed(TREES, Cost(1.0)), 0, lambda *_: fail, Report(), Jury())
     for _ in range(ENOUGH + 1):
         with pytest.raises(ZeroDivisionError):
             checked([])

@@ -15,6 +15,7 @@ import torch
 
 from pygraphd.client import checking, options, region
 from pygraphd.client import policy as client_policy
+from pygraphd.client.costs import Cost
 from pygraphd.client.session import Session
 from pygraphd.schema import policy
 from pygraphd.schema.messages import Deployment
@@ -106,6 +107,38 @@ def test_a_pair_that_has_become_slower_is_measured_anew_and_others_are_told(
 
     assert run(forward, backward, MORE)[-1] == (["launched"], ["launched"])
     assert (session.report.counts["rechecked"], session.report.counts["drifted"]) == (4, 2)
+
+
+QUICK_ON_THE_HOST = {Deployment.LAUNCH: 500.0, Deployment.TREES: 17.0}
+BUSY_ON_THE_GPU = {Deployment.LAUNCH: 500.0, Deployment.TREES: 411.0}
+
+
+@pytest.mark.parametrize(
+    ("host_us", "span_us", "drifts"),
+    [
+        (17.0, 4000.0, True),
+        (17.0, 200.0, True),
+        (600.0, 600.0, True),
+        (17.0, 425.0, False),
+        (60.0, 411.0, False),
+    ],
+)
+def test_a_gpu_that_has_become_slower_is_seen_behind_a_host_that_has_not(
+    session: Session, monkeypatch: pytest.MonkeyPatch, host_us: float, span_us: float, drifts: bool
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", QUICK_ON_THE_HOST)
+    monkeypatch.setattr(Clock, "spans_us", BUSY_ON_THE_GPU)
+    pair = compiled_and_decided(session)
+    later = Session(session.locations)
+    told = compile_pair(later)
+    monkeypatch.setattr(Clock, "times_us", {**QUICK_ON_THE_HOST, Deployment.TREES: host_us})
+    monkeypatch.setattr(Clock, "spans_us", {**BUSY_ON_THE_GPU, Deployment.TREES: span_us})
+
+    for each, both in ((session, pair), (later, told)):
+        each.drift.look()
+        run(*both, MORE)
+
+        assert (each.report.counts["rechecked"], each.report.counts["drifted"]) == (2, 2 * drifts)
 
 
 def test_costs_that_go_up_and_down_are_measured_anew_less_and_less_often(
@@ -301,4 +334,4 @@ def test_only_what_was_outdated_is_not_believed(cost_us: float, deployment: Depl
     """Another process may have measured anew meanwhile, and its answer is taken up."""
     entry = SimpleNamespace(cost_us=cost_us, decision=SimpleNamespace(deployment=deployment))
 
-    assert checking.Claimed(Deployment.TREES, 50.0).is_of(entry) is same  # type: ignore[arg-type]
+    assert checking.Claimed(Deployment.TREES, Cost(50.0)).is_of(entry) is same  # type: ignore[arg-type]

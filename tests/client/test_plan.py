@@ -39,6 +39,8 @@ class Clock(profiler.Profiler):
     times_us: ClassVar = {Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0}
     span_us = 0.0
     """On the GPU, of each deployment; 0: as long as on the host."""
+    spans_us: ClassVar[dict[Deployment, float]] = {}
+    """On the GPU, of some deployments, if it is not `span_us`."""
 
     def start(self, deployment: Deployment, *, fair: bool = True) -> Any:
         return deployment, fair
@@ -46,7 +48,7 @@ class Clock(profiler.Profiler):
     def stop(self, call: Any, *, steady: bool = True) -> None:
         deployment, fair = call
         time = self.times_us[deployment]
-        span = self.span_us or time
+        span = self.spans_us.get(deployment, self.span_us) or time
         entry = Entry(id(self), deployment, fair, idle=True, began_us=0.0, host_us=time, span_us=span)
         if fair:
             self._samples.setdefault(deployment, []).append(entry)

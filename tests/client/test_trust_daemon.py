@@ -174,6 +174,25 @@ def test_what_another_has_decided_and_does_not_hold_is_measured_anew(
     assert stats(foreign)["entries"] == GRAPHS
 
 
+@pytest.mark.parametrize("by", ["other-host", "other-user"])
+@pytest.mark.parametrize(("span_us", "disputed"), [(4000.0, GRAPHS), (425.0, 0)])
+def test_a_slower_gpu_is_seen_behind_a_host_that_is_as_quick(
+    home: Home, session: Session, monkeypatch: pytest.MonkeyPatch, by: str, span_us: float, disputed: int
+) -> None:
+    times = {Deployment.LAUNCH: 500.0, Deployment.TREES: 17.0}
+    spans = {Deployment.LAUNCH: 500.0, Deployment.TREES: 411.0}
+    monkeypatch.setattr(Clock, "times_us", times)
+    monkeypatch.setattr(Clock, "spans_us", spans)
+    start_with_answers(home, session, by)
+    monkeypatch.setattr(Clock, "spans_us", {**spans, Deployment.TREES: span_us})
+
+    told, steps = trained(session, 2 * ENOUGH)
+
+    assert (steps[0], steps[-1]) == (CAPTURED, LAUNCHED if disputed else CAPTURED)
+    assert counts(told, "hits", "checked", "disputed") == (GRAPHS, GRAPHS, disputed)
+    assert told.report.failures == {}
+
+
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root can become somebody else"
 )

@@ -60,6 +60,7 @@ def test_what_is_recorded_is_found_by_another_client(
     found = decode(LookupAnswer, json.dumps(answer).encode())
     assert {entry.decision for entry in found.entries} == {request.records[0].decision}
     assert len(found.entries) == 2
+    assert {(each.cost_us, each.host_us, each.span_us) for each in found.entries} == {(100.0, 90.0, 80.0)}
     _, stats = home.ask("GET", "/v1/stats")
     assert (
         stats.items()

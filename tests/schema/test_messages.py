@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -42,7 +43,8 @@ ENVIRONMENTS = st.builds(Environment, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, TEXTS
 ONE_OF_EACH = st.lists(MEASUREMENTS, max_size=3, unique_by=lambda measurement: measurement.deployment)
 CONDITIONS = st.builds(Conditions, st.none() | st.booleans())
 RECORDS = st.builds(Record, GRAPHS, DECISIONS, ONE_OF_EACH.map(tuple), CONDITIONS)
-ENTRIES = st.builds(Entry, DIGESTS, DECISIONS, COUNTS, TEXTS, st.none() | TIMES)
+MAYBE = st.none() | TIMES
+ENTRIES = st.builds(Entry, DIGESTS, DECISIONS, COUNTS, TEXTS, MAYBE, MAYBE, MAYBE, MAYBE)
 MESSAGES = st.one_of(
     st.builds(Ping, TEXTS, TEXTS, st.integers(1, 9), COUNTS, st.lists(TEXTS, max_size=3).map(tuple)),
     st.builds(LookupRequest, DIGESTS, st.lists(DIGESTS, max_size=3).map(tuple)),
@@ -171,12 +173,20 @@ def test_a_record_from_before_there_were_conditions_is_read() -> None:
     assert record.conditions == Conditions(None)
 
 
+def test_an_entry_is_read_by_a_peer_that_knows_less_of_it() -> None:
+    said = Entry("a" * 64, Decision(Deployment.LAUNCH, "", 1), cost_us=70.0, host_us=69.0, span_us=71.0)
+    older = dataclasses.make_dataclass("Entry", [("graph", str), ("cost_us", float | None, None)])
+
+    assert messages.decode(older, json.dumps(dataclasses.asdict(said)).encode()) == older("a" * 64, 70.0)
+
+
 def test_an_entry_of_a_peer_that_says_no_more_is_read() -> None:
     decision = {"deployment": "LAUNCH", "reason": "", "policy": 1}
 
     entry = messages.decode(Entry, json.dumps({"graph": "a" * 64, "decision": decision}).encode())
 
     assert (entry.uid, entry.host, entry.cost_us, entry.measured_at) == (None, "", None, None)
+    assert (entry.host_us, entry.span_us) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +203,9 @@ def test_an_entry_of_a_peer_that_says_no_more_is_read() -> None:
         ("cost_us", -1.0),
         ("cost_us", float("inf")),
         ("cost_us", "1"),
+        ("host_us", -1.0),
+        ("span_us", float("nan")),
+        ("span_us", True),
     ],
 )
 def test_what_an_entry_says_beside_its_decision_is_checked_too(field: str, bad: object) -> None:

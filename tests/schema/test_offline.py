@@ -59,7 +59,7 @@ def test_reads_what_the_store_wrote(filled: Path) -> None:
 
 
 def _measured(deployment: Deployment, median_us: float) -> Measurement:
-    return Measurement(deployment, 8, median_us, 0.0, median_us, median_us, 0.5)
+    return Measurement(deployment, 8, median_us, 0.0, median_us / 2, median_us + 1, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_decision_costs_what_it_was_taken_for(tmp_path: Path, newer: tuple[Mea
 
     (entry,) = found
     assert entry.measured_at == pytest.approx(time.time(), abs=60)
-    assert entry == Entry(_DIGESTS[0], trees, 7, "here", 50.0, entry.measured_at)
+    assert entry == Entry(_DIGESTS[0], trees, 7, "here", 50.0, entry.measured_at, 25.0, 51.0)
 
 
 def test_a_lookup_goes_by_indexes_alone(filled: Path) -> None:
@@ -97,8 +97,10 @@ def test_a_lookup_goes_by_indexes_alone(filled: Path) -> None:
             row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {offline.SELECT_DECISIONS}", parameters)
         ]
     searches = [step for step in plan if "decision" in step or "measurement" in step]
-    assert len(searches) == 2
-    assert all("SEARCH" in step and "USING INDEX" in step for step in searches)
+    assert len(searches) == 3
+    assert all("SEARCH" in step for step in searches)
+    assert sum("USING INDEX" in step for step in searches) == 2
+    assert "USING INTEGER PRIMARY KEY" in searches[1]
     # No sorting either: the newest measurement is the last in the index.
     assert not any("TEMP B-TREE" in step for step in plan)
 
