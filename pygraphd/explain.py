@@ -214,10 +214,11 @@ def _figures(details: EntryDetails) -> tuple[Figure, ...]:
 
 
 def _measured_together(details: EntryDetails) -> list[dict[str, Any]]:
-    """Return the measurements that the decision rests on; if there are none, the newest that came together."""
+    """Return the measurements that the decision rests on, as far as they are there; of a rule, the newest that came together."""
     rows, moment = details.measurements, details.entry.facts["measured_at"]
-    with_decision = [row for row in rows if row["measured_at"] == moment]
-    return with_decision or [row for row in rows if row["measured_at"] == rows[0]["measured_at"]]
+    if moment is None and rows:
+        moment = rows[0]["measured_at"]
+    return [row for row in rows if row["measured_at"] == moment]
 
 
 def _rejected(chosen: str, figures: Sequence[Figure]) -> tuple[Rejection, ...]:

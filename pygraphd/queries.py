@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Record, RecordRequest
 
 KEPT_MEASUREMENTS = 32
-"""Newest measurements kept for each deployment of an entry."""
+"""Newest measurements kept for each deployment of an entry, beside those that its decision rests on."""
 _CHUNK = 64
 """Entries changed in one transaction: few, so that the log of a nearly full disk stays small."""
 
@@ -116,11 +116,21 @@ _UPSERT_DECISION = _decision_insert.on_conflict_do_update(
     where=_decision_insert.excluded.final >= tables.Decision.final,
 )
 
+_rests_on = (
+    sa.select(tables.Decision.measured_at)
+    .where(
+        tables.Decision.environment == sa.bindparam("environment"),
+        tables.Decision.graph == sa.bindparam("graph"),
+    )
+    .scalar_subquery()
+)
 _older = sa.orm.aliased(tables.Measurement)
 _DROP_OLD_MEASUREMENTS = sa.delete(tables.Measurement).where(
     tables.Measurement.environment == sa.bindparam("environment"),
     tables.Measurement.graph == sa.bindparam("graph"),
     tables.Measurement.deployment == sa.bindparam("deployment"),
+    # Programs that end early add theirs for ever, and leave a final decision as it is.
+    tables.Measurement.measured_at.is_distinct_from(_rests_on),
     tables.Measurement.id
     <= sa.select(_older.id)
     .where(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +21,7 @@ from pygraphd.explain import (
     explain_entry,
     explain_summary,
 )
+from pygraphd.queries import KEPT_MEASUREMENTS
 from pygraphd.rederiving import RederiveRequest
 from pygraphd.schema.keys import Environment, entry_id
 from pygraphd.schema.locations import Locations, locate
@@ -132,6 +135,39 @@ def test_later_figures_that_decided_nothing_are_not_what_it_rests_on(
 
     assert [figure.measurement["median_us"] for figure in explanation.figures] == [100, 60]
     assert explanation.rejected[0].reason == "slower by 67 %"
+
+
+def test_figures_stay_weighed_however_many_came_later(store: Store, catalogue: Catalogue) -> None:
+    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+    guess = Decision(LAUNCH, "too few calls", 1, final=False, calls=9)
+    for _ in range(KEPT_MEASUREMENTS + 1):
+        record(store, guess, measured(LAUNCH, 90, samples=2), measured(TREES, 95, samples=2))
+
+    explanation = entry(catalogue)
+
+    assert [(each.measurement["median_us"], each.weighed) for each in explanation.figures] == [
+        (100, True),
+        (60, True),
+    ]
+    assert explanation.rejected[0].reason == "slower by 67 %"
+
+
+def test_nothing_was_weighed_where_what_was_is_gone(
+    store: Store, catalogue: Catalogue, database: Path
+) -> None:
+    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM measurement")  # as earlier versions did
+    guess = Decision(LAUNCH, "too few calls", 1, final=False, calls=9)
+    record(store, guess, measured(LAUNCH, 90, samples=2), measured(TREES, 95, samples=2))
+
+    explanation = entry(catalogue)
+
+    assert [(each.measurement["median_us"], each.weighed) for each in explanation.figures] == [
+        (90, False),
+        (95, False),
+    ]
+    assert explanation.rejected == (Rejection(LAUNCH, APART), Rejection(RELOCATE, "not measured"))
 
 
 def test_a_rule_that_overrode_the_figures_is_told_from_them(store: Store, catalogue: Catalogue) -> None:

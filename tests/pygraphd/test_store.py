@@ -153,6 +153,27 @@ def test_only_the_newest_measurements_are_kept(
     assert _query(database, f"SELECT count(*) FROM measurement WHERE graph <> '{digest}'") == [(2,)]
 
 
+def test_what_a_decision_rests_on_is_kept_whatever_is_measured_later(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    store.record(make_request("a", median_us=50.0), uid=0)
+    for number in range(KEPT_MEASUREMENTS + 3):
+        store.record(make_request("a", final=False, median_us=100.0 + number), uid=0)
+
+    request = make_request("a")
+    digests = (request.records[0].graph.digest,)
+    (entry,) = read_entries(database, LookupRequest(request.environment.digest(), digests))
+    assert (entry.decision.final, entry.cost_us) == (True, 50.0)
+    kept = "SELECT deployment, count(*) FROM measurement WHERE median_us >= 100 GROUP BY 1"
+    assert _query(database, kept) == [("LAUNCH", KEPT_MEASUREMENTS), ("TREES", KEPT_MEASUREMENTS)]
+
+    store.record(make_request("a", median_us=60.0), uid=0)
+    store.record(make_request("a", final=False, median_us=200.0), uid=0)
+
+    medians = _query(database, "SELECT count(*), min(median_us) FROM measurement WHERE deployment = 'TREES'")
+    assert medians == [(KEPT_MEASUREMENTS, 60.0)], "what it rested on before is as old as any"
+
+
 def test_hits_are_added_and_survive_a_new_decision(
     store: Store, database: Path, make_request: Callable[..., RecordRequest]
 ) -> None:
