@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pygraphd.client._torch import Runnable
+    from pygraphd.client.candidates import Candidates
     from pygraphd.client.report import Report
     from pygraphd.schema.messages import Entry
 
@@ -77,17 +78,19 @@ class Checked:
         self,
         run: Runnable,
         claimed: Claimed,
-        device_index: int,
+        candidates: Candidates,
         settle: Callable[[Checked, bool], Runnable],
         report: Report,
         jury: Jury,
     ) -> None:
         self._run = self._call = run
         self._claimed = claimed
-        self._device = device_index
+        self._candidates = candidates.only(claimed.deployment)
+        self._device = candidates.device_index
         self._settle: Callable[[Checked, bool], Runnable] | None = settle
         self._report = report
-        self._profiler = Profiler(device_index)
+        self._profiler = Profiler(self._device)
+        self._is_in_doubt = False
         self._turns = Turns((claimed.deployment,))
         self._thread: int | None = None
         self._calls = 0
@@ -129,20 +132,29 @@ class Checked:
         began = time.perf_counter()
         counts = self._turns.take(self._claimed.deployment)
         call = self._guarded(lambda: self._profiler.start(self._claimed.deployment)) if counts else None
+        prepared = self._candidates.prepared
         called = time.perf_counter()
         result = self._call(inputs)
         returned = time.perf_counter()
         if call is not None:
-            self._guarded(lambda: self._profiler.stop(call))
+            steady = self._candidates.prepared == prepared
+            self._guarded(lambda: self._profiler.stop(call, steady=steady))
             self._guarded(self._judge)
         self._report.checking_ms += (called - began + time.perf_counter() - returned) * 1e3
         return result
 
     def _judge(self) -> None:
+        """Find out what the samples say when there are enough; if that it does not hold, others have to say so, too."""
         self._profiler.collect()
-        if self._profiler.fewest([self._claimed.deployment]) >= SAMPLES:
-            (seen,) = self._profiler.measurements()
-            self._found(holds=self._claimed.cost.holds(seen))
+        if self._profiler.fewest([self._claimed.deployment]) < SAMPLES:
+            return
+        (seen,) = self._profiler.measurements()
+        holds = self._claimed.cost.holds(seen)
+        if holds or self._is_in_doubt:
+            self._found(holds=holds)
+        else:
+            self._is_in_doubt = True
+            self._profiler = Profiler(self._device)
 
     def _found(self, *, holds: bool) -> None:
         self._is_judged = True

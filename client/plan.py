@@ -278,7 +278,7 @@ class Plan:
         self._checks[graph.digest] = number
         claimed = Claimed(decision.deployment, cost, self._integers.get(graph.digest, ()))
         jury = self._session.families.jury(id(self._family_of(graph)))
-        return Checked(runnable, claimed, candidates.device_index, settle, self._session.report, jury)
+        return Checked(runnable, claimed, candidates, settle, self._session.report, jury)
 
     def _follow(self, graph: Graph, candidates: Candidates) -> Follower:
         def deploy(follower: Follower, decision: Decision) -> Runnable:
@@ -432,7 +432,7 @@ class Plan:
                 return run
             return self._measure_again(checked, graph, made, claimed)
 
-        checked = Checked(run, claimed, made.candidates.device_index, settle, session.report, jury)
+        checked = Checked(run, claimed, made.candidates, settle, session.report, jury)
         if self._replace(graph, run, checked):
             session.report.count(rechecked=1)
         else:

@@ -105,15 +105,16 @@ def summarize(deployment: Deployment, samples: Sequence[Entry], hidden: float) -
     """Return what at least one sample comes to; `hidden` is the share of the region's calls whose host time does not count."""
     steady = [sample for sample in samples if sample.steady]
     # Of a few samples more than half that are not say that it is never steady.
-    cost_us, error_us = _mean(_parts(steady if 2 * len(steady) >= len(samples) else samples, hidden))
+    counted = steady if 2 * len(steady) >= len(samples) else samples
+    cost_us, error_us = _mean(_parts(counted, hidden))
     return Measurement(
         deployment,
         len(samples),
         median_us=cost_us,
         # As if all samples were of one kind: whoever divides it by their root has the error.
         mad_us=error_us * math.sqrt(len(samples)),
-        host_us=statistics.median(sample.host_us for sample in samples),
-        span_us=statistics.median(sample.span_us for sample in samples),
+        host_us=statistics.median(sample.host_us for sample in counted),
+        span_us=statistics.median(sample.span_us for sample in counted),
         busy=statistics.fmean(sample.exposed is False for sample in samples),
     )
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from pygraphd.client import checking, profiler
+from pygraphd.client.candidates import Candidates
 from pygraphd.client.checking import Checked, Claimed, Jury
-from pygraphd.client.costs import Cost
+from pygraphd.client.costs import Cost, Parts
 from pygraphd.client.report import Report
 from pygraphd.client.rota import MAX_ROUNDS, SAMPLES, UNCOUNTED
 from pygraphd.client.timeline import Entry
@@ -19,20 +20,24 @@ from pygraphd.schema.messages import Deployment
 
 pytestmark = pytest.mark.torch
 
-TREES = Deployment.TREES
+TREES, RELOCATE = Deployment.TREES, Deployment.RELOCATE
 ENOUGH = UNCOUNTED[TREES] + SAMPLES
+TWICE = ENOUGH + SAMPLES
 
 
 class Clock(profiler.Profiler):
-    """A profiler that finds 100 us."""
+    """A profiler that finds 100 us, or what `time_us` says."""
+
+    time_us = 100.0
 
     def start(self, deployment: Deployment, *, fair: bool = True) -> Any:
         return deployment, fair
 
     def stop(self, call: Any, *, steady: bool = True) -> None:
         deployment, fair = call
-        time = 100.0
+        time = self.time_us
         entry = Entry(id(self), deployment, fair, idle=True, began_us=0.0, host_us=time, span_us=time)
+        entry.steady = steady
         if fair:
             self._samples.setdefault(deployment, []).append(entry)
 
@@ -42,6 +47,34 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "Profiler", Clock)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+class Relocating:
+    """Stands where relocatable graphs do; some of its calls, by their numbers, make an executable, which takes ten times as long."""
+
+    refusal = None
+    refused_for_good = False
+
+    def __init__(self, makes_at: range) -> None:
+        self._makes_at = makes_at
+        self._calls = self.prepared = 0
+
+    def __call__(self, inputs: list[Any]) -> str:
+        makes = self._calls in self._makes_at
+        self.prepared += makes
+        Clock.time_us = 1000.0 if makes else 100.0
+        self._calls += 1
+        return "relocated"
+
+    def at(self, sizes: tuple[int, ...]) -> Relocating:
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+def candidates(run: Any, relocate: Relocating | None = None) -> Candidates:
+    return Candidates(run, run, device_index=0, is_backward=False, relocate=relocate)
 
 
 class Case:
@@ -54,7 +87,8 @@ class Case:
         self.checked = self.another(cost_us)
 
     def another(self, cost_us: float) -> Checked:
-        return Checked(self.run, Claimed(TREES, Cost(cost_us)), 0, self.settle, self.report, self.jury)
+        claimed = Claimed(TREES, Cost(cost_us, Parts(cost_us, cost_us)))
+        return Checked(self.run, claimed, candidates(self.run), self.settle, self.report, self.jury)
 
     def run(self, inputs: list[Any]) -> str:
         return "as decided elsewhere"
@@ -67,15 +101,66 @@ class Case:
         return [self.checked(list(inputs)) for _ in range(count)]
 
 
-@pytest.mark.parametrize(("cost_us", "after"), [(100.0, "as decided elsewhere"), (50.0, "measured anew")])
-def test_it_is_settled_once(cost_us: float, after: str) -> None:
+@pytest.mark.parametrize(
+    ("cost_us", "enough", "after"),
+    [(100.0, ENOUGH, "as decided elsewhere"), (50.0, TWICE, "measured anew")],
+)
+def test_it_is_settled_once(cost_us: float, enough: int, after: str) -> None:
     case = Case(cost_us)
 
-    assert case.calls(ENOUGH - 1) == ["as decided elsewhere"] * (ENOUGH - 1)
+    assert case.calls(enough - 1) == ["as decided elsewhere"] * (enough - 1)
     assert case.said == []
     case.calls(2)
     assert case.calls(100) == [after] * 100
     assert case.said == [cost_us == 100.0]
+
+
+@pytest.mark.parametrize("first_us", [200.0, 40.0])
+@pytest.mark.parametrize(("then_us", "holds"), [(100.0, True), (200.0, False), (40.0, False)])
+def test_what_does_not_hold_once_is_timed_once_more(
+    monkeypatch: pytest.MonkeyPatch, first_us: float, then_us: float, holds: bool
+) -> None:
+    case = Case(100.0)
+    monkeypatch.setattr(Clock, "time_us", first_us)
+    case.calls(ENOUGH)
+    monkeypatch.setattr(Clock, "time_us", then_us)
+
+    case.calls(SAMPLES)
+    assert case.said == []
+    case.calls(1)
+
+    assert case.said == [holds]
+
+
+def test_a_second_look_that_comes_to_no_end_leaves_it_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(cost_us=1.0)
+    case.calls(ENOUGH + 1)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+    case.calls(MAX_ROUNDS)
+
+    assert case.said == [True]
+
+
+@pytest.mark.parametrize(("step", "holds"), [(2, True), (1, False)], ids=["every other", "each"])
+def test_calls_that_make_an_executable_do_not_count_unless_nearly_all_do(
+    monkeypatch: pytest.MonkeyPatch, step: int, holds: bool
+) -> None:
+    monkeypatch.setattr(Clock, "time_us", 100.0)  # put back afterwards
+    said: list[bool] = []
+    first = UNCOUNTED[RELOCATE]
+    run = Relocating(range(first, first + 2 * SAMPLES, step))
+
+    def settle(checked: Checked, holds: bool) -> Any:
+        said.append(holds)
+        return run
+
+    claimed = Claimed(RELOCATE, Cost(100.0, Parts(100.0, 100.0)))
+    checked = Checked(run, claimed, candidates(run, run), settle, Report(), Jury())
+    for _ in range(first + 2 * SAMPLES + 1):
+        checked([])
+
+    assert said == [holds]
 
 
 def test_with_other_dynamic_sizes_there_is_nothing_to_compare() -> None:
@@ -95,7 +180,7 @@ def test_only_one_thread_is_timed() -> None:
         thread.join()
 
     assert case.said == []
-    case.calls(ENOUGH + 1)
+    case.calls(TWICE + 1)
     assert case.said == [False]
 
 
@@ -114,7 +199,7 @@ def test_what_can_never_be_timed_ends_all_the_same() -> None:
 def test_a_forward_and_its_backward_are_disputed_together(costs: tuple[float, float]) -> None:
     case = Case(costs[0])
     backward = case.another(costs[1])
-    steps = [(case.checked([]), backward([])) for _ in range(ENOUGH + 3)]
+    steps = [(case.checked([]), backward([])) for _ in range(TWICE + 3)]
 
     assert steps[-1] == ("measured anew", "measured anew")
     assert case.said == [False, False]
@@ -145,8 +230,9 @@ def test_an_error_of_the_users_is_the_users(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(inputs: list[Any]) -> None:
         raise ZeroDivisionError
 
-    checked = Checked(fail, Claimed(TREES, Cost(1.0)), 0, lambda *_: fail, Report(), Jury())
-    for _ in range(ENOUGH + 1):
+    claimed = Claimed(TREES, Cost(1.0))
+    checked = Checked(fail, claimed, candidates(fail), lambda *_: fail, Report(), Jury())
+    for _ in range(TWICE + 1):
         with pytest.raises(ZeroDivisionError):
             checked([])
 
