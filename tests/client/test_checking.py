@@ -54,6 +54,7 @@ class Relocating:
 
     refusal = None
     refused_for_good = False
+    refused_for_now = None
 
     def __init__(self, makes_at: range) -> None:
         self._makes_at = makes_at
