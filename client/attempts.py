@@ -21,12 +21,13 @@ from pygraphd.client.refusals import Lasts
 from pygraphd.client.replay import Replay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.driver import Driver
     from pygraphd.client.output_facts import OutputFacts
     from pygraphd.client.recording import Capture
+    from pygraphd.client.report import Report
     from pygraphd.client.verification import Disagreement, Generator
 
 NO_ROOM = "not enough free memory to verify a recording"
@@ -111,13 +112,11 @@ class Failure:
 class Attempts:
     """Makes the recordings of one callable."""
 
-    def __init__(
-        self, launch: Runnable, recorder: Recorder, note: Callable[[str], None], outputs: OutputFacts
-    ) -> None:
-        """Record `launch`; `note` is told what fails later."""
+    def __init__(self, launch: Runnable, recorder: Recorder, report: Report, outputs: OutputFacts) -> None:
+        """Record `launch`."""
         self._launch = launch
         self._recorder = recorder
-        self._note = note
+        self._report = report
         self._outputs = outputs
         self.captures = 0
         """How often it was captured, or was to be."""
@@ -129,7 +128,7 @@ class Attempts:
     def begin(self, inputs: list[Any], staged: frozenset[int]) -> Attempt | Failure:
         """Record a call, with buffers for the inputs that are `staged`, and replay it on copies of its inputs."""
         try:
-            with _collecting_later():
+            with self._report.recording(), _collecting_later():
                 return self._try(inputs, staged)
         except PassingError as error:
             return Failure(_first_line(error), Lasts.FOR_NOW)
@@ -146,7 +145,7 @@ class Attempts:
         """Return why an attempt is not to be used, in view of what the callable has returned; None if it is."""
         began = time.perf_counter()
         try:
-            with _collecting_later():
+            with self._report.recording(), _collecting_later():
                 found = attempt.trial.disagreement(outputs)
         except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
             return Failure(f"verification failed: {_first_line(error)}", Lasts.IN_THIS_PROCESS)
@@ -166,7 +165,7 @@ class Attempts:
         capture = self._capture(bound)
         times.append(time.perf_counter())
         built = recording.build(
-            self._recorder.driver, capture, bound, staged, self._note, self._outputs.gradients
+            self._recorder.driver, capture, bound, staged, self._report.fail, self._outputs.gradients
         )
         times.append(time.perf_counter())
         try:

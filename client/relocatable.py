@@ -63,7 +63,7 @@ class Relocatable:
         self.outputs = outputs
         """What is known of them beforehand."""
         self._recorder = recorder
-        self._attempts = Attempts(launch, recorder, report.fail, outputs)
+        self._attempts = Attempts(launch, recorder, report, outputs)
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
         self._refused = Refusals()
@@ -258,7 +258,8 @@ class Relocatable:
 
     def _trim(self) -> None:
         try:
-            self._recorder.trim()
+            with self._report.recording():
+                self._recorder.trim()
         except Exception as error:  # noqa: BLE001 - one of CUDA's, which is the user's to meet in a call of theirs
             self._report.fail(f"giving memory back: {type(error).__name__}")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,8 @@ from pygraphd.schema.messages import Deployment
 from pygraphd.schema.summary import SUMMARY_VERSION, Deployed, Source
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pygraphd.schema.keys import Environment
     from pygraphd.schema.messages import Decision, Graph
 
@@ -36,6 +40,7 @@ class Report:
         self.lookup_ms = 0.0
         self.measuring_ms = 0.0
         self.checking_ms = 0.0
+        self.recording_ms = 0.0
         self.daemon_version: str | None = None
         self.coverage: dict[str, Any] | None = None
         """Kernels and copies of one step and how many of them ran in graphs, or the reason why that is not known; None: not asked for."""
@@ -64,6 +69,17 @@ class Report:
         """
         with self._lock:
             self.counts.update(counts)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Count the host's time within as that of recording a relocatable graph and verifying it, whatever comes of it."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed_ms = (time.perf_counter() - began) * 1e3
+            with self._lock:
+                self.recording_ms += elapsed_ms
 
     def fail(self, reason: str) -> None:
         """Note that something of ours did not work; the user's program goes on."""
@@ -157,6 +173,7 @@ class Report:
                 "lookup_ms": round(self.lookup_ms, 3),
                 "measuring_ms": round(self.measuring_ms, 3),
                 "checking_ms": round(self.checking_ms, 3),
+                "recording_ms": round(self.recording_ms, 3),
                 "bounds": self.bounds,
                 "coverage": self.coverage,
                 "daemon": {"version": self.daemon_version},

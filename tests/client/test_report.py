@@ -45,7 +45,8 @@ def test_the_summary_has_the_promised_fields(target: Path) -> None:
 
     summary = json.loads(target.read_text())
     promised = (
-        "graphs", "looked_up", "hits", "misses", "measured", "deployed", "reasons", "lookup_ms", "measuring_ms", "daemon",
+        "graphs", "looked_up", "hits", "misses", "measured", "deployed", "reasons", "lookup_ms", "measuring_ms",
+        "recording_ms", "daemon",
     )  # fmt: skip
     assert {name: summary[name] for name in promised} == {
         "graphs": 3,
@@ -57,6 +58,7 @@ def test_the_summary_has_the_promised_fields(target: Path) -> None:
         "reasons": {"no CUDA device": 2, "TREES is faster": 1},
         "lookup_ms": 0.0,
         "measuring_ms": 0.0,
+        "recording_ms": 0.0,
         "daemon": {"version": None},
     }
     assert summary["failures"] == {"daemon: no daemon": 1}

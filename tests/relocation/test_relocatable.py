@@ -8,6 +8,7 @@ import gc
 import itertools
 import random
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -308,6 +309,28 @@ def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None
     assert case.report.fallbacks == {relocatable.NOT_YET: 1}
     assert case.recorder.captures == run.recordings == 1
     assert run.refusal is None
+
+
+def test_what_recording_takes_is_counted_once_and_not_the_call_that_is_launched_meanwhile(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        time.sleep(0.03 if operations is case.recorder.launching else 0.02)
+        return (operations.add(inputs[0], inputs[1]),)
+
+    monkeypatch.setattr(case.recorder, "trim", lambda: time.sleep(0.01))
+    run = case.make(body)
+    run([case.floats(0), case.floats(1)])
+    assert case.report.recording_ms == 0
+
+    began = time.perf_counter()
+    run([case.floats(1), case.floats(1)])
+    whole_ms = (time.perf_counter() - began) * 1e3
+    counted_ms = case.report.recording_ms
+    run([case.floats(2), case.floats(1)])
+
+    assert 20 + 2 * 10 <= counted_ms <= whole_ms - 30
+    assert case.report.recording_ms == counted_ms
 
 
 def test_another_device_may_be_the_current_one(case: Case) -> None:
@@ -854,6 +877,7 @@ def test_what_cannot_be_captured_is_launched_with_its_reason(case: Case) -> None
     reason = "it cannot be captured: operation not permitted when stream is capturing"
     assert case.report.fallbacks == {relocatable.NOT_YET: 1, reason: 3}
     assert case.recorder.captures == 1
+    assert case.report.recording_ms > 0
 
 
 def test_an_error_of_the_users_while_it_is_recorded_is_the_users(case: Case) -> None:
