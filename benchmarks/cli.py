@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser("run", help="measure workloads with peers, each in a fresh process"))
     _add_table(commands.add_parser("table", help="print a result file of `run`"))
     _add_compare(commands.add_parser("compare", help="hold a peer against the better of its rivals"))
+    _add_price(commands.add_parser("price", help="hold what deciding takes against the time to compile"))
     _add_figure(commands.add_parser("figure", help="draw the steps of a result file of `run --each-step`"))
     _add_regions(
         commands.add_parser("regions", help="time compiled regions in PyTorch's trees and relocatable")
@@ -152,6 +153,11 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_compare)
     parser.add_argument("file", type=Path, nargs="+", help="several are taken together")
     parser.add_argument("--peer", default="pygraph-cold", choices=sorted(PEERS), metavar="P")
+
+
+def _add_price(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_price)
+    parser.add_argument("file", type=Path, nargs="+", help="several are taken together")
 
 
 def _add_figure(parser: argparse.ArgumentParser) -> None:
@@ -289,6 +295,16 @@ def _figure(options: argparse.Namespace) -> int:
     check_writable(options.out.absolute())
     draw(read_records(options.file), *read_title(options.file), options.out)
     return 0
+
+
+def _price(options: argparse.Namespace) -> int:
+    from benchmarks.price import HOW, is_known, render, too_dear
+
+    records = [record for file in options.file for record in read_records(file)]
+    print(render(records))
+    if not is_known(records):
+        raise BenchmarkError(f"no price is known; take the data, one process at a time, with: {HOW}")
+    return int(too_dear(records))
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -7,10 +7,11 @@ import json
 import os
 import statistics
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from benchmarks.details import Details, details_of, read_details
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure, summarize
 
@@ -50,10 +51,21 @@ class Record:
     graph_launches: int | None = None
     each_step_ms: list[list[float]] | None = None
     """The timed steps of each repetition in their order, if they were asked for."""
+    details: Details = field(default_factory=Details)
 
 
-def record_of(workload: Workload, peer: Peer, trials: Sequence[Trial], *, each_step: bool = False) -> Record:
-    """Return the record for the trials of one workload and peer, in the order in which they ran."""
+def record_of(
+    workload: Workload,
+    peer: Peer,
+    trials: Sequence[Trial],
+    *,
+    each_step: bool = False,
+    together: bool = False,
+) -> Record:
+    """Return the record for the trials of one workload and peer, in the order in which they ran.
+
+    `together`: others compiled beside them.
+    """
     answers = [trial.answer for trial in trials if trial.answer]
     summaries = [trial.summary for trial in trials if trial.summary]
     coverage = next((answer.coverage for answer in reversed(answers) if answer.coverage), None)
@@ -76,6 +88,7 @@ def record_of(workload: Workload, peer: Peer, trials: Sequence[Trial], *, each_s
         kernels=coverage.kernels if coverage else None,
         graph_launches=coverage.graph_launches if coverage else None,
         each_step_ms=[[round(ms, 4) for ms in a.step_ms] for a in answers] if each_step else None,
+        details=details_of(trials, together=together),
     )
 
 
@@ -154,9 +167,21 @@ def write_result(
             "environment": environment,
             "settings": settings,
             "notes": list(NOTES),
-            "records": [dataclasses.asdict(record) for record in records],
+            "records": [_without_details(record) for record in records],
+            # Apart: readers of older versions refuse a record that has fields unknown to them.
+            "details": [_details(record) for record in records],
         },
     )
+
+
+def _without_details(record: Record) -> dict[str, Any]:
+    values = dataclasses.asdict(record)
+    del values["details"]
+    return values
+
+
+def _details(record: Record) -> dict[str, Any]:
+    return {"workload": record.workload, "peer": record.peer, **dataclasses.asdict(record.details)}
 
 
 def check_writable(file: Path) -> None:
@@ -183,7 +208,22 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 
 def read_records(file: Path) -> list[Record]:
     """Return the records of a result file; raises BenchmarkError if it is none."""
-    return _read(file, lambda content: [_read_record(values) for values in content["records"]])
+    return _read(file, _read_all)
+
+
+def _read_all(content: dict[str, Any]) -> list[Record]:
+    details, settings = content.get("details", []), content["settings"]
+    return [
+        _read_record(values, read_details(_detail(details, index, values), settings))
+        for index, values in enumerate(content["records"])
+    ]
+
+
+def _detail(details: list[dict[str, Any]], index: int, record: dict[str, Any]) -> dict[str, Any] | None:
+    # In a file that was merged by hand there may be none, or that of another.
+    found = details[index] if index < len(details) else None
+    ours = found is not None and all(found[name] == record[name] for name in ("workload", "peer"))
+    return found if ours else None
 
 
 def read_title(file: Path) -> tuple[str, int]:
@@ -211,9 +251,9 @@ def _read(file: Path, get: Callable[[dict[str, Any]], _T]) -> _T:
         raise BenchmarkError(f"{file} is no result of `python -m benchmarks run`: {error!r}") from error
 
 
-def _read_record(values: dict[str, Any]) -> Record:
+def _read_record(values: dict[str, Any], details: Details) -> Record:
     figures = {name: values[name] and Figure(**values[name]) for name in _FIGURES}
-    return Record(**{**values, **figures})
+    return Record(**{**values, **figures, "details": details})
 
 
 _FIGURES = ("step_ms", "host_ms", "pipelined_ms")

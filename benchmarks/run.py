@@ -149,7 +149,13 @@ class Run:
     def records(self) -> list[Record]:
         """Return the records so far, workload by workload in the order asked for."""
         return [
-            record_of(workload, peer, self.trials[workload.name, peer.name], each_step=self.plan.each_step)
+            record_of(
+                workload,
+                peer,
+                self.trials[workload.name, peer.name],
+                each_step=self.plan.each_step,
+                together=self.plan.together,
+            )
             for workload in self.plan.workloads
             for peer in self.plan.peers
             if (workload.name, peer.name) in self.trials

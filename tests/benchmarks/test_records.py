@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.details import Details
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure
 from benchmarks.peers import PEERS
@@ -157,11 +158,60 @@ def test_file_has_the_documented_shape_and_reads_back(tmp_path: Path) -> None:
     write_result(file, {"gpu": None}, {"steps": 1}, records)
     content = json.loads(file.read_text())
     assert content["schema"] == 1
+    # Not one more: readers of older versions refuse what they do not know.
     assert all(set(entry) == FIELDS for entry in content["records"])
     assert set(content["records"][0]["step_ms"]) == {"median", "mad", "n"}
     assert content["records"][0]["mode"] == "training"
     assert read_records(file) == records
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_the_parts_of_a_warm_price_are_read_back_for_the_right_record(tmp_path: Path) -> None:
+    timed = summary(0.0, trees=0) | {"lookup_ms": 1.5, "checking_ms": 0.0, "recording_ms": 250.0}
+    trials = [answered(0, [1.0], summary=timed), answered(1, [1.0], summary=timed | {"lookup_ms": 2.5})]
+    warm = record_of(WORKLOADS["mlp-training"], PEERS["pygraph-warm"], trials, together=True)
+    file = tmp_path / "result.json"
+    write_result(file, {"gpu": None}, {}, [record(answered(0, [1.0])), warm])
+
+    plain, read = read_records(file)
+
+    assert read == warm
+    assert read.details == Details(True, 0.002, 0.0, 0.25)
+    assert plain.details == Details()
+
+
+@pytest.mark.parametrize(
+    ("settings", "together"),
+    [({}, False), ({"compiled_together": True}, True), ({"compiled_together": False}, False)],
+)
+def test_of_an_older_file_the_settings_say_what_compiled_beside(
+    tmp_path: Path, settings: dict[str, Any], *, together: bool
+) -> None:
+    file = tmp_path / "result.json"
+    write_result(file, {"gpu": None}, settings, [record(answered(0, [1.0]))])
+    content = json.loads(file.read_text())
+    del content["details"]
+    file.write_text(json.dumps(content))
+
+    (read,) = read_records(file)
+
+    assert read.details == Details(together)
+
+
+def test_details_of_other_records_and_of_later_versions_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    write_result(
+        file, {"gpu": None}, {}, [record(answered(0, [1.0]), peer=peer) for peer in ("default", "eager")]
+    )
+    content = json.loads(file.read_text())
+    content["details"] = [
+        {**content["details"][1], "lookup_s": 9.0},
+        {**content["details"][1], "lookup_s": 1.0, "new": 2},
+    ]
+    content["records"].append(content["records"][1])
+    file.write_text(json.dumps(content))
+
+    assert [each.details.lookup_s for each in read_records(file)] == [None, 1.0, None]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 1, "records": [{}]}'])
