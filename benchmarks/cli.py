@@ -153,6 +153,11 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_compare)
     parser.add_argument("file", type=Path, nargs="+", help="several are taken together")
     parser.add_argument("--peer", default="pygraph-cold", choices=sorted(PEERS), metavar="P")
+    parser.add_argument(
+        "--back-to-back",
+        action="store_true",
+        help="have the exit code be 1, too, if one loses only in steps that are not waited for",
+    )
 
 
 def _add_price(parser: argparse.ArgumentParser) -> None:
@@ -315,7 +320,10 @@ def _compare(options: argparse.Namespace) -> int:
         names = ", ".join(map(str, options.file))
         raise BenchmarkError(f"no record of {options.peer} in {names}: name another with --peer")
     print(render(comparisons, options.peer))
-    return int(any(each.verdict in BAD for each in comparisons))
+    verdicts = [each.verdict for each in comparisons]
+    if options.back_to_back:
+        verdicts += [each.pipelined_verdict for each in comparisons if each.pipelined_verdict]
+    return int(any(verdict in BAD for verdict in verdicts))
 
 
 def _table(options: argparse.Namespace) -> int:

@@ -1,11 +1,13 @@
 """`python -m benchmarks compare`: a peer held against the better of its rivals, workload by workload, with the noise of either.
 
-Noise is what processes of one peer differ by, of the two that are compared the more; of one process each it is not known.
+Noise is what processes of one peer differ by, of the two that are compared the more; of one process each it is not known. Back to
+back, where it is not known what processes differ by, the error of the median of their windows stands for it, which is less.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 from collections import Counter
 from dataclasses import dataclass
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
     from benchmarks.records import Record
 
 RIVALS = ("default", "reduce-overhead")
-_HEAD = ("workload", *RIVALS, "PEER", "over the better", "noise", "back to back", "")
+_HEAD = ("workload", *RIVALS, "PEER", "over the better", "noise", "", "back to back", "noise", "")
+_TEXT_COLUMNS = {0, 6, 9}
+_ERROR = 1.86
+"""Of a median, in median absolute deviations over the root of the number of samples, if these are distributed normally."""
 
 
 class Verdict(enum.StrEnum):
@@ -45,9 +50,12 @@ class Comparison:
     ratio: float | None
     noise: float | None
     """0.1: processes of one peer differ by a tenth."""
-    pipelined_ratio: float | None
-    """Of the times of steps that are not waited for, over the better rival's in these."""
     verdict: Verdict
+    pipelined_ratio: float | None = None
+    """Of the times of steps that are not waited for, over the better rival's in these."""
+    pipelined_noise: float | None = None
+    pipelined_verdict: Verdict | None = None
+    """None if there is nothing to compare."""
 
 
 def compare(records: Sequence[Record], peer: str) -> list[Comparison]:
@@ -68,7 +76,7 @@ def render(comparisons: Sequence[Comparison], peer: str) -> str:
     """Return a line for each workload, and what they come to."""
     head = tuple(peer if cell == "PEER" else cell for cell in _HEAD)
     rows = [head, *(_row(each, peer) for each in comparisons)]
-    return "\n".join([*aligned(rows, {0, len(head) - 1}), _summary(comparisons)])
+    return "\n".join([*aligned(rows, _TEXT_COLUMNS), _summary(comparisons), _back_to_back(comparisons)])
 
 
 def _compared(workload: str, by_peer: dict[str, list[Record]], peer: str) -> Comparison:
@@ -78,13 +86,12 @@ def _compared(workload: str, by_peer: dict[str, list[Record]], peer: str) -> Com
     # A rival is as good as the processes of it that ran; the peer in question has to run in all.
     has_failed = not all(each.repetition_medians_ms for each in by_peer[peer])
     if has_failed or not rivals:
-        verdict = Verdict.FAILED if has_failed else Verdict.ALONE
-        return Comparison(workload, steps_ms, None, None, None, verdict)
+        return Comparison(workload, steps_ms, None, None, Verdict.FAILED if has_failed else Verdict.ALONE)
     best = min(rivals, key=steps_ms.__getitem__)
     ratio = steps_ms[peer] / steps_ms[best]
     noise = _noise([medians[peer], medians[best]])
     return Comparison(
-        workload, steps_ms, ratio, noise, _pipelined(by_peer, peer, rivals), _verdict(ratio, noise)
+        workload, steps_ms, ratio, noise, _verdict(ratio, noise), *_pipelined(by_peer, peer, rivals)
     )
 
 
@@ -96,13 +103,40 @@ def _noise(medians: Sequence[Sequence[float]]) -> float | None:
     return max((max(each) / min(each) - 1 for each in medians if len(each) > 1), default=None)
 
 
-def _pipelined(by_peer: dict[str, list[Record]], peer: str, rivals: Sequence[str]) -> float | None:
+def _pipelined(
+    by_peer: dict[str, list[Record]], peer: str, rivals: Sequence[str]
+) -> tuple[float | None, float | None, Verdict | None]:
+    """Return ratio, noise and verdict of the windows."""
     medians: dict[str, float] = {}
     for name in (peer, *rivals):
         if found := [each.pipelined_ms.median for each in by_peer[name] if each.pipelined_ms]:
             medians[name] = statistics.median(found)
-    best = min((medians[name] for name in rivals if name in medians), default=None)
-    return medians[peer] / best if best and peer in medians else None
+    measured = [name for name in rivals if name in medians]
+    if peer not in medians or not measured:
+        return None, None, None
+    best = min(measured, key=medians.__getitem__)
+    ratio = medians[peer] / medians[best]
+    either = [_noise_of_windows(by_peer[name]) for name in (peer, best)]
+    noise = max((each for each in either if each is not None), default=None)
+    return ratio, noise, _verdict(ratio, noise)
+
+
+def _noise_of_windows(records: Sequence[Record]) -> float | None:
+    processes = [_processes_ms(each) for each in records if each.pipelined_ms]
+    medians = [median for each in processes for median in each or ()]
+    if all(processes) and len(medians) > 1:
+        return _noise([medians])
+    # Files of before the medians of processes were kept have no more than this.
+    figures = [each.pipelined_ms for each in records if each.pipelined_ms]
+    errors = [_ERROR * each.mad / math.sqrt(each.n) / each.median for each in figures if each.n > 1]
+    return max(errors, default=None)
+
+
+def _processes_ms(record: Record) -> list[float] | None:
+    """Return the median windows of a record's processes; None if they are not known."""
+    if record.details.repetition_pipelined_ms is None and len(record.repetition_medians_ms) == 1:
+        return [record.pipelined_ms.median] if record.pipelined_ms else None
+    return record.details.repetition_pipelined_ms
 
 
 def _verdict(ratio: float, noise: float | None) -> Verdict:
@@ -115,11 +149,19 @@ def _verdict(ratio: float, noise: float | None) -> Verdict:
 
 def _row(each: Comparison, peer: str) -> tuple[str, ...]:
     steps = [f"{each.steps_ms[name]:.3f}" if name in each.steps_ms else NOTHING for name in (*RIVALS, peer)]
-    noise = NOTHING if each.noise is None else f"{each.noise:.1%}"
     return (
-        *(each.workload, *steps, _number(each.ratio), noise),
-        *(_number(each.pipelined_ratio), str(each.verdict)),
+        *(each.workload, *steps),
+        *(_number(each.ratio), _share(each.noise), str(each.verdict)),
+        *(
+            _number(each.pipelined_ratio),
+            _share(each.pipelined_noise),
+            str(each.pipelined_verdict or NOTHING),
+        ),
     )
+
+
+def _share(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1%}"
 
 
 def _number(value: float | None) -> str:
@@ -132,3 +174,11 @@ def _summary(comparisons: Sequence[Comparison]) -> str:
     ratios = [each.ratio for each in comparisons if each.ratio is not None]
     most = f"; {statistics.median(ratios):.3f} in the median, {max(ratios):.3f} at most" if ratios else ""
     return f"{len(comparisons)} workloads: {said}{most}"
+
+
+def _back_to_back(comparisons: Sequence[Comparison]) -> str:
+    """Say which lose in steps that are not waited for: it is no part of the exit code unless it was asked for."""
+    told = [each for each in comparisons if each.pipelined_verdict is not None]
+    lost = [each for each in told if each.pipelined_verdict is Verdict.SLOWER]
+    names = ", ".join(f"{each.workload} {_number(each.pipelined_ratio)}" for each in lost)
+    return f"back to back: {len(lost)} of {len(told)} lose beyond noise" + (f": {names}" if names else "")

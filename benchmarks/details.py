@@ -22,16 +22,20 @@ class Details:
     lookup_s: float | None = None
     checking_s: float | None = None
     recording_s: float | None = None
+    repetition_pipelined_ms: list[float] | None = None
+    """The median window of each process."""
 
 
 def details_of(trials: Sequence[Trial], *, together: bool) -> Details:
     """Return the details for the trials of one workload and peer."""
     summaries = [trial.summary for trial in trials if trial.summary]
+    windows = [trial.answer.pipelined_ms for trial in trials if trial.answer and trial.answer.pipelined_ms]
     return Details(
         compiled_together=together,
         lookup_s=_seconds(summaries, "lookup_ms"),
         checking_s=_seconds(summaries, "checking_ms"),
         recording_s=_seconds(summaries, "recording_ms"),
+        repetition_pipelined_ms=[round(statistics.median(each), 6) for each in windows],
     )
 
 

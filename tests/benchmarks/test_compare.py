@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.compare import BAD, Comparison, Verdict, compare, render
+from benchmarks.details import Details
 from benchmarks.figures import Figure
-from benchmarks.records import Record
+from benchmarks.records import Record, write_result
 from tests.benchmarks.test_cli import benchmarks
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
 
-def record(peer: str, *medians: float, pipelined: float | None = None) -> Record:
-    """Return what a peer came to in processes with these median steps."""
-    figure = Figure(pipelined, 0.0, 3) if pipelined else None
-    return Record(
+def record(
+    peer: str,
+    *medians: float,
+    pipelined: float | None = None,
+    mad: float = 0.0,
+    windows: list[float] | None = None,
+) -> Record:
+    """Return what a peer came to in processes with these median steps, and these median windows if they are known."""
+    figure = Figure(pipelined, mad, 4) if pipelined else None
+    made = Record(
         "three-ops", "inference", 1, peer, None, None, figure, list(medians), None, None, None, None, None, None, ""
     )  # fmt: skip
+    return dataclasses.replace(made, details=Details(repetition_pipelined_ms=windows))
 
 
 def compared(*records: Record) -> Comparison:
@@ -71,6 +81,50 @@ def test_back_to_back_another_rival_may_be_the_better_one() -> None:
     assert found.pipelined_ratio == pytest.approx(1.2)
 
 
+@pytest.mark.parametrize(
+    ("mine", "rivals", "noise", "verdict"),
+    [
+        # What processes differ by, where it is known.
+        (record("pygraph-cold", 1.0, 1.0, pipelined=1.1, windows=[1.0, 1.2]), {"windows": [1.0, 1.0]}, 0.2, "within noise"),
+        (record("pygraph-cold", 1.0, 1.0, pipelined=1.1, windows=[1.1, 1.1]), {"windows": [1.0, 1.05]}, 0.05, "SLOWER"),
+        (record("pygraph-cold", 1.0, 1.0, pipelined=0.9, windows=[0.9, 0.9]), {"windows": [1.0, 1.0]}, 0.0, "faster"),
+        # Else the error of the windows' median, 1.86 * mad / sqrt(4) of it, of either the more.
+        (record("pygraph-cold", 1.0, 1.0, pipelined=1.1), {"mad": 0.1}, 0.093, "SLOWER"),
+        (record("pygraph-cold", 1.0, 1.0, pipelined=1.1, mad=0.22), {"mad": 0.1}, 0.186, "within noise"),
+        (record("pygraph-cold", 1.0, pipelined=1.1, windows=[1.1]), {"mad": 0.1}, 0.093, "SLOWER"),
+    ],
+)  # fmt: skip
+def test_back_to_back_has_a_noise_and_a_verdict_of_its_own(
+    mine: Record, rivals: dict[str, Any], noise: float, verdict: str
+) -> None:
+    found = compared(mine, record("default", 2.0, 2.0, pipelined=1.0, **rivals))
+
+    assert found.verdict is Verdict.FASTER
+    assert found.pipelined_noise == pytest.approx(noise)
+    assert found.pipelined_verdict is Verdict(verdict)
+
+
+def test_without_windows_nothing_is_said_of_back_to_back() -> None:
+    found = compared(record("pygraph-cold", 1.0), record("default", 1.0, pipelined=1.0))
+
+    assert (found.pipelined_ratio, found.pipelined_noise, found.pipelined_verdict) == (None, None, None)
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), 0), (("--back-to-back",), 1)])
+def test_who_loses_back_to_back_is_named_and_counts_if_it_is_asked_for(
+    tmp_path: Path, flags: tuple[str, ...], code: int
+) -> None:
+    file = tmp_path / "result.json"
+    write_result(
+        file, {}, {}, [record("pygraph-cold", 1.0, pipelined=1.5), record("default", 2.0, pipelined=1.0)]
+    )
+
+    done = benchmarks("compare", str(file), *flags)
+
+    assert done.returncode == code
+    assert done.stdout.splitlines()[-1] == "back to back: 1 of 1 lose beyond noise: three-ops 1.500"
+
+
 def test_processes_of_several_files_are_taken_together() -> None:
     found = compared(
         *(record("pygraph-cold", 1.2, pipelined=2.0), record("default", 1.0, pipelined=1.0)),
@@ -84,6 +138,7 @@ def test_processes_of_several_files_are_taken_together() -> None:
     assert found.noise == pytest.approx(0.2)
     assert found.pipelined_ratio == pytest.approx(1.5)
     assert found.verdict is Verdict.NOISE
+    assert found.pipelined_noise == 1.0  # each file has one process of each
 
 
 def test_a_peer_that_has_failed_in_one_file_has_failed() -> None:
@@ -95,25 +150,43 @@ def test_a_peer_that_has_failed_in_one_file_has_failed() -> None:
 def test_a_line_for_each_workload_and_what_they_come_to() -> None:
     records = [record("pygraph-cold", 1.1, 1.1, pipelined=2.0), record("default", 1.0, 1.25, pipelined=1.0)]
 
-    _, line, last = render(compare(records, "pygraph-cold"), "pygraph-cold").splitlines()
+    _, line, last, back_to_back = render(compare(records, "pygraph-cold"), "pygraph-cold").splitlines()
 
-    assert line.split() == ["three-ops", "1.125", "-", "1.100", "0.978", "25.0%", "2.000", "faster"]
+    assert line.split() == [
+        "three-ops",
+        "1.125",
+        "-",
+        "1.100",
+        "0.978",
+        "25.0%",
+        "faster",
+        "2.000",
+        "0.0%",
+        "SLOWER",
+    ]
+    assert back_to_back == "back to back: 1 of 1 lose beyond noise: three-ops 2.000"
     assert last == "1 workloads: 1 faster; 0.978 in the median, 0.978 at most"
 
 
 @pytest.mark.parametrize(
-    ("names", "code", "said"),
+    ("names", "code", "said", "back_to_back"),
     [
-        (["all-h200-4662d70"], 0, "21 workloads: 19 faster, 2 slower, noise not known"),
-        (["placed-h200-28c7926"], 1, "9 workloads: 5 faster, 2 within noise, 1 SLOWER, 1 FAILED"),
-        (["all-h200-ebe41bd", "again-h200-ebe41bd"], 0, "21 workloads: 19 faster, 2 within noise"),
+        (["all-h200-4662d70"], 0, "21 workloads: 19 faster, 2 slower, noise not known", "4 of 21"),
+        (["placed-h200-28c7926"], 1, "9 workloads: 5 faster, 2 within noise, 1 SLOWER, 1 FAILED", "4 of 8"),
+        (
+            ["all-h200-ebe41bd", "again-h200-ebe41bd"],
+            0,
+            "21 workloads: 19 faster, 2 within noise",
+            "3 of 21 lose beyond noise: clip-inference 1.003, bert-training 1.144, three-ops 1.480",
+        ),
     ],
 )
-def test_stored_files_are_judged(names: list[str], code: int, said: str) -> None:
+def test_stored_files_are_judged(names: list[str], code: int, said: str, back_to_back: str) -> None:
     done = benchmarks("compare", *(str(RESULTS / f"{name}.json") for name in names))
 
     assert done.returncode == code
     assert said in done.stdout
+    assert f"back to back: {back_to_back}" in done.stdout
 
 
 def test_a_file_without_the_peer_is_refused() -> None:

@@ -176,8 +176,8 @@ def test_the_parts_of_a_warm_price_are_read_back_for_the_right_record(tmp_path: 
     plain, read = read_records(file)
 
     assert read == warm
-    assert read.details == Details(True, 0.002, 0.0, 0.25)
-    assert plain.details == Details()
+    assert read.details == Details(True, 0.002, 0.0, 0.25, [1.5, 1.5])
+    assert plain.details == Details(repetition_pipelined_ms=[1.5])
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ def test_two_peers_twice(tmp_path: Path) -> None:
         assert (record["reserved_mb"], record["coverage"], record["measuring_s"], record["deployed"]) == (
             None,
         ) * 4
+    for details in result["details"]:
+        assert len(details["repetition_pipelined_ms"]) == 2
+        assert (details["compiled_together"], details["recording_s"]) == (False, None)
     assert default["compile_s"] > eager["compile_s"]
     assert "caches filled" in default["note"]
     assert done.stdout.splitlines()[0].startswith("workload")
@@ -60,6 +63,7 @@ def test_processes_that_compile_side_by_side(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert result["settings"]["compiled_together"] is True
+    assert [details["compiled_together"] for details in result["details"]] == [True, True]
     assert [(record["peer"], record["correct"], record["step_ms"]["n"]) for record in result["records"]] == [
         ("eager", True, 21),
         ("default", True, 21),
@@ -171,3 +175,6 @@ def test_the_product_with_a_cold_and_a_warm_cache(tmp_path: Path) -> None:
         assert "no coverage: no GPU takes part" in record["note"]
         assert record["deployed"]["LAUNCH"] == 2
         assert record["measuring_s"] >= 0
+    for details in result["details"]:
+        assert details["lookup_s"] > 0
+        assert details["recording_s"] == 0  # nothing is recorded on a CPU
