@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from benchmarks.trial import Trial
 
 
+COUNTED = ("captured", "staged", "fallbacks", "failures")
+"""Recordings made, inputs that they copy, calls that were launched, and what of ours did not work, both by reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class Details:
     """Medians are over repetitions; None: not known, as in older files, or not of this peer."""
@@ -24,6 +28,8 @@ class Details:
     recording_s: float | None = None
     repetition_pipelined_ms: list[float] | None = None
     """The median window of each process."""
+    counted: list[dict[str, Any]] | None = None
+    """What the summary of each process of PyGraph's says of `COUNTED`."""
 
 
 def details_of(trials: Sequence[Trial], *, together: bool) -> Details:
@@ -36,6 +42,7 @@ def details_of(trials: Sequence[Trial], *, together: bool) -> Details:
         checking_s=_seconds(summaries, "checking_ms"),
         recording_s=_seconds(summaries, "recording_ms"),
         repetition_pipelined_ms=[round(statistics.median(each), 6) for each in windows],
+        counted=[{name: each.get(name) for name in COUNTED} for each in summaries] or None,
     )
 
 

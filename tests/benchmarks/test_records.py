@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +167,27 @@ def test_file_has_the_documented_shape_and_reads_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
+def test_what_was_recorded_staged_and_launched_is_kept_of_each_process(tmp_path: Path) -> None:
+    launched = {"sizes that had not come back yet": 2, "verification: output 1 differs": 1}
+    of_first = {"captured": 3, "staged": 2, "failures": {"giving memory back: RuntimeError": 1}}
+    made = record(
+        answered(0, [1.0], summary=summary(1.0, trees=1) | of_first),
+        failed(1, "killed"),
+        answered(2, [1.0], summary=summary(1.0, trees=1) | {"captured": 0, "staged": 0, "fallbacks": {}}),
+        peer="pygraph-cold",
+    )
+    file = tmp_path / "result.json"
+    write_result(file, {"gpu": None}, {}, [made, record(answered(0, [1.0]))])
+
+    read, plain = read_records(file)
+
+    assert read.details.counted == [
+        {**of_first, "fallbacks": launched},
+        {"captured": 0, "staged": 0, "fallbacks": {}, "failures": None},
+    ]
+    assert plain.details.counted is None
+
+
 def test_the_parts_of_a_warm_price_are_read_back_for_the_right_record(tmp_path: Path) -> None:
     timed = summary(0.0, trees=0) | {"lookup_ms": 1.5, "checking_ms": 0.0, "recording_ms": 250.0}
     trials = [answered(0, [1.0], summary=timed), answered(1, [1.0], summary=timed | {"lookup_ms": 2.5})]
@@ -176,7 +198,7 @@ def test_the_parts_of_a_warm_price_are_read_back_for_the_right_record(tmp_path: 
     plain, read = read_records(file)
 
     assert read == warm
-    assert read.details == Details(True, 0.002, 0.0, 0.25, [1.5, 1.5])
+    assert dataclasses.replace(read.details, counted=None) == Details(True, 0.002, 0.0, 0.25, [1.5, 1.5])
     assert plain.details == Details(repetition_pipelined_ms=[1.5])
 
 
