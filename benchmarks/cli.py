@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="measure workloads with peers, each in a fresh process"))
-    _add_table(commands.add_parser("table", help="print a result file of `run`"))
+    _add_table(commands.add_parser("table", help="print result files of `run` and `regions`"))
     _add_compare(commands.add_parser("compare", help="hold a peer against the better of its rivals"))
     _add_price(commands.add_parser("price", help="hold what deciding takes against the time to compile"))
     _add_figure(commands.add_parser("figure", help="draw the steps of a result file of `run --each-step`"))
@@ -327,5 +327,12 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _table(options: argparse.Namespace) -> int:
-    print(render([record for file in options.file for record in read_records(file)]))
+    from benchmarks import region_table
+
+    of_regions = {file: found for file in options.file if (found := region_table.read_regions(file))}
+    others = [file for file in options.file if file not in of_regions]
+    if others:
+        print(render([record for file in others for record in read_records(file)]))
+    for file, records in of_regions.items():
+        print(f"{file}:\n{region_table.render(records)}")
     return 0

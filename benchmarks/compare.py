@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from benchmarks.records import Record
 
 RIVALS = ("default", "reduce-overhead")
-_HEAD = ("workload", *RIVALS, "PEER", "over the better", "noise", "", "back to back", "noise", "")
+_TREES = "reduce-overhead"
+_HEAD = ("workload", *RIVALS, "PEER", "over the better", "noise", "", "back to back", "noise", "", "reserved")
 _TEXT_COLUMNS = {0, 6, 9}
 _ERROR = 1.86
 """Of a median, in median absolute deviations over the root of the number of samples, if these are distributed normally."""
@@ -56,6 +57,8 @@ class Comparison:
     pipelined_noise: float | None = None
     pipelined_verdict: Verdict | None = None
     """None if there is nothing to compare."""
+    reserved_ratio: float | None = None
+    """Of reserved memory, over that in PyTorch's trees; what a cold process reserves to find out is in it."""
 
 
 def compare(records: Sequence[Record], peer: str) -> list[Comparison]:
@@ -91,7 +94,13 @@ def _compared(workload: str, by_peer: dict[str, list[Record]], peer: str) -> Com
     ratio = steps_ms[peer] / steps_ms[best]
     noise = _noise([medians[peer], medians[best]])
     return Comparison(
-        workload, steps_ms, ratio, noise, _verdict(ratio, noise), *_pipelined(by_peer, peer, rivals)
+        workload,
+        steps_ms,
+        ratio,
+        noise,
+        _verdict(ratio, noise),
+        *_pipelined(by_peer, peer, rivals),
+        _reserved(by_peer, peer),
     )
 
 
@@ -139,6 +148,14 @@ def _processes_ms(record: Record) -> list[float] | None:
     return record.details.repetition_pipelined_ms
 
 
+def _reserved(by_peer: dict[str, list[Record]], peer: str) -> float | None:
+    ours, trees = (
+        max((each.reserved_mb or 0.0 for each in by_peer.get(name, ())), default=0.0)
+        for name in (peer, _TREES)
+    )
+    return ours / trees if ours and trees else None
+
+
 def _verdict(ratio: float, noise: float | None) -> Verdict:
     if ratio <= 1:
         return Verdict.FASTER
@@ -149,15 +166,10 @@ def _verdict(ratio: float, noise: float | None) -> Verdict:
 
 def _row(each: Comparison, peer: str) -> tuple[str, ...]:
     steps = [f"{each.steps_ms[name]:.3f}" if name in each.steps_ms else NOTHING for name in (*RIVALS, peer)]
-    return (
-        *(each.workload, *steps),
-        *(_number(each.ratio), _share(each.noise), str(each.verdict)),
-        *(
-            _number(each.pipelined_ratio),
-            _share(each.pipelined_noise),
-            str(each.pipelined_verdict or NOTHING),
-        ),
-    )
+    waited_for = (_number(each.ratio), _share(each.noise), str(each.verdict))
+    verdict = str(each.pipelined_verdict or NOTHING)
+    back_to_back = (_number(each.pipelined_ratio), _share(each.pipelined_noise), verdict)
+    return (each.workload, *steps, *waited_for, *back_to_back, _number(each.reserved_ratio))
 
 
 def _share(value: float | None) -> str:

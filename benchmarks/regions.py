@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import region_table
 from benchmarks.environment import TORCH_FIELDS, describe_host
 from benchmarks.errors import UnknownNameError
 from benchmarks.gate import Gate
@@ -77,7 +78,7 @@ def measure_regions(
                 environment = {**dict.fromkeys(TORCH_FIELDS), **environment, **(seen or {})}
                 records.append({**record, "compiled_together": together})
                 write_json(out, {"schema": SCHEMA, "environment": environment, "records": records})
-    return [line for record in records for line in _lines(record)]
+    return [*(line for record in records for line in _lines(record)), region_table.render(records)]
 
 
 def _together(jobs: Sequence[_Job], folder: Path) -> Iterator[dict[str, Any]]:

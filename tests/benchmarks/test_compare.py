@@ -147,6 +147,30 @@ def test_a_peer_that_has_failed_in_one_file_has_failed() -> None:
     assert found.verdict is Verdict.FAILED
 
 
+@pytest.mark.parametrize(
+    ("mine", "trees", "ratio"),
+    [
+        ([832.0], [690.0], 1.206),
+        ([690.0, 866.0], [768.0, 690.0], 1.128),
+        ([None], [690.0], None),
+        ([832.0], [None], None),
+    ],
+)
+def test_reserved_memory_is_held_against_that_of_trees(
+    mine: list[float | None], trees: list[float | None], ratio: float | None
+) -> None:
+    def reserved(peer: str, each: float | None) -> Record:
+        return dataclasses.replace(record(peer, 1.0), reserved_mb=each)
+
+    found = compared(
+        *(reserved("pygraph-cold", each) for each in mine),
+        *(reserved("reduce-overhead", each) for each in trees),
+        reserved("default", 1.0),
+    )
+
+    assert found.reserved_ratio == pytest.approx(ratio, abs=1e-3)
+
+
 def test_a_line_for_each_workload_and_what_they_come_to() -> None:
     records = [record("pygraph-cold", 1.1, 1.1, pipelined=2.0), record("default", 1.0, 1.25, pipelined=1.0)]
 
@@ -163,6 +187,7 @@ def test_a_line_for_each_workload_and_what_they_come_to() -> None:
         "2.000",
         "0.0%",
         "SLOWER",
+        "-",
     ]
     assert back_to_back == "back to back: 1 of 1 lose beyond noise: three-ops 2.000"
     assert last == "1 workloads: 1 faster; 0.978 in the median, 0.978 at most"

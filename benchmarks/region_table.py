@@ -1,0 +1,134 @@
+"""What a file of `regions` comes to, a line for each workload and way: memory and GPU time over those in trees, and launched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.table import NOTHING, aligned
+from benchmarks.workloads import WORKLOADS, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+TREES, RELOCATE, LAUNCH = "trees", "relocate", "launch"
+RESERVED_OF_TREES = {Mode.INFERENCE: 1.0, Mode.TRAINING: 1.1}
+"""What relocatable graphs may reserve of what trees do."""
+LARGE_INPUTS = frozenset({"autoencoder-inference"})
+"""Workloads with moving inputs so large that copying them shows: held against launched calls, which copy none."""
+_HEAD = ("workload", "way", "reserved MB", "of trees'", "GPU us", "of trees'", "of launched", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One workload run in one way: medians over its processes, of the time on the GPU summed up over its regions."""
+
+    workload: str
+    way: str
+    reserved_mb: float
+    gpu_us: float | None
+
+
+Ways = dict[str, dict[str, Way]]
+"""By workload, then by way."""
+
+
+def read_regions(file: Path) -> list[dict[str, Any]] | None:
+    """Return the records of a file of `regions`; None if it is none, which whoever reads other files may find to be one of these."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        records = json.loads(file.read_text())["records"]
+        if records and all("way" in each for each in records):
+            return list(records)
+    return None
+
+
+def ways(records: Sequence[Mapping[str, Any]]) -> Ways:
+    """Sum records up; those that failed say nothing."""
+    found: Ways = {}
+    good = [each for each in records if "error" not in each]
+    for workload, way in dict.fromkeys((each["workload"], each["way"]) for each in good):
+        of_way = [each for each in good if (each["workload"], each["way"]) == (workload, way)]
+        gpu_us = [_gpu_us(each) for each in of_way]
+        known = [each for each in gpu_us if each is not None]
+        found.setdefault(workload, {})[way] = Way(
+            workload,
+            way,
+            statistics.median(each["reserved_mb"] for each in of_way),
+            statistics.median(known) if known else None,
+        )
+    return found
+
+
+def _gpu_us(record: Mapping[str, Any]) -> float | None:
+    figures = [region["gpu_us"] for region in record["regions"]]
+    return sum(each["median"] for each in figures) if figures and all(figures) else None
+
+
+def render(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line for each, and which relocatable graphs reserve more than they may."""
+    found = ways(records)
+    rows = [_row(each, of_workload) for of_workload in found.values() for each in of_workload.values()]
+    return "\n".join([*aligned([_HEAD, *rows], {0, 1, len(_HEAD) - 1}), _reserved(found), *_launched(found)])
+
+
+def _row(each: Way, of_workload: Mapping[str, Way]) -> tuple[str, ...]:
+    more = "reserves MORE" if each.way == RELOCATE and _reserves_more(of_workload) else ""
+    return (
+        *(each.workload, each.way, f"{each.reserved_mb:.0f}", _number(_reserved_of_trees(each, of_workload))),
+        *(
+            NOTHING if each.gpu_us is None else f"{each.gpu_us:.0f}",
+            _number(_gpu_of(TREES, each, of_workload)),
+        ),
+        *(_number(_gpu_of(LAUNCH, each, of_workload)), more),
+    )
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def _reserved_of_trees(each: Way, of_workload: Mapping[str, Way]) -> float | None:
+    trees = of_workload.get(TREES)
+    return each.reserved_mb / trees.reserved_mb if trees and trees.reserved_mb else None
+
+
+def _gpu_of(way: str, each: Way, of_workload: Mapping[str, Way]) -> float | None:
+    other = of_workload.get(way)
+    return each.gpu_us / other.gpu_us if other and other.gpu_us and each.gpu_us is not None else None
+
+
+def _relocated_of_trees(of_workload: Mapping[str, Way]) -> float | None:
+    relocated = of_workload.get(RELOCATE)
+    return _reserved_of_trees(relocated, of_workload) if relocated else None
+
+
+def allowed(workload: str) -> float:
+    """Return what share of trees' reserved memory relocatable graphs may reserve in a workload."""
+    return RESERVED_OF_TREES[WORKLOADS[workload].mode]
+
+
+def _reserves_more(of_workload: Mapping[str, Way]) -> bool:
+    ratio = _relocated_of_trees(of_workload)
+    return ratio is not None and ratio > allowed(next(iter(of_workload.values())).workload)
+
+
+def _reserved(found: Ways) -> str:
+    told = {name: ratio for name, each in found.items() if (ratio := _relocated_of_trees(each)) is not None}
+    more = [
+        f"{name} {told[name]:.3f} (at most {allowed(name)})" for name in told if _reserves_more(found[name])
+    ]
+    return f"relocatable graphs reserve more than they may in {len(more)} of {len(told)} workloads" + (
+        f": {', '.join(more)}" if more else ""
+    )
+
+
+def _launched(found: Ways) -> list[str]:
+    return [
+        f"{name}: whether its inputs, which are large and move, cost anything is not known: nothing was measured with --ways {LAUNCH}"
+        for name, each in found.items()
+        if name in LARGE_INPUTS and LAUNCH not in each
+    ]

@@ -1,0 +1,106 @@
+"""What relocatable graphs reserve and take on the GPU, over trees and launched calls, and what is said where it is too much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.region_table import LARGE_INPUTS, read_regions, render, ways
+from benchmarks.workloads import WORKLOADS
+from tests.benchmarks.test_cli import benchmarks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+
+
+def record(workload: str, way: str, reserved_mb: float, *gpu_us: float | None) -> dict[str, Any]:
+    regions = [{"gpu_us": {"median": each, "mad": 0.0, "n": 30} if each else None} for each in gpu_us]
+    return {"workload": workload, "way": way, "reserved_mb": reserved_mb, "regions": regions}
+
+
+def cells(records: Sequence[dict[str, Any]]) -> list[list[str]]:
+    return [line.split() for line in render(records).splitlines()[1:]]
+
+
+def test_a_way_is_the_median_of_its_processes_and_the_sum_of_its_regions() -> None:
+    records = [
+        record("bert-training", "trees", reserved, 1.0, gpu) for reserved, gpu in ((9, 9), (2, 3), (4, 2))
+    ]
+    records.append({"workload": "bert-training", "way": "relocate", "error": "killed"})
+
+    (found,) = ways(records)["bert-training"].values()
+
+    assert (found.reserved_mb, found.gpu_us) == (4, 4.0)
+
+
+def test_a_line_for_each_way_over_trees_and_over_launched_calls() -> None:
+    records = [
+        record("autoencoder-inference", "trees", 4000, 300.0),
+        record("autoencoder-inference", "relocate", 3000, 210.0),
+        record("autoencoder-inference", "launch", 3000, 200.0),
+    ]
+
+    assert cells(records)[:3] == [
+        ["autoencoder-inference", "trees", "4000", "1.000", "300", "1.000", "1.500"],
+        ["autoencoder-inference", "relocate", "3000", "0.750", "210", "0.700", "1.050"],
+        ["autoencoder-inference", "launch", "3000", "0.750", "200", "0.667", "1.000"],
+    ]
+    assert render(records).splitlines()[4:] == [
+        "relocatable graphs reserve more than they may in 0 of 1 workloads"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workload", "reserved_mb", "more"),
+    [
+        ("resnet50-training", 110.0, False),
+        ("resnet50-training", 110.1, True),
+        ("resnet50-inference", 100.0, False),
+        ("resnet50-inference", 100.1, True),
+    ],
+)
+def test_in_training_a_tenth_more_than_trees_may_be_reserved_and_in_inference_nothing(
+    workload: str, reserved_mb: float, *, more: bool
+) -> None:
+    text = render([record(workload, "trees", 100.0, 1.0), record(workload, "relocate", reserved_mb, 1.0)])
+
+    assert ("reserves MORE" in text) is more
+    assert f"more than they may in {int(more)} of 1 workloads" in text
+
+
+def test_large_inputs_that_were_not_launched_are_said_to_prove_nothing() -> None:
+    (name,) = LARGE_INPUTS
+    trees, relocated, launched = (record(name, way, 1.0, None) for way in ("trees", "relocate", "launch"))
+
+    assert name in WORKLOADS
+    assert "is not known" in render([trees, relocated])
+    assert "is not known" not in render([trees, relocated, launched])
+    assert "is not known" not in render([record("three-ops", "trees", 1.0, 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "regions-h200-6b7bba1",
+            "in 2 of 7 workloads: bert-inference 1.025 (at most 1.0), resnet50-training 1.128",
+        ),
+        ("regions-h200-9fbebcf", "in 1 of 2 workloads: resnet50-training 1.206 (at most 1.1)"),
+        ("regions-h200", "in 0 of 7 workloads"),
+    ],
+)
+def test_stored_files_say_who_reserves_more(name: str, said: str) -> None:
+    done = benchmarks("table", str(RESULTS / f"{name}.json"), str(RESULTS / "h200.json"))
+
+    assert done.returncode == 0
+    assert f"reserve more than they may {said}" in done.stdout
+    assert "pygraph-warm" in done.stdout
+
+
+def test_files_of_runs_are_none_of_regions() -> None:
+    assert read_regions(RESULTS / "h200.json") is None
+    assert read_regions(RESULTS / "missing.json") is None
