@@ -52,7 +52,7 @@ class Refusals:
         return self._lasts.get(reason, Lasts.IN_THE_GRAPH)
 
 
-class Doubts:
+class Disagreements:
     """Recordings of one callable that did something else than the launched call did on the same inputs.
 
     Kernels that add in an order of their own may differ once by chance, most of all in indices of what is largest. So each is made

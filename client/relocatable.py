@@ -17,7 +17,7 @@ from pygraphd.client.attempts import Attempts, Failure
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.output_facts import OutputFacts
-from pygraphd.client.refusals import Doubts, Lasts, Refusals
+from pygraphd.client.refusals import Disagreements, Lasts, Refusals
 
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
@@ -67,7 +67,7 @@ class Relocatable:
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
         self._refused = Refusals()
-        self._doubts = Doubts()
+        self._disagreements = Disagreements()
         self._seen: set[tuple[int, ...]] = set()
         self._latest: tuple[int, ...] | None = None
         self._changes = 0
@@ -214,7 +214,7 @@ class Relocatable:
     # --- recording ---
 
     def _record(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
-        attempt = self._attempts.begin(inputs, self._doubts.staged(sizes))
+        attempt = self._attempts.begin(inputs, self._disagreements.staged(sizes))
         if isinstance(attempt, Failure):
             self._note_failure(sizes, attempt)
             return self._launch(inputs)
@@ -227,12 +227,12 @@ class Relocatable:
             raise  # the user's own, as without us
         found = self._attempts.end(attempt, outputs)
         if found is None:
-            self._doubts.forget(sizes)
+            self._disagreements.forget(sizes)
             self._keep(sizes, attempt)
             return outputs
         attempt.close()
         if not isinstance(found, Failure):
-            found = Failure(str(found), self._doubts.add(sizes, found, attempt.unseen))
+            found = Failure(str(found), self._disagreements.add(sizes, found, attempt.unseen))
         self._note_failure(sizes, found)
         return outputs
 
