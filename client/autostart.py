@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from pygraphd.client import options
 from pygraphd.client.transport import Transport, TransportError
 from pygraphd.schema.locations import environ_elsewhere
 
@@ -24,6 +25,8 @@ _OFF = frozenset({"", "0", "off", "false", "no"})
 
 def why_not(environ: Mapping[str, str]) -> str | None:
     """Return why the hook does not start a daemon by itself, or None if it does."""
+    if options.read(environ).readonly:  # a daemon makes a database, and takes in the spool
+        return f"{options.READONLY}={environ[options.READONLY]}"
     if VARIABLE in environ:
         return f"{VARIABLE}={environ[VARIABLE]}" if environ[VARIABLE].lower() in _OFF else None
     return next((f"{name} is set" for name in _MANAGED if environ.get(name)), None)

@@ -3,7 +3,7 @@
 | variable | values | |
 | --- | --- | --- |
 | `PYGRAPH_DISABLE` | 1 | nothing of ours is installed, whatever else asks for it |
-| `PYGRAPH_READONLY` | 1 | the cache is read and never added to |
+| `PYGRAPH_READONLY` | 1 | the cache is read and never added to, and no daemon is started |
 | `PYGRAPH_TRUST` | `all`, `verify`, `local` | what another user or host has decided is believed; is checked on a few calls (default); is not used |
 | `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
 | `PYGRAPH_RELOCATE` | 0 | relocatable graphs are not tried |

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
         ({"CI": "true", "PYGRAPHD_AUTOSTART": "1"}, None),
         ({"PYGRAPHD_AUTOSTART": "0"}, "PYGRAPHD_AUTOSTART=0"),
         ({"PYGRAPHD_AUTOSTART": ""}, "PYGRAPHD_AUTOSTART="),
+        ({"PYGRAPH_READONLY": "1", "PYGRAPHD_AUTOSTART": "1"}, "PYGRAPH_READONLY=1"),
+        ({"PYGRAPH_READONLY": "0"}, None),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_where_it_is_off(environ: dict[str, str], reason: str | None) -> None:
     assert autostart.why_not(environ) == reason

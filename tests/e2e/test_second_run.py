@@ -66,6 +66,17 @@ def test_hook_starts_the_daemon_when_asked(sandbox: Sandbox) -> None:
     assert second.counts["daemon"]["version"] is not None
 
 
+def test_a_home_that_is_only_read_stays_empty_though_a_daemon_is_asked_for(sandbox: Sandbox) -> None:
+    outcomes = [sandbox.run(PYGRAPHD_AUTOSTART="1", PYGRAPH_READONLY="1") for _ in range(2)]
+
+    assert sandbox.daemon_pid() is None
+    assert {path.name for path in sandbox.home.iterdir()} == {"summary-1.json", "summary-2.json"}
+    for outcome in outcomes:
+        assert_nothing_known(outcome)
+        assert outcome.counts["withheld"] == outcome.counts["graphs"]
+        assert outcome.counts["failures"]["daemon: not started: PYGRAPH_READONLY=1"] == 1
+
+
 def test_what_was_found_without_a_daemon_reaches_the_next_one(sandbox: Sandbox) -> None:
     alone = sandbox.run()
     sandbox.start_daemon()
