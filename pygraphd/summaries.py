@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import stat
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pygraphd.errors import UsageError
 from pygraphd.schema.checks import InvalidMessageError, check_int
@@ -13,10 +15,15 @@ from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import MAX_COUNT, read
 from pygraphd.schema.summary import SUMMARY_VERSION, Deployed
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 MAX_BYTES = 64 * 2**20
 """Several times what a client writes at most."""
 NOTES = ("left_on_cpu", "graph_breaks", "fallbacks", "failures")
 """What a summary counts by reason, beside the decisions for graphs; older ones lack some."""
+_DIGITS = re.compile("[0-9a-fA-F]+")
+_KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +40,23 @@ class Summary:
 
 
 def is_file(target: str) -> bool:
-    """Whether a word of the command line names a file, and not a graph."""
+    """Whether a word of the command line names a file, and not a graph; raises UsageError for what can be neither.
+
+    A pipe would be waited for. What has but hex digits for a name, and is no file, hides no graph that begins so.
+    """
     try:
-        path = Path(target)
-        return path.exists() and not path.is_dir()
-    except OSError:
-        return False  # too long for a path, or in a folder that cannot be searched
+        mode = os.stat(target).st_mode  # noqa: PTH116 - to Path, "" is the current folder
+    except (OSError, ValueError):
+        return False  # not there, too long for a path, or in a folder that cannot be searched
+    if stat.S_ISREG(mode):
+        return True
+    if _DIGITS.fullmatch(target):
+        return False
+    raise UsageError(f"{target}: is {_kind(mode)}, not a file that a program wrote for PYGRAPH_SUMMARY")
+
+
+def _kind(mode: int) -> str:
+    return next((name for is_one, name in _KINDS if is_one(mode)), "a device")
 
 
 def read_summary(path: Path) -> Summary:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from typing import TYPE_CHECKING
 
@@ -147,6 +148,17 @@ def test_explain(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     assert "not chosen   RELOCATE: not measured" in capsys.readouterr().out
     assert _pygraphd("cache", "explain", __file__) == 2
     assert "test_cli.py: is no summary that can be explained" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(30)  # it would be waited for
+def test_explain_of_a_pipe(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = locations.database.with_name("pipe")
+    os.mkfifo(pipe)
+
+    assert _pygraphd("cache", "explain", str(pipe)) == 2
+    assert capsys.readouterr().err.endswith(
+        "pipe: is a pipe, not a file that a program wrote for PYGRAPH_SUMMARY\n"
+    )
 
 
 def test_explain_of_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:

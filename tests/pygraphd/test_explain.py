@@ -320,7 +320,7 @@ def test_what_is_in_the_spool_is_counted(filled: Locations) -> None:
     [
         ("a", r"a: begins the id or graph of 2 graphs \(abababababab, acacacacacac\): give more digits"),
         ("zz", "zz: is no file, and no entry has an id or graph that begins so; see: pygraphd cache inspect"),
-        ("/", "/: is no file"),
+        ("/", "/: is a folder, not a file that a program wrote for PYGRAPH_SUMMARY"),
     ],
 )
 def test_what_names_no_one_graph_is_a_usage_error(filled: Locations, target: str, problem: str) -> None:

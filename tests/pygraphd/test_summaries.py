@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +18,7 @@ from pygraphd.schema.messages import Deployment, Kind
 from pygraphd.schema.summary import Deployed, Source
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 ENVIRONMENT = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
 KEY = ENVIRONMENT.digest()
@@ -107,9 +110,41 @@ def test_what_vanishes_before_it_is_read_is_said(tmp_path: Path) -> None:
         summaries.read_summary(tmp_path / "gone")
 
 
-def test_only_a_file_is_a_file(tmp_path: Path) -> None:
+def test_only_a_file_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
 
     assert summaries.is_file(str(tmp_path / "file"))
-    for word in (str(tmp_path), str(tmp_path / "none"), "", "a" * 5000, "a\0b"):
+    assert summaries.is_file("link")
+    for word in (str(tmp_path / "none"), "", "a" * 5000, "a\0b", "file/none"):
         assert not summaries.is_file(word)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "a folder": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a socket": a_socket,
+    "a device": lambda path: path.symlink_to("/dev/null"),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_what_is_no_file_is_said_to_be_none_and_hides_no_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path has to be short
+    for name in ("it", "ab12"):
+        MAKERS[kind](Path(name))
+
+    with pytest.raises(UsageError, match=f"^it: is {kind}, not a file that a program wrote") as caught:
+        summaries.is_file("it")
+    assert caught.value.exit_code == Exit.USAGE
+    assert not summaries.is_file("ab12")
+    with pytest.raises(UsageError):
+        summaries.is_file("./ab12")
