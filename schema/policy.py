@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Conditions
 
 POLICY_VERSION = 4
-"""Raise it with any change to what `decide` answers: decisions of other versions are derived or measured anew."""
+"""Raise it with any change to what `decide` answers: decisions of other versions are derived or measured anew.
+`tests/schema/test_policy_version.py` fails while that is forgotten."""
 MIN_SAMPLES = 8
 MIN_GAIN = 0.02
 """Share of LAUNCH's time that a capture must save."""
