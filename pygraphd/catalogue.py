@@ -40,10 +40,14 @@ _ENTRY = (
 
 @dataclass(frozen=True, slots=True)
 class CachedEntry:
-    """One entry as a row of the listing. `medians_us` has the newest measurement of each deployment measured."""
+    """One entry as a row of the listing. `medians_us` has the newest measurement of each deployment measured.
+
+    `spooled`: it is in no cache yet, but in a file that waits for the daemon.
+    """
 
     facts: dict[str, Any]
     medians_us: dict[str, float]
+    spooled: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry as `cache inspect --json` has it."""
@@ -66,6 +70,8 @@ class EntryDetails:
 
 class Catalogue:
     """An open, read-only view of one database file; raises CommandError where that cannot be read."""
+
+    is_spool = False
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -91,7 +97,7 @@ class Catalogue:
         if graph:
             query = query.where(tables.Decision.graph.startswith(graph.lower(), autoescape=True))
         medians = self._medians()
-        return [_entry(row, medians) for row in self._rows(query)]
+        return [self._entry(row, medians) for row in self._rows(query)]
 
     def show(self, prefix: str) -> EntryDetails:
         """Return the one entry whose id, or graph digest, begins with `prefix`; raises UsageError otherwise."""
@@ -104,16 +110,14 @@ class Catalogue:
     def of_prefix(self, prefix: str) -> list[EntryDetails]:
         """Return the entries, newest first, whose id or graph begins with `prefix`; UsageError if they are of several graphs."""
         found = self._rows(_select_entries().where(_begins_with(prefix)))
-        digests = sorted({row["graph"] for row in found})
-        if len(digests) > 1:
-            raise UsageError(f"{prefix}: {_ambiguous(digests, 'graphs')} or of a GRAPH")
-        return self._all_details(_begins_with(prefix), digests[0]) if digests else []
+        graph = only_graph(prefix, {row["graph"] for row in found})
+        return self._all_details(_begins_with(prefix), graph) if graph is not None else []
 
     def _all_details(self, where: sa.ColumnElement[bool], graph: str) -> list[EntryDetails]:
         query = _select_entries().where(where)
         rows = self._rows(query.order_by(tables.Decision.created_at.desc(), tables.Decision.id))
         medians = self._medians(graph)
-        return [self._details(_entry(row, medians)) for row in rows]
+        return [self._details(self._entry(row, medians)) for row in rows]
 
     def _details(self, entry: CachedEntry) -> EntryDetails:
         environment, graph = entry.facts["environment"], entry.facts["graph"]
@@ -133,7 +137,7 @@ class Catalogue:
             )
         if len(rows) > 1:
             raise UsageError(f"{prefix}: {_ambiguous([row['id'] for row in rows], 'entries')}")
-        return _entry(rows[0], self._medians())
+        return self._entry(rows[0], self._medians())
 
     def _medians(self, graph: str = "") -> dict[tuple[str, str], dict[str, float]]:
         """Return the newest medians by entry and deployment, of one graph or of all."""
@@ -147,6 +151,11 @@ class Catalogue:
             medians.setdefault((row["environment"], row["graph"]), {})[row["deployment"]] = row["median_us"]
         return medians
 
+    def _entry(self, facts: dict[str, Any], medians: dict[tuple[str, str], dict[str, float]]) -> CachedEntry:
+        facts["final"] = bool(facts["final"])
+        facts["sizes"] = [int(size) for size in facts["sizes"].split(",") if size]
+        return CachedEntry(facts, medians.get((facts["environment"], facts["graph"]), {}), self.is_spool)
+
     def _rows(self, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
         try:
             with self._engine.connect() as connection:
@@ -156,6 +165,13 @@ class Catalogue:
             raise CommandError(
                 f"{self._path}: cannot be read: {cause}; `pygraphd start` sets a damaged file aside"
             ) from error
+
+
+def only_graph(prefix: str, digests: set[str]) -> str | None:
+    """Return the graph that `prefix` has found, None if there is none; raises UsageError if there are several."""
+    if len(digests) > 1:
+        raise UsageError(f"{prefix}: {_ambiguous(sorted(digests), 'graphs')} or of a GRAPH")
+    return next(iter(digests), None)
 
 
 def _columns(table: type[tables.Base]) -> Sequence[sa.ColumnElement[Any]]:
@@ -182,9 +198,3 @@ def _ambiguous(digests: list[str], what: str) -> str:
     shown = ", ".join(digest[:12] for digest in digests[:5])
     more = ", ..." if len(digests) > 5 else ""
     return f"begins the id or graph of {len(digests)} {what} ({shown}{more}): give more digits of an ID"
-
-
-def _entry(facts: dict[str, Any], medians: dict[tuple[str, str], dict[str, float]]) -> CachedEntry:
-    facts["final"] = bool(facts["final"])
-    facts["sizes"] = [int(size) for size in facts["sizes"].split(",") if size]
-    return CachedEntry(facts, medians.get((facts["environment"], facts["graph"]), {}))

@@ -5,6 +5,7 @@ Facts only; `render_explanations` puts them into words.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pygraphd import spool, summaries
-from pygraphd.catalogue import CachedEntry, Catalogue
+from pygraphd.catalogue import CachedEntry, Catalogue, only_graph
 from pygraphd.errors import UsageError
 from pygraphd.rejections import why_rejected
 from pygraphd.schema.messages import Deployment, Measurement
 from pygraphd.schema.summary import Deployed, Source
+from pygraphd.spooled import SpoolCatalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pygraphd.catalogue import EntryDetails
     from pygraphd.schema.locations import Locations
@@ -67,7 +69,7 @@ class Neighbour:
     def as_json(self) -> dict[str, Any]:
         """Return the entry there, and each factor that differs."""
         return {
-            "entry": self.entry.as_json(),
+            "entry": _entry_json(self.entry),
             "differences": [dataclasses.asdict(difference) for difference in self.differences],
         }
 
@@ -77,7 +79,7 @@ class Explanation:
     """One graph in one environment.
 
     `ran` is what the program says (None if no summary was given), `times` how often it says so, `entry` what the cache
-    says; `nearest` is looked for where the program did not find the graph, or the cache does not know it.
+    says, or else the spool; `nearest` is looked for where the program did not find the graph, or neither of them knows it.
     """
 
     graph: str
@@ -98,7 +100,7 @@ class Explanation:
             "kind": self.kind,
             "environment": {"id": self.environment, **self.factors},
             "ran": None if self.ran is None else {**_how(self.ran), "times": self.times},
-            "entry": self.entry and self.entry.as_json(),
+            "entry": self.entry and _entry_json(self.entry),
             "figures": [figure.as_json() for figure in self.figures],
             "rejected": [dataclasses.asdict(rejection) for rejection in self.rejected],
             "nearest": self.nearest and self.nearest.as_json(),
@@ -128,12 +130,13 @@ class Answer:
 def explain(target: str, locations: Locations) -> Answer:
     """Explain the graphs of a summary file, else the graph that `target` is the beginning of; raises CommandError."""
     waiting = spool.state(locations.spool).waiting
-    if summaries.is_file(target):
-        summary = summaries.read_summary(Path(target))
-        explanations = _explain_summary_file(summary, locations.database)
-        return Answer(explanations, summary.left_out, waiting, summary.notes)
-    with Catalogue(locations.database) as catalogue:
-        found = catalogue.of_prefix(target)
+    is_file = summaries.is_file(target)
+    with _catalogues(locations, waiting) as catalogues:
+        if is_file:
+            summary = summaries.read_summary(Path(target))
+            explanations = explain_summary(summary, *catalogues)
+            return Answer(explanations, summary.left_out, waiting, summary.notes)
+        found = _of_prefix(target, catalogues or (Catalogue(locations.database),))
     if not found:
         raise UsageError(
             f"{target}: is no file, and no entry has an id or graph that begins so; see: pygraphd cache inspect"
@@ -141,21 +144,40 @@ def explain(target: str, locations: Locations) -> Answer:
     return Answer(tuple(map(explain_entry, found)), 0, waiting)
 
 
-def _explain_summary_file(summary: Summary, database: Path) -> tuple[Explanation, ...]:
-    if not database.exists():
-        return explain_summary(summary, None)
-    with Catalogue(database) as catalogue:
-        return explain_summary(summary, catalogue)
+@contextlib.contextmanager
+def _catalogues(locations: Locations, waiting: int) -> Iterator[tuple[Catalogue, ...]]:
+    """Open the cache's and the spool's, if there is anything in them, in the order in which programs without a daemon ask."""
+    kinds: list[tuple[type[Catalogue], Path]] = []
+    if locations.database.exists():
+        kinds.append((Catalogue, locations.database))
+    if waiting:
+        kinds.append((SpoolCatalogue, locations.spool))
+    with contextlib.ExitStack() as opened:
+        yield tuple(opened.enter_context(kind(path)) for kind, path in kinds)
 
 
-def explain_summary(summary: Summary, catalogue: Catalogue | None) -> tuple[Explanation, ...]:
+def _of_prefix(prefix: str, catalogues: Sequence[Catalogue]) -> list[EntryDetails]:
+    found = _merged(each.of_prefix(prefix) for each in catalogues)
+    only_graph(prefix, {each.entry.facts["graph"] for each in found})
+    return found
+
+
+def _merged(answers: Iterable[Sequence[EntryDetails]]) -> list[EntryDetails]:
+    """Return what was found, newest first; where one answer has an entry, those after it are not asked."""
+    found: dict[str, EntryDetails] = {}
+    for answer in answers:
+        found = {each.entry.facts["id"]: each for each in answer} | found
+    return sorted(found.values(), key=lambda each: -each.entry.facts["created_at"])
+
+
+def explain_summary(summary: Summary, *catalogues: Catalogue) -> tuple[Explanation, ...]:
     """Explain each graph of a summary, in its order; what ran alike more than once is explained once.
 
-    Without a cache, as where no daemon has ever run, the summary alone is told.
+    Without a catalogue, as in an empty home, the summary alone is told.
     """
     times = Counter(summary.decisions)
     graphs = {ran.graph for ran in times}
-    known = {graph: catalogue.of_graph(graph) if catalogue is not None else [] for graph in graphs}
+    known = {graph: _merged(each.of_graph(graph) for each in catalogues) for graph in graphs}
     return tuple(
         _explain_run(ran, count, summary.environments[ran.environment].factors(), known[ran.graph])
         for ran, count in times.items()
@@ -242,3 +264,8 @@ def _measurement(figure: Figure) -> Measurement | None:
 
 def _how(ran: Deployed) -> dict[str, Any]:
     return {name: getattr(ran, name) for name in ("deployment", "reason", "final", "source")}
+
+
+def _entry_json(entry: CachedEntry) -> dict[str, Any]:
+    """Return an entry as `cache inspect --json` has it, and whether it waits in the spool."""
+    return {**entry.as_json(), "spooled": entry.spooled}

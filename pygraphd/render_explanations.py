@@ -30,6 +30,7 @@ _NOTES = {
     "fallbacks": "launched",
     "failures": "failed",
 }
+_IN_SPOOL = "looked up in the spool, where it waits for a daemon"
 _UNKNOWN = "not known in any environment; recorded when a program that compiles it runs long enough"
 
 
@@ -88,15 +89,22 @@ def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
     if ran is not None:
         times = f" ({explanation.times} times)" if explanation.times > 1 else ""
         yield "ran as", f"{_deployment(ran.deployment, ran.final)}: {ran.reason}{times}"
-        yield "source", _SOURCES[ran.source]
+        yield "source", _source(ran, entry)
     if entry is None:
         yield "cache", _UNKNOWN if explanation.nearest is None else "not known in this environment"
-    elif ran is not None and _agree(ran, entry):
-        yield "cache", f"the same, decided {_decided(entry, now)}"
+        return
+    place = "spool" if entry.spooled else "cache"
+    if ran is not None and _agree(ran, entry):
+        yield place, f"the same, decided {_decided(entry, now)}"
     else:
         facts = entry.facts
-        yield "cache", f"{_deployment(facts['deployment'], facts['final'])}: {facts['reason']}"
+        yield place, f"{_deployment(facts['deployment'], facts['final'])}: {facts['reason']}"
         yield "decided", _decided(entry, now)
+
+
+def _source(ran: Deployed, entry: CachedEntry | None) -> str:
+    waits = ran.source is Source.CACHE and entry is not None and entry.spooled
+    return _IN_SPOOL if waits else _SOURCES[ran.source]
 
 
 def _agree(ran: Deployed, entry: CachedEntry) -> bool:
@@ -120,8 +128,9 @@ def _nearest(nearest: Neighbour | None, now: float) -> Iterator[tuple[str, str]]
     if nearest is None:
         return
     facts = nearest.entry.facts
+    where = "there, in the spool" if nearest.entry.spooled else "there"
     there = (
-        f"{_deployment(facts['deployment'], facts['final'])} there, decided {_decided(nearest.entry, now)}"
+        f"{_deployment(facts['deployment'], facts['final'])} {where}, decided {_decided(nearest.entry, now)}"
     )
     changes = (f"{each.factor} {_value(each.there)} -> {_value(each.here)}" for each in nearest.differences)
     yield "nearest", f"environment {facts['environment'][:_DIGITS]} ({there})"

@@ -34,6 +34,15 @@ class SpoolState:
     bad: int
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a file holds, whose it is, and when it was left, in seconds since the epoch."""
+
+    request: RecordRequest
+    uid: int
+    left_at: float
+
+
 def state(folder: Path) -> SpoolState:
     """Return what lies in the folder; one that cannot be read is empty."""
     names = list(_names(folder))
@@ -41,38 +50,44 @@ def state(folder: Path) -> SpoolState:
     return SpoolState(waiting, sum(1 for name in names if name.endswith(".bad")))
 
 
+def waiting(folder: Path) -> Iterator[Waiting]:
+    """Yield what the next pass would take in, oldest first; what it would set aside is passed over, and nothing is changed."""
+    for name in _records(folder):
+        with contextlib.suppress(OSError, InvalidMessageError):
+            yield _read(folder / name)
+
+
 def ingest(folder: Path, store: Callable[[RecordRequest, int], int]) -> int:
     """Hand each file's records to `store` with its owner's uid, then delete it; returns how many were stored.
 
     What `store` raises ends the pass, and the files stay.
     """
-    names = sorted(name for name in _names(folder) if _is_record(name))[:MAX_FILES]
-    return sum(_ingest_file(folder / name, store) for name in names)
+    return sum(_ingest_file(folder / name, store) for name in _records(folder))
 
 
 def _ingest_file(path: Path, store: Callable[[RecordRequest, int], int]) -> int:
     try:
-        request, uid = _read(path)
+        file = _read(path)
     except FileNotFoundError:
         return 0
     except (OSError, InvalidMessageError) as error:
         _log.warning("%s: set aside: %s", path, error)
         _set_aside(path)
         return 0
-    stored = store(request, uid)
+    stored = store(file.request, file.uid)
     with contextlib.suppress(OSError):
         path.unlink()
     return stored
 
 
-def _read(path: Path) -> tuple[RecordRequest, int]:
+def _read(path: Path) -> Waiting:
     # Neither a link nor a pipe may make the daemon read, or wait for, something else.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as stream:  # noqa: PTH123 - it has been opened
         status = os.fstat(descriptor)
         if problem := _why_refused(status):
             raise InvalidMessageError(problem)
-        return decode(RecordRequest, stream.read(MAX_BODY_BYTES + 1)), status.st_uid
+        return Waiting(decode(RecordRequest, stream.read(MAX_BODY_BYTES + 1)), status.st_uid, status.st_mtime)
 
 
 def _why_refused(status: os.stat_result) -> str | None:
@@ -88,6 +103,10 @@ def _why_refused(status: os.stat_result) -> str | None:
 def _set_aside(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.rename(path.with_suffix(".bad"))
+
+
+def _records(folder: Path) -> list[str]:
+    return sorted(name for name in _names(folder) if _is_record(name))[:MAX_FILES]
 
 
 def _names(folder: Path) -> Iterator[str]:

@@ -52,9 +52,26 @@ def test_every_graph_of_both_runs_is_explained(sandbox: Sandbox) -> None:
             assert graph["ran"]["source"] == source
             assert graph["entry"]["reason"] == graph["ran"]["reason"] == "no CUDA device"
             assert graph["nearest"] is None
-        blocks = text.strip().split("\n\n")
+        *blocks, last = text.strip().split("\n\n")
         assert len(blocks) == len(graphs)
+        assert last.startswith("graph break  ")
         assert all("ran as       LAUNCH: no CUDA device" in block for block in blocks)
+
+
+def test_what_is_known_without_a_daemon_is_explained_without_one(sandbox: Sandbox) -> None:
+    sandbox.run(CUDA_VISIBLE_DEVICES="")
+    again = sandbox.run(CUDA_VISIBLE_DEVICES="")
+
+    text, graphs = explained(sandbox, 2)
+    (graph, *_) = digests(again)
+    one = sandbox.pygraphd("cache", "explain", graph)
+
+    assert again.counts["hits"] == again.counts["graphs"] > 0
+    assert {graph["graph"] for graph in graphs} == digests(again)
+    assert all(graph["entry"]["spooled"] for graph in graphs)
+    assert text.count("source       looked up in the spool") == len(graphs)
+    assert "not known" not in text
+    assert (one.returncode, one.stdout.splitlines()[0]) == (0, f"graph        {graph}"), one.stderr
 
 
 def test_a_changed_environment_is_explained_by_the_factor_that_differs(
@@ -70,7 +87,7 @@ def test_a_changed_environment_is_explained_by_the_factor_that_differs(
     assert changed.counts["hits"] == 0
     assert {graph["graph"] for graph in graphs} == digests(changed) == known
     for graph in graphs:
-        assert graph["entry"] is None
+        assert graph["entry"]["spooled"]
         (difference,) = graph["nearest"]["differences"]
         assert (difference["factor"], difference["here"]) == ("triton", "9.9")
     assert text.count("differs in   triton ") == text.count(" -> 9.9") == len(graphs)

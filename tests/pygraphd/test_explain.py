@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import os
 import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pygraphd.catalogue import Catalogue
+from pygraphd.client import spool as client_spool
 from pygraphd.errors import CommandError, Exit, UsageError
 from pygraphd.explain import (
     APART,
@@ -23,6 +26,7 @@ from pygraphd.explain import (
 )
 from pygraphd.queries import KEPT_MEASUREMENTS
 from pygraphd.rederiving import RederiveRequest
+from pygraphd.render_explanations import answer_text
 from pygraphd.schema.keys import Environment, entry_id
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
@@ -34,6 +38,7 @@ from pygraphd.schema.messages import (
     Origin,
     Record,
     RecordRequest,
+    encode,
 )
 from pygraphd.schema.summary import Deployed, Source
 from pygraphd.store import Store
@@ -264,6 +269,115 @@ def test_what_ran_alike_is_explained_once_and_counted(store: Store, catalogue: C
     first, second = explain_summary(summary(ran(), ran(Source.CACHE), ran()), catalogue)
 
     assert (first.times, second.times) == (2, 1)
+
+
+# --- what no daemon has taken in yet ---
+
+
+def leave(
+    folder: Path,
+    decision: Decision = FASTER,
+    *measurements: Measurement,
+    environment: Environment = HERE,
+    graph: str = GRAPH,
+) -> None:
+    folder.mkdir(exist_ok=True)
+    records = (Record(Graph(graph, Kind.FORWARD, 0, 3, 17), decision, measurements),)
+    body = encode(RecordRequest(environment, Origin("host-b", "0.1.0"), records))
+    path = folder / f"{len(list(folder.iterdir()))}.json"
+    path.write_bytes(body)
+    os.utime(path, (1000.0, 1000.0 + len(list(folder.iterdir()))))
+
+
+def written(path: Path, *decisions: Deployed) -> str:
+    environments = {each.digest(): each.factors() for each in (HERE, OLD_DRIVER)}
+    listed = [dataclasses.asdict(each) for each in decisions]
+    path.write_text(json.dumps({"schema": 1, "environments": environments, "decisions": listed}))
+    return str(path)
+
+
+def test_where_no_daemon_has_run_what_was_looked_up_is_in_the_spool(
+    locations: Locations, tmp_path: Path
+) -> None:
+    leave(locations.spool, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+
+    answer = explain(written(tmp_path / "summary.json", ran(Source.CACHE)), locations)
+
+    (explanation,) = answer.explanations
+    assert explanation.entry is not None
+    assert (explanation.entry.spooled, explanation.nearest) == (True, None)
+    assert [figure.measurement["host"] for figure in explanation.figures] == ["host-b"] * 2
+    assert explanation.rejected[0].reason == "slower by 67 %"
+    assert explanation.as_json()["entry"]["spooled"] is True
+    lines = answer_text(answer, now=1000.0 + 61).splitlines()
+    assert "source       looked up in the spool, where it waits for a daemon" in lines
+    assert f"spool        the same, decided 1m ago by uid {os.geteuid()}" in lines
+    assert not any(line.startswith("cache ") for line in lines)
+
+
+def test_a_graph_in_the_spool_is_explained_where_there_is_no_cache(locations: Locations) -> None:
+    leave(locations.spool)
+
+    answer = explain(GRAPH[:6], locations)
+
+    assert [each.graph for each in answer.explanations] == [GRAPH]
+    assert answer.spool_waiting == 1
+    assert not locations.database.exists()
+    assert [path.name for path in locations.spool.iterdir()] == ["0.json"]
+    with pytest.raises(UsageError, match="no entry has an id or graph that begins so"):
+        explain("cd", locations)
+
+
+def test_what_the_cache_has_hides_what_the_spool_says_of_it(filled: Locations) -> None:
+    leave(filled.spool, Decision(LAUNCH, "no gain", 1))
+    leave(filled.spool, environment=OLD_TORCH_AND_DRIVER)
+
+    explanations = explain(GRAPH, filled).explanations
+
+    entries = [each.entry for each in explanations if each.entry is not None]
+    assert [(each.facts["deployment"], each.spooled) for each in entries] == [
+        ("TREES", False),
+        ("TREES", False),
+        ("TREES", True),
+    ]
+    assert explanations[2].factors["torch"] == "2.12.0"
+
+
+def test_a_neighbour_may_wait_in_the_spool(locations: Locations, tmp_path: Path) -> None:
+    leave(locations.spool, environment=OLD_DRIVER)
+
+    answer = explain(written(tmp_path / "summary.json", ran()), locations)
+
+    (explanation,) = answer.explanations
+    assert explanation.nearest is not None
+    assert explanation.nearest.differences == (Difference("driver", "580.1", "580.2"),)
+    assert "(TREES there, in the spool, decided " in answer_text(answer)
+
+
+def test_what_begins_a_graph_of_the_cache_and_another_of_the_spool_names_neither(filled: Locations) -> None:
+    leave(filled.spool, graph="abcd" * 16)
+
+    with pytest.raises(
+        UsageError, match=r"begins the id or graph of 2 graphs \(abababababab, abcdabcdabcd\)"
+    ):
+        explain("ab", filled)
+
+
+def test_what_is_explained_is_what_a_program_finds(locations: Locations) -> None:
+    guess = Decision(LAUNCH, "too few calls", 1, final=False, calls=3)
+    slower = Decision(LAUNCH, "no gain", 1)
+    for number, decisions in enumerate(itertools.product([FASTER, slower, guess], repeat=3)):
+        for decision in decisions:
+            leave(locations.spool, decision, graph=f"{number:064x}")
+
+    found = client_spool.read_entries(locations.spool, HERE.digest())
+
+    assert len(found) == 27
+    for graph, entry in found.items():
+        (explanation,) = explain(graph, locations).explanations
+        assert explanation.entry is not None
+        facts = explanation.entry.facts
+        assert (facts["deployment"], facts["final"]) == (entry.decision.deployment, entry.decision.final)
 
 
 # --- the command's argument ---

@@ -105,6 +105,19 @@ def test_a_strangers_file_is_not_believed(
     assert spool.state(folder).bad == 1
 
 
+def test_what_waits_can_be_read_and_stays(folder: Path, make_request: Callable[..., RecordRequest]) -> None:
+    for name in ("1.json", "2.json"):
+        os.utime(_leave(folder, name, encode(make_request(name))), (0, 7.5))
+    _leave(folder, "0.json", b"nothing")
+    os.mkfifo(folder / "3.json")
+
+    found = list(spool.waiting(folder))
+
+    assert [file.request for file in found] == [make_request("1.json"), make_request("2.json")]
+    assert {(file.uid, file.left_at) for file in found} == {(os.geteuid(), 7.5)}
+    assert spool.state(folder) == SpoolState(waiting=4, bad=0)
+
+
 def test_unfinished_files_are_left_alone(folder: Path, store: Store) -> None:
     _leave(folder, ".1.json", b"half")
     _leave(folder, "note.txt", b"")
