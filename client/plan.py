@@ -8,15 +8,16 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client import _torch, costs, policy
+from pygraphd.client import _torch, costs, doubts, policy
 from pygraphd.client.agreement import ALONE, Part, possible
 from pygraphd.client.candidates import Candidates, Deployed, Relocating, deployed
 from pygraphd.client.checking import Checked, Claimed
+from pygraphd.client.doubts import Doubt
 from pygraphd.client.region import Region, Tally
 from pygraphd.client.sized import Sized, Slot
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Record
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the cache says of some graphs, by digest: what is believed, and what is not."""
+    """What the cache says of some graphs, by digest: what is believed, and what is not, and why."""
 
     entries: Mapping[str, Entry]
     rejected: Mapping[str, Entry]
+    doubts: Mapping[str, Doubt] = field(default_factory=dict)
 
 
 class Plan:
@@ -61,6 +63,8 @@ class Plan:
         self._graphs = graphs
         self._entries = dict(known.entries)
         self._rejected = dict(known.rejected)
+        self._doubts = dict(known.doubts)
+        """Of each graph whose decision was known and not taken."""
         self._family = family
         self._steps = session.steps(family)
         self._families: dict[str, object] = {}  # of graphs at some sizes, by digest
@@ -153,6 +157,7 @@ class Plan:
         known = self._session.look_up([at_sizes], self._environment)
         self._entries.update(known.entries)
         self._rejected.update(known.rejected)
+        self._doubts.update(known.doubts)
         run = self._run_of(at_sizes, there)
         self._look_again_at_all()
         # Not all candidates: the memory of trees goes when nobody can call them any more.
@@ -178,11 +183,13 @@ class Plan:
         if entry is not None and entry.decision.reason == policy.BY_SIZE:
             # A program without a group has found so; it says nothing of all sizes at once.
             self._rejected[graph.digest] = self._entries.pop(graph.digest)
+            self._doubts[graph.digest] = doubts.BY_SIZE
             entry = None
         usable = entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment)
         if entry is not None and usable and self._part is ALONE:
             family = id(self._family_of(graph))
             if self._session.families.leaves_without_trees(family, graph.kind, entry.decision):
+                self._doubts[graph.digest] = doubts.OUT_OF_TREES
                 return self._measure(graph, candidates, None, entry)
             if self._session.must_check(entry):
                 return self._check(graph, candidates, entry)
@@ -191,6 +198,9 @@ class Plan:
             return self._deploy(graph, candidates, possible(decision, candidates.offered), Source.GROUP)
         if not self._part.leads:
             return self._follow(graph, candidates)
+        if entry is not None:
+            is_final = entry.decision.final
+            self._doubts[graph.digest] = doubts.NOT_OFFERED if is_final else doubts.unfinished(entry.decision)
         return self._measure(graph, candidates, entry.decision if entry else None)
 
     def _note_forward(self, graph: Graph, deployment: Deployment | None) -> None:
@@ -226,8 +236,9 @@ class Plan:
         """Report how a graph runs that is not measured here: as the cache has it, or why it runs otherwise."""
         entry = self._entries.get(graph.digest)
         looked_up = entry is not None and entry.decision == decision
-        source = Source.CACHE if looked_up else otherwise
-        self._session.report.deploy(graph, self._environment, decision, source)
+        source, doubt = Source.CACHE if looked_up else otherwise, self._doubts.get(graph.digest)
+        because = doubt.told() if doubt is not None and not looked_up else ""
+        self._session.report.deploy(graph, self._environment, decision, source, because)
 
     def _measure(
         self,
@@ -252,7 +263,8 @@ class Plan:
         self._note_forward(graph, None)
         self._tallies[graph.digest] = region.tally
         rejected = disputed or self._rejected.get(graph.digest)
-        self._session.watch(region, self._environment, self._family_of(graph), cached, rejected)
+        doubt = self._doubts.get(graph.digest)
+        self._session.watch(region, self._environment, self._family_of(graph), cached, rejected, doubt)
         return region
 
     def _check(self, graph: Graph, candidates: Candidates, entry: Entry) -> Checked:
@@ -267,6 +279,7 @@ class Plan:
                 made = deployed(candidates, decision.deployment, cost)
                 self._on_deployed(graph, checked, made)
                 return made.run
+            self._doubts[graph.digest] = doubts.disputed(entry)
             region = self._measure(graph, candidates, None, entry)
             self._open -= 1
             self._replace(graph, checked, region)
@@ -442,6 +455,9 @@ class Plan:
     def _measure_again(self, checked: Checked, graph: Graph, made: Deployed, claimed: Claimed) -> Region:
         entry = self._session.note_drift(graph, self._environment)
         outdated = entry if entry is not None and claimed.is_of(entry) else None
+        self._doubts[graph.digest] = doubts.drifted(
+            made.deployment, made.cost.cost_us if made.cost is not None else None
+        )
         region = self._measure(graph, made.candidates.renewed(), None, outdated, made.deployment)
         self._replace(graph, checked, region)
         compiled = self._compiled()

@@ -104,11 +104,13 @@ class Report:
             known = reason in reasons or len(reasons) < MAX_REASONS
             reasons[reason if known else "others"] += times
 
-    def deploy(self, graph: Graph, environment: Environment, decision: Decision, source: Source) -> None:
-        """Note how one more region runs from now on, and where that is known from."""
+    def deploy(
+        self, graph: Graph, environment: Environment, decision: Decision, source: Source, because: str = ""
+    ) -> None:
+        """Note how one more region runs from now on, and where that is known from; `because`: see `Deployed`."""
         key, deployment, reason = environment.digest(), decision.deployment, decision.reason
         deployed = Deployed(
-            graph.digest, graph.kind, key, deployment, reason, decision.final, source, graph.sizes
+            graph.digest, graph.kind, key, deployment, reason, decision.final, source, graph.sizes, because
         )
         with self._lock:
             self._deployed[deployment] += 1

@@ -9,10 +9,11 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client import _torch, fingerprint, options, policy
+from pygraphd.client import _torch, doubts, fingerprint, options, policy
 from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED, DRIFTED
 from pygraphd.client.claims import Claims, Interest, Turn
+from pygraphd.client.doubts import Doubt
 from pygraphd.client.drift import Drift
 from pygraphd.client.families import Families
 from pygraphd.client.options import Trust
@@ -119,11 +120,13 @@ class Session:
     def look_up(self, graphs: Sequence[Graph], environment: Environment, *, whole: bool = False) -> Known:
         """Look graphs up; `whole`: of one that PyTorch does not capture, all may be relocated here."""
         found = self.cache.lookup(environment, [graph.digest for graph in graphs])
-        rejected = {graph: entry for graph, entry in found.items() if not self._believed(entry, whole=whole)}
-        entries = {graph: entry for graph, entry in found.items() if graph not in rejected}
+        why_not = {graph: self._why_not_believed(entry, whole=whole) for graph, entry in found.items()}
+        doubted = {graph: doubt for graph, doubt in why_not.items() if doubt is not None}
+        entries = {graph: entry for graph, entry in found.items() if graph not in doubted}
+        rejected = {graph: found[graph] for graph in doubted}
         hits = sum(graph.digest in entries for graph in graphs)
         self.report.count(looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
-        return Known(entries, rejected)
+        return Known(entries, rejected, doubted)
 
     def _options_of(self, family: object, *, is_backward: bool) -> tuple[tuple[str, str], ...]:
         """Return the options in force; for a backward, those of its forward.
@@ -140,13 +143,16 @@ class Session:
         )
         return options
 
-    def _believed(self, entry: Entry, *, whole: bool) -> bool:
-        return not self.options.refresh and self._trusted(entry, whole=whole)
+    def _why_not_believed(self, entry: Entry, *, whole: bool) -> Doubt | None:
+        return doubts.REFRESHED if self.options.refresh else self._why_not_trusted(entry, whole=whole)
 
-    def _trusted(self, entry: Entry, *, whole: bool = True) -> bool:
+    def _why_not_trusted(self, entry: Entry, *, whole: bool = True) -> Doubt | None:
         if self.options.trust is Trust.LOCAL and self._is_foreign(entry):
-            return False
-        return self.usable(entry.decision, whole=whole)
+            return doubts.not_trusted(entry)
+        return self.why_not_usable(entry.decision, whole=whole)
+
+    def _trusted(self, entry: Entry) -> bool:
+        return self._why_not_trusted(entry) is None
 
     def _is_foreign(self, entry: Entry) -> bool:
         """Whether another user or host has decided; rows of old databases do not say where."""
@@ -200,18 +206,19 @@ class Session:
         family: object,
         cached: Decision | None,
         rejected: Entry | None = None,
+        doubt: Doubt | None = None,
     ) -> None:
         """Keep a region that is not decided, so that `close` can say at least how often it was called.
 
         `family` is one object for a forward and its backward. `cached` is what the cache knows of it, `rejected` what it says
-        and what is not believed.
+        and what is not believed, `doubt` why what was known is not taken.
         """
         known_calls = cached.calls if cached is not None else -1
         self._families[id(family)] = family
         is_backward = region.graph.kind is Kind.BACKWARD
         interest = Interest(environment, region.graph.digest, id(family), is_backward)
         self._claims.add(interest, rejected)
-        self._watched[id(region.tally)] = _Watched(region.graph, region.tally, interest, known_calls)
+        self._watched[id(region.tally)] = _Watched(region.graph, region.tally, interest, known_calls, doubt)
         # A region that goes with its model is nothing to be waited for, nor to be kept from others.
         weakref.finalize(region, self._claims.remove, interest).atexit = False
 
@@ -251,17 +258,19 @@ class Session:
         self._families[id(family)] = family
         return self._steps.setdefault(id(family), Steps(family))
 
-    def usable(self, decision: Decision, *, whole: bool = True) -> bool:
-        """Whether a cached decision is one that this process could have taken; anything else is looked at anew.
+    def why_not_usable(self, decision: Decision, *, whole: bool = True) -> Doubt | None:
+        """Return why a cached decision is none that this process could have taken; such a one is looked at anew.
 
         `whole`: a graph that PyTorch does not capture may be relocated here, so that there is a choice after all.
         """
+        if decision.policy != POLICY_VERSION:
+            return doubts.other_policy(decision)
         offered = {Deployment.LAUNCH, Deployment.TREES}
         if self.options.relocate:
             offered.add(Deployment.RELOCATE)
             if whole and decision.reason.startswith((policy.MODE_WITHOUT_TREES, policy.NOT_CAPTURED)):
-                return False
-        return decision.policy == POLICY_VERSION and decision.deployment in offered
+                return doubts.NOT_TRIED_THERE
+        return None if decision.deployment in offered else doubts.NOT_OFFERED
 
     def relocatable(
         self, launch: Runnable, device_index: int, link: Link | None, outputs: OutputFacts
@@ -324,7 +333,8 @@ class Session:
             return  # the session has been closed meanwhile
         self._claims.remove(watched.interest)
         environment = watched.interest.environment
-        self.report.deploy(result.graph, environment, runs, _source(result, runs))
+        because = watched.doubt.told(result.measurements) if watched.doubt is not None else ""
+        self.report.deploy(result.graph, environment, runs, _source(result, runs), because)
         if region.graph.kind is not Kind.BACKWARD:
             family = watched.interest.family
             part = result.graph.digest, result.graph.partition
@@ -357,7 +367,8 @@ class Session:
             decision = (
                 policy.not_measured(policy.LEFT_TO_OTHERS, calls) if left else policy.too_few_calls(calls)
             )
-            self.report.deploy(watched.graph, environment, decision, Source.UNFINISHED)
+            because = watched.doubt.told() if watched.doubt is not None else ""
+            self.report.deploy(watched.graph, environment, decision, Source.UNFINISHED, because)
             if not left and watched.known_calls < calls:
                 record = Record(watched.graph, decision)
                 unfinished.setdefault(environment, []).append(record)
@@ -374,7 +385,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A region that is not decided: what is asked about it, and how many calls the cache knows of (-1: none).
+    """A region that is not decided: what is asked about it, how many calls the cache knows of (-1: none), and why that is not enough.
 
     Not the region itself: it holds a capture, whose memory is to go with the model.
     """
@@ -383,6 +394,7 @@ class _Watched:
     tally: Tally
     interest: Interest
     known_calls: int
+    doubt: Doubt | None
 
 
 def _source(result: Decided, runs: Decision) -> Source:

@@ -205,12 +205,14 @@ def _explain_run(
     ran: Deployed, times: int, factors: dict[str, str | int], known: Sequence[EntryDetails]
 ) -> Explanation:
     here = next((each for each in known if each.entry.facts["environment"] == ran.environment), None)
+    # What was not taken although it was known needs no other environment to explain it.
+    is_explained = ran.source is Source.CACHE or bool(ran.because)
     if here is None:
-        nearest = _nearest(factors, known)
+        nearest = None if ran.because else _nearest(factors, known)
         return Explanation(ran.graph, ran.kind, ran.environment, factors, ran, times, None, nearest=nearest)
     # Why the program did not find what is known now: at that time it was known, if at all, in another environment.
     before = [each for each in known if each.entry.facts["created_at"] < here.entry.facts["created_at"]]
-    nearest = None if ran.source is Source.CACHE else _nearest(factors, before)
+    nearest = None if is_explained else _nearest(factors, before)
     return dataclasses.replace(explain_entry(here), ran=ran, times=times, nearest=nearest)
 
 
@@ -263,7 +265,7 @@ def _measurement(figure: Figure) -> Measurement | None:
 
 
 def _how(ran: Deployed) -> dict[str, Any]:
-    return {name: getattr(ran, name) for name in ("deployment", "reason", "final", "source")}
+    return {name: getattr(ran, name) for name in ("deployment", "reason", "final", "source", "because")}
 
 
 def _entry_json(entry: CachedEntry) -> dict[str, Any]:

@@ -90,8 +90,11 @@ def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
         times = f" ({explanation.times} times)" if explanation.times > 1 else ""
         yield "ran as", f"{_deployment(ran.deployment, ran.final)}: {ran.reason}{times}"
         yield "source", _source(ran, entry)
+        if ran.because:
+            yield "not taken", ran.because
     if entry is None:
-        yield "cache", _UNKNOWN if explanation.nearest is None else "not known in this environment"
+        is_known = explanation.nearest is not None or (ran is not None and ran.because)
+        yield "cache", "not known in this environment" if is_known else _UNKNOWN
         return
     place = "spool" if entry.spooled else "cache"
     if ran is not None and _agree(ran, entry):

@@ -39,10 +39,13 @@ class Deployed:
     source: Source
     sizes: tuple[int, ...] = ()
     """Dynamic sizes that it ran so at; empty: there are none, or at all that were not decided apart."""
+    because: str = ""
+    """Why what was known of it was not taken as it was; empty: nothing was known, or it was taken."""
 
     def __post_init__(self) -> None:
         check_sizes(self.sizes)
         check_digest("graph", self.graph)
         check_digest("environment", self.environment)
         check_text("reason", self.reason, maximum=MAX_REASON)
+        check_text("because", self.because, maximum=MAX_REASON)
         check_bool("final", self.final)

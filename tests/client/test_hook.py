@@ -226,6 +226,8 @@ def test_what_is_to_be_refreshed_is_a_miss_and_is_recorded_anew(run: Run, tmp_pa
     assert [(each["hits"], each["misses"], each["spooled"]) for each in summaries] == [
         (0, 3, 3), (3, 0, 0), (0, 3, 3),
     ]  # fmt: skip
+    reasons = [{decision["because"] for decision in each["decisions"]} for each in summaries]
+    assert reasons == [{""}, {""}, {"PYGRAPH_REFRESH asks to measure anew"}]
 
 
 def test_an_option_that_is_not_understood_is_named_in_one_line(run: Run) -> None:

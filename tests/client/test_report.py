@@ -88,6 +88,7 @@ def test_the_summary_says_how_each_graph_ran_and_where() -> None:
             "final": False,
             "source": "unfinished",
             "sizes": [],
+            "because": "",
         }
     ]
     assert summary["decisions_left_out"] == 0

@@ -63,11 +63,11 @@ def without_relocation(session: Session, monkeypatch: pytest.MonkeyPatch) -> Ses
 def test_only_what_this_process_could_have_decided_is_believed(
     without_relocation: Session, decision: Decision, believed: bool
 ) -> None:
-    assert without_relocation.usable(decision) is believed
+    assert (without_relocation.why_not_usable(decision) is None) is believed
 
 
 def test_relocatable_graphs_are_believed_in_unless_they_are_not_wanted(session: Session) -> None:
-    assert session.usable(Decision(Deployment.RELOCATE, "", POLICY_VERSION))
+    assert session.why_not_usable(Decision(Deployment.RELOCATE, "", POLICY_VERSION)) is None
 
 
 def test_relocatable_graphs_that_are_not_wanted_are_not_missed(without_relocation: Session) -> None:

@@ -257,6 +257,22 @@ def test_what_was_measured_because_the_driver_changed_says_so_afterwards(
     assert old.nearest is None  # it was the first; that another environment knows it now was no help then
 
 
+@pytest.mark.parametrize("known_here", [True, False])
+def test_what_was_not_taken_has_no_neighbour_to_explain_it(
+    store: Store, catalogue: Catalogue, known_here: bool
+) -> None:
+    record(store, environment=OLD_DRIVER)
+    if known_here:
+        record(store, environment=HERE)
+    doubted = dataclasses.replace(ran(), because="PYGRAPH_REFRESH asks to measure anew")
+
+    explanation = run(catalogue, doubted)
+
+    assert (explanation.entry is not None) is known_here
+    assert explanation.nearest is None
+    assert explanation.as_json()["ran"]["because"] == "PYGRAPH_REFRESH asks to measure anew"
+
+
 def test_another_graph_is_no_neighbour(store: Store, catalogue: Catalogue) -> None:
     record(store, environment=OLD_DRIVER, graph="cd" * 32)
 
@@ -507,6 +523,7 @@ def test_the_json_of_a_miss_has_the_program_and_the_neighbour(store: Store, cata
         "reason": "TREES is faster",
         "final": True,
         "source": "measured",
+        "because": "",
         "times": 1,
     }
     assert value["entry"] is None

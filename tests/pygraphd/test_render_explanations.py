@@ -104,6 +104,17 @@ def test_a_program_that_says_otherwise_than_the_cache_is_shown_beside_it() -> No
     assert "decided      2d ago by uid 1000" in lines
 
 
+def test_what_was_not_taken_is_said_with_its_reason() -> None:
+    because = "TREES: claimed 50.0 us by uid 7 on host-b, measured 412.0 us here"
+    ran = dataclasses.replace(RAN, source=Source.MEASURED, because=because)
+
+    lines = text(dataclasses.replace(HIT, ran=ran)).splitlines()
+    gone = text(dataclasses.replace(MISS, ran=ran, nearest=None)).splitlines()
+
+    assert lines[lines.index("source       measured by this program") + 1] == f"not taken    {because}"
+    assert gone[-1] == "cache        not known in this environment"
+
+
 def test_every_source_has_its_words() -> None:
     sources = {text(dataclasses.replace(HIT, ran=dataclasses.replace(RAN, source=each))) for each in Source}
 

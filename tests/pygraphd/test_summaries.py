@@ -47,6 +47,15 @@ def test_a_summary_is_read(tmp_path: Path) -> None:
     assert summary.notes == {name: {} for name in summaries.NOTES}  # of an older version
 
 
+def test_it_says_why_what_was_known_was_not_taken_and_older_ones_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(changed(decisions=[DECISION | {"because": "as it was asked for"}, DECISION]))
+
+    decisions = summaries.read_summary(path).decisions
+
+    assert [each.because for each in decisions] == ["as it was asked for", ""]
+
+
 def test_what_it_says_beside_its_graphs_is_read_as_a_terminal_may_show_it(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     path.write_text(changed(graph_breaks={"print (a.py:1)": 2}, failures={"no\x1b[2Jfile": 1}))
@@ -77,6 +86,8 @@ def changed(**changes: Any) -> str:
         (changed(decisions=[1]), "expected an object, got int"),
         (changed(decisions=[DECISION | {"source": "hearsay"}]), "expected one of cache, measured"),
         (changed(decisions=[DECISION | {"reason": "\x1b[2J"}]), "control characters"),
+        (changed(decisions=[DECISION | {"because": 1}]), "because: expected text, got int"),
+        (changed(decisions=[DECISION | {"because": "\x1b[2J"}]), "because: control characters"),
         (changed(decisions=[DECISION | {"graph": "a"}]), "graph: expected 64 hex digits"),
         (changed(decisions_left_out=-1), "decisions_left_out: -1 is outside"),
         (changed(graph_breaks=[]), "graph_breaks: expected an object"),
