@@ -79,6 +79,11 @@ class Candidates:
         )
 
     @property
+    def possible(self) -> tuple[Deployment, ...]:
+        """What is offered, without what has turned out not to be possible."""
+        return tuple(each for each in self.offered if not self.lacks(each))
+
+    @property
     def prepared(self) -> int:
         """A number that a call changes if it does what later calls need not do."""
         return self.relocate.prepared if self.relocate is not None else 0

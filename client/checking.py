@@ -15,7 +15,7 @@ import torch
 
 from pygraphd.client.costs import Cost
 from pygraphd.client.profiler import Profiler
-from pygraphd.client.rota import MAX_ROUNDS, SAMPLES, Turns
+from pygraphd.client.turns import MAX_ROUNDS, SAMPLES, Turns
 from pygraphd.schema.messages import Deployment
 
 if TYPE_CHECKING:

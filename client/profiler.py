@@ -5,6 +5,7 @@ What a call has cost, `client.timeline` says. Nothing is run twice and nothing i
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -18,7 +19,7 @@ from pygraphd.client.timeline import Entry, Run, Timeline
 from pygraphd.schema.messages import Deployment, Measurement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 _numbers = itertools.count(1)
@@ -55,15 +56,19 @@ class Profiler:
         self._pending: list[Entry] = []
         self._samples: dict[Deployment, list[Entry]] = {}
 
-    def start(self, deployment: Deployment, *, fair: bool = True) -> _Call:
-        """Begin timing a call on the device's current stream; one that is not `fair` is no sample."""
+    def start(self, deployment: Deployment, *, fair: bool = True, part: int = 0) -> _Call:
+        """Begin timing a call on the device's current stream; one that is not `fair` is no sample.
+
+        What it has cost is held against launches of the same `part` of measuring.
+        """
         begin = torch.cuda.Event(enable_timing=True)
         stream = torch.cuda.current_stream(self._device)
         idle = stream.query()
         apart = self._timeline.is_done((self._device, stream.cuda_stream))
         begin.record(stream)
         end = torch.cuda.Event(enable_timing=True)
-        entry = Entry(self._number, deployment, fair, idle, time.perf_counter_ns() / 1e3, apart=apart)
+        began_us = time.perf_counter_ns() / 1e3
+        entry = Entry(self._number, deployment, fair, idle, began_us, apart=apart, part=part)
         return _Call(entry, begin, end, stream)
 
     def stop(self, call: _Call, *, steady: bool = True) -> None:
@@ -90,15 +95,62 @@ class Profiler:
 
     def fewest(self, deployments: Iterable[Deployment]) -> int:
         """Return the number of samples of the deployment that has the fewest."""
-        return min(len(self._samples.get(deployment, ())) for deployment in deployments)
+        return min(self._count(deployment) for deployment in deployments)
+
+    def _count(self, deployment: Deployment) -> int:
+        """Return the number of its samples, or of those that it is held against, if they are fewer."""
+        part = min((each.part for each in self._samples.get(deployment, ())), default=0)
+        both = (deployment, Deployment.LAUNCH) if part else (deployment,)
+        return min(sum(each.part == part for each in self._samples.get(one, ())) for one in both)
 
     def measurements(self) -> tuple[Measurement, ...]:
-        """Return one measurement for each deployment that has samples."""
+        """Return one measurement for each deployment that has samples, all as of the time when the first part was measured."""
         entries = [entry for samples in self._samples.values() for entry in samples]
         self._timeline.expose(entries)
         # Whose host time counts depends on where in the program a call comes, and not on what was tried there by chance.
         hidden = statistics.fmean(entry.exposed is False for entry in entries) if entries else 0.0
-        return tuple(summarize(deployment, samples, hidden) for deployment, samples in self._samples.items())
+        parts: dict[int, dict[Deployment, Measurement]] = {}
+        for part, deployment in sorted({(entry.part, entry.deployment) for entry in entries}):
+            mine = [entry for entry in self._samples[deployment] if entry.part == part]
+            parts.setdefault(part, {})[deployment] = summarize(deployment, mine, hidden)
+        return tuple(_at_one_time(list(parts.values())).values())
+
+
+def _at_one_time(parts: Sequence[Mapping[Deployment, Measurement]]) -> dict[Deployment, Measurement]:
+    """Return what each deployment has cost in the first part that it was tried in, as if launches had cost there what they did at first."""
+    found = dict(parts[0]) if parts else {}
+    for part in parts[1:]:
+        then, now = part.get(Deployment.LAUNCH), found.get(Deployment.LAUNCH)
+        if then is not None and now is not None:
+            found |= {
+                each.deployment: as_of(now, each, then)
+                for each in part.values()
+                if each.deployment not in found
+            }
+    return found
+
+
+def as_of(now: Measurement, measured: Measurement, then: Measurement) -> Measurement:
+    """Return what was `measured` when a launch cost what `then` says, at a time when it costs what `now` says.
+
+    Its relation to a launch is what stays. The noise of `then` becomes its own.
+    """
+    samples = min(measured.samples, then.samples)
+    share = _ratio(measured.median_us, then.median_us)
+    variance = measured.mad_us**2 / measured.samples + (share * then.mad_us) ** 2 / then.samples
+    scale = _ratio(now.median_us, then.median_us)
+    return dataclasses.replace(
+        measured,
+        samples=samples,
+        median_us=scale * measured.median_us,
+        mad_us=scale * math.sqrt(variance * samples),
+        host_us=_ratio(now.host_us, then.host_us) * measured.host_us,
+        span_us=_ratio(now.span_us, then.span_us) * measured.span_us,
+    )
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other > 0 else 1.0
 
 
 def summarize(deployment: Deployment, samples: Sequence[Entry], hidden: float) -> Measurement:

@@ -20,7 +20,7 @@ from pygraphd.client.agreement import ALONE, Part
 from pygraphd.client.candidates import Candidates, Deployed
 from pygraphd.client.claims import Turn
 from pygraphd.client.profiler import Profiler
-from pygraphd.client.rota import SAMPLES, Rota, Turns
+from pygraphd.client.turns import SAMPLES, Turns
 from pygraphd.schema.messages import Conditions, Decision, Deployment, Graph, Measurement
 from pygraphd.schema.policy import decide, gain_in_trees_us, loss_in_trees_us
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.report import Report
+    from pygraphd.client.rota import Rota
     from pygraphd.client.timeline import Timeline
 
 
@@ -147,7 +148,7 @@ class Region:
         candidates = self._candidates
         if candidates is None or self.turns.exhausted:
             return True
-        tried = [each for each in candidates.offered if not candidates.lacks(each)]
+        tried = candidates.possible
         return self._profiler.fewest(tried) >= SAMPLES or self._can_spare_trees(tried)
 
     def gain_in_trees_us(self) -> float:
@@ -158,7 +159,7 @@ class Region:
         """Return what a call takes longer in trees than in the fastest way; None if that is not known, or they are no choice."""
         return loss_in_trees_us(self._profiler.measurements())
 
-    def _can_spare_trees(self, tried: list[Deployment]) -> bool:
+    def _can_spare_trees(self, tried: tuple[Deployment, ...]) -> bool:
         rest = [each for each in tried if each is not Deployment.TREES]
         if not self._needs_trees and self._profiler.fewest(rest) >= SAMPLES:
             # As long as others are measured, more becomes known; but what has been tried was tried.
@@ -294,11 +295,12 @@ class Region:
         assert candidates is not None
         if candidates.lacks(deployment):
             deployment = Deployment.LAUNCH
+        self.turns.choose_from(candidates.possible)
         run = candidates.runnable(deployment)
         began = time.perf_counter()
         fair = self.turns.take(deployment, self._host.rota.round)
         prepared = candidates.prepared
-        call = self._guarded(lambda: self._profiler.start(deployment, fair=fair))
+        call = self._guarded(lambda: self._profiler.start(deployment, fair=fair, part=self.turns.part))
         result = run(inputs)
         if call is not None:
             steady = candidates.prepared == prepared

@@ -1,37 +1,28 @@
-"""Whose turn it is: the balanced order in which measuring regions try the deployments on real calls.
+"""Which deployment the measuring regions of a step run in: all of them in one, and when they decide.
 
-Two levels. `Turns` is one region's own order: blocks of A B B A, and trees last where there are relocatable graphs, too, as they may
-not be needed. `Rota` makes all regions of one step follow one of them, decide in the same step, and change deployments only between a backward and the next
+All regions of one step follow the order of one of them (`client.turns`), decide in the same step, and change deployments only between a backward and the next
 forward: PyTorch's CUDA Graph trees depend on what ran before, and record anew for every mixture of captured and launched
-graphs. Both count in rounds: a region that is called for each of 24 layers has 24 calls in one. Knows nothing of torch.
+graphs. All is counted in rounds: a region that is called for each of 24 layers has 24 calls in one. Knows nothing of torch.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
-from pygraphd.schema import policy
 from pygraphd.schema.messages import Deployment, Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.client.turns import Turns
     from pygraphd.schema.messages import Graph
 
-BLOCK = 5
-"""Rounds before the order moves on; the first after a change is never counted."""
-SAMPLES = policy.MIN_SAMPLES
-"""Samples of each deployment that end measuring."""
-MAX_ROUNDS = 400
-"""Rounds after which measuring ends with what there is; two dozen are usual,"""
-MAX_CALLS = 8_192
-"""or calls; of a graph that 80 layers call, a few thousand are."""
 MAX_OVERDUE = 100
 """Rounds that a change may wait for open forwards: more than a step has, if its layers share one graph."""
-UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3, Deployment.RELOCATE: 4}
-"""A deployment's first rounds in a process, which pay for setting it up. Trees warm up, record, then replay; relocatable graphs
-see that sizes come back, record, replay, and in training begin to keep memory."""
+AGAIN = 20
+"""Rounds in which samples that were taken must become known, or they are taken anew: a call that failed leaves none."""
 PATIENCE = 32
 """Calls for which a round waits for a region that was part of the one before. Doubled when one comes soon after it was given up,"""
 MAX_PATIENCE = 128
@@ -40,48 +31,6 @@ SOON = 4
 """Times the patience."""
 WARM_UP_ROUNDS = 4
 """Calls of a region that is not measured yet, for which the others wait with their decision."""
-
-
-class Turns:
-    """One region's progress through the deployments it may run in, `candidates`."""
-
-    def __init__(self, candidates: tuple[Deployment, ...]) -> None:
-        self.choices = len(candidates)
-        self._order = _order(candidates)
-        self._rounds: Counter[Deployment] = Counter()
-        self._calls = 0
-        self._latest: tuple[int | None, Deployment] | None = None
-        self._fair = False
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether so many have not been enough."""
-        return self._rounds.total() >= MAX_ROUNDS or self._calls >= MAX_CALLS
-
-    def next(self) -> Deployment:
-        """Return the deployment that this region would run in if it could choose."""
-        return self._order[self._rounds.total() // BLOCK % len(self._order)]
-
-    def take(self, deployment: Deployment, round_: int | None = None) -> bool:
-        """Note that the region now runs in `deployment`; return whether this call is a fair sample of it.
-
-        All calls of a round are, or none; without its number, each is a round of its own.
-        """
-        self._calls += 1
-        if round_ is None or self._latest != (round_, deployment):
-            follows = self._latest is not None and self._latest[1] is deployment
-            self._fair = follows and self._rounds[deployment] >= UNCOUNTED[deployment]
-            self._rounds[deployment] += 1
-            self._latest = (round_, deployment)
-        return self._fair
-
-
-def _order(candidates: tuple[Deployment, ...]) -> tuple[Deployment, ...]:
-    if Deployment.RELOCATE not in candidates or Deployment.TREES not in candidates:
-        return (*candidates, *reversed(candidates))
-    relocate, trees, launch = Deployment.RELOCATE, Deployment.TREES, Deployment.LAUNCH
-    # Relocated calls run ahead of the GPU: a block of launches lets it come to them before trees are tried.
-    return (relocate, launch, launch, relocate, relocate, launch, trees, trees, launch, launch, trees, trees)
 
 
 class Member(Protocol):
@@ -110,9 +59,9 @@ class Member(Protocol):
 class Rota:
     """Which deployment the measuring regions of a process run in now, and when they decide.
 
-    A round begins when a region comes round again and all others that took part in earlier ones have come; that region chooses for
-    all that follow until the next round, unless another one has more to choose from: what that needs is its turn, too. When all members of
-    a round are ready, they decide in the next one.
+    A round begins when a region comes round again and all others that took part in earlier ones have come. Its deployment holds for
+    all that follow until the next round: who is in the midst of a block stays there, and then one of them
+    goes on with its order. When all members of a round are ready, they decide in the next one.
     """
 
     def __init__(self) -> None:
@@ -121,6 +70,8 @@ class Rota:
         self._attendance = _Attendance()
         self._current = Deployment.LAUNCH
         self._deciding = False
+        self._guide: weakref.ref[Member] | None = None
+        self._unknown = 0
         # Forwards whose backward is still to come, of families whose backward is measured, too.
         self._open_forwards: dict[int, int] = {}
         self._overdue = 0
@@ -173,11 +124,10 @@ class Rota:
     def _begin_round(self, leader: Member) -> None:
         between_steps = self._is_between_steps()
         if self._members:
-            ready = all(member.ready() for member in self._members.values()) and self._attendance.is_warm()
+            ready = all(map(_is_ready, self._members.values())) and self._attendance.is_warm()
             # Who has been called too often waits for nobody.
             self._deciding = leader.turns.exhausted or (ready and between_steps)
-        # The leader if it has as many, as it comes first.
-        wanted = max((leader, *self._members.values()), key=lambda each: each.turns.choices).turns.next()
+        wanted = self._wanted((leader, *self._members.values()))
         self._members.clear()
         self._attendance.begin()
         self.round += 1
@@ -189,6 +139,35 @@ class Rota:
             self._open_forwards = dict.fromkeys(self._open_forwards, 0)
         else:
             self._overdue += 1
+
+    def _wanted(self, present: Sequence[Member]) -> Deployment:
+        if any(each.turns.needs(self._current) for each in present):
+            return self._current
+        unfinished = [each for each in present if not each.turns.is_done]
+        if not unfinished:
+            return self._wait_for_samples(present)
+        self._unknown = 0
+        return self._whose_turn(unfinished).turns.next()
+
+    def _whose_turn(self, unfinished: Sequence[Member]) -> Member:
+        """Return who goes on with what it has begun, or the first of those that are furthest behind, or have most to choose from."""
+        guide = self._guide() if self._guide is not None else None
+        most = max(each.turns.choices for each in unfinished)
+        for each in unfinished:
+            if each is guide and each.turns.choices == most and not each.turns.may_end:
+                return each
+        found = min(unfinished, key=lambda each: (each.turns.part, -each.turns.choices))
+        self._guide = weakref.ref(found)
+        return found
+
+    def _wait_for_samples(self, present: Sequence[Member]) -> Deployment:
+        """Launch, uncounted, until the GPU has got to all samples that were taken, or they must be taken anew."""
+        self._unknown += 1
+        if self._unknown > AGAIN:
+            for each in present:
+                if not each.ready():
+                    each.turns.begin_again()
+        return Deployment.LAUNCH
 
     def _is_between_steps(self) -> bool:
         return not any(self._open_forwards.values())
@@ -202,6 +181,10 @@ class Rota:
             self._open_forwards[member.family] = max(0, (still_open or 0) - 1)
         elif member.graph.kind is Kind.FORWARD and still_open is not None:
             self._open_forwards[member.family] = still_open + 1
+
+
+def _is_ready(member: Member) -> bool:
+    return member.ready() and (member.turns.may_end or member.turns.exhausted)
 
 
 class _Attendance:

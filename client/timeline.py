@@ -67,6 +67,8 @@ class Entry:
     """What the host does from then to the next call at least, while the GPU is at work."""
     steady: bool = True
     """Whether it did only what later calls do."""
+    part: int = 0
+    """The part of measuring that it belongs to (`client.turns`)."""
 
     @property
     def cost_us(self) -> float:

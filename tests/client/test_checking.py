@@ -14,8 +14,8 @@ from pygraphd.client.candidates import Candidates
 from pygraphd.client.checking import Checked, Claimed, Jury
 from pygraphd.client.costs import Cost, Parts
 from pygraphd.client.report import Report
-from pygraphd.client.rota import MAX_ROUNDS, SAMPLES, UNCOUNTED
 from pygraphd.client.timeline import Entry
+from pygraphd.client.turns import MAX_ROUNDS, SAMPLES, UNCOUNTED
 from pygraphd.schema.messages import Deployment
 
 pytestmark = pytest.mark.torch
@@ -30,7 +30,7 @@ class Clock(profiler.Profiler):
 
     time_us = 100.0
 
-    def start(self, deployment: Deployment, *, fair: bool = True) -> Any:
+    def start(self, deployment: Deployment, *, fair: bool = True, part: int = 0) -> Any:
         return deployment, fair
 
     def stop(self, call: Any, *, steady: bool = True) -> None:

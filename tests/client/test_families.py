@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pygraphd.client.families import Families
-from pygraphd.client.rota import Turns
+from pygraphd.client.turns import Turns
 from pygraphd.schema.messages import Deployment, Graph, Kind
 
 pytestmark = pytest.mark.torch

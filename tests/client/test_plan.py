@@ -42,14 +42,16 @@ class Clock(profiler.Profiler):
     spans_us: ClassVar[dict[Deployment, float]] = {}
     """On the GPU, of some deployments, if it is not `span_us`."""
 
-    def start(self, deployment: Deployment, *, fair: bool = True) -> Any:
-        return deployment, fair
+    def start(self, deployment: Deployment, *, fair: bool = True, part: int = 0) -> Any:
+        return deployment, fair, part
 
     def stop(self, call: Any, *, steady: bool = True) -> None:
-        deployment, fair = call
+        deployment, fair, part = call
         time = self.times_us[deployment]
         span = self.spans_us.get(deployment, self.span_us) or time
-        entry = Entry(id(self), deployment, fair, idle=True, began_us=0.0, host_us=time, span_us=span)
+        entry = Entry(
+            id(self), deployment, fair, idle=True, began_us=0.0, host_us=time, span_us=span, part=part
+        )
         if fair:
             self._samples.setdefault(deployment, []).append(entry)
 

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.profiler import Profiler, summarize
+from pygraphd.client.profiler import Profiler, as_of, summarize
 from pygraphd.client.timeline import Entry, Timeline
-from pygraphd.schema.messages import Deployment
+from pygraphd.schema.messages import Deployment, Measurement
 
 pytestmark = pytest.mark.torch
 
-LAUNCH, RELOCATE = Deployment.LAUNCH, Deployment.RELOCATE
+LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
 
 
 class Machine:
@@ -41,8 +41,9 @@ class Machine:
         span_us: float,
         *,
         steady: bool = True,
+        part: int = 0,
     ) -> None:
-        call = profiler.start(deployment)
+        call = profiler.start(deployment, part=part)
         begun_us = max(self.free_us, self.host_us)
         self.host_us += host_us
         self.free_us = max(begun_us + span_us, self.host_us)
@@ -181,6 +182,31 @@ def test_what_is_hardly_ever_steady_costs_what_it_costs(machine: Machine) -> Non
     profiler.collect()
 
     assert [each.median_us for each in profiler.measurements()] == [700]
+
+
+def test_a_capture_is_known_as_well_as_the_launches_that_it_is_held_against(machine: Machine) -> None:
+    profiler = Profiler(0)
+    for part, deployment, calls in [(0, RELOCATE, 3), (0, LAUNCH, 4), (1, LAUNCH, 2), (1, TREES, 5)]:
+        for _ in range(calls):
+            machine.call(profiler, deployment, host_us=100 * (1 + part), span_us=300 * (1 + part), part=part)
+            machine.synchronize()
+    profiler.collect()
+
+    found = {each.deployment: each for each in profiler.measurements()}
+    counts = {each: profiler.fewest([each]) for each in found}
+    assert counts == {RELOCATE: 3, LAUNCH: 4, TREES: 2}
+    assert {each: found[each].samples for each in found} == counts
+    assert {(each.median_us, each.host_us, each.span_us) for each in found.values()} == {(300, 100, 300)}
+
+
+def test_what_is_brought_to_another_time_keeps_the_noise_of_what_it_was_held_against() -> None:
+    now, then = (Measurement(LAUNCH, 8, cost, mad, cost, 10, 0) for cost, mad in ((100, 1), (200, 4)))
+    trees = Measurement(TREES, 8, median_us=100, mad_us=3, host_us=100, span_us=10, busy=0)
+
+    brought = as_of(now, trees, then)
+
+    assert (brought.median_us, brought.host_us, brought.span_us) == (50, 50, 10)
+    assert brought.mad_us == pytest.approx(math.hypot(3, 4 / 2) / 2)
 
 
 def sample(host_us: float, span_us: float, *, exposed: bool | None) -> Entry:
