@@ -122,7 +122,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _add_regions(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_regions)
     parser.add_argument("--workloads", type=_names, default=_REGION_WORKLOADS, metavar="A,B")
-    parser.add_argument("--ways", type=_names, default="trees,relocate,launch", metavar="W,V")
+    parser.add_argument(
+        "--ways",
+        type=_names,
+        metavar="W,V",
+        help="of trees, relocate and launch (default: the first two, and where large inputs move the third)",
+    )
     parser.add_argument("--repetitions", type=_positive, default=3, help="processes for each (default 3)")
     parser.add_argument("--caches", type=Path, metavar="DIR", help="keep what was compiled for the next time")
     _add_together(parser)

@@ -23,13 +23,14 @@ from benchmarks.errors import UnknownNameError
 from benchmarks.gate import Gate
 from benchmarks.processes import as_ended, run_fresh
 from benchmarks.records import SCHEMA, check_writable, write_json
+from benchmarks.region_table import LARGE_INPUTS, LAUNCH, RELOCATE, TREES
 from benchmarks.workloads import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-WAYS = ("trees", "relocate", "launch")
+WAYS = (TREES, RELOCATE, LAUNCH)
 _TIMEOUT_S = 500.0
 
 
@@ -50,35 +51,48 @@ class _Job:
 
 def measure_regions(
     workloads: Sequence[Workload],
-    ways: Sequence[str],
+    ways: Sequence[str] | None,
     repetitions: int,
     out: Path,
     caches: Path | None,
     *,
     together: bool = False,
 ) -> list[str]:
-    """Measure every workload in every way, each in a fresh process; returns lines for people, writes all to `out`.
+    """Measure every workload in these ways, each in a fresh process; returns lines for people, writes all to `out`.
 
+    `ways` None: those of `default_ways`.
     `together`: the processes of a repetition compile side by side, and are measured one after the other.
     """
-    if unknown := [way for way in ways if way not in WAYS]:
+    if unknown := [way for way in ways or () if way not in WAYS]:
         raise UnknownNameError("way", unknown, list(WAYS))
     check_writable(out)
     records: list[dict[str, Any]] = []
     environment = describe_host()
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as folder:
         for repetition in range(repetitions):
-            jobs = [
-                _Job(workload, way, repetition, caches or Path(folder))
-                for workload in workloads
-                for way in (ways if repetition % 2 == 0 else reversed(ways))
-            ]
+            jobs = _jobs(workloads, ways, repetition, caches or Path(folder))
             for record in _together(jobs, Path(folder)) if together else map(_measure, jobs):
                 seen = record.pop("environment", None)
                 environment = {**dict.fromkeys(TORCH_FIELDS), **environment, **(seen or {})}
                 records.append({**record, "compiled_together": together})
                 write_json(out, {"schema": SCHEMA, "environment": environment, "records": records})
     return [*(line for record in records for line in _lines(record)), region_table.render(records)]
+
+
+def default_ways(workload: Workload) -> tuple[str, ...]:
+    """Return the ways that are compared if nobody says otherwise: launched only where that is what the others are held against."""
+    return (TREES, RELOCATE, LAUNCH) if workload.name in LARGE_INPUTS else (TREES, RELOCATE)
+
+
+def _jobs(
+    workloads: Sequence[Workload], ways: Sequence[str] | None, repetition: int, caches: Path
+) -> list[_Job]:
+    backwards = -1 if repetition % 2 else 1
+    return [
+        _Job(workload, way, repetition, caches)
+        for workload in workloads
+        for way in (ways or default_ways(workload))[::backwards]
+    ]
 
 
 def _together(jobs: Sequence[_Job], folder: Path) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,65 @@
+"""Which ways regions are run in, without running any."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.regions import _Job, default_ways, measure_regions
+from benchmarks.workloads import WORKLOADS
+from tests.benchmarks.test_cli import benchmarks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_launched_calls_are_measured_where_large_inputs_move(name: str) -> None:
+    launched = ["launch"] if name == "autoencoder-inference" else []
+
+    assert [*default_ways(WORKLOADS[name])] == ["trees", "relocate", *launched]
+
+
+def test_a_way_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    done = benchmarks("regions", "--ways", "trees,nonsense", "--out", str(tmp_path / "result.json"))
+
+    assert done.returncode == 2
+    assert "unknown way nonsense; choose among: trees, relocate, launch" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("ways", "expected"),
+    [
+        (
+            None,
+            [
+                "three-ops.trees",
+                "three-ops.relocate",
+                "autoencoder-inference.trees",
+                "autoencoder-inference.relocate",
+                "autoencoder-inference.launch",
+            ],
+        ),
+        (["launch"], ["three-ops.launch", "autoencoder-inference.launch"]),
+    ],
+)
+def test_each_way_is_a_process_and_the_next_repetition_goes_backwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ways: list[str] | None, expected: list[str]
+) -> None:
+    ran: list[str] = []
+
+    def note(job: _Job) -> dict[str, Any]:
+        ran.append(job.name)
+        return {"workload": job.workload.name, "way": job.way, "error": "not run"}
+
+    monkeypatch.setattr("benchmarks.regions._measure", note)
+    workloads = [WORKLOADS["three-ops"], WORKLOADS["autoencoder-inference"]]
+
+    measure_regions(workloads, ways, 2, tmp_path / "result.json", None)
+
+    first, second = ran[: len(expected)], ran[len(expected) :]
+    assert first == expected
+    assert sorted(second) == sorted(expected)
+    assert [each for each in second if "auto" in each] == [each for each in first if "auto" in each][::-1]
