@@ -58,6 +58,13 @@ _WORKLOADS = (
         "torchvision's ResNet-50, bf16 autocast, SGD with momentum",
     ),
     Workload(
+        "resnet50-training-large",
+        Mode.TRAINING,
+        64,
+        "vision:resnet50_training",
+        "the same with so many images that activations are most of the memory",
+    ),
+    Workload(
         "bert-inference",
         Mode.INFERENCE,
         1,

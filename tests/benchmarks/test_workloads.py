@@ -9,7 +9,7 @@ import torch
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import Compile
 from benchmarks.step import Step
-from benchmarks.workloads import WORKLOADS, Mode
+from benchmarks.workloads import WORKLOADS, Mode, vision
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -30,6 +30,18 @@ def test_every_workload_builds_or_names_what_it_lacks(name: str) -> None:
 def test_the_documentation_says_of_every_workload_what_a_step_is() -> None:
     documentation = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
     assert [name for name in WORKLOADS if f"| `{name}` | " not in documentation] == []
+
+
+def test_the_large_training_is_the_same_on_more_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vision, "_resnet50", lambda: torch.nn.Linear(2, 2))
+    small, large = (
+        WORKLOADS[name].build(CPU).draw(torch.Generator())
+        for name in ("resnet50-training", "resnet50-training-large")
+    )
+
+    assert [small[each].shape[0] for each in small] == [8, 8]
+    assert [large[each].shape[0] for each in large] == [64, 64]
+    assert [small[each].shape[1:] for each in small] == [large[each].shape[1:] for each in large]
 
 
 def test_inputs_are_new_each_step_and_the_same_for_every_peer() -> None:
