@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
-COLD, WARM = STARTS
-COUNTED = Details(lookup_s=0.01, checking_s=0.0, recording_s=0.02)
+COLD, WARM, RECORDING = STARTS
+COUNTED = Details(lookup_s=0.01, checking_s=0.02, recording_s=0.5)
 
 
 def cold(workload: str, measuring_s: float | None, compile_s: float | None) -> Record:
@@ -31,7 +31,7 @@ def warm(workload: str, details: Details, compile_s: float | None = 10.0) -> Rec
     return dataclasses.replace(cold(workload, 0.0, compile_s), peer="pygraph-warm", details=details)
 
 
-def test_a_cold_start_pays_for_measuring_and_a_warm_one_for_all_else() -> None:
+def test_a_cold_start_pays_for_measuring_and_a_warm_one_for_what_it_knows() -> None:
     records = [cold("three-ops", 0.2, 10.0), warm("three-ops", COUNTED)]
 
     (measured,) = prices(records, COLD)
@@ -40,6 +40,9 @@ def test_a_cold_start_pays_for_measuring_and_a_warm_one_for_all_else() -> None:
     assert (measured.spent_s, measured.compile_s, measured.unknown) == (0.2, 10.0, None)
     assert measured.share == pytest.approx(0.02)
     assert looked_up.share == pytest.approx(0.003)
+    (with_recording,) = prices(records, RECORDING)
+    assert with_recording.share == pytest.approx(0.053)
+    assert not too_dear(records)  # recording is told, and held against nothing
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ def test_a_cold_start_pays_for_measuring_and_a_warm_one_for_all_else() -> None:
         (cold("three-ops", 0.2, None), NOT_COMPILED),
         (cold("three-ops", None, 10.0), NOT_COUNTED),
         (dataclasses.replace(cold("three-ops", 0.2, 10.0), details=Details(compiled_together=True)), BESIDE),
-        (warm("three-ops", dataclasses.replace(COUNTED, recording_s=None)), NOT_COUNTED),
+        (warm("three-ops", dataclasses.replace(COUNTED, lookup_s=None)), NOT_COUNTED),
         (warm("three-ops", COUNTED, compile_s=None), NOT_COMPILED),
         (warm("three-ops", dataclasses.replace(COUNTED, compiled_together=True)), BESIDE),
     ],
@@ -73,7 +76,7 @@ def test_of_several_records_those_that_say_it_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cold_s", "recording_s", "dear"),
+    ("cold_s", "checking_s", "dear"),
     [
         ([0.1, 0.5, 9.0], 0.04, False),
         ([0.1, 0.51, 0.52], 0.04, True),
@@ -83,12 +86,12 @@ def test_of_several_records_those_that_say_it_count() -> None:
     ],
 )
 def test_the_median_over_workloads_decides_for_each_start(
-    cold_s: Sequence[float], recording_s: float | None, *, dear: bool
+    cold_s: Sequence[float], checking_s: float | None, *, dear: bool
 ) -> None:
     records = [cold(f"workload {number}", spent_s, 10.0) for number, spent_s in enumerate(cold_s)]
 
     assert (
-        too_dear([*records, warm("three-ops", dataclasses.replace(COUNTED, recording_s=recording_s))]) is dear
+        too_dear([*records, warm("three-ops", dataclasses.replace(COUNTED, checking_s=checking_s))]) is dear
     )
 
 
@@ -99,18 +102,20 @@ def test_a_line_for_each_and_what_they_come_to() -> None:
         warm("three-ops", COUNTED, 5.0),
     ]
 
-    head, *lines, cold_says, warm_says = render(records).splitlines()
+    head, *lines, cold_says, warm_says, recording_says = render(records).splitlines()
 
     assert head.split() == ["workload", "start", "spent", "s", "compile", "s", "share"]
     assert [line.split() for line in lines] == [
         ["three-ops", "cold", "0.2000", "10.0", "2.00%"],
         ["bert-training", "cold", "0.9000", "-", "not", "known"],
         ["three-ops", "warm", "0.0300", "5.0", "0.60%"],
+        ["three-ops", "warm,", "recording", "0.5300", "5.0", "10.60%"],
     ]
     assert cold_says == (
         "cold: 2.00% in the median of 1 workloads, within the 5.0% allowed; left out: 1 no time to compile with empty caches"
     )
     assert warm_says == "warm: 0.60% in the median of 1 workloads, MORE THAN the 0.5% allowed"
+    assert recording_says == "warm, recording: 10.60% in the median of 1 workloads"
 
 
 def test_a_price_that_is_too_high_is_the_exit_code(tmp_path: Path) -> None:
