@@ -178,6 +178,7 @@ class Regions:
     links: dict[int, Link] = field(default_factory=dict)
     link: Link | None = None
     families: Families = field(default_factory=Families)
+    recorders: dict[int, CudaRecorder] = field(default_factory=dict)
     outputs: Iterator[OutputFacts] = field(default_factory=lambda: iter(()))
 
     def install(self) -> None:
@@ -213,10 +214,16 @@ class Regions:
         if self.way == "trees":
             run = original(runnable, **kwargs)
         elif self.way == "relocate":
-            recorder = CudaRecorder(driver.load(), kwargs["device_index"])
+            recorder = self._recorder(kwargs["device_index"])
             run = relocatable = Relocatable(runnable, recorder, self.report, self.link, next(self.outputs))
         self.all.append(Timed(run, kind, relocatable))
         return self.all[-1]
+
+    def _recorder(self, device_index: int) -> CudaRecorder:
+        """Return the one of a device: graphs that draw random numbers wait for each other."""
+        if device_index not in self.recorders:
+            self.recorders[device_index] = CudaRecorder(driver.load(), device_index)
+        return self.recorders[device_index]
 
     def forget_recordings(self) -> None:
         """Have every region be recorded again: without what a process does once."""
