@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pygraphd.client.profiler import Profiler, as_of, summarize
 from pygraphd.client.timeline import Entry, Timeline
-from pygraphd.schema.messages import Deployment, Measurement
+from pygraphd.schema.messages import Conditions, Deployment, Measurement
+from pygraphd.schema.policy import decide
 
 pytestmark = pytest.mark.torch
 
@@ -267,3 +268,38 @@ def test_calls_of_one_kind_cost_their_median(times: list[tuple[float, float]], h
     costs = [span_us if hidden else max(host_us, span_us) for host_us, span_us in times]
     assert found.median_us == pytest.approx(statistics.median(costs))
     assert found.mad_us == pytest.approx(statistics.median(abs(each - found.median_us) for each in costs))
+
+
+NEARLY_ONE = st.floats(0.995, 1.005)
+EIGHT = st.lists(NEARLY_ONE, min_size=8, max_size=8)
+CLEARLY_FASTER_OR_NOT = st.floats(0.1, 0.9) | st.floats(1.0, 10.0)
+"""Closer to what a capture must win by, one sample in eight may turn the scales."""
+
+
+def decided(launched: list[Entry], relocated: list[Entry], *, hidden: bool) -> Deployment:
+    found = [summarize(LAUNCH, launched, float(hidden)), summarize(RELOCATE, relocated, float(hidden))]
+    return decide(found, Conditions()).deployment
+
+
+@given(
+    EIGHT, EIGHT, CLEARLY_FASTER_OR_NOT, st.floats(1e-4, 1e4) | st.just(1e4),
+    st.integers(0, 15), st.sampled_from(["host_us", "span_us", "both"]), st.booleans(),
+)  # fmt: skip
+def test_one_outlier_of_any_size_among_eight_samples_leaves_the_decision_as_it_was(
+    launched: list[float],
+    relocated: list[float],
+    ratio: float,
+    times: float,
+    which: int,
+    clock: str,
+    hidden: bool,
+) -> None:
+    samples = [sample(each, each, exposed=not hidden) for each in launched]
+    samples += [sample(ratio * each, ratio * each, exposed=not hidden) for each in relocated]
+    before = decided(samples[:8], samples[8:], hidden=hidden)
+
+    for name in ("host_us", "span_us") if clock == "both" else (clock,):
+        setattr(samples[which], name, times * getattr(samples[which], name))
+
+    assert before is (RELOCATE if ratio < 1 else LAUNCH)
+    assert decided(samples[:8], samples[8:], hidden=hidden) is before
