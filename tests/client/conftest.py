@@ -62,6 +62,7 @@ def run(tmp_path: Path) -> Run:
         folder.mkdir()
         script = folder / environ.pop("SCRIPT", "program.py")
         script.write_text(textwrap.dedent(program))
+        through = environ.pop("THROUGH", "").split()  # what stands between Python and the program
         variables = {
             **os.environ,
             "PYGRAPH": "1",
@@ -72,7 +73,12 @@ def run(tmp_path: Path) -> Run:
             **environ,
         }
         done = subprocess.run(
-            [sys.executable, script], env=variables, cwd=folder, capture_output=True, text=True, check=False
+            [sys.executable, *through, script],
+            env=variables,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return Outcome(

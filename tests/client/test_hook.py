@@ -188,21 +188,24 @@ def test_a_forked_child_compiles_with_a_session_of_its_own(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "program",
+    ("program", "environ"),
     [
-        TRAINING.format(arguments=""),
-        "import pygraphd; pygraphd.enable()\n" + TRAINING.format(arguments=""),
-        TRAINING.format(arguments=', backend="pygraph"'),
+        (TRAINING.format(arguments=""), {}),
+        (TRAINING.format(arguments=""), {"PYGRAPH": "0", "THROUGH": "-m pygraphd run --"}),
+        ("import pygraphd; pygraphd.enable()\n" + TRAINING.format(arguments=""), {}),
+        (TRAINING.format(arguments=', backend="pygraph"'), {}),
     ],
-    ids=["PYGRAPH=1", "enable", "backend"],
+    ids=["PYGRAPH=1", "run", "enable", "backend"],
 )
-def test_a_program_can_be_rid_of_us_whatever_asks_for_us(run: Run, program: str) -> None:
+def test_a_program_can_be_rid_of_us_whatever_asks_for_us(
+    run: Run, program: str, environ: dict[str, str]
+) -> None:
     check = """
 import os, pathlib, sys
 pathlib.Path(os.environ["PYGRAPH_SUMMARY"]).write_text("{}")  # for the harness: we must not write it
 print("pygraphd.client.session" in sys.modules)
 """
-    outcome = run(program + check, PYGRAPH_DISABLE="1")
+    outcome = run(program + check, PYGRAPH_DISABLE="1", **environ)
 
     assert outcome.output == "False\n"
     assert outcome.summary == {}
