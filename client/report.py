@@ -45,7 +45,8 @@ class Report:
         self.coverage: dict[str, Any] | None = None
         """Kernels and copies of one step and how many of them ran in graphs, or the reason why that is not known; None: not asked for."""
         self.bounds: dict[str, int] = {}
-        """Options that bound what is kept, by name."""
+        """What bounds what is kept of a graph, by name: `sizes` and `size_calls` (options), `remembered_sizes` (of those not decided yet),
+        and once a graph may be relocated `recordings` of it, and `executables` of each."""
         self._left_on_cpu: Counter[str] = Counter()
         self._graph_breaks: Counter[str] = Counter()
         self._deployed: Counter[Deployment] = Counter()
@@ -176,7 +177,7 @@ class Report:
                 "measuring_ms": round(self.measuring_ms, 3),
                 "checking_ms": round(self.checking_ms, 3),
                 "recording_ms": round(self.recording_ms, 3),
-                "bounds": self.bounds,
+                "bounds": dict(self.bounds),
                 "coverage": self.coverage,
                 "daemon": {"version": self.daemon_version},
                 "environments": {key: each.factors() for key, each in self._environments.items()},

@@ -22,7 +22,7 @@ from pygraphd.client.ranks import Ranks
 from pygraphd.client.region import Decided, Region, Tally
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
-from pygraphd.client.sized import Steps
+from pygraphd.client.sized import REMEMBERED, Steps
 from pygraphd.client.timeline import Timeline
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
@@ -60,7 +60,11 @@ class Session:
         self.timeline = Timeline()
         self.options = options.read(os.environ)
         bounds = self.options.sizes
-        self.report.bounds = {"sizes": bounds.sizes, "size_calls": bounds.calls}
+        self.report.bounds = {
+            "sizes": bounds.sizes,
+            "size_calls": bounds.calls,
+            "remembered_sizes": REMEMBERED,
+        }
         self.drift = Drift(self.options.recheck_s, self.report)
         self._host = socket.gethostname()
         self.step_profile: StepProfile | None = None
@@ -279,9 +283,11 @@ class Session:
         recorder = self._recorder_of(device_index)
         if recorder is None:
             return None
+        from pygraphd.client.executables import MAX_BINDINGS
         from pygraphd.client.relocatable import MAX_RECORDINGS, Relocatable
 
         recordings = max(self.options.sizes.sizes, MAX_RECORDINGS)
+        self.report.bounds |= {"recordings": recordings, "executables": MAX_BINDINGS}
         return Relocatable(launch, recorder, self.report, link, outputs, recordings)
 
     def _recorder_of(self, device_index: int) -> CudaRecorder | None:

@@ -118,7 +118,7 @@ def test_the_summary_says_at_which_sizes_a_graph_ran_how(
         ("forward", (16,)): NO_GAIN,
         ("backward", (16, 32)): NO_GAIN,
     }
-    assert summary["bounds"] == {"sizes": 8, "size_calls": 3}
+    assert summary["bounds"] == {"sizes": 8, "size_calls": 3, "remembered_sizes": 64}
     assert summary["deployed"] == {"LAUNCH": 4, "TREES": 2, "RELOCATE": 0}
 
 
@@ -241,7 +241,7 @@ def test_none_is_decided_apart_if_that_is_not_wanted(
 
     assert ran == [(8, "launched", "launched")] * ENOUGH
     expect(session, sizes=0, measured=0)
-    assert session.report.summary()["bounds"] == {"sizes": 0, "size_calls": 3}
+    assert session.report.summary()["bounds"] == {"sizes": 0, "size_calls": 3, "remembered_sizes": 64}
 
 
 def test_relocatable_graphs_are_kept_for_the_sizes_that_run_in_them(

@@ -95,6 +95,22 @@ def test_who_does_not_want_relocatable_graphs_imports_nothing_of_them() -> None:
     assert "pygraphd.client.region" in done.stdout.split()
 
 
+@pytest.mark.parametrize(("asked", "recordings"), [("3", 8), ("20", 20)])
+def test_the_summary_has_the_bounds_of_what_is_kept(
+    session: Session, monkeypatch: pytest.MonkeyPatch, asked: str, recordings: int
+) -> None:
+    monkeypatch.setenv(options.SIZES, asked)
+    monkeypatch.setattr(Session, "_recorder_of", lambda *_: object())  # there is no driver
+    session = Session(session.locations)
+    before = session.report.summary()["bounds"]
+
+    session.relocatable(lambda inputs: None, 0, None, OutputFacts())
+
+    assert before == {"sizes": int(asked), "size_calls": 3, "remembered_sizes": 64}
+    relocated = {"recordings": recordings, "executables": 64}
+    assert session.report.summary()["bounds"] == before | relocated
+
+
 def test_an_undecided_region_goes_with_its_model_and_is_remembered(session: Session) -> None:
     class Capture:
         def __call__(self, inputs: list[Any]) -> None: ...
