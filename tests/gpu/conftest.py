@@ -6,6 +6,7 @@ For relocatable graphs there are two more fixtures, which put them in place of P
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.client.report import Report
     from pygraphd.client.session import Session
-
-GUARD = 0xA5
-GUARD_BYTES = 4096
+    from tests.gpu.beside import Beside
 
 
 class Watched:
@@ -111,10 +110,11 @@ class Relocated:
 
     def __init__(self) -> None:
         from pygraphd.client.report import Report
+        from tests.gpu.seen import Seen
 
         self.report = Report()
+        self.seen = Seen()
         self.made: list[Relocatable] = []
-        self.calls = 0
         self.links: dict[int, Link] = {}
         self.link: Link | None = None
         self.families = Families()
@@ -123,10 +123,10 @@ class Relocated:
     def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
         """Return what runs in place of `runnable`."""
         from pygraphd.client import driver
-        from pygraphd.client.capture import CudaRecorder
         from pygraphd.client.relocatable import Relocatable
+        from tests.gpu.seen import Seeing
 
-        recorder = CudaRecorder(driver.load(), device_index)
+        recorder = Seeing(driver.load(), device_index, self.seen)
         self.made.append(Relocatable(runnable, recorder, self.report, self.link, next(self.outputs)))
         return self.made[-1]
 
@@ -163,89 +163,54 @@ class Relocated:
         assert {name: self.report.counts[name] for name in counts} == counts
 
     def expect_all_captured(self) -> None:
-        """Assert that every region has a recording, and none was refused."""
+        """Assert that every region has a recording that has served calls, and none was refused."""
         self.expect(captured=len(self.made))
         assert self.made
+        for each in self.made:
+            (replay,) = each._replays.values()
+            assert replay.counts.replays > 1  # one is the trial of the recording
 
 
 class Moved(Relocated):
     """Runs each call twice: launched for the program, and relocated on copies of its inputs, which lie elsewhere each time.
 
-    All copies and all outputs lie between guard zones or in memory that was poisoned before, and are poisoned after.
+    All copies and all that a replay allocates lie between guard zones, and are poisoned after the call.
     """
 
+    def __init__(self) -> None:
+        from tests.gpu.guards import Guarded
+
+        super().__init__()
+        self.guarded = Guarded("cuda")
+        self.exact = True
+        """Whether a replay must agree with a launch bit for bit if launches do; to be set before anything is compiled."""
+        self.beside: list[Beside] = []
+
     def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
-        relocatable = super().make(runnable, device_index)
-        undefined = self.made[-1].outputs.undefined
+        super().make(runnable, device_index)
         import torch
 
+        from tests.gpu.beside import Beside
+
         generator = torch.cuda.default_generators[device_index]
+        self.beside.append(Beside(runnable, self.made[-1], self.guarded, generator))
+        self.beside[-1].exact = self.exact
+        return self.beside[-1]
 
-        def run(inputs: list[Any]) -> Any:
-            self.calls += 1
-            mine = list(inputs)
-            copies, zones = _guarded_copies(mine, self.calls)
-            began = generator.get_offset()
-            outputs = relocatable(list(copies))
-            ended = generator.get_offset()
-            generator.set_offset(began)
-            launched = runnable(inputs)
-            assert generator.get_offset() == ended
-            pairs = enumerate(zip(outputs, launched, strict=True))
-            comparable = [right if index in undefined else output for index, (output, right) in pairs]
-            _assert_agree("output", comparable, launched)
-            _assert_agree("input", copies, mine)
-            for zone in zones:
-                assert (zone == GUARD).all()
-            _poison([*copies, *outputs], keep=[*mine, *launched])
-            return launched
+    def expect_all_captured(self) -> None:
+        """Assert besides that all has moved at every call."""
+        super().expect_all_captured()
+        for each in self.beside:
+            each.expect_moved_calls()
 
-        return run
+    def close(self) -> None:
+        """Assert that what calls have left behind was not written to."""
+        for each in self.beside:
+            each.close()
 
 
-def _guarded_copies(inputs: list[Any], shift: int) -> tuple[list[Any], list[Any]]:
-    """Return copies of the inputs at other addresses than ever before, and the guard zones around them."""
-    import torch
-
-    from pygraphd.client import _torch
-    from pygraphd.client.recording import input_groups
-
-    copies, zones = list(inputs), []
-    for group, span in input_groups(inputs, ()):
-        if not inputs[group.members[0][0]].is_cuda:
-            continue
-        before = GUARD_BYTES * (1 + shift % 3) + span.start % 512
-        memory = torch.full((before + span.size + 2 * GUARD_BYTES,), GUARD, dtype=torch.uint8, device="cuda")
-        memory = memory[: memory.numel() // 512 * 512]
-        storage = inputs[group.members[0][0]].untyped_storage()
-        bytes_ = torch.empty(0, dtype=torch.uint8, device="cuda")
-        bytes_.set_(storage, span.start - storage.data_ptr(), (span.size,), (1,))
-        memory[before : before + span.size] = bytes_
-        for index, offset in group.members:
-            tensor = inputs[index]
-            start = (before + offset) // tensor.element_size()
-            size, stride = tuple(tensor.size()), tuple(tensor.stride())
-            copies[index] = _torch.reinterpret(memory, tensor.dtype, size, stride, start)
-        zones += [memory[:before], memory[before + span.size :]]
-    return copies, zones
-
-
-def _assert_agree(what: str, mine: Any, right: Any) -> None:
-    from pygraphd.client import verification
-
-    assert verification._compare(what, mine, right, verification._coarsest(right)) is None
-
-
-def _poison(values: list[Any], keep: list[Any]) -> None:
-    import torch
-
-    kept = {value.untyped_storage().data_ptr() for value in keep if isinstance(value, torch.Tensor)}
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in kept:
-            value.untyped_storage().fill_(0xFF)
-
-
-def _installed(relocated: Relocated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relocated]:
+@contextlib.contextmanager
+def _installed(relocated: Relocated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     import torch
     import torch._inductor.compile_fx
@@ -257,7 +222,7 @@ def _installed(relocated: Relocated, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     torch._dynamo.reset()
     uninstall = _torch.install(relocated.compile, around_cudagraphify)
-    yield relocated
+    yield
     uninstall()
     torch._dynamo.reset()
     for each in relocated.made:
@@ -267,13 +232,21 @@ def _installed(relocated: Relocated, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def relocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relocated]:
     """Run everything that is compiled as relocatable graphs."""
-    yield from _installed(Relocated(), tmp_path, monkeypatch)
+    relocated = Relocated()
+    with _installed(relocated, tmp_path, monkeypatch):
+        yield relocated
 
 
 @pytest.fixture
-def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relocated]:
-    """Run relocatable graphs beside everything that is compiled, on inputs that lie elsewhere at every call."""
-    yield from _installed(Moved(), tmp_path, monkeypatch)
+def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moved]:
+    """Run relocatable graphs beside everything that is compiled, on inputs and memory that lie elsewhere at every call."""
+    from pygraphd.client import _torch
+
+    moved = Moved()
+    monkeypatch.setattr(_torch, "allocator", lambda _device: moved.guarded)
+    with _installed(moved, tmp_path, monkeypatch):
+        yield moved
+    moved.close()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.gpu.conftest import Relocated
+    from tests.gpu.conftest import Moved, Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -172,7 +172,7 @@ def test_training(relocated: Relocated, name: str, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_inference(moved: Relocated, name: str) -> None:
+def test_inference(moved: Moved, name: str) -> None:
     """Each call is made twice, launched and relocated, on inputs that lie elsewhere each time."""
     torch.manual_seed(0)
     module, loss_of = MODELS[name]()

@@ -1,0 +1,128 @@
+"""A compiled callable that runs twice at each call: launched for the program, and relocated on copies that lie elsewhere.
+
+Both must agree bit for bit, unless the callable adds in an order of its own; everything must have moved since the call before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client import verification
+from tests.gpu.guards import Old, poisoned, storages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pygraphd.client.relocatable import Relocatable
+    from pygraphd.client.verification import Generator
+    from tests.gpu.guards import Guarded
+
+LAUNCHES = 8
+"""Launches that are held against another one before it is believed that all are the same."""
+
+
+class Beside:
+    """Runs `launch` for the program, and `relocatable`, which is made of it, beside it."""
+
+    def __init__(
+        self,
+        launch: Callable[[list[Any]], Any],
+        relocatable: Relocatable,
+        guarded: Guarded,
+        generator: Generator,
+    ) -> None:
+        self.relocatable = relocatable
+        self.calls = 0
+        self.exact = True
+        """Whether they must agree bit for bit if launches do."""
+        self._launch = launch
+        self._guarded = guarded
+        self._generator = generator
+        self._places: dict[tuple[str, int], int] = {}
+        self._old = Old()
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        self.calls += 1
+        mine = list(inputs)
+        before, copies = self._guarded.copies(mine), self._guarded.copies(mine)
+        began = self._generator.get_offset()
+        outputs = self.relocatable(list(copies))
+        ended = self._generator.get_offset()
+        self._generator.set_offset(began)
+        launched = self._launch(inputs)
+        assert self._generator.get_offset() == ended, "another number of random numbers was drawn"
+        assert len(outputs) == len(launched)
+        right = [*launched, *mine]
+        if self._differs([*outputs, *copies], right, 0.0, len(launched)):
+            self._expect_close([*outputs, *copies], right, len(launched), before, began)
+        self._expect_moved(copies, outputs, right)
+        self._end_call(outputs, storages(right))
+        return launched
+
+    def _differs(
+        self, mine: Sequence[Any], right: Sequence[Any], tolerance: float, outputs: int
+    ) -> str | None:
+        """Return how values differ, of which the first ones are `outputs`."""
+        undefined = self.relocatable.outputs.undefined
+        made = [right[i] if i in undefined else mine[i] for i in range(outputs)]
+        return verification._compare("output", made, right[:outputs], tolerance) or verification._compare(
+            "input", mine[outputs:], right[outputs:], tolerance
+        )
+
+    def _expect_close(
+        self, mine: Sequence[Any], right: Sequence[Any], outputs: int, before: Sequence[Any], began: int
+    ) -> None:
+        """Assert that values that differ do so by no more than what adding in another order makes of them."""
+        differs = self._differs(mine, right, 0.0, outputs)
+        same = self.exact and self._launches_agree(right, outputs, before, began)
+        assert not same, f"{differs}, and {LAUNCHES} launches agree bit for bit"
+        far = self._differs(mine, right, verification._coarsest(right), outputs)
+        assert far is None, far
+
+    def _launches_agree(self, right: Sequence[Any], outputs: int, before: Sequence[Any], began: int) -> bool:
+        for _ in range(LAUNCHES):
+            copies = self._guarded.copies(before)
+            self._generator.set_offset(began)
+            launched = self._launch(list(copies))
+            if self._differs([*launched, *copies], right, 0.0, outputs):
+                return False
+        return True
+
+    def _expect_moved(self, copies: Sequence[Any], outputs: Sequence[Any], right: Sequence[Any]) -> None:
+        """Assert that no input and no output lies where it lay at the call before, but for what is the program's own."""
+        own = storages(right)
+        places = {
+            (what, index): each.data_ptr()
+            for what, values in (("input", copies), ("output", outputs))
+            for index, each in enumerate(values)
+            if self._moves(each) and each.untyped_storage().data_ptr() not in own
+        }
+        came_again = [key for key, place in places.items() if self._places.get(key) == place]
+        assert not came_again, f"they lie where they lay at the call before: {came_again}"
+        self._places = places
+
+    def _moves(self, value: Any) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and value.numel() > 0
+            and value.device.type == self._guarded.device
+        )
+
+    def _end_call(self, outputs: Sequence[Any], own: set[int]) -> None:
+        """Poison all that was worked on beside the program, and see to it that what was poisoned before is as it was."""
+        given = self._guarded.end_call()
+        guarded = {block.memory.data_ptr() for block in given}
+        self._old.add([*given, *poisoned(outputs, self._guarded.device, own | guarded)])
+
+    def expect_moved_calls(self) -> None:
+        """Assert that all calls were replays but for one that was launched and one or two that were recorded, and moved each time."""
+        for replay in self.relocatable._replays.values():
+            # The trial of the recording is a replay, too.
+            counts = replay.counts
+            assert counts.replays >= max(self.calls - 2, 2), (self.calls, counts)
+            assert counts.written >= counts.relocated == counts.replays, counts
+
+    def close(self) -> None:
+        self._old.close()
