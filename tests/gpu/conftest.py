@@ -80,6 +80,18 @@ def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     helper.forget()
 
 
+@pytest.fixture(params=["compiled", "python"])
+def either_helper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run a test with the compiled helper, and without it."""
+    from pygraphd.client.bulk import InPython, helper
+
+    if request.param == "python":
+        monkeypatch.setattr(helper, "_bulk", None)
+        monkeypatch.setattr(helper, "_path", None)
+    yield
+    assert isinstance(helper.bulk(lambda reason: None), InPython) is (request.param == "python")
+
+
 @pytest.fixture(autouse=True)
 def mode_is_left_behind() -> Iterator[None]:
     """Undo what compiling in two threads at once leaves in torch 2.11: the options of a mode, set for the whole process."""
@@ -115,6 +127,7 @@ class Relocated:
         self.report = Report()
         self.seen = Seen()
         self.made: list[Relocatable] = []
+        self._is_launching = False
         self.links: dict[int, Link] = {}
         self.link: Link | None = None
         self.families = Families()
@@ -122,12 +135,15 @@ class Relocated:
 
     def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
         """Return what runs in place of `runnable`."""
+        outputs = next(self.outputs)
+        if self._is_launching:
+            return runnable
         from pygraphd.client import driver
         from pygraphd.client.relocatable import Relocatable
         from tests.gpu.seen import Seeing
 
         recorder = Seeing(driver.load(), device_index, self.seen)
-        self.made.append(Relocatable(runnable, recorder, self.report, self.link, next(self.outputs)))
+        self.made.append(Relocatable(runnable, recorder, self.report, self.link, outputs))
         return self.made[-1]
 
     def compile(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
@@ -144,6 +160,17 @@ class Relocated:
         if link is not None:
             recycling.watch(compiled, link, is_backward=facts.is_backward)
         _torch.realign(compiled)
+
+    @contextlib.contextmanager
+    def launched(self) -> Iterator[None]:
+        """Have what is compiled within be launched: the very code that relocated graphs are held against."""
+        import torch
+
+        torch._dynamo.reset()
+        self._is_launching = True
+        yield
+        self._is_launching = False
+        torch._dynamo.reset()
 
     @property
     def sets(self) -> list[int]:

@@ -48,6 +48,7 @@ def plain() -> list[float]:
     return train(module, module)
 
 
+@pytest.mark.usefixtures("either_helper")
 def test_training_keeps_one_set_and_is_right(relocated: Relocated) -> None:
     module = model()
 
@@ -58,6 +59,7 @@ def test_training_keeps_one_set_and_is_right(relocated: Relocated) -> None:
     torch.testing.assert_close(losses, plain(), rtol=2e-3, atol=1e-4)
 
 
+@pytest.mark.usefixtures("either_helper")
 def test_two_forwards_in_flight_keep_two_sets_and_are_right(relocated: Relocated) -> None:
     module = model()
     compiled = torch.compile(module, mode="reduce-overhead")

@@ -89,6 +89,7 @@ def test_recurrent_layers_elsewhere_keep_the_state_of_their_dropout(relocated: R
     relocated.expect_all_captured()
 
 
+@pytest.mark.usefixtures("either_helper")
 def test_a_thousand_kept_results_stay_right(relocated: Relocated) -> None:
     run = compiled(affine)
     inputs = [torch.full((100,), float(i), device="cuda") for i in range(1000)]
@@ -130,6 +131,7 @@ def test_inputs_may_be_freed_right_after_the_call(relocated: Relocated) -> None:
     relocated.expect_all_captured()
 
 
+@pytest.mark.usefixtures("either_helper")
 def test_a_cache_is_changed_in_place(relocated: Relocated) -> None:
     def step(cache: torch.Tensor, position: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         cache.index_copy_(0, position, value)
@@ -153,13 +155,22 @@ def test_inputs_that_start_to_be_one_tensor(relocated: Relocated) -> None:
     relocated.expect_all_captured()
 
 
+NOT_ALIGNED = "an input is not aligned as it was when it was recorded"
+
+
 def test_views_with_odd_offsets(relocated: Relocated) -> None:
     run = compiled(affine)
     base = x(5000)
     for offset in (0, 0, 0, 1, 3, 4, 16, 64, 7):
         view = base[offset : offset + 1000]
         torch.testing.assert_close(run(view), affine(view))
-    assert relocated.report.counts["captured"] > 0
+
+    fallbacks = relocated.report.fallbacks
+    [region] = relocated.made
+    ((replay,), unfit) = region._replays.values(), fallbacks[NOT_ALIGNED]
+    assert set(fallbacks) <= {relocatable.NOT_YET, NOT_ALIGNED}
+    assert unfit >= 2  # those that are aligned to 16 and to 64 bytes; of worse ones Inductor makes copies
+    assert replay.counts.replays == 8 - unfit >= 3  # one is the trial of the recording
 
 
 # --- training ----------------------------------------------------------------------------------------------------
@@ -211,6 +222,7 @@ def test_training_goes_as_without_graphs(
     assert len(relocated.made) == 2
 
 
+@pytest.mark.usefixtures("either_helper")
 def test_two_forwards_before_a_backward(relocated: Relocated) -> None:
     mine, plain = network(), network()
     run = compiled(mine)
@@ -325,43 +337,7 @@ def test_while_the_history_of_memory_is_recorded(relocated: Relocated) -> None:
     assert any("history" in reason for reason in relocated.report.fallbacks)
 
 
-def test_profiler_autocast_deterministic_and_anomaly_mode(relocated: Relocated) -> None:
-    mine = network()
-    run = compiled(mine)
-    batch = torch.randn(32, 64, device="cuda")
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        for _ in range(4):
-            run(batch).float().sum().backward()
-    with torch.profiler.profile():
-        for _ in range(4):
-            run(batch).sum().backward()
-    with torch.autograd.set_detect_anomaly(True):
-        for _ in range(4):
-            run(batch).sum().backward()
-    assert relocated.report.counts["captured"] > 0
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        torch.testing.assert_close(run(batch), mine(batch), rtol=1e-4, atol=1e-4)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 # --- sizes, memory, faults ---------------------------------------------------------------------------------------
-
-
-def test_two_hundred_sizes_leave_bounded_recordings_and_memory(relocated: Relocated) -> None:
-    run = torch.compile(affine, mode="reduce-overhead", dynamic=True)
-    for _ in range(2):
-        for n in range(200, 400):
-            a = x(n)
-            torch.testing.assert_close(run(a), affine(a))
-    torch.cuda.synchronize()
-    gc.collect()
-    torch.cuda.empty_cache()
-
-    assert relocated.report.counts["captured"] <= relocatable.MAX_CAPTURES * len(relocated.made)
-    assert all(each.recordings <= relocatable.MAX_RECORDINGS for each in relocated.made)
-    assert torch.cuda.memory_reserved() < 64 << 20
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
