@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client.relocatable import IN_A_CAPTURE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 PROGRAM = Path(__file__).with_name("ddp_program.py")
+COLLECTIVE = Path(__file__).with_name("collective_program.py")
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.py"
 
 
@@ -44,17 +47,26 @@ def summary(folder: Path, rank: int = 0) -> dict[str, Any]:
     return read
 
 
-def ranks(folder: Path, world: int, more: Callable[[int], dict[str, str]]) -> list[list[float]]:
-    """Run the program on `world` GPUs, a process each; return the losses of each."""
+def started(program: Path, folder: Path, world: int, more: Callable[[int], dict[str, str]]) -> None:
+    """Run a program on `world` GPUs, a process each, which must come to an end."""
     folder.mkdir()
     processes = [
         subprocess.Popen(
-            [sys.executable, PROGRAM, str(rank), str(world), str(folder)],
+            [sys.executable, program, str(rank), str(world), str(folder)],
             env=environ(folder, **more(rank)),
         )
         for rank in range(world)
     ]
-    assert [process.wait(110) for process in processes] == [0] * world
+    try:
+        assert [process.wait(110) for process in processes] == [0] * world
+    finally:
+        for process in processes:
+            process.kill()  # what waits for a rank that has failed
+
+
+def ranks(folder: Path, world: int, more: Callable[[int], dict[str, str]]) -> list[list[float]]:
+    """Train on `world` GPUs; return the losses of each."""
+    started(PROGRAM, folder, world, more)
     return [json.loads((folder / f"losses.{rank}").read_text()) for rank in range(world)]
 
 
@@ -71,6 +83,7 @@ def test_distributed_data_parallel(tmp_path: Path, world: int) -> None:
     all_said = [summary(tmp_path / "ours", rank) for rank in range(world)]
     for said in all_said:
         assert said["captured"] >= 2
+        assert said["deployed"]["RELOCATE"] > 0
         assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
     first, *others = ({each["graph"]: each["deployment"] for each in said["decisions"]} for said in all_said)
     assert len(first) == all_said[0]["graphs"] > 0
@@ -78,6 +91,40 @@ def test_distributed_data_parallel(tmp_path: Path, world: int) -> None:
     if world > 1:
         led, followed = (sum(said[what] for said in all_said) for what in ("led", "followed"))
         assert led == followed == all_said[0]["graphs"]
+
+
+def test_a_collective_within_a_compiled_graph_is_launched(tmp_path: Path) -> None:
+    """It waits for the other rank, which would not take part in a trial: no call of either hangs, and the reason is told."""
+    world = 2
+    if torch.cuda.device_count() < world:
+        pytest.skip(f"it needs {world} GPUs")
+    folder = tmp_path / "ours"
+
+    started(COLLECTIVE, folder, world, functools.partial(ours, folder))
+
+    all_said = [summary(folder, rank) for rank in range(world)]
+    assert [(folder / f"right.{rank}").read_text() for rank in range(world)] == ["60"] * world
+    for said in all_said:
+        assert said["captured"] == said["deployed"]["RELOCATE"] == 0
+        assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
+    # One rank finds out for all.
+    told = [each for said in all_said for each in (*said["fallbacks"], *said["reasons"])]
+    assert any("it holds a collective" in each for each in told), told
+
+
+def test_training_with_segments_that_expand(tmp_path: Path) -> None:
+    """What replays allocate lies in memory that is mapped as it is needed, and given back from under it."""
+    expand = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    folder = tmp_path / "ours"
+
+    plain = ranks(tmp_path / "plain", 1, lambda _: expand)
+    mine = ranks(folder, 1, lambda rank: {**ours(folder, rank), **expand})
+
+    torch.testing.assert_close(mine, plain, rtol=1e-3, atol=1e-4)
+    said = summary(folder)
+    assert said["captured"] >= 2
+    assert said["deployed"]["RELOCATE"] > 0
+    assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
 
 
 @pytest.mark.parametrize("settings", ["expandable_segments:True", "max_split_size_mb:64"])
@@ -126,3 +173,4 @@ def test_make_graphed_callables_around_it(relocated: Relocated) -> None:
         expected = torch.autograd.grad(module(x).square().sum(), x)[0]
         torch.testing.assert_close(result, module(x), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(x.grad, expected, rtol=1e-3, atol=1e-3)
+    assert relocated.report.fallbacks[IN_A_CAPTURE] >= 2  # forward and backward
