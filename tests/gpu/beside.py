@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pygraphd.client.relocatable import Relocatable
-    from pygraphd.client.verification import Generator
+    from pygraphd.client.verification import Disagreement, Generator
     from tests.gpu.guards import Guarded
 
 LAUNCHES = 8
@@ -63,7 +63,7 @@ class Beside:
 
     def _differs(
         self, mine: Sequence[Any], right: Sequence[Any], tolerance: float, outputs: int
-    ) -> str | None:
+    ) -> Disagreement | None:
         """Return how values differ, of which the first ones are `outputs`."""
         undefined = self.relocatable.outputs.undefined
         made = [right[i] if i in undefined else mine[i] for i in range(outputs)]
@@ -79,7 +79,7 @@ class Beside:
         same = self.exact and self._launches_agree(right, outputs, before, began)
         assert not same, f"{differs}, and {LAUNCHES} launches agree bit for bit"
         far = self._differs(mine, right, verification._coarsest(right), outputs)
-        assert far is None, far
+        assert far is None, str(far)
 
     def _launches_agree(self, right: Sequence[Any], outputs: int, before: Sequence[Any], began: int) -> bool:
         for _ in range(LAUNCHES):

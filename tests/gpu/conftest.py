@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pygraphd.client.report import Report
     from pygraphd.client.session import Session
     from tests.gpu.beside import Beside
+    from tests.gpu.seen import Seeing
 
 
 class Watched:
@@ -127,6 +128,7 @@ class Relocated:
         self.report = Report()
         self.seen = Seen()
         self.made: list[Relocatable] = []
+        self._recorders: dict[int, Seeing] = {}
         self._is_launching = False
         self.links: dict[int, Link] = {}
         self.link: Link | None = None
@@ -138,13 +140,20 @@ class Relocated:
         outputs = next(self.outputs)
         if self._is_launching:
             return runnable
-        from pygraphd.client import driver
         from pygraphd.client.relocatable import Relocatable
-        from tests.gpu.seen import Seeing
 
-        recorder = Seeing(driver.load(), device_index, self.seen)
+        recorder = self._recorder(device_index)
         self.made.append(Relocatable(runnable, recorder, self.report, self.link, outputs))
         return self.made[-1]
+
+    def _recorder(self, device_index: int) -> Seeing:
+        """Return the one of a device, as a session does: graphs that draw random numbers wait for each other."""
+        from pygraphd.client import driver
+        from tests.gpu.seen import Seeing
+
+        if device_index not in self._recorders:
+            self._recorders[device_index] = Seeing(driver.load(), device_index, self.seen)
+        return self._recorders[device_index]
 
     def compile(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
         """Do what the hook does around Inductor's `post_compile`."""

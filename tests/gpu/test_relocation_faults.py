@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import relocatable, verification
+from pygraphd.client import attempts, relocatable, verification
 from tests.gpu.test_relocation_programs import compiled, x
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ def chain(a: torch.Tensor) -> torch.Tensor:
 def test_a_recording_that_never_agrees_is_not_used_and_leaves_nothing(
     relocated: Relocated, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    differs = f"verification: {what} 0 differs"
-    monkeypatch.setattr(verification, "_compare", lambda kind, *_: differs if kind == what else None)
+    found = verification.Disagreement(f"{what} 0 differs", in_values=True)
+    differs = str(found)
+    monkeypatch.setattr(verification, "_compare", lambda kind, *_: found if kind == what else None)
     run = compiled(chain)
     a = torch.randn(1024, 1024, device="cuda")
     expected = run(a)
@@ -118,7 +119,7 @@ def test_memory_may_run_out_at_any_point_of_recording(relocated: Relocated) -> N
         assert reserved() <= before + SLACK
 
     for refusal in filter(None, refusals):
-        assert refusal == relocatable.NO_ROOM or "out of memory" in refusal
+        assert refusal == attempts.NO_ROOM or "out of memory" in refusal
         assert relocated.report.fallbacks[refusal] > 0
     assert refusals[0] is not None
     assert refusals[-1] is None

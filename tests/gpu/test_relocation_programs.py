@@ -409,6 +409,7 @@ class FailingCalls:
             if name not in ("cuFuncGetParamInfo", "cuKernelGetParamInfo", "cuPointerGetAttribute"):
                 monkeypatch.setitem(loaded._calls, name, self._counted(call))
         monkeypatch.setattr(loaded, "_launch", loaded._calls["cuGraphLaunch"])
+        monkeypatch.setattr(loaded, "_write_words", loaded._calls["cuStreamBatchMemOp_v2"])
 
     def _counted(self, call: Callable[..., int]) -> Callable[..., int]:
         def counted(*arguments: object) -> int:
@@ -424,12 +425,36 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> FailingCalls:
     return FailingCalls(monkeypatch)
 
 
-def test_every_driver_call_may_fail(relocated: Relocated, failing: FailingCalls) -> None:
-    inner = compiled(lambda x: (x @ x).sin())
+def product(x: torch.Tensor) -> torch.Tensor:
+    return (x @ x).sin()
+
+
+def changed_and_dropped(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return torch.nn.functional.dropout(x, 0.5)
+
+
+def three_calls(run: Callable[[list[Any]], Any], a: torch.Tensor) -> tuple[list[torch.Tensor], int]:
+    """Return what three calls return, what they leave of their inputs, and how many random numbers were drawn."""
+    torch.cuda.manual_seed(5)
+    seen = []
+    for _ in range(3):
+        mine = a.clone()
+        seen += [run([mine])[0], mine]
+    return seen, torch.cuda.default_generators[0].get_offset()
+
+
+@pytest.mark.parametrize("body", [product, changed_and_dropped])
+def test_every_driver_call_may_fail(
+    relocated: Relocated, failing: FailingCalls, body: Callable[..., Any]
+) -> None:
     a = torch.randn(64, 64, device="cuda")
-    expected = inner(a)
+    with torch.no_grad():
+        compiled(body)(a.clone())
     [region] = relocated.made
     runnable = region._launch
+    expected, drawn = three_calls(runnable, a)
+    assert (drawn > 0) is (body is changed_and_dropped)
     before = torch.cuda.memory_reserved()
 
     def attempt(fail_at: int) -> int:
@@ -438,10 +463,10 @@ def test_every_driver_call_may_fail(relocated: Relocated, failing: FailingCalls)
         from pygraphd.client.relocatable import Relocatable
 
         run = Relocatable(runnable, CudaRecorder(driver.load(), 0), relocated.report)
-        run([a])
         failing.count, failing.fail_at = 0, fail_at
-        for _ in range(2):
-            assert torch.equal(run([a.clone()])[0], expected)
+        found, offset = three_calls(run, a)
+        assert all(map(torch.equal, found, expected))
+        assert offset == drawn
         count, failing.fail_at = failing.count, 0
         assert (run.refusal is not None) is (0 < fail_at <= count)
         run.close()

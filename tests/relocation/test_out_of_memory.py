@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import recording, relocatable, verification
+from pygraphd.client import attempts, recording, verification
 from pygraphd.client.recording import Capture
 from pygraphd.client.replay import Replay
 from tests.relocation.test_relocatable import Case, HostRecorder, add
@@ -95,7 +95,7 @@ def test_it_may_happen_to_an_input_that_is_to_be_staged(case: Case, monkeypatch:
     def body(operations: Any, inputs: list[Any]) -> Any:
         return operations.add(operations.look_up(inputs[0]), inputs[1]), inputs[1]
 
-    monkeypatch.setattr(relocatable, "_buffer_for", full)
+    monkeypatch.setattr(attempts, "_buffer_for", full)
     run = case.make(body)
     before = case.emulator.live()
 
