@@ -173,4 +173,4 @@ def test_make_graphed_callables_around_it(relocated: Relocated) -> None:
         expected = torch.autograd.grad(module(x).square().sum(), x)[0]
         torch.testing.assert_close(result, module(x), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(x.grad, expected, rtol=1e-3, atol=1e-3)
-    assert relocated.report.fallbacks[IN_A_CAPTURE] >= 2  # forward and backward
+    assert relocated.report.fallbacks[IN_A_CAPTURE] > 0

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from pygraphd.client import _torch
+from pygraphd.client.driver import NodeType
 from tests.gpu.beside import Beside
 from tests.gpu.guards import Guarded
+from tests.gpu.seen import Seen
 from tests.relocation.test_relocatable import Case, add
 
 if TYPE_CHECKING:
@@ -175,3 +177,22 @@ def test_an_output_that_stays_where_it_was_is_noticed(case: Case, guarded: Guard
 
     with pytest.raises(AssertionError, match=r"\('output', 0\)"):
         call(case, beside(case, guarded, spoil=spoil))
+
+
+def test_what_a_recording_is_made_of_is_seen(emulator: Emulator) -> None:
+    seen, graph, arena = Seen(), emulator.graph(), emulator.arena()
+    a, b, out = (arena.allocate(4) for _ in range(3))
+    graph.add(a, b, out)
+    graph.copy(b, a)
+    graph.set(a, 0)
+    graph.set(b, 0)
+    seen.note(emulator.driver, graph.handle)
+    emulator.driver.destroy_graph(graph.handle)
+
+    assert seen.nodes == {NodeType.KERNEL: 1, NodeType.MEMCPY: 1, NodeType.MEMSET: 2}
+    seen.expect("ADD|sub")
+    seen.kernels["triton_poi_fused_exp"] += 1
+    seen.expect("add", "triton_(red|poi)")
+    for other in ("scale", "fused_exp", "triton_red", "triton_poi_add"):
+        with pytest.raises(AssertionError):
+            seen.expect("add", other)
