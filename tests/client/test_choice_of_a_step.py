@@ -89,6 +89,7 @@ class Relocating:
 
     refusal = None
     refused_for_good = False
+    refused_for_now = None
     prepared = 0
 
     def __init__(self, run: Callable[[], None]) -> None:
