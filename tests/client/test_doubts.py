@@ -70,7 +70,7 @@ def test_a_program_that_ends_before_it_has_measured_anew_says_what_was_claimed(
     trained(session, ENOUGH, "elsewhere")
     monkeypatch.setattr(Clock, "times_us", SLOW_TREES)
 
-    ended, _ = trained(session, 15)
+    ended, _ = trained(session, 25)
     ended.close()
 
     assert ended.report.counts["disputed"] == 3
