@@ -3,8 +3,8 @@
 That a call finds the GPU at work does not mean that its host time costs nothing: the GPU may run out of work some calls later for
 it. And while deployments alternate, those that are quick on the host keep the GPU busy for those that are not. So the calls of all
 regions are laid out as they came, and it is asked whether the GPU would have run dry if all of them had been launched; if so, the
-host time of all calls before that counts, and time on the GPU only as far as it is longer than what the host does until the next
-call. What a synchronisation of the user's does to the queue is no reason to count them.
+host time of all calls before that counts, and time on the GPU only as far as it is longer than what the host does meanwhile
+(`client.slack`). What a synchronisation of the user's does to the queue is no reason to count them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pygraphd.client.slack import add_slack
 from pygraphd.schema.messages import Deployment
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Entry:
     exposed: bool | None = None
     """Whether its host time counts; None until that was found out."""
     after_us: float = 0.0
-    """What the host does from then to the next call at least, while the GPU is at work."""
+    """What the host does after it at least, while the GPU is at work on it."""
     steady: bool = True
     """Whether it did only what later calls do."""
     part: int = 0
@@ -80,6 +81,10 @@ class Entry:
         """What it costs if its host time counts."""
         return max(self.host_us, self.span_us - self.after_us)
 
+    def pause_us(self, following: Entry) -> float:
+        """Return the time from its end to the next call."""
+        return max(0.0, following.began_us - self.began_us - self.host_us)
+
 
 @dataclass(slots=True, eq=False)
 class Run:
@@ -89,6 +94,8 @@ class Run:
     base: Event | None
     """Where the GPU's time is counted from; None when all are complete."""
     entries: list[Entry] = field(default_factory=list)
+    following: Run | None = None
+    """The next one on its stream."""
 
     def takes(self, entry: Entry) -> bool:
         """Whether a call goes on with it."""
@@ -114,13 +121,18 @@ class Run:
             entry.exposed = number <= starved
             entry.after_us = pause_us.get(entry.region, 0.0)
 
+    def pairs(self) -> Iterable[tuple[Entry, Entry | None]]:
+        """Yield each call with the next one on its stream."""
+        yield from itertools.pairwise(self.entries)
+        yield self.entries[-1], self.following.entries[0] if self.following is not None else None
+
     def pauses(self) -> Iterable[tuple[int, float]]:
         """Yield the time between two calls, with the region of the first.
 
         The second found the GPU still at the first, so that the host has not waited for it; for what was before, it may have.
         """
         for entry, following in itertools.pairwise(self.entries):
-            yield entry.region, _between(entry, following)
+            yield entry.region, entry.pause_us(following)
 
     def _leads(self, launched_us: Mapping[int, float], pause_us: Mapping[int, float]) -> Iterable[float]:
         """Yield how far the GPU would have been behind at each call, if all calls had been launched."""
@@ -131,7 +143,7 @@ class Run:
             if number:
                 before = self.entries[number - 1]
                 # The host may have waited, for a step in flight or for data, and come later would wait the less.
-                waited = _between(before, entry) - pause_us.get(before.region, 0.0)
+                waited = before.pause_us(entry) - pause_us.get(before.region, 0.0)
                 later = max(0.0, later - waited)
             yield entry.lead_us - later
             if entry.deployment is not Deployment.LAUNCH:
@@ -192,9 +204,11 @@ class Timeline:
         with self._lock:
             run = self._latest.get(stream)
             if run is None or not run.takes(call.entry):
-                if run is not None:
-                    run.let_go()
-                run = self._latest[stream] = Run(call.entry, call.begin)
+                before, run = run, Run(call.entry, call.begin)
+                if before is not None:
+                    before.let_go()
+                    before.following = run
+                self._latest[stream] = run
                 self._runs.append(run)
             run.entries.append(call.entry)
             self._pending.setdefault(stream, deque()).append((call, run))
@@ -236,16 +250,13 @@ class Timeline:
             pause_us = _by_region((pair for run in self._runs for pair in run.pauses()), min)
             for run in self._runs:
                 run.expose(launched_us, pause_us)
+            add_slack([pair for run in self._runs for pair in run.pairs()])
 
     def _launches(self) -> Iterable[tuple[int, float]]:
         for run in self._runs:
             for entry in run.entries:
                 if entry.fair and _is_launched(entry):
                     yield entry.region, entry.host_us
-
-
-def _between(entry: Entry, following: Entry) -> float:
-    return max(0.0, following.began_us - entry.began_us - entry.host_us)
 
 
 def _is_launched(entry: Entry) -> bool:

@@ -181,7 +181,7 @@ def outcomes() -> list[Outcome]:
 def test_the_choice_is_hardly_ever_worse_than_to_capture_all_or_none(outcomes: list[Outcome]) -> None:
     worse = {each.seed: round(each.ratio, 3) for each in outcomes if each.ratio > 1.05}
 
-    assert len(worse) <= 5, worse
+    assert len(worse) <= 1, worse
 
 
 def test_the_choice_often_beats_both(outcomes: list[Outcome]) -> None:
@@ -189,6 +189,24 @@ def test_the_choice_often_beats_both(outcomes: list[Outcome]) -> None:
 
 
 def test_the_choice_is_faster_on_average(outcomes: list[Outcome]) -> None:
-    assert statistics.fmean(each.ratio for each in outcomes) < 0.995, "than the better of the two"
-    assert statistics.fmean(each.chosen_us / each.all_us for each in outcomes) < 0.96
-    assert statistics.fmean(each.chosen_us / each.none_us for each in outcomes) < 0.78
+    assert statistics.fmean(each.ratio for each in outcomes) < 0.991, "than the better of the two"
+    assert statistics.fmean(each.chosen_us / each.all_us for each in outcomes) < 0.95
+    assert statistics.fmean(each.chosen_us / each.none_us for each in outcomes) < 0.75
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        273,  # a heavy graph with 19 small ones behind it, which take longer on the host
+        278,  # a graph of 130 us on the host and 172 on the GPU, in a step of 505 us on the host and 232 on the GPU
+        398,
+        # 24 calls of 65 us on the host launched and 43 captured, of 62 and 86 on the GPU: 2.85 ms launched, 2.37 captured. The policy
+        # takes no capture that loses more on the GPU than a quarter of what it saves on the host, whether or not that is hidden.
+        pytest.param(102, marks=pytest.mark.xfail(reason="refused for its span", strict=True)),
+        # 4 calls of 65 us on the host launched and 44 captured, and the GPU is done before the next one comes: as if the host waited for
+        # it each time, where 23 us on the GPU after 44 on the host are no faster.
+        pytest.param(1201, marks=pytest.mark.xfail(reason="taken for a wait", strict=True)),
+    ],
+)
+def test_a_step_that_the_host_bounds_is_chosen_by_the_hosts_time(seed: int) -> None:
+    assert outcome(seed).ratio < 1.01

@@ -281,6 +281,26 @@ def test_a_host_that_waits_for_an_earlier_step_would_wait_less() -> None:
     assert statistics.median(entry.cost_us for entry in program.entries) == graph.span_us
 
 
+def test_the_host_time_of_later_calls_hides_a_graph_in_a_step_that_the_host_bounds() -> None:
+    """Captured, it saves 100 us on the host, and takes as long on the GPU as launched; the GPU has done it while later calls are made."""
+    program, large, small = Program(), Graph(130, 30, 170, number=1, gap_us=50), Graph(220, 55, 13, number=2)
+    for step in range(20):
+        for _ in range(4):
+            program.call(small, by_turns(step))
+        program.call(large, by_turns(step))
+
+    assert program.exposed(large) == 1
+    costs = {
+        deployment: statistics.median(
+            entry.cost_us
+            for entry in program.entries
+            if (entry.region, entry.deployment) == (large.number, deployment)
+        )
+        for deployment in (LAUNCH, RELOCATE)
+    }
+    assert costs == {LAUNCH: 130, RELOCATE: 30}
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), min_size=1, max_size=60),
     st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=4, max_size=4),
