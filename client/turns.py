@@ -22,7 +22,7 @@ MAX_CALLS = 8_192
 UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3, Deployment.RELOCATE: 4}
 """A deployment's first rounds in a process, which pay for setting it up. Trees warm up, record, then replay; relocatable graphs
 see that sizes come back, record, replay, and in training begin to keep memory. Later the first after a change is not counted."""
-CATCH_UP = 4
+CATCH_UP = 8
 """Rounds of launches before trees. Relocated calls run ahead of the GPU: it comes to them, and trees may not be needed."""
 
 
@@ -46,23 +46,17 @@ def blocks(candidates: tuple[Deployment, ...]) -> tuple[Block, ...]:
     """Return the blocks in which `candidates`, of which LAUNCH is one, are measured."""
     if len(candidates) == 1:
         return (Block(*candidates, UNCOUNTED[candidates[0]], SAMPLES, may_end=True),)
-    if Deployment.RELOCATE in candidates and Deployment.TREES in candidates:
-        return (*_around_launches(Deployment.RELOCATE), *_trees_last())
+    relocate, trees = Deployment.RELOCATE, Deployment.TREES
+    if relocate in candidates and trees in candidates:
+        # Trees come last, as they leave something behind, and may not be needed; with launches of their own.
+        catch_up = Block(Deployment.LAUNCH, CATCH_UP, 0, part=1, may_end=True)
+        return (*_around_launches(relocate), catch_up, *_around_launches(trees, part=1))
     return _around_launches(next(each for each in candidates if each is not Deployment.LAUNCH))
 
 
-def _around_launches(capture: Deployment) -> tuple[Block, ...]:
-    first, last = Block(capture, UNCOUNTED[capture], HALF), Block(capture, 1, HALF)
-    return first, Block(Deployment.LAUNCH, UNCOUNTED[Deployment.LAUNCH], SAMPLES), last
-
-
-def _trees_last() -> tuple[Block, ...]:
-    """Return the part in which trees are tried: in one block, as they leave something behind, and with launches of their own."""
-    launch, trees = Deployment.LAUNCH, Deployment.TREES
-    before = Block(launch, CATCH_UP, HALF, part=1, may_end=True)
-    # As many rounds are not counted on either side.
-    after = Block(launch, UNCOUNTED[trees], HALF, part=1)
-    return before, Block(trees, UNCOUNTED[trees], SAMPLES, part=1), after
+def _around_launches(capture: Deployment, part: int = 0) -> tuple[Block, ...]:
+    launches = Block(Deployment.LAUNCH, UNCOUNTED[Deployment.LAUNCH], SAMPLES, part)
+    return Block(capture, UNCOUNTED[capture], HALF, part), launches, Block(capture, 1, HALF, part)
 
 
 class Turns:
@@ -156,9 +150,9 @@ class Turns:
 
     def _most(self) -> int:
         """Return how many rounds of this block count: of the last one of a part, as many as of its first."""
-        first = self._at - 2
-        of_one_part = first >= 0 and self._blocks[first].part == self._block.part
-        return self._passed[first] if of_one_part else self._block.counted
+        before = self._at - 2
+        is_last = before >= 0 and self._blocks[before].deployment is self._block.deployment
+        return self._passed[before] if is_last and self._passed[before] else self._block.counted
 
     def _enter(self, number: int) -> None:
         self._passed = [*self._passed[: number - 1], self._counted] if number else []

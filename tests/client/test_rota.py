@@ -126,6 +126,34 @@ def test_a_gpu_that_is_far_behind_is_waited_for_no_longer_than_it_needs(delay: i
     assert steps_until_decided([Region(delay=delay)], most=200) == 22 + delay
 
 
+class Refusing(Region):
+    """A region that turns out after some calls not to be relocatable."""
+
+    def call(self, rota: Rota) -> Deployment | None:
+        if self.ran.count(RELOCATE) == 3:
+            self._candidates = (TREES, LAUNCH)
+            self.turns.choose_from(self._candidates)
+        return super().call(rota)
+
+
+@pytest.mark.parametrize("refuses", [FORWARD, BACKWARD])
+def test_what_refuses_to_be_relocated_is_tried_in_trees_together_with_the_rest_of_its_step(
+    refuses: Kind,
+) -> None:
+    kinds, rota = (FORWARD, BACKWARD), Rota()
+    regions = [
+        (Refusing if kind is refuses else Region)(kind, candidates=(RELOCATE, TREES, LAUNCH))
+        for kind in kinds
+    ]
+    steps = 0
+    while not all(region.decided for region in regions):
+        steps += 1
+        for region in regions:
+            region.call(rota)
+
+    assert steps == 52, "one more than the one that refuses nothing takes alone"
+
+
 def middles(rounds: list[tuple[Deployment, int]]) -> dict[Deployment, float]:
     return {
         each: statistics.fmean(number for deployment, number in rounds if deployment is each)
