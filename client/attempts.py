@@ -130,7 +130,7 @@ class Attempts:
         try:
             with self._report.recording(), _collecting_later():
                 return self._try(inputs, staged)
-        except PassingError as error:
+        except (PassingError, torch.OutOfMemoryError) as error:
             return Failure(_first_line(error), Lasts.FOR_NOW)
         except OpaqueError as error:
             return Failure(_first_line(error), Lasts.IN_THE_GRAPH)
@@ -148,7 +148,8 @@ class Attempts:
             with self._report.recording(), _collecting_later():
                 found = attempt.trial.disagreement(outputs)
         except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
-            return Failure(f"verification failed: {_first_line(error)}", Lasts.IN_THIS_PROCESS)
+            lasts = Lasts.FOR_NOW if isinstance(error, torch.OutOfMemoryError) else Lasts.IN_THIS_PROCESS
+            return Failure(f"verification failed: {_first_line(error)}", lasts)
         if self.costs is not None:
             self.costs = dataclasses.replace(self.costs, compare_ms=(time.perf_counter() - began) * 1e3)
         return found

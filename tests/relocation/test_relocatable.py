@@ -679,6 +679,7 @@ def test_memory_that_is_short_while_results_are_compared_refuses_nothing_for_goo
             assert run([case.floats(1), case.floats(i)])[0].tolist() == [i]
 
     assert (run.refusal, run.refused_for_good) == ("verification failed: CUDA out of memory", False)
+    assert run.refused_for_now == run.refusal  # what is decided meanwhile is not the last word
     case.expect(captured=0, staged=0)
 
 
