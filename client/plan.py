@@ -191,11 +191,13 @@ class Plan:
             if self._session.families.leaves_without_trees(family, graph.kind, entry.decision):
                 self._doubts[graph.digest] = doubts.OUT_OF_TREES
                 return self._measure(graph, candidates, None, entry)
-            if self._session.must_check(entry):
-                return self._check(graph, candidates, entry)
         decision = self._part.settled(graph.digest, entry.decision if entry and usable else None)
         if decision is not None:
-            return self._deploy(graph, candidates, possible(decision, candidates.offered), Source.GROUP)
+            decision = possible(decision, candidates.offered)
+            # Of ranks, the one that leads finds out whether it holds; what all run stays, and the next program measures anew.
+            if self._part.leads and entry and decision == entry.decision and self._session.must_check(entry):
+                return self._check(graph, candidates, entry)
+            return self._deploy(graph, candidates, decision, Source.GROUP)
         if not self._part.leads:
             return self._follow(graph, candidates)
         if entry is not None:
@@ -424,8 +426,8 @@ class Plan:
         self._at_once.clear()
 
     def _look_again(self, compiled: Any, graph: Graph, made: Deployed) -> None:
-        """Have what was deployed be timed again now and then; ranks run what they have agreed on."""
-        if made.cost is None or self._part is not ALONE:
+        """Have what was deployed be timed again now and then; of ranks, by the one that leads."""
+        if made.cost is None or not self._part.leads:
             return
         claimed = Claimed(made.deployment, made.cost, self._integers.get(graph.digest, ()))
         drift, family = self._session.drift, id(self._family_of(graph))

@@ -136,6 +136,56 @@ def test_ranks_decide_for_all_dynamic_sizes_at_once(
     assert (counts["hits"], counts["measured"], counts["sizes"]) == (1, 2, 0)
 
 
+def known_from_elsewhere(leader: Session) -> None:
+    """Have another host's decision for TREES, of 50 us, in the leader's cache."""
+    elsewhere = Session(leader.locations)
+    elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
+    assert run(*pair(elsewhere))[-1] == (["captured"], ["captured"])
+
+
+@pytest.mark.parametrize("trees_us", [55.0, 200.0])
+def test_a_decision_from_elsewhere_is_everybodys_at_once_and_checked_by_the_rank_that_leads(
+    ranks: list[Session], monkeypatch: pytest.MonkeyPatch, trees_us: float
+) -> None:
+    leader, other = ranks
+    known_from_elsewhere(leader)
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: trees_us})
+    checked, followed = pair(leader), pair(other)
+
+    assert run(*followed, 1) == [(["captured"], ["captured"])]
+    steps = run(*checked, 2 * ENOUGH)
+
+    assert (steps[0], steps[-1]) == ((["captured"], ["captured"]),) * 2  # what all run stays
+    assert run(*followed, 1) == [(["captured"], ["captured"])]
+    holds = trees_us < 60
+    counts = leader.report.counts
+    disputed = 0 if holds else 2
+    assert (counts["checked"], counts["disputed"], counts["measured"]) == (2, disputed, disputed)
+    assert other.report.counts["checked"] == 0
+    ways = "captured" if holds else "launched"
+    assert run(*pair(Session(leader.locations)), 3)[-1] == ([ways], [ways])  # the next program knows
+
+
+def test_what_ranks_run_is_timed_again_by_the_one_that_leads(
+    ranks: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, other = ranks
+    measured, followed = pair(leader), pair(other)
+    assert run(*measured)[-1] == (["captured"], ["captured"])
+    wait_for(other, followed)
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 200.0})
+
+    for session, models in ((leader, measured), (other, followed)):
+        session.drift.look()
+        assert run(*models, 2 * ENOUGH)[-1] == (["captured"], ["captured"])
+
+    assert [session.report.counts["drifted"] for session in ranks] == [2, 0]
+    assert run(*pair(Session(leader.locations)), 3)[-1] == (["launched"], ["launched"])
+    leader.drift.look()
+    run(*measured, ENOUGH)
+    assert leader.report.counts["drifted"] == 2  # it costs what it cost then
+
+
 def test_who_comes_late_runs_what_is_decided_from_the_first_call(ranks: list[Session]) -> None:
     run(*pair(ranks[0]))
 
