@@ -814,6 +814,12 @@ def _has_ended(stream: torch.cuda.Stream) -> bool:
         return not torch.cuda.is_current_stream_capturing() and bool(stream.query())
 
 
+def graphs_share_random_state() -> bool:
+    """Whether all graphs of a generator read its seed and offset at one place, and not each at its own, as from 2.13 on."""
+    version: Any = torch.torch_version.TorchVersion(torch.__version__)
+    return bool(version < (2, 13))
+
+
 def current_device() -> Callable[[], int]:
     """Return what tells the index of the current CUDA device, in a process that uses one."""
     device: Callable[[], int] = torch._C._cuda_getDevice

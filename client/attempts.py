@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pygraphd.client.verification import Disagreement, Generator
 
 NO_ROOM = "not enough free memory to verify a recording"
+MAX_ELSEWHERE = 3
+"""Recordings that are given up since another stream draws random numbers, before that is taken to stay so."""
 
 
 class Recorder(Protocol):
@@ -122,8 +124,9 @@ class Attempts:
         """How often it was captured, or was to be."""
         self.costs: Costs | None = None
         """Of the latest recording."""
-        self.why_not: str | None = None
-        """What the recorder has said last why it does not capture anything."""
+        self.of_recorder: set[str] = set()
+        """What the recorder has said why it does not capture anything."""
+        self._elsewhere = 0
 
     def begin(self, inputs: list[Any], staged: frozenset[int]) -> Attempt | Failure:
         """Record a call, with buffers for the inputs that are `staged`, and replay it on copies of its inputs."""
@@ -135,9 +138,7 @@ class Attempts:
         except OpaqueError as error:
             return Failure(_first_line(error), Lasts.IN_THE_GRAPH)
         except _OURS as error:
-            reason = _first_line(error)
-            # Which stream a call is on is no matter of its sizes.
-            return Failure(reason, None if reason == OTHER_STREAM else Lasts.IN_THIS_PROCESS)
+            return Failure(_first_line(error), self._lasts(error))
         except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can be launched as if nothing had been
             return Failure(f"recording failed: {_first_line(error)}", Lasts.IN_THIS_PROCESS)
 
@@ -153,6 +154,13 @@ class Attempts:
         if self.costs is not None:
             self.costs = dataclasses.replace(self.costs, compare_ms=(time.perf_counter() - began) * 1e3)
         return found
+
+    def _lasts(self, error: Exception) -> Lasts | None:
+        # Which stream a call is on is no matter of its sizes; but a capture is much to pay for it each time.
+        if str(error) == OTHER_STREAM:
+            self._elsewhere += 1
+            return None if self._elsewhere <= MAX_ELSEWHERE else Lasts.IN_THIS_PROCESS
+        return Lasts.IN_THIS_PROCESS
 
     def _try(self, inputs: list[Any], to_stage: frozenset[int]) -> Attempt:
         if reason := _why_not_bind(inputs):
@@ -197,7 +205,8 @@ class Attempts:
         try:
             return self._recorder.capture(self._launch, list(bound))
         except PassingError as error:
-            self.why_not = _first_line(error)
+            self.captures -= 1  # nothing was
+            self.of_recorder.add(_first_line(error))
             raise
         except _OURS:
             raise

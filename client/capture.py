@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 HISTORY = "the history of the GPU's memory is being recorded, and must not be disturbed"
 OTHER_ALLOCATOR = "PyTorch's own allocator is not in use"
 REUSE = "graph_capture_record_stream_reuse"
+BUSY = "something else is being captured"
 
 
 _one_at_a_time = threading.Lock()
@@ -41,6 +42,7 @@ class CudaRecorder:
     def __init__(self, driver: Driver, device_index: int) -> None:
         self.driver = driver
         self._device, self._device_index = torch.device("cuda", device_index), device_index
+        self._shares_state = _torch.graphs_share_random_state()
         self._random_numbers = OneStream(driver, _torch.stream_watch(self._device))
         self._stream: torch.cuda.Stream | None = None
         self._current_device, self.in_capture = _torch.current_device(), _torch.in_capture()
@@ -62,9 +64,13 @@ class CudaRecorder:
             return self._capture(launch, inputs)
 
     def why_not(self) -> str | None:
-        """Return why nothing can be captured now, for a reason that does not lie in what is."""
-        with _one_at_a_time:  # while we capture, we record the history ourselves
+        """Return why nothing can be captured now, for a reason that does not lie in what is; waits for nobody."""
+        if not _one_at_a_time.acquire(blocking=False):
+            return BUSY  # and whoever captures records the history
+        try:
             return self._why_not()
+        finally:
+            _one_at_a_time.release()
 
     def _capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -80,7 +86,7 @@ class CudaRecorder:
                 held(alive, outputs),
                 as_tuple=isinstance(outputs, tuple),
                 ticket=GeneratorTicket(
-                    graph, self.generator, self.driver, self._synchronize, self._random_numbers
+                    graph, self.generator, self.driver, self._synchronize, self._one_stream()
                 ),
                 pool=pool,
             )
@@ -95,11 +101,22 @@ class CudaRecorder:
     ) -> Sequence[Any]:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
-        # Whatever the GPU still does must not be waited for within the capture.
-        torch.cuda.synchronize()
-        with _workspaces_in_capture(), torch.cuda.stream(self._stream), pool.capturing(graph):
-            outputs: Sequence[Any] = launch(inputs)
+        with self._random_numbers.lock if self._shares_state else contextlib.nullcontext():
+            # Whatever the GPU still does must not be waited for within the capture.
+            torch.cuda.synchronize()
+            with _workspaces_in_capture(), torch.cuda.stream(self._stream):
+                # Where graphs share the generator's state, beginning a capture overwrites it, on this stream.
+                self._random_numbers.move(self._stream.cuda_stream)
+                with pool.capturing(graph):
+                    outputs: Sequence[Any] = launch(inputs)
+            self._stream.synchronize()
         return outputs
+
+    def _one_stream(self) -> OneStream:
+        """Return what has launches of what is captured next wait for those of others that read the same state of the generator."""
+        if self._shares_state:
+            return self._random_numbers
+        return OneStream(self.driver, _torch.stream_watch(self._device))
 
     def _synchronize(self) -> None:
         torch.cuda.current_stream(self._device).synchronize()

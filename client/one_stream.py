@@ -40,6 +40,16 @@ class OneStream:
         self._has_ended = self._watch()
         self._stream = stream
 
+    def expect(self, stream: int) -> None:
+        """Raise `UnfitError` if `enter` would: nothing need be prepared for a launch there. Holds no lock, and says nothing of what comes later."""
+        if self._stream not in (None, stream) and not self._may_leave():
+            raise UnfitError(OTHER_STREAM)
+
+    def move(self, stream: int) -> None:
+        """Go on, on the current stream, now that the device has nothing left to do."""
+        self._has_ended = self._watch()
+        self._stream = stream
+
     def _may_leave(self) -> bool:
         # What CUDA says of a call of the user's must surface in theirs.
         with contextlib.suppress(Exception), self._driver.relaxed():

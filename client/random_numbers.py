@@ -78,27 +78,32 @@ class GeneratorTicket:
         self._synchronize = synchronize
         self._state: _State | None = None
 
-    def advance(self, stream: int) -> int:
+    def advance(self, stream: int) -> tuple[int, int]:
         """Write the generator's state for one launch on the current stream, and advance the generator; may raise DriverError.
 
-        Returns by how much, for `take_back`.
+        Returns from where to where, for `take_back`.
         """
         state, generator = self._state, self._generator
         offset = generator.get_offset()
         if state is None:
             self._graph.replay()
-            return generator.get_offset() - offset
+            return offset, generator.get_offset()
         generator.set_offset(offset + state.advance)  # before the GIL is let go, and another thread draws
         try:
             self._write(state, offset, stream)
         except DriverError:
-            self.take_back(state.advance)
+            self.take_back((offset, offset + state.advance))
             raise
-        return state.advance
+        return offset, offset + state.advance
 
-    def take_back(self, advance: int) -> None:
-        """Put the generator back by so much: nothing was launched, and what is launched instead will advance it."""
-        self._generator.set_offset(self._generator.get_offset() - advance)
+    def take_back(self, advanced: tuple[int, int]) -> None:
+        """Put the generator back, as nothing was launched, and what is launched instead will advance it.
+
+        If somebody has drawn since, it stays: those numbers would be drawn again.
+        """
+        before, after = advanced
+        if self._generator.get_offset() == after:
+            self._generator.set_offset(before)
 
     def _write(self, state: _State, offset: int, stream: int) -> None:
         state.writes[_SEED], state.writes[_OFFSET] = self._generator.initial_seed(), offset

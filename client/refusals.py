@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     Sizes = tuple[int, ...]
 
 
+FIRST_LOOK = 16
+"""Calls that are refused for now before it is tried again; then twice as many each time."""
+
+
 class Lasts(enum.Enum):
     """How long a refusal holds."""
 
@@ -28,6 +32,7 @@ class Refusals:
     def __init__(self) -> None:
         self._reasons: dict[Sizes, str] = {}
         self._lasts: dict[str, Lasts] = {}
+        self._calls: dict[Sizes, int] = {}
 
     def add(self, sizes: Sizes, reason: str, lasts: Lasts) -> None:
         """Refuse some sizes for a reason."""
@@ -41,6 +46,11 @@ class Refusals:
     def of(self, sizes: Sizes) -> str | None:
         """Return why some sizes are refused; None if they are not."""
         return self._reasons.get(sizes)
+
+    def is_due(self, sizes: Sizes) -> bool:
+        """Count a call that is refused for now; return whether to look if that is over: more and more seldom."""
+        calls = self._calls[sizes] = self._calls.get(sizes, 0) + 1
+        return calls >= FIRST_LOOK and calls & (calls - 1) == 0
 
     @property
     def first(self) -> str | None:
@@ -73,8 +83,9 @@ class Disagreements:
         self._before[sizes] = found
         if before is None:
             return None
-        if unseen and found.in_values:
-            self._unseen[sizes] = unseen
+        staged = self.staged(sizes)
+        if found.in_values and not unseen <= staged:
+            self._unseen[sizes] = staged | unseen
             return None
         is_the_same = before.what == found.what or sizes in self._unseen
         return Lasts.IN_THE_GRAPH if is_the_same else Lasts.IN_THIS_PROCESS

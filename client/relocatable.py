@@ -116,7 +116,9 @@ class Relocatable:
     @property
     def refusal(self) -> str | None:
         """Why no call so far could be recorded; None if one could, or none was tried."""
-        return self._refused.first if not self._replays else None
+        if self._replays:
+            return None
+        return self._refused.first or (TOO_MANY_CAPTURES if self._has_used_up_captures() else None)
 
     @property
     def refused_for_good(self) -> bool:
@@ -193,7 +195,7 @@ class Relocatable:
     def _why_not_record(self, sizes: tuple[int, ...]) -> str | None:
         refused = self._refused.of(sizes)
         if refused is not None:
-            if refused != self._attempts.why_not or self._recorder.why_not() is not None:
+            if not self._may_be_over(sizes, refused):
                 return refused
             self._refused.drop(sizes)
         if reason := self._why_no_more(sizes):
@@ -203,13 +205,22 @@ class Relocatable:
             return NOT_YET
         return IN_A_CAPTURE if self._recorder.in_capture() else None
 
+    def _may_be_over(self, sizes: tuple[int, ...], refused: str) -> bool:
+        if not self.is_for_now(refused) or self._recorder.in_capture():
+            return False
+        if refused in self._attempts.of_recorder:
+            return self._recorder.why_not() is None
+        return self._refused.is_due(sizes)
+
     def _why_no_more(self, sizes: tuple[int, ...]) -> str | None:
         if sizes not in self._seen and len(self._seen) >= max(
             MAX_SIZES, CAPTURES_OF_EACH * self._max_recordings
         ):
             return TOO_MANY_SIZES
-        used_up = self._attempts.captures >= CAPTURES_OF_EACH * self._max_recordings
-        return TOO_MANY_CAPTURES if used_up else None
+        return TOO_MANY_CAPTURES if self._has_used_up_captures() else None
+
+    def _has_used_up_captures(self) -> bool:
+        return self._attempts.captures >= CAPTURES_OF_EACH * self._max_recordings
 
     # --- recording ---
 

@@ -56,11 +56,11 @@ class Ticket(Protocol):
     one_stream: OneStream
     """Of what it writes for a launch."""
 
-    def advance(self, stream: int) -> int:
-        """Do so for one launch on the current stream, of which this is the handle; return by how much."""
+    def advance(self, stream: int) -> tuple[int, int]:
+        """Do so for one launch on the current stream, of which this is the handle; return from where to where."""
 
-    def take_back(self, advance: int) -> None:
-        """Put the generator back by so much, as nothing was launched."""
+    def take_back(self, advanced: tuple[int, int]) -> None:
+        """Put the generator back there, as nothing was launched."""
 
     def learn(self, addresses: Collection[int], stream: int) -> None:
         """Find a shorter way to do so, given the addresses that kernels are given and that are nothing that is known."""
@@ -193,10 +193,14 @@ class Replay:
         bindings = self._bindings
         if bindings is None:
             raise UnfitError(CLOSED)
+        # First: on another stream, nothing need be written for a launch that will not be.
+        if self._staging is not None:
+            self._staging.enter(stream)
+        if self._ticket is not None:
+            self._ticket.one_stream.expect(stream)
         try:
             binding = bindings.bound(inputs, memory, number, fresh)
             if self._staging is not None:
-                self._staging.enter(stream)
                 self._stage(inputs)
         except (UnfitError, DriverError, torch.OutOfMemoryError):
             raise

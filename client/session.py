@@ -380,13 +380,13 @@ class Session:
                 unfinished.setdefault(environment, []).append(record)
         for graph, environment, decision in list(self._checked.values()):
             self.report.deploy(graph, environment, decision, Source.CACHE)
-        for reason in _torch.graph_breaks():
-            self.report.break_graph(reason)
         self.ranks.close()
         self._checked.clear()
         self._watched.clear()
         for environment, records in unfinished.items():
             self.record(environment, records)
+        for reason in _torch.graph_breaks():
+            self.report.break_graph(reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -342,3 +343,12 @@ def test_a_backward_is_told_from_what_calls_it() -> None:
     x.sum().backward()
 
     assert (told, _torch.in_backward(), _torch.is_capturing()) == ([True], False, False)
+
+
+def test_whether_graphs_share_the_state_of_random_numbers_is_as_the_header_has_it() -> None:
+    """From 2.13 on each capture has a state of its own."""
+    header = Path(torch.__file__).parent / "include/ATen/cuda/CUDAGeneratorImpl.h"
+    if not header.exists():
+        pytest.skip("this torch has no headers")
+
+    assert _torch.graphs_share_random_state() is ("CUDAGeneratorCaptureState" not in header.read_text())

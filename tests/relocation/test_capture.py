@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import pytest
 import torch
 
-from pygraphd.client.capture import held, lifetimes
+from pygraphd.client import capture
+from pygraphd.client.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
+from pygraphd.client.parameters import PassingError
 from pygraphd.client.relocation import Span
 
 pytestmark = pytest.mark.torch
@@ -34,3 +39,33 @@ def test_what_is_alive_and_returned_is_held_by_nobody_else() -> None:
     alive = [Span(each.data_ptr(), each.data_ptr() + 32) for each in (output, other)]
 
     assert held(alive, [None, output[4:], torch.empty(0)]) == (alive[1],)
+
+
+def recorder(monkeypatch: pytest.MonkeyPatch, why_not: str | None) -> CudaRecorder:
+    """Return a recorder of a device that there is not, as far as it does without."""
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(CudaRecorder, "_why_not", lambda _: why_not)
+    made = CudaRecorder.__new__(CudaRecorder)
+    made._device = torch.device("cpu")
+    return made
+
+
+def test_what_is_no_matter_of_the_graph_is_told_as_passing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PassingError, match="history"):
+        recorder(monkeypatch, HISTORY).capture(list, [])
+
+
+@pytest.mark.parametrize("why_not", [None, HISTORY])
+def test_who_asks_why_nothing_is_captured_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, why_not: str | None
+) -> None:
+    """Neither for another thread's capture, nor for one that has called what asks."""
+    made, answers = recorder(monkeypatch, why_not), list[str | None]()
+    assert made.why_not() == why_not
+
+    with capture._one_at_a_time:
+        thread = threading.Thread(target=lambda: answers.append(made.why_not()), daemon=True)
+        thread.start()
+        thread.join(5)
+
+    assert answers == [BUSY]

@@ -27,7 +27,7 @@ from pygraphd.client.executables import (
     NODES_OF_A_WRITE,
     WRITES_OF_ONE,
 )
-from pygraphd.client.one_stream import OneStream
+from pygraphd.client.one_stream import OTHER_STREAM, OneStream
 from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError, Parameters, PassingError
 from pygraphd.client.recording import Capture
@@ -145,14 +145,15 @@ class Ticket:
         self._drawn = drawn
         self.closed = False
 
-    def advance(self, stream: int) -> int:
+    def advance(self, stream: int) -> tuple[int, int]:
         assert stream == 0
         self._state.fill_(self._generator.offset + 4)
+        began = self._generator.offset
         self._generator.offset += self._drawn
-        return self._drawn
+        return began, self._generator.offset
 
-    def take_back(self, advance: int) -> None:
-        self._generator.offset -= advance
+    def take_back(self, advanced: tuple[int, int]) -> None:
+        self._generator.offset = advanced[0]
 
     def learn(self, addresses: Collection[int], stream: int) -> None:
         assert stream == 0
@@ -1082,6 +1083,86 @@ def test_what_the_recorder_refuses_is_recorded_once_that_is_over(case: Case) -> 
     assert (run.refusal, run.refused_for_now) == (None, None)
     case.expect(captured=1)
     assert case.report.fallbacks == {relocatable.NOT_YET: 1, "the history is being recorded": 3}
+
+
+def test_what_is_refused_for_now_uses_up_no_captures(case: Case) -> None:
+    run = case.make(add)
+    case.recorder.refuses = "the history is being recorded"
+    for size in range(40):
+        for _ in range(2):
+            run([case.floats(1), case.floats(2), size])
+    case.recorder.refuses = None
+
+    for _ in range(3):
+        run([case.floats(1), case.floats(2), 3])
+
+    case.expect(captured=1)
+
+
+def test_room_that_is_there_again_is_found_after_some_calls(case: Case) -> None:
+    run = case.make(add)
+    case.recorder.free = 0
+    for i in range(3):
+        assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
+    assert run.refused_for_now == attempts.NO_ROOM
+    case.recorder.free = 1 << 40
+
+    for i in range(20):
+        assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
+
+    case.expect(captured=1)
+    assert run.refusal is None
+
+
+def draws_elsewhere(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have another stream draw random numbers, and never come to an end."""
+
+    def learn(ticket: Ticket, addresses: Collection[int], stream: int) -> None:
+        ticket.one_stream.enter(stream)
+
+    case.recorder.random_numbers.enter(7)
+    monkeypatch.setattr(Ticket, "learn", learn)
+
+
+def draw(operations: Operations, _: list[Any]) -> Any:
+    return (operations.random(),)
+
+
+def test_while_another_stream_draws_random_numbers_few_recordings_are_tried(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws_elsewhere(case, monkeypatch)
+    run = case.make(draw)
+
+    for _ in range(50):
+        run([case.floats(1)])
+
+    assert case.recorder.captures == attempts.MAX_ELSEWHERE + 1
+    assert (run.refusal, run.refused_for_good) == (OTHER_STREAM, False)
+
+
+def test_once_another_stream_has_ended_it_is_recorded(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws_elsewhere(case, monkeypatch)
+    run = case.make(draw)
+    for _ in range(3):
+        run([case.floats(1)])
+    case.expect(captured=0)
+    case.recorder.random_numbers.move(0)
+
+    for _ in range(3):
+        run([case.floats(1)])
+
+    case.expect(captured=1)
+
+
+def test_what_was_captured_too_often_says_so(case: Case) -> None:
+    run = case.make(add, max_recordings=1)
+    for _ in range(6):
+        for size in range(3):
+            run([case.floats(1), case.floats(2), size])
+    run.close()
+
+    assert (run.refusal, run.refused_for_good) == (relocatable.TOO_MANY_CAPTURES, False)
 
 
 def test_another_thread_launches_while_one_records(case: Case) -> None:
