@@ -65,6 +65,10 @@ def _record(workload: Workload, repetitions: int) -> dict[str, Any]:
 def _share(graphs: int, summaries: Sequence[dict[str, Any]]) -> float:
     """Return the part of a user's time that goes into looks at all graphs, and into measuring anew what has not changed."""
     looks = sum(summary["rechecked"] for summary in summaries)
+    if not looks:
+        raise BenchmarkError(
+            "nothing was looked at again: see why in `reasons` and `failures` of the summary"
+        )
     looking_ms = sum(summary["checking_ms"] for summary in summaries)
     alarms_ms = sum(summary["drifted"] * _measuring_ms(summary) for summary in summaries)
     return float(graphs * (looking_ms + alarms_ms) / looks / (RECHECK_S * 1e3))

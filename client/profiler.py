@@ -85,6 +85,11 @@ class Profiler:
         self._timeline.add(call, (self._device, call.stream.cuda_stream))
         self._pending.append(entry)
 
+    def begin_again(self) -> None:
+        """Take no notice of samples so far: what they would be held against is yet to come."""
+        self._pending.clear()
+        self._samples.clear()
+
     def collect(self) -> None:
         """Read the samples that are complete; the others stay for the next time."""
         self._timeline.collect()

@@ -68,7 +68,7 @@ class Tally:
 class Decided:
     """What a region found out: its graph, the decision, and what is behind it (no measurements if it was not measured).
 
-    `adopted`: it is another process's answer.
+    `adopted`: it is another process's answer. `provisional`: measurements speak for it, but something could not be had meanwhile.
     """
 
     graph: Graph
@@ -76,6 +76,7 @@ class Decided:
     measurements: tuple[Measurement, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     adopted: bool = False
+    provisional: bool = False
 
 
 class Host(Protocol):
@@ -170,7 +171,7 @@ class Region:
 
     def _deploy(self, result: Decided) -> None:
         """Run as decided from now on, and say so to everybody concerned."""
-        if self._before is not None and not result.decision.final:
+        if self._before is not None and not (result.decision.final or result.provisional):
             result = Decided(self.graph, policy.as_before(self._before, self.tally.calls))
         # First what other threads call meanwhile, and what stays if this one is interrupted.
         self._call = self._launch
@@ -295,7 +296,10 @@ class Region:
         assert candidates is not None
         if candidates.lacks(deployment):
             deployment = Deployment.LAUNCH
-        self.turns.choose_from(candidates.possible)
+        if candidates.possible != self.turns.candidates:
+            # Something has come to refuse: the others are measured in an order of their own.
+            self.turns.choose_from(candidates.possible)
+            self._profiler.begin_again()
         run = candidates.runnable(deployment)
         began = time.perf_counter()
         fair = self.turns.take(deployment, self._host.rota.round)
@@ -324,15 +328,22 @@ class Region:
         self._deploy(result)
 
     def _judge(self) -> Decided:
-        measurements = self._profiler.measurements()
+        measurements = self._possible(self._profiler.measurements())
         conditions = self._host.conditions(self)
         decision = decide(measurements, conditions)
+        refusal = self._why_provisional() if decision.final else None
         if not decision.final:
             decision = self._without_choice() or policy.too_few_calls(self.tally.calls)
-        elif (refusal := self._why_provisional()) is not None:
+        elif refusal is not None:
             decision = policy.without_relocation(decision, refusal)
         self._host.report.measuring_ms += self._price_ms(measurements, decision.deployment)
-        return Decided(self.graph, decision, measurements, conditions)
+        return Decided(self.graph, decision, measurements, conditions, provisional=refusal is not None)
+
+    def _possible(self, measurements: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
+        """Leave out what has come to refuse since it was measured."""
+        candidates = self._candidates
+        assert candidates is not None
+        return tuple(each for each in measurements if not candidates.lacks(each.deployment))
 
     def _why_provisional(self) -> str | None:
         return self._candidates.why_provisional() if self._candidates is not None else None

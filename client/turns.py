@@ -63,7 +63,7 @@ class Turns:
     """One region's progress through the deployments it may run in, `candidates`."""
 
     def __init__(self, candidates: tuple[Deployment, ...]) -> None:
-        self._candidates = candidates
+        self.candidates = candidates
         self._blocks = blocks(candidates)
         self._rounds = 0
         self._calls = 0
@@ -76,8 +76,8 @@ class Turns:
 
     def choose_from(self, candidates: tuple[Deployment, ...]) -> None:
         """Go on with these: one that refuses is not waited for."""
-        if candidates != self._candidates:
-            self._candidates, self._blocks, self._again = candidates, blocks(candidates), False
+        if candidates != self.candidates:
+            self.candidates, self._blocks, self._again = candidates, blocks(candidates), False
             self._enter(0)
 
     def begin_again(self) -> None:
@@ -88,7 +88,7 @@ class Turns:
     @property
     def choices(self) -> int:
         """How many deployments there are to choose from."""
-        return len(self._candidates)
+        return len(self.candidates)
 
     @property
     def exhausted(self) -> bool:
@@ -118,7 +118,9 @@ class Turns:
         """Return the deployment that this region would run in if it could choose."""
         if self.is_done:
             return Deployment.LAUNCH
-        return self._blocks[self._at + self._has_enough()].deployment
+        # Another thread may ask while this region's goes on to the next block.
+        blocks_, at = self._blocks, self._at + self._has_enough()
+        return blocks_[min(at, len(blocks_) - 1)].deployment
 
     def take(self, deployment: Deployment, round_: int | None = None) -> bool:
         """Note that the region now runs in `deployment`; return whether this call is a fair sample of it.
@@ -135,7 +137,7 @@ class Turns:
         return self._fair
 
     def _take_round(self, deployment: Deployment, *, follows: bool) -> bool:
-        if deployment is not self._block.deployment and self._has_enough() and not self.is_done:
+        if self._goes_on(deployment):
             self._enter(self._at + 1)
         block = self._block
         if deployment is not block.deployment:
@@ -143,16 +145,22 @@ class Turns:
         if self._rested < block.rest or not follows:
             self._rested += 1
             return False
-        if self._counted >= self._most() and self._has_enough() and self.choices > 1:
+        if not block.counted or (self._counted >= self._most() and self._has_enough() and self.choices > 1):
             return False  # others are not done with it
         self._counted += 1
         return True
 
+    def _goes_on(self, deployment: Deployment) -> bool:
+        """Whether a round is the first of the next block: what others need is no reason to leave this one, or to begin with trees."""
+        is_other = deployment is not self._block.deployment
+        return is_other and self._has_enough() and not self.is_done and deployment is self.next()
+
     def _most(self) -> int:
         """Return how many rounds of this block count: of the last one of a part, as many as of its first."""
-        before = self._at - 2
-        is_last = before >= 0 and self._blocks[before].deployment is self._block.deployment
-        return self._passed[before] if is_last and self._passed[before] else self._block.counted
+        mine, before = self._block, self._at - 2
+        first = self._blocks[before] if before >= 0 else None
+        is_last = first is not None and (first.deployment, first.part) == (mine.deployment, mine.part)
+        return self._passed[before] if is_last and self._passed[before] else mine.counted
 
     def _enter(self, number: int) -> None:
         self._passed = [*self._passed[: number - 1], self._counted] if number else []

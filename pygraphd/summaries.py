@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,10 @@ def _summary(value: Any) -> Summary:
 def _reasons(name: str, value: Any) -> dict[str, int]:
     if not isinstance(value, dict):
         raise InvalidMessageError(f"{name}: expected an object")
-    return {_printable(reason): check_int(name, times, maximum=MAX_COUNT) for reason, times in value.items()}
+    reasons: Counter[str] = Counter()
+    for reason, times in value.items():
+        reasons[_printable(reason)] += check_int(name, times, maximum=MAX_COUNT)
+    return dict(reasons)
 
 
 def _printable(text: str) -> str:

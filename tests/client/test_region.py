@@ -197,6 +197,68 @@ def test_a_call_that_prepares_what_later_ones_have_is_timed_as_such(
     assert timed == [True, False, True, True]
 
 
+LAUNCHED = Measurement(Deployment.LAUNCH, 8, 100.0, 1.0, 80.0, 100.0, 0.0)
+
+
+def refusing(refusal: str | None, *, for_now: bool) -> Any:
+    made: Any = Relocating()
+    made.refusal, made.refused_for_now = refusal, refusal if for_now else None
+    return made
+
+
+def judged(one: Any, *measurements: Measurement) -> Region:
+    one.state = State.MEASURE
+    one._profiler = Measured(measurements)
+    one._decide()
+    made: Region = one
+    return made
+
+
+def test_what_is_measured_after_drift_counts_though_relocating_is_refused_for_now(host: Host) -> None:
+    slow = Measurement(Deployment.TREES, 8, 300.0, 1.0, 80.0, 300.0, 0.0)
+    ways = Candidates(launch, trees, 0, False, refusing("no room", for_now=True))
+    graph = Graph("a" * 64, Kind.INFERENCE, 0, 1, 1)
+    one = Region(graph, ways, host, lambda *_: None, 1, before=Deployment.TREES)
+
+    assert judged(one, LAUNCHED, slow)([]) == "launched"
+
+    (result,) = host.results
+    assert result.measurements == (LAUNCHED, slow)
+    assert "could not be relocated: no room" in result.decision.reason
+    assert not result.decision.final
+
+
+def test_what_has_come_to_refuse_is_not_chosen(host: Host) -> None:
+    fast = Measurement(Deployment.RELOCATE, 8, 10.0, 0.1, 10.0, 10.0, 0.0)
+    slow = Measurement(Deployment.TREES, 8, 300.0, 1.0, 80.0, 300.0, 0.0)
+    ways = Candidates(launch, trees, 0, False, refusing("a driver's call failed", for_now=False))
+    one = Region(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ways, host, lambda *_: None, 1)
+
+    assert judged(one, LAUNCHED, slow, fast)([]) == "launched"
+
+    (result,) = host.results
+    assert result.decision.deployment is Deployment.LAUNCH
+    assert result.measurements == (LAUNCHED, slow)
+
+
+def test_samples_of_before_something_refused_are_not_held_against_later_ones(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, relocating = region(host), refusing(None, for_now=False)
+    one._candidates = Candidates(launch, trees, device_index=0, is_backward=False, relocate=relocating)
+    one.turns.choose_from(one._candidates.possible)
+    begun: list[str] = []
+    monkeypatch.setattr(one._profiler, "begin_again", lambda: begun.append("again"))
+    monkeypatch.setattr(one._profiler, "start", lambda *_, **__: None)
+
+    for refusal in (None, None, "a driver's call failed", "a driver's call failed"):
+        relocating.refusal = refusal
+        one._timed_call(Deployment.LAUNCH, [])
+
+    assert begun == ["again"]
+    assert one.turns.candidates == (Deployment.TREES, Deployment.LAUNCH)
+
+
 def test_a_graph_that_another_process_measures_is_launched_until_its_answer_is_there(host: Host) -> None:
     one = region(host)
     answer = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)

@@ -471,3 +471,33 @@ def test_whoever_joins_first_and_when_all_decide_in_time(joins: list[int], famil
 
     assert all(each.decided for each in order)
     assert max(len(each.ran) for each in order) <= 3 * MOST_CALLS
+
+
+class Spared(Region):
+    """Needs no trees, once it has samples of all else; `early` is whether it was asked before these were all there."""
+
+    early = False
+
+    def ready(self) -> bool:
+        known = Counter(self._fair)
+        self.early |= not (self.turns.may_end or self.turns.exhausted)
+        return min(known[RELOCATE], known[LAUNCH]) >= SAMPLES
+
+
+@pytest.mark.parametrize("calls", [1, 2, 4, 8, 24])
+def test_trees_are_not_tried_where_no_region_needs_them(calls: int) -> None:
+    """A graph that is called many times a step has its samples before one that is called once has."""
+    rota = Rota()
+    many, once = (Spared(candidates=(RELOCATE, TREES, LAUNCH), family=family) for family in (1, 2))
+    for _ in range(2):
+        for _ in range(calls):
+            many.call(rota)
+        once.warm_up(rota)
+    for _ in range(60):
+        for _ in range(calls):
+            many.call(rota)
+        once.call(rota)
+
+    assert many.decided
+    assert once.decided
+    assert TREES not in [*many.ran, *once.ran]

@@ -133,3 +133,40 @@ def test_whatever_others_need_it_comes_to_all_its_samples_in_the_end(
 
     assert set(samples.values()) - {0} == {SAMPLES}
     assert turns.next() is LAUNCH
+
+
+def at_catching_up() -> tuple[Turns, int]:
+    """Return a region that has what it needs if trees need not be tried, and how many rounds that took."""
+    turns, number = Turns((RELOCATE, TREES, LAUNCH)), 0
+    while not turns.may_end:
+        number += 1
+        turns.take(turns.next(), number)
+    return turns, number
+
+
+def test_what_others_still_need_is_no_reason_to_begin_with_trees() -> None:
+    turns, number = at_catching_up()
+    for more in range(1, CATCH_UP + 6):
+        turns.take(LAUNCH if more <= CATCH_UP else RELOCATE, number + more)
+    assert turns.may_end
+    assert turns.next() is TREES
+
+
+def test_launches_in_which_the_gpu_catches_up_are_no_samples_however_many_they_are() -> None:
+    turns, number = at_catching_up()
+    assert not any(turns.take(LAUNCH, number + more) for more in range(1, 30))
+
+
+def test_the_launches_that_trees_are_held_against_are_as_many_after_more_catching_up() -> None:
+    turns, number = at_catching_up()
+    positions: Positions = defaultdict(list)
+    for _ in range(CATCH_UP + 5):
+        number += 1
+        turns.take(LAUNCH, number)
+    while not turns.is_done:
+        number += 1
+        deployment = turns.next()
+        if turns.take(deployment, number):
+            positions[turns.part, deployment].append(number)
+    assert [len(rounds) for rounds in positions.values()] == [SAMPLES, SAMPLES]
+    assert imbalance(positions) <= 1

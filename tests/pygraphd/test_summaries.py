@@ -58,11 +58,13 @@ def test_it_says_why_what_was_known_was_not_taken_and_older_ones_do_not(tmp_path
 
 def test_what_it_says_beside_its_graphs_is_read_as_a_terminal_may_show_it(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
-    path.write_text(changed(graph_breaks={"print (a.py:1)": 2}, failures={"no\x1b[2Jfile": 1}))
+    path.write_text(
+        changed(graph_breaks={"print (a.py:1)": 2}, failures={"no\x1b[2Jfile": 1, "no\x07[2Jfile": 3})
+    )
 
     notes = summaries.read_summary(path).notes
 
-    assert (notes["graph_breaks"], notes["failures"]) == ({"print (a.py:1)": 2}, {"no?[2Jfile": 1})
+    assert (notes["graph_breaks"], notes["failures"]) == ({"print (a.py:1)": 2}, {"no?[2Jfile": 4})
 
 
 def changed(**changes: Any) -> str:
