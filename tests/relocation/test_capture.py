@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from pygraphd.client import capture
+from pygraphd.client.binding import UnfitError
 from pygraphd.client.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
+from pygraphd.client.one_stream import OneStream
 from pygraphd.client.parameters import PassingError
 from pygraphd.client.relocation import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.relocation.conftest import Emulator
 
 pytestmark = pytest.mark.torch
 
@@ -69,3 +77,45 @@ def test_who_asks_why_nothing_is_captured_waits_for_nobody(
         thread.join(5)
 
     assert answers == [BUSY]
+
+
+class Stream:
+    """The stream of a capture; what was asked of it."""
+
+    cuda_stream = 9
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrites(
+    monkeypatch: pytest.MonkeyPatch, emulator: Emulator, shares: bool
+) -> None:
+    """As in torch before 2.13; later, what others draw is no matter of a capture."""
+    made, seen = recorder(monkeypatch, None), list[bool]()
+    made.driver, made._shares_state, stream = emulator.driver, shares, Stream()
+    made._random_numbers = OneStream(emulator.driver, lambda: lambda: stream.waits > 0)
+    made.__dict__["_stream"] = stream
+    made._random_numbers.enter(7)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(made._random_numbers.lock.locked()))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(capture, "_workspaces_in_capture", contextlib.nullcontext)
+
+    class Pool:
+        @contextlib.contextmanager
+        def capturing(self, _: object) -> Iterator[None]:
+            seen.append(made._random_numbers.lock.locked())
+            with pytest.raises(UnfitError):
+                made._random_numbers.expect(7)
+            yield
+
+    pool: Any = Pool()
+    assert made._run(None, pool, lambda inputs: [1], []) == [1]
+
+    assert seen == [shares, shares]
+    made._random_numbers.enter(7)  # what the capture wrote is written
+    assert made._one_stream() is not made._one_stream() or shares
