@@ -9,6 +9,7 @@ from sqlalchemy.pool import StaticPool
 
 from pygraphd import queries, spool
 from pygraphd.catalogue import Catalogue
+from pygraphd.errors import CommandError
 from pygraphd.schema import tables
 
 if TYPE_CHECKING:
@@ -23,8 +24,13 @@ class SpoolCatalogue(Catalogue):
     def __init__(self, folder: Path) -> None:
         engine = sa.create_engine("sqlite://", poolclass=StaticPool)
         tables.Base.metadata.create_all(engine)
-        with engine.begin() as connection:
-            for file in spool.waiting(folder):
-                queries.record(connection, file.request, file.uid, file.left_at)
+        try:
+            with engine.begin() as connection:
+                for file in spool.waiting(folder):
+                    queries.record(connection, file.request, file.uid, file.left_at)
+        except sa.exc.DBAPIError as error:
+            raise CommandError(
+                f"{folder}: cannot be read: {error.orig}; `pygraphd start` takes it in"
+            ) from error
         self._path = folder
         self._engine = engine

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,24 +13,15 @@ from pygraphd.client.profiler import Profiler, as_of, summarize
 from pygraphd.client.timeline import Entry, Timeline
 from pygraphd.schema.messages import Conditions, Deployment, Measurement
 from pygraphd.schema.policy import decide
+from tests.client import simulated
 
 pytestmark = pytest.mark.torch
 
 LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
 
 
-class Machine:
-    """A host and a GPU that works through its queue."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.host_us = self.free_us = 0.0
-        self.cuda_stream = 7
-        monkeypatch.setattr(time, "perf_counter_ns", lambda: self.host_us * 1e3)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
-        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
-
-    def query(self) -> bool:
-        return self.free_us <= self.host_us
+class Machine(simulated.Machine):
+    """A host and a GPU that works through its queue, and what a profiler times there."""
 
     def call(
         self,
@@ -49,25 +38,6 @@ class Machine:
         self.host_us += host_us
         self.free_us = max(begun_us + span_us, self.host_us)
         profiler.stop(call, steady=steady)
-
-    def synchronize(self) -> None:
-        self.host_us = max(self.host_us, self.free_us)
-
-
-class Event:
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._at_us = 0.0
-
-    def record(self, stream: object) -> None:
-        assert stream is self._machine
-        self._at_us = max(self._machine.free_us, self._machine.host_us)
-
-    def query(self) -> bool:
-        return self._at_us <= self._machine.host_us
-
-    def elapsed_time(self, end: Event) -> float:
-        return (end._at_us - self._at_us) / 1e3
 
 
 @pytest.fixture
