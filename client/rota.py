@@ -85,7 +85,7 @@ class Rota:
                 self._begin_round(member)
             self._attendance.note(member)
             self._follow_step(member)
-            if self._deciding and member.ready():
+            if self._deciding and _is_ready(member):
                 self._open_forwards.pop(member.family, None)
                 return None
             self._members[id(member)] = member

@@ -145,7 +145,7 @@ class Turns:
         if self._rested < block.rest or not follows:
             self._rested += 1
             return False
-        if not block.counted or (self._counted >= self._most() and self._has_enough() and self.choices > 1):
+        if self._counted >= self._most() and self._has_enough() and self.choices > 1:
             return False  # others are not done with it
         self._counted += 1
         return True

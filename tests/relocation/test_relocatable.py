@@ -621,6 +621,24 @@ def test_a_recording_that_disagrees_by_chance_is_made_once_more(
     assert run.refusal is None
 
 
+def test_what_has_agreed_may_disagree_by_chance_when_it_is_recorded_again(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, compare = case.make(add), verification._compare
+    verdicts: list[verification.Disagreement] = []
+    monkeypatch.setattr(
+        verification, "_compare", lambda *each: verdicts.pop() if verdicts else compare(*each)
+    )
+
+    for _ in range(3):
+        verdicts.append(verification.Disagreement("output 0 differs", in_values=True))
+        for i in range(5):
+            assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
+        run.let_go_at(())
+
+    case.expect(captured=3)
+
+
 def test_what_stands_in_for_an_index_holds_other_indices(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     run, index, others = case.make(add), torch.arange(8), verification.other_indices
     given: list[torch.Tensor] = []
