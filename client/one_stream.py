@@ -37,8 +37,7 @@ class OneStream:
             return
         if self._stream is not None and not self._may_leave():
             raise UnfitError(OTHER_STREAM)
-        self._has_ended = self._watch()
-        self._stream = stream
+        self.move(stream)
 
     def expect(self, stream: int) -> None:
         """Raise `UnfitError` if `enter` would: nothing need be prepared for a launch there. Holds no lock, and says nothing of what comes later."""
@@ -46,8 +45,10 @@ class OneStream:
             raise UnfitError(OTHER_STREAM)
 
     def move(self, stream: int) -> None:
-        """Go on, on the current stream, now that the device has nothing left to do."""
-        self._has_ended = self._watch()
+        """Go on, on the current stream, now that nothing is left to do on another; raises nothing."""
+        self._has_ended = bool  # never, if it cannot be watched
+        with contextlib.suppress(Exception):
+            self._has_ended = self._watch()
         self._stream = stream
 
     def _may_leave(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -68,11 +68,12 @@ def test_another_stream_may_follow_once_the_first_has_nothing_left_to_do(emulato
     assert streams.asked == [7, 7, 7, 8]
 
 
-def test_a_stream_that_cannot_be_asked_is_not_left(emulator: Emulator) -> None:
-    def fail() -> bool:
+@pytest.mark.parametrize("can_be_watched", [True, False])
+def test_a_stream_that_cannot_be_asked_is_not_left(emulator: Emulator, can_be_watched: bool) -> None:
+    def fail() -> Any:
         raise RuntimeError("an error of the user's kernel")
 
-    one_stream = OneStream(emulator.driver, lambda: fail)
+    one_stream = OneStream(emulator.driver, (lambda: fail) if can_be_watched else fail)
     one_stream.enter(7)
 
     with pytest.raises(UnfitError):
