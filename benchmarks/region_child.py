@@ -32,9 +32,9 @@ from pygraphd.client import _torch, driver
 from pygraphd.client.bulk import helper
 from pygraphd.client.capture import CudaRecorder
 from pygraphd.client.families import Families
-from pygraphd.client.output_facts import OutputFacts
+from pygraphd.client.graph_facts import GraphFacts
+from pygraphd.client.host_state import relocatable as relocatable_of
 from pygraphd.client.recycling import Link, watch
-from pygraphd.client.relocatable import Relocatable
 from pygraphd.client.report import Report
 from pygraphd.schema.locations import locate
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.workloads.case import Case
+    from pygraphd.client.relocatable import Relocatable
 
 WAYS = ("trees", "relocate", "launch")
 WARM_UP = 40
@@ -179,7 +180,7 @@ class Regions:
     link: Link | None = None
     families: Families = field(default_factory=Families)
     recorders: dict[int, CudaRecorder] = field(default_factory=dict)
-    outputs: Iterator[OutputFacts] = field(default_factory=lambda: iter(()))
+    outputs: Iterator[GraphFacts] = field(default_factory=lambda: iter(()))
 
     def install(self) -> None:
         """Take the place of PyTorch's trees, or surround them."""
@@ -201,8 +202,8 @@ class Regions:
         box = graph_kwargs.get("boxed_forward_device_index")
         link = None if facts.is_inference else self.links.setdefault(id(box), Link())
         self.link = None if facts.is_backward else link
-        outputs = self.families.output_facts(id(box), facts)
-        self.outputs = (outputs.of_partition(facts.output_maps, part) for part in range(facts.partitions))
+        outputs = self.families.graph_facts(id(box), facts)
+        self.outputs = (outputs.of_partition(facts.maps, part) for part in range(facts.partitions))
         original()
         if link is not None:
             watch(compiled, link, is_backward=facts.is_backward)
@@ -215,7 +216,7 @@ class Regions:
             run = original(runnable, **kwargs)
         elif self.way == "relocate":
             recorder = self._recorder(kwargs["device_index"])
-            run = relocatable = Relocatable(runnable, recorder, self.report, self.link, next(self.outputs))
+            run = relocatable = relocatable_of(runnable, recorder, self.report, self.link, next(self.outputs))
         self.all.append(Timed(run, kind, relocatable))
         return self.all[-1]
 

@@ -21,7 +21,8 @@ from typing import Any, cast
 
 import torch
 
-from pygraphd.client.undefined import undefined_outputs
+from pygraphd.client.attention import State, state_of, undefined_outputs
+from pygraphd.client.graph_facts import PartitionMap
 
 COMPILE_FX = "torch._inductor.compile_fx"
 """The module whose import means that something is about to be compiled."""
@@ -193,8 +194,6 @@ def is_capturing() -> bool:
 class CompiledFacts:
     """What is read of a `CompiledFxGraph` and its `graph_kwargs` before Inductor's `post_compile` runs.
 
-    `captured_differently`: what its forward saves for its backward depends on whether it is captured, so that one must not be
-    launched where the other is not.
     `refusal` says why Inductor will not capture it; None means that it will call `cudagraphify` `partitions` times.
     `refused_for_good`: the reason lies in the compiled graph, and will be the same next time. `user_kernels` is the
     generated code if kernels of the user's are in it, of which `text` says nothing; else empty.
@@ -212,15 +211,17 @@ class CompiledFacts:
     only_cuda: bool
     """It runs on one CUDA device and on nothing else."""
     device_index: int | None
-    captured_differently: bool
     has_dynamic_sizes: bool
     """Its text names sizes; whether a partition is given them is seen at its first call."""
     static_inputs: tuple[int, ...]
     mutated_inputs: tuple[int, ...]
     undefined: frozenset[int]
-    """The outputs that no kernel writes; see `client/undefined.py`."""
-    output_maps: tuple[tuple[int | None, ...], ...] = ()
-    """For each partition, which outputs of the graph its own are; empty: they are the same."""
+    """The outputs that no kernel writes; see `client/attention.py`."""
+    state: State | None = State()  # noqa: RUF009 - it is frozen
+    """What it hands over or takes that lies elsewhere if it is captured; None: that cannot be told, and it must not be launched where its
+    forward or backward is captured."""
+    maps: tuple[PartitionMap, ...] = ()
+    """Of each partition; empty: there is one, which has what the graph has."""
 
 
 def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
@@ -242,26 +243,24 @@ def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
         on_cuda=on_cuda,
         only_cuda=set(compiled.device_types) == {"cuda"} and len(compiled.device_idxs) == 1,
         device_index=min(compiled.device_idxs) if on_cuda and compiled.device_idxs else None,
-        captured_differently=_STATE_MOVES in text and not compiled.fx_kwargs.get("is_inference"),
         has_dynamic_sizes=_SYMBOLIC in text,
         static_inputs=tuple(compiled.fx_kwargs.get("static_input_idxs") or ()),
         mutated_inputs=tuple(compiled.mutated_input_idxs),
         undefined=undefined_outputs(text),
-        output_maps=() if refusal else _output_maps(compiled),
+        state=State() if compiled.fx_kwargs.get("is_inference") else state_of(text),
+        maps=() if refusal else _partition_maps(compiled),
     )
 
 
-def _output_maps(compiled: Any) -> tuple[tuple[int | None, ...], ...]:
+def _partition_maps(compiled: Any) -> tuple[PartitionMap, ...]:
     maps = compiled.partition_maps if _inductor_config().graph_partition else None
-    return tuple(tuple(each.output_index_mapping) for each in maps or ())
+    return tuple(
+        PartitionMap(tuple(each.input_index_mapping), tuple(each.output_index_mapping)) for each in maps or ()
+    )
 
 
 _SYMBOLIC = ': "Sym('
 """What follows the name of an integer in a printed graph."""
-
-# Memory-efficient attention leaves the generator's state on the GPU if it is captured, and on the CPU if it is launched. Its
-# backward takes it for where it would be if both were run alike, and reads an address of the other's memory.
-_STATE_MOVES = "_efficient_attention"
 
 
 def cudagraphs_asked() -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.driver import Driver
-    from pygraphd.client.output_facts import OutputFacts
+    from pygraphd.client.graph_facts import GraphFacts
     from pygraphd.client.recording import Capture
     from pygraphd.client.report import Report
     from pygraphd.client.verification import Disagreement, Generator
@@ -41,6 +41,10 @@ class Recorder(Protocol):
     @property
     def driver(self) -> Driver:
         """The driver that its graphs belong to."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they run."""
 
     @property
     def generator(self) -> Generator | None:
@@ -114,12 +118,12 @@ class Failure:
 class Attempts:
     """Makes the recordings of one callable."""
 
-    def __init__(self, launch: Runnable, recorder: Recorder, report: Report, outputs: OutputFacts) -> None:
+    def __init__(self, launch: Runnable, recorder: Recorder, report: Report, facts: GraphFacts) -> None:
         """Record `launch`."""
         self._launch = launch
         self._recorder = recorder
         self._report = report
-        self._outputs = outputs
+        self._facts = facts
         self.captures = 0
         """How often it was captured, or was to be."""
         self.costs: Costs | None = None
@@ -174,7 +178,7 @@ class Attempts:
         capture = self._capture(bound)
         times.append(time.perf_counter())
         built = recording.build(
-            self._recorder.driver, capture, bound, staged, self._report.fail, self._outputs.gradients
+            self._recorder.driver, capture, bound, staged, self._report.fail, self._facts.gradients
         )
         times.append(time.perf_counter())
         try:
@@ -182,7 +186,7 @@ class Attempts:
             self._make_sure_of(copies + 2 * sum(memory.bytes for memory in built.replay.memories))
             old = [*places, *capture.places(built.device)]
             trial = verification.Trial(
-                built.replay, inputs, self._recorder.generator, old, self._outputs.undefined, stand_ins
+                built.replay, inputs, self._recorder.generator, old, self._facts.undefined, stand_ins
             )
             times.append(time.perf_counter())
         except BaseException:

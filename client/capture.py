@@ -41,9 +41,9 @@ class CudaRecorder:
 
     def __init__(self, driver: Driver, device_index: int) -> None:
         self.driver = driver
-        self._device, self._device_index = torch.device("cuda", device_index), device_index
+        self.device, self._device_index = torch.device("cuda", device_index), device_index
         self._shares_state = _torch.graphs_share_random_state()
-        self._random_numbers = OneStream(driver, _torch.stream_watch(self._device))
+        self._random_numbers = OneStream(driver, _torch.stream_watch(self.device))
         self._stream: torch.cuda.Stream | None = None
         self._current_device, self.in_capture = _torch.current_device(), _torch.in_capture()
         self._is_only_device = torch.cuda.device_count() == 1
@@ -58,7 +58,7 @@ class CudaRecorder:
 
     def capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured."""
-        with _one_at_a_time, torch.cuda.device(self._device):
+        with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise PassingError(reason)
             return self._capture(launch, inputs)
@@ -74,9 +74,9 @@ class CudaRecorder:
 
     def _capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        pool = _Pool(self._device.index)
+        pool = _Pool(self.device.index)
         try:
-            with _torch.allocation_history(self._device.index, pool.handle) as history:
+            with _torch.allocation_history(self.device.index, pool.handle) as history:
                 outputs = self._run(graph, pool, launch, inputs)
                 allocations, alive = lifetimes(history())
             return Capture(
@@ -100,7 +100,7 @@ class CudaRecorder:
         self, graph: torch.cuda.CUDAGraph, pool: _Pool, launch: Runnable, inputs: list[Any]
     ) -> Sequence[Any]:
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = torch.cuda.Stream(self.device)
         with self._random_numbers.lock if self._shares_state else contextlib.nullcontext():
             # Whatever the GPU still does must not be waited for within the capture.
             torch.cuda.synchronize()
@@ -116,10 +116,10 @@ class CudaRecorder:
         """Return what has launches of what is captured next wait for those of others that read the same state of the generator."""
         if self._shares_state:
             return self._random_numbers
-        return OneStream(self.driver, _torch.stream_watch(self._device))
+        return OneStream(self.driver, _torch.stream_watch(self.device))
 
     def _synchronize(self) -> None:
-        torch.cuda.current_stream(self._device).synchronize()
+        torch.cuda.current_stream(self.device).synchronize()
 
     def _take_over(self, graph: torch.cuda.CUDAGraph) -> int:
         """Return a copy of what was captured, and empty PyTorch's graph of it."""
@@ -144,12 +144,12 @@ class CudaRecorder:
 
     def room(self) -> int:
         """Return how many bytes could be allocated now."""
-        free, total = torch.cuda.mem_get_info(self._device)
+        free, total = torch.cuda.mem_get_info(self.device)
         reserved, allocated = (
-            torch.cuda.memory_reserved(self._device),
-            torch.cuda.memory_allocated(self._device),
+            torch.cuda.memory_reserved(self.device),
+            torch.cuda.memory_allocated(self.device),
         )
-        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self._device)) - reserved
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device)) - reserved
         return int(min(free, max(allowed, 0)) + reserved - allocated)
 
     def trim(self) -> None:
@@ -161,7 +161,7 @@ class CudaRecorder:
         """Return what makes its device the current one; None if it is."""
         if self._is_only_device or self._current_device() == self._device_index:
             return None
-        device: contextlib.AbstractContextManager[object] = torch.cuda.device(self._device)
+        device: contextlib.AbstractContextManager[object] = torch.cuda.device(self.device)
         return device
 
 

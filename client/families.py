@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pygraphd.client.attention import State
 from pygraphd.client.checking import Jury
 from pygraphd.client.gradients import Inputs, gradients_of_parameters, inputs_of
-from pygraphd.client.output_facts import OutputFacts
+from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.schema.messages import Decision, Deployment, Kind
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Families:
         self._losses: dict[int, dict[Hashable, float | None]] = {}
         self._juries: dict[int, Jury] = {}
         self._inputs: dict[int, Inputs | None] = {}
+        self._state_in_trees: dict[int, bool] = {}
 
     def note_forward(self, family: int, part: Hashable, deployment: Deployment | None) -> None:
         """Note how a part of a forward runs; None: that is still to be found out, and it is launched at least at times."""
@@ -81,11 +83,21 @@ class Families:
         """Return what brings together what is found of a family's decisions that others took."""
         return self._juries.setdefault(family, Jury())
 
-    def output_facts(self, family: int, facts: CompiledFacts) -> OutputFacts:
-        """Return what is known of a graph's outputs; a family's forward is asked about before its backward."""
+    def graph_facts(self, family: int, facts: CompiledFacts) -> GraphFacts:
+        """Return what is known of a graph beforehand; a family's forward is asked about before its backward."""
+        state = facts.state if facts.state is not None else State()
         if facts.is_backward:
             gradients = gradients_of_parameters(self._inputs.get(family), facts.text)
-            return OutputFacts(facts.undefined, gradients)
+            return GraphFacts(facts.undefined, gradients, state)
         if not facts.is_inference:
             self._inputs[family] = inputs_of(facts.text, facts.static_inputs)
-        return OutputFacts(facts.undefined)
+            self._state_in_trees[family] = False
+        return GraphFacts(facts.undefined, state=state)
+
+    def note_state_in_trees(self, family: int) -> None:
+        """Note that a forward whose `State` is not empty runs as PyTorch has it, which hands that over on the GPU."""
+        self._state_in_trees[family] = True
+
+    def state_in_trees(self, family: int) -> bool:
+        """Return whether forward and backward must both run so; a backward must if its forward is not known."""
+        return self._state_in_trees.get(family, True)

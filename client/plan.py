@@ -15,6 +15,7 @@ import torch
 
 from pygraphd.client import _torch, costs, doubts, policy
 from pygraphd.client.agreement import ALONE, Part, possible
+from pygraphd.client.attention import State
 from pygraphd.client.candidates import Candidates, Deployed, Relocating, deployed
 from pygraphd.client.checking import Checked, Claimed
 from pygraphd.client.doubts import Doubt
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pygraphd.client._torch import CompiledFacts, Cudagraphify, Runnable
     from pygraphd.client.checking import Jury
     from pygraphd.client.following import Follower
-    from pygraphd.client.output_facts import OutputFacts
+    from pygraphd.client.graph_facts import GraphFacts
     from pygraphd.client.session import Session
     from pygraphd.client.sized import Sizes
     from pygraphd.schema.keys import Environment
@@ -76,7 +77,7 @@ class Plan:
         self._checks: dict[str, int] = {}
         self._part = part
         self._link = None if facts.is_inference else session.link(family)
-        self._outputs = session.families.output_facts(id(family), facts)
+        self._beforehand = session.families.graph_facts(id(family), facts)
         self._next = 0
         self._open = 0
         self._launches = False
@@ -92,22 +93,42 @@ class Plan:
         graph = self._graphs[self._next]
         self._next += 1
         device_index = kwargs["device_index"]
-        outputs = self._outputs.of_partition(self._facts.output_maps, graph.partition)
+        beforehand = self._beforehand.of_partition(self._facts.maps, graph.partition)
         candidates = Candidates(
             launch=runnable,
             trees=None,
             device_index=device_index,
             is_backward=kwargs["is_backward"],
             make_trees=functools.partial(original, runnable, **kwargs),
-            make_relocate=functools.partial(self._relocatable, runnable, device_index, outputs),
+            make_relocate=functools.partial(self._relocatable, runnable, device_index, beforehand),
         )
-        if self._facts.captured_differently:
-            return self._leave_to_trees(graph, candidates.renewed(), self._entries.get(graph.digest))
+        if self._facts.state != State():
+            if self._goes_with_trees(device_index):
+                return self._leave_to_trees(graph, candidates.renewed(), self._entries.get(graph.digest))
+            candidates = self._without_trees(candidates)
         return self._run_of_any_size(graph, candidates)
 
-    def _relocatable(self, launch: Runnable, device_index: int, outputs: OutputFacts) -> Relocating | None:
+    def _goes_with_trees(self, device_index: int) -> bool:
+        """Whether a graph with a `State` runs as PyTorch has it: a forward that cannot be relocated, and its backward.
+
+        PyTorch's trees hand the state over on the GPU, all else on the CPU.
+        """
+        families, family = self._session.families, id(self._family)
+        if not self._facts.is_backward and (
+            self._facts.state is None or not self._session.may_relocate(device_index)
+        ):
+            families.note_state_in_trees(family)
+        return families.state_in_trees(family)
+
+    def _without_trees(self, candidates: Candidates) -> Candidates:
+        understood = self._facts.state is not None
+        return replace(
+            candidates, make_trees=None, make_relocate=candidates.make_relocate if understood else None
+        )
+
+    def _relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Relocating | None:
         link = None if self._facts.is_backward else self._link
-        made = self._session.relocatable(launch, device_index, link, outputs)
+        made = self._session.relocatable(launch, device_index, link, facts)
         self._may_relocate |= made is not None
         return made
 
@@ -364,7 +385,7 @@ class Plan:
             trees=None,
             device_index=device_index,
             is_backward=facts.is_backward,
-            make_relocate=functools.partial(self._relocatable, launch, device_index, self._outputs),
+            make_relocate=functools.partial(self._relocatable, launch, device_index, self._beforehand),
         ).renewed()
         if candidates.relocate is None:
             return False
@@ -487,4 +508,4 @@ class Plan:
 
 def may_relocate_whole(facts: CompiledFacts, partitions: int) -> bool:
     """Whether relocation can be offered for all of a graph of which PyTorch captures no part."""
-    return facts.only_cuda and not facts.captured_differently and partitions == 1
+    return facts.only_cuda and facts.state is not None and partitions == 1

@@ -8,7 +8,7 @@ is known where they lie, the driver writes them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pygraphd.client.driver import WORD_VALUE, WORD_WRITE, DriverError, MemoryType, word_writes
 
@@ -48,6 +48,14 @@ class Generator(Protocol):
         """Put it there."""
 
 
+class Draw(NamedTuple):
+    """What a launch was given of the generator: its seed, and from where to where its offset went."""
+
+    seed: int
+    before: int
+    after: int
+
+
 @dataclass(frozen=True, slots=True)
 class _State:
     """What writes the seed and the offset to where kernels read them, and by how much a launch advances the latter."""
@@ -78,35 +86,32 @@ class GeneratorTicket:
         self._synchronize = synchronize
         self._state: _State | None = None
 
-    def advance(self, stream: int) -> tuple[int, int]:
-        """Write the generator's state for one launch on the current stream, and advance the generator; may raise DriverError.
-
-        Returns from where to where, for `take_back`.
-        """
+    def advance(self, stream: int) -> Draw:
+        """Write the generator's state for one launch on the current stream, and advance the generator; may raise DriverError."""
         state, generator = self._state, self._generator
-        offset = generator.get_offset()
+        seed, offset = generator.initial_seed(), generator.get_offset()
         if state is None:
             self._graph.replay()
-            return offset, generator.get_offset()
-        generator.set_offset(offset + state.advance)  # before the GIL is let go, and another thread draws
+            return Draw(seed, offset, generator.get_offset())
+        drawn = Draw(seed, offset, offset + state.advance)
+        generator.set_offset(drawn.after)  # before the GIL is let go, and another thread draws
         try:
-            self._write(state, offset, stream)
+            self._write(state, drawn, stream)
         except DriverError:
-            self.take_back((offset, offset + state.advance))
+            self.take_back(drawn)
             raise
-        return offset, offset + state.advance
+        return drawn
 
-    def take_back(self, advanced: tuple[int, int]) -> None:
+    def take_back(self, drawn: Draw) -> None:
         """Put the generator back, as nothing was launched, and what is launched instead will advance it.
 
         If somebody has drawn since, it stays: those numbers would be drawn again.
         """
-        before, after = advanced
-        if self._generator.get_offset() == after:
-            self._generator.set_offset(before)
+        if self._generator.get_offset() == drawn.after:
+            self._generator.set_offset(drawn.before)
 
-    def _write(self, state: _State, offset: int, stream: int) -> None:
-        state.writes[_SEED], state.writes[_OFFSET] = self._generator.initial_seed(), offset
+    def _write(self, state: _State, drawn: Draw, stream: int) -> None:
+        state.writes[_SEED], state.writes[_OFFSET] = drawn.seed, drawn.before
         self._driver.write_words(stream, state.writes, _WRITES)
 
     def learn(self, addresses: Collection[int], stream: int) -> None:
@@ -127,7 +132,8 @@ class GeneratorTicket:
                 with self._driver.relaxed():
                     self._state = self._find([each for each in set(addresses) if self._is_word(each)])
                     if self._state is not None:
-                        self._write(self._state, began, stream)  # not every driver lets a stream write
+                        # Not every driver lets a stream write.
+                        self._write(self._state, Draw(self._generator.initial_seed(), began, began), stream)
         except DriverError:
             self._state = None
         finally:

@@ -16,12 +16,13 @@ from pygraphd.client import recycling
 from pygraphd.client.attempts import Attempts, Failure
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
-from pygraphd.client.output_facts import OutputFacts
+from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.refusals import Disagreements, Lasts, Refusals
 
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
     from pygraphd.client.attempts import Attempt, Costs, Recorder
+    from pygraphd.client.random_numbers import Draw
     from pygraphd.client.recycling import Link
     from pygraphd.client.replay import Replay
     from pygraphd.client.report import Report
@@ -53,17 +54,17 @@ class Relocatable:
         recorder: Recorder,
         report: Report,
         link: Link | None = None,
-        outputs: OutputFacts = OutputFacts(),  # noqa: B008 - it is frozen
+        facts: GraphFacts = GraphFacts(),  # noqa: B008 - it is frozen
         max_recordings: int = MAX_RECORDINGS,
     ) -> None:
         """Run `launch` so; `link` is for a forward whose backward is compiled, too, and for nothing else."""
         self._max_recordings = max_recordings
         self._launch = launch
         self._link = link
-        self.outputs = outputs
-        """What is known of them beforehand."""
+        self.facts = facts
+        """What is known of it beforehand."""
         self._recorder = recorder
-        self._attempts = Attempts(launch, recorder, report, outputs)
+        self._attempts = Attempts(launch, recorder, report, facts)
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
         self._refused = Refusals()
@@ -94,7 +95,7 @@ class Relocatable:
             return self._step_aside(IN_A_CAPTURE, inputs)
         reason = None
         try:
-            outputs = replay(inputs)
+            outputs, drawn = replay.drawing(inputs)
         except UnfitError as error:
             reason = str(error)
         except torch.OutOfMemoryError:
@@ -111,6 +112,10 @@ class Relocatable:
             self._note_use(sizes)
         if self._link is not None and not replay.recycles:
             self._link.replayed(replay, outputs)
+        return self._handed_out(replay, outputs, drawn)
+
+    def _handed_out(self, _replay: Replay, outputs: Any, _drawn: Draw | None) -> Any:
+        """Return what a call returns, of what its replay has."""
         return outputs
 
     @property

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pygraphd.client._torch import Allocator
     from pygraphd.client.driver import Driver
     from pygraphd.client.executables import Bindings
+    from pygraphd.client.random_numbers import Draw
     from pygraphd.client.recycling import Saved
 
 
@@ -56,10 +57,10 @@ class Ticket(Protocol):
     one_stream: OneStream
     """Of what it writes for a launch."""
 
-    def advance(self, stream: int) -> tuple[int, int]:
-        """Do so for one launch on the current stream, of which this is the handle; return from where to where."""
+    def advance(self, stream: int) -> Draw:
+        """Do so for one launch on the current stream, of which this is the handle."""
 
-    def take_back(self, advanced: tuple[int, int]) -> None:
+    def take_back(self, drawn: Draw) -> None:
         """Put the generator back there, as nothing was launched."""
 
     def learn(self, addresses: Collection[int], stream: int) -> None:
@@ -160,19 +161,23 @@ class Replay:
         Raises `UnfitError`, `DriverError` or torch's out-of-memory error, with the inputs as they were; after a
         `DriverError` the replay is of no more use.
         """
+        return self.drawing(inputs)[0]
+
+    def drawing(self, inputs: list[Any]) -> tuple[Any, Draw | None]:
+        """Do the same, and return also what random numbers it was given, if it draws any."""
         outputs = self._layout.outputs
         with self._lock:
             stream = self._device.stream()
             saved = self._take(stream) if self._recycler is not None else None
             if saved is None:
                 memory = self._recipe.make(self._device.allocate)
-                self._launch(inputs, memory, 0, self._recipe.fresh, stream)
+                drawn = self._launch(inputs, memory, 0, self._recipe.fresh, stream)
                 made = self._making.fill(outputs.blank(), inputs, memory)
                 result = self._gather(memory, made, inputs)
             else:
-                result = self._with(saved, inputs, stream)
+                result, drawn = self._with(saved, inputs, stream)
         inputs.clear()
-        return result
+        return result, drawn
 
     def memory(self) -> list[torch.Tensor]:
         """Allocate what one call needs beside its inputs."""
@@ -188,7 +193,9 @@ class Replay:
         inputs.clear()
         return result
 
-    def _launch(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh, stream: int) -> None:
+    def _launch(
+        self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh, stream: int
+    ) -> Draw | None:
         """Launch; `number` and `fresh` are those of the set that `memory` is of, or 0 and all slots."""
         bindings = self._bindings
         if bindings is None:
@@ -207,21 +214,24 @@ class Replay:
         except Exception as error:
             # Nothing has run yet, so whatever it is that these inputs have, they can be launched.
             raise UnfitError(f"a replay failed: {type(error).__name__}") from error
+        drawn = None
         if self._ticket is None:
             self._driver.launch(binding.executable, stream)
         else:
-            self._draw_and_launch(self._ticket, binding.executable, stream)
+            drawn = self._draw_and_launch(self._ticket, binding.executable, stream)
         self.counts.add(bindings.written)
+        return drawn
 
-    def _draw_and_launch(self, ticket: Ticket, executable: int, stream: int) -> None:
+    def _draw_and_launch(self, ticket: Ticket, executable: int, stream: int) -> Draw:
         with ticket.one_stream.lock:
             ticket.one_stream.enter(stream)
-            advanced = ticket.advance(stream)
+            drawn = ticket.advance(stream)
             try:
                 self._driver.launch(executable, stream)
             except DriverError:
-                ticket.take_back(advanced)
+                ticket.take_back(drawn)
                 raise
+            return drawn
 
     def _stage(self, inputs: list[Any]) -> None:
         for index, buffer in self._layout.staged:
@@ -265,15 +275,15 @@ class Replay:
         recycler = self._recycler
         return None if recycler is None or _torch.saved_tensors_are_seen() else recycler.take(stream)
 
-    def _with(self, saved: Saved, inputs: list[Any], stream: int) -> Any:
+    def _with(self, saved: Saved, inputs: list[Any], stream: int) -> tuple[Any, Draw | None]:
         """Run on memory of a set."""
         memory, fresh = saved.memory, self._fresh
         try:
             for slot, each in zip(fresh.slots, fresh.make(self._device.allocate), strict=True):
                 memory[slot] = each
-            self._launch(inputs, memory, saved.number, fresh.fresh, stream)
+            drawn = self._launch(inputs, memory, saved.number, fresh.fresh, stream)
             made = self._fresh_making.fill(saved.made.copy(), inputs, memory)
-            return self._gather(memory, made, inputs)
+            return self._gather(memory, made, inputs), drawn
         finally:
             for slot in fresh.slots:
                 memory[slot] = None  # it is the caller's

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client._torch import CompiledFacts, Runnable
     from pygraphd.client.capture import CudaRecorder
-    from pygraphd.client.output_facts import OutputFacts
+    from pygraphd.client.graph_facts import GraphFacts
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.client.step_profile import StepProfile
@@ -115,11 +115,7 @@ class Session:
 
     def _may_relocate_whole(self, facts: CompiledFacts, partitions: int) -> bool:
         index = facts.device_index
-        return (
-            index is not None
-            and may_relocate_whole(facts, partitions)
-            and self._recorder_of(index) is not None
-        )
+        return index is not None and may_relocate_whole(facts, partitions) and self.may_relocate(index)
 
     def look_up(self, graphs: Sequence[Graph], environment: Environment, *, whole: bool = False) -> Known:
         """Look graphs up; `whole`: of one that PyTorch does not capture, all may be relocated here."""
@@ -277,18 +273,23 @@ class Session:
         return None if decision.deployment in offered else doubts.NOT_OFFERED
 
     def relocatable(
-        self, launch: Runnable, device_index: int, link: Link | None, outputs: OutputFacts
+        self, launch: Runnable, device_index: int, link: Link | None, facts: GraphFacts
     ) -> Relocatable | None:
         """Return a callable as relocatable graphs, if these are wanted and can be had here; for the rest see there."""
         recorder = self._recorder_of(device_index)
         if recorder is None:
             return None
         from pygraphd.client.executables import MAX_BINDINGS
-        from pygraphd.client.relocatable import MAX_RECORDINGS, Relocatable
+        from pygraphd.client.host_state import relocatable
+        from pygraphd.client.relocatable import MAX_RECORDINGS
 
         recordings = max(self.options.sizes.sizes, MAX_RECORDINGS)
         self.report.bounds |= {"recordings": recordings, "executables": MAX_BINDINGS}
-        return Relocatable(launch, recorder, self.report, link, outputs, recordings)
+        return relocatable(launch, recorder, self.report, link, facts, recordings)
+
+    def may_relocate(self, device_index: int) -> bool:
+        """Whether relocatable graphs are wanted, and can be had here."""
+        return self._recorder_of(device_index) is not None
 
     def _recorder_of(self, device_index: int) -> CudaRecorder | None:
         if not self.options.relocate:

@@ -149,7 +149,6 @@ def facts(**changes: object) -> _torch.CompiledFacts:
         "on_cuda": True,
         "only_cuda": True,
         "device_index": 0,
-        "captured_differently": False,
         "has_dynamic_sizes": False,
         "static_inputs": (),
         "mutated_inputs": (),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pygraphd.client.attention import State
 from pygraphd.client.gradients import Inputs, gradients_of_parameters, inputs_of
-from pygraphd.client.output_facts import OutputFacts
+from pygraphd.client.graph_facts import GraphFacts, PartitionMap
 
 FORWARD = """class GraphModule(torch.nn.Module):
     def forward(self, primals_1: "f32[8, 8][8, 1]cpu", primals_2: "Sym(s16)", primals_3, primals_4: "f32[4][1]cpu"):
@@ -53,8 +54,13 @@ def test_one_output_is_an_output() -> None:
 
 
 def test_a_partition_has_numbers_of_its_own() -> None:
-    whole = OutputFacts(frozenset({1, 2}), frozenset({0}))
+    whole = GraphFacts(frozenset({1, 2}), frozenset({0}), State((2,), (0,), (1,), (5,), (4, 6)))
+    maps = PartitionMap((4, 5), (None, 2, 0)), PartitionMap((None, 6, 4), (1,))
 
     assert whole.of_partition((), 0) == whole
-    assert whole.of_partition(((None, 2, 0), (1,)), 0) == OutputFacts(frozenset({1}), frozenset({2}))
-    assert whole.of_partition(((None, 2, 0), (1,)), 1) == OutputFacts(frozenset({0}), frozenset())
+    assert whole.of_partition(maps, 0) == GraphFacts(
+        frozenset({1}), frozenset({2}), State((1,), (2,), (), (1,), (0,))
+    )
+    assert whole.of_partition(maps, 1) == GraphFacts(
+        frozenset({0}), frozenset(), State((), (), (0,), (), (2, 1))
+    )

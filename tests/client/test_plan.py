@@ -68,7 +68,9 @@ class Compiled:
         self.mutated_input_idxs: list[int] = []
         self.disabled_cudagraphs_reason = None
         self.cudagraph_info = SimpleNamespace(cudagraph_fail_reasons=[])
-        self.partition_maps = [SimpleNamespace(output_index_mapping=[]) for _ in range(partitions)]
+        self.partition_maps = [
+            SimpleNamespace(input_index_mapping=[], output_index_mapping=[]) for _ in range(partitions)
+        ]
         self.fx_kwargs: dict[str, Any] = {}
         self.inputs_to_check = [0]
         self._defers_input_alignment = False

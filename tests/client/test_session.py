@@ -13,7 +13,7 @@ import pytest
 from pygraphd.client import _torch, options
 from pygraphd.client.candidates import Candidates
 from pygraphd.client.claims import Turn
-from pygraphd.client.output_facts import OutputFacts
+from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.region import Decided, Region
 from pygraphd.client.session import Session
 from pygraphd.schema.keys import Environment
@@ -71,7 +71,7 @@ def test_relocatable_graphs_are_believed_in_unless_they_are_not_wanted(session: 
 
 
 def test_relocatable_graphs_that_are_not_wanted_are_not_missed(without_relocation: Session) -> None:
-    assert without_relocation.relocatable(lambda inputs: None, 0, None, OutputFacts()) is None
+    assert without_relocation.relocatable(lambda inputs: None, 0, None, GraphFacts()) is None
     assert without_relocation.report.failures == {}
 
 
@@ -81,7 +81,7 @@ def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
     monkeypatch.setattr(_torch, "missing_for_relocation", lambda: "this torch lacks much")
 
     for _ in range(3):
-        assert session.relocatable(lambda inputs: None, 0, None, OutputFacts()) is None
+        assert session.relocatable(lambda inputs: None, 0, None, GraphFacts()) is None
 
     assert dict(session.report.failures) == {"relocatable graphs: this torch lacks much": 1}
 
@@ -104,7 +104,7 @@ def test_the_summary_has_the_bounds_of_what_is_kept(
     session = Session(session.locations)
     before = session.report.summary()["bounds"]
 
-    session.relocatable(lambda inputs: None, 0, None, OutputFacts())
+    session.relocatable(lambda inputs: None, 0, None, GraphFacts())
 
     assert before == {"sizes": int(asked), "size_calls": 3, "remembered_sizes": 64}
     relocated = {"recordings": recordings, "executables": 64}

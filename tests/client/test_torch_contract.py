@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraphd.client import _torch
+from pygraphd.client.attention import state_of, undefined_outputs
 from pygraphd.client.families import Families
+from pygraphd.client.graph_facts import PartitionMap
 from pygraphd.client.placement.arithmetic import HERE
-from pygraphd.client.undefined import undefined_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pygraphd.client.output_facts import OutputFacts
+    from pygraphd.client.graph_facts import GraphFacts
 
 pytestmark = pytest.mark.torch
 
@@ -197,6 +199,33 @@ def test_attention_as_fx_prints_it(
     assert names[first : first + 2] in (["rng_state", "unused"], ["philox_seed", "philox_offset"])
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_what_attention_hands_to_its_backward_as_autograd_traces_it(dropout: float) -> None:
+    texts: list[str] = []
+
+    def note(traced: Any, _inputs: Any) -> Any:
+        texts.append(traced.print_readable(print_output=False, include_stride=True, include_device=True))
+        return make_boxed_func(traced)
+
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention
+    q, k, v = (torch.empty(2, 4, 16, 8, device="meta", requires_grad=True) for _ in range(3))
+    attend = aot_function(lambda q, k, v: operator(q, k, v, None, True, dropout)[0] * 2, note)
+    attend(q, k, v).sum().backward()
+
+    ahead, behind = map(state_of, texts)
+    assert ahead is not None
+    assert behind is not None
+    assert (len(ahead.seeds), len(ahead.offsets), len(ahead.idle_outputs)) == (
+        (1, 1, 0) if dropout else (0, 0, 2)
+    )
+    assert (len(behind.inputs), len(behind.idle_inputs)) == ((2, 0) if dropout else (0, 2))
+    arguments = [
+        each.name
+        for each in torch.ops.aten._scaled_dot_product_efficient_attention_backward.default._schema.arguments
+    ]
+    assert arguments[7:10] == ["philox_seed", "philox_offset", "dropout_p"]
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_graph_with_dynamic_sizes_is_told_by_its_text_and_is_given_integers(dynamic: bool) -> None:
     seen: list[tuple[bool, bool]] = []
@@ -227,13 +256,13 @@ def test_a_graph_with_dynamic_sizes_is_told_by_its_text_and_is_given_integers(dy
 
 def test_the_gradients_of_parameters_are_told_from_the_texts() -> None:
     """With a parameter that is used twice, one that is frozen, a buffer, an input with a gradient, and sizes that change."""
-    told: list[OutputFacts] = []
+    told: list[GraphFacts] = []
     shapes: list[list[Any]] = []
     families = Families()
 
     def note(original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
         facts = _torch.facts(compiled, graph_kwargs)
-        outputs = families.output_facts(id(graph_kwargs["boxed_forward_device_index"]), facts)
+        outputs = families.graph_facts(id(graph_kwargs["boxed_forward_device_index"]), facts)
         original()
         if facts.is_backward:
             run = compiled.current_callable
@@ -266,15 +295,19 @@ def test_the_gradients_of_parameters_are_told_from_the_texts() -> None:
         assert (4, 6) in each
 
 
-def test_a_partition_says_which_outputs_of_the_graph_its_own_are() -> None:
-    maps = [SimpleNamespace(output_index_mapping=each) for each in ([None, 2, 0], [1])]
+def test_a_partition_says_which_inputs_and_outputs_of_the_graph_its_own_are() -> None:
+    mine = (([1, 0], [None, 2, 0]), ([None], [1]))
+    maps = [SimpleNamespace(input_index_mapping=i, output_index_mapping=o) for i, o in mine]
     compiled = SimpleNamespace(partition_maps=maps)
 
     with _torch._inductor_config().patch(graph_partition=True):
-        assert _torch._output_maps(compiled) == ((None, 2, 0), (1,))
-        assert _torch._output_maps(SimpleNamespace(partition_maps=None)) == ()
+        assert _torch._partition_maps(compiled) == (
+            PartitionMap((1, 0), (None, 2, 0)),
+            PartitionMap((None,), (1,)),
+        )
+        assert _torch._partition_maps(SimpleNamespace(partition_maps=None)) == ()
     with _torch._inductor_config().patch(graph_partition=False):
-        assert _torch._output_maps(compiled) == ()
+        assert _torch._partition_maps(compiled) == ()
 
 
 def test_a_mode_of_the_users_does_not_get_to_see_how_that_is_found_out() -> None:

@@ -65,7 +65,7 @@ class Beside:
         self, mine: Sequence[Any], right: Sequence[Any], tolerance: float, outputs: int
     ) -> Disagreement | None:
         """Return how values differ, of which the first ones are `outputs`."""
-        undefined = self.relocatable.outputs.undefined
+        undefined = self.relocatable.facts.undefined
         made = [right[i] if i in undefined else mine[i] for i in range(outputs)]
         return verification._compare("output", made, right[:outputs], tolerance) or verification._compare(
             "input", mine[outputs:], right[outputs:], tolerance

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from pygraphd.client.output_facts import OutputFacts
+    from pygraphd.client.graph_facts import GraphFacts
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.client.report import Report
@@ -133,17 +133,17 @@ class Relocated:
         self.links: dict[int, Link] = {}
         self.link: Link | None = None
         self.families = Families()
-        self.outputs: Iterator[OutputFacts] = iter(())
+        self.outputs: Iterator[GraphFacts] = iter(())
 
     def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
         """Return what runs in place of `runnable`."""
         outputs = next(self.outputs)
         if self._is_launching:
             return runnable
-        from pygraphd.client.relocatable import Relocatable
+        from pygraphd.client.host_state import relocatable
 
         recorder = self._recorder(device_index)
-        self.made.append(Relocatable(runnable, recorder, self.report, self.link, outputs))
+        self.made.append(relocatable(runnable, recorder, self.report, self.link, outputs))
         return self.made[-1]
 
     def _recorder(self, device_index: int) -> Seeing:
@@ -163,8 +163,8 @@ class Relocated:
         box = graph_kwargs.get("boxed_forward_device_index")
         link = None if facts.is_inference else self.links.setdefault(id(box), recycling.Link())
         self.link = None if facts.is_backward else link
-        outputs = self.families.output_facts(id(box), facts)
-        self.outputs = (outputs.of_partition(facts.output_maps, part) for part in range(facts.partitions))
+        outputs = self.families.graph_facts(id(box), facts)
+        self.outputs = (outputs.of_partition(facts.maps, part) for part in range(facts.partitions))
         original()
         if link is not None:
             recycling.watch(compiled, link, is_backward=facts.is_backward)
@@ -246,7 +246,8 @@ class Moved(Relocated):
 
 
 @contextlib.contextmanager
-def _installed(relocated: Relocated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def installed(relocated: Relocated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have it run everything that is compiled within."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     import torch
     import torch._inductor.compile_fx
@@ -269,7 +270,7 @@ def _installed(relocated: Relocated, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def relocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relocated]:
     """Run everything that is compiled as relocatable graphs."""
     relocated = Relocated()
-    with _installed(relocated, tmp_path, monkeypatch):
+    with installed(relocated, tmp_path, monkeypatch):
         yield relocated
 
 
@@ -280,7 +281,7 @@ def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moved]:
 
     moved = Moved()
     monkeypatch.setattr(_torch, "allocator", lambda _device: moved.guarded)
-    with _installed(moved, tmp_path, monkeypatch):
+    with installed(moved, tmp_path, monkeypatch):
         yield moved
     moved.close()
 

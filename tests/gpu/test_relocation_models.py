@@ -23,8 +23,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 STEPS = {"ResNet-50": 10, "Whisper": 15}
 MOST_STEPS = 30
 LEARNING_RATES = {"SGD": 0.03, "AdamW": 2e-3}
-# Memory-efficient attention keeps its generator's state elsewhere if captured: such training is left to PyTorch.
-ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+ATTENTION = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 def tokens(vocabulary: int, *size: int) -> torch.Tensor:

@@ -54,7 +54,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, why_not: str | None) -> CudaRecord
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(CudaRecorder, "_why_not", lambda _: why_not)
     made = CudaRecorder.__new__(CudaRecorder)
-    made._device = torch.device("cpu")
+    made.device = torch.device("cpu")
     return made
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import torch
 
-from pygraphd.client import attempts, relocatable, verification
+from pygraphd.client import attempts, host_state, relocatable, verification
+from pygraphd.client.attention import State
 from pygraphd.client.binding import Binding
 from pygraphd.client.bulk import InPython, Watch
 from pygraphd.client.executables import (
@@ -27,17 +28,19 @@ from pygraphd.client.executables import (
     NODES_OF_A_WRITE,
     WRITES_OF_ONE,
 )
+from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.one_stream import OTHER_STREAM, OneStream
-from pygraphd.client.output_facts import OutputFacts
 from pygraphd.client.parameters import OpaqueError, Parameters, PassingError
+from pygraphd.client.random_numbers import Draw
 from pygraphd.client.recording import Capture
-from pygraphd.client.relocatable import IDLE_CHANGES, Relocatable
+from pygraphd.client.relocatable import IDLE_CHANGES
 from pygraphd.client.relocation import BLOCK, Span
 from pygraphd.client.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    from pygraphd.client.relocatable import Relocatable
     from tests.relocation.conftest import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -50,6 +53,8 @@ class Operations(Protocol):
     def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None: ...
     def look_up(self, tensor: torch.Tensor) -> torch.Tensor: ...
     def random(self) -> torch.Tensor: ...
+    def attention(self) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def number(self, scalar: torch.Tensor) -> torch.Tensor: ...
     def foreign(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
 
@@ -57,7 +62,7 @@ class Generator:
     """Counts the random numbers that were drawn."""
 
     def __init__(self) -> None:
-        self.offset = 0
+        self.seed = self.offset = 0
 
     def get_offset(self) -> int:
         return self.offset
@@ -86,6 +91,16 @@ class Launching:
         self._generator.offset += 4
         return self._allocator.tensor(torch.full((2,), float(self._generator.offset)))
 
+    def attention(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return seed and offset of a second draw within the call, on the host."""
+        began = self._generator.offset
+        self._generator.offset += 8
+        return torch.tensor(self._generator.seed), torch.tensor(began + 4)
+
+    def number(self, scalar: torch.Tensor) -> torch.Tensor:
+        """Return a copy of an integer that is given on the host."""
+        return self._allocator.tensor(torch.tensor(int(scalar)))
+
     def foreign(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
 
@@ -98,6 +113,7 @@ class Recording:
         self.arena = emulator.arena()
         self._state = state
         self.drawn = 0
+        self.attentions = 0
         self.tables: list[Any] = []
         self.released = False
 
@@ -130,6 +146,21 @@ class Recording:
         self.graph.add(self._state, zero, out)
         return out
 
+    def attention(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return seed and offset in memory of the device, where kernels write them."""
+        self.drawn += 8
+        self.attentions += 1
+        seed, offset = (self.arena.allocate(2).view(torch.int64)[0] for _ in range(2))
+        self.graph.copy(seed, self._state.view(torch.int64)[0])
+        self.graph.copy(offset, self._state.view(torch.int64)[self.attentions])
+        return seed, offset
+
+    def number(self, scalar: torch.Tensor) -> torch.Tensor:
+        """Return a copy of an integer that kernels find at its address."""
+        out = self.arena.allocate(2).view(torch.int64)[0]
+        self.graph.copy(out, scalar)
+        return out
+
     def foreign(self, tensor: torch.Tensor) -> torch.Tensor:
         self.graph.copy(tensor, tensor)
         return tensor
@@ -138,22 +169,27 @@ class Recording:
 class Ticket:
     """Writes the generator's state to where recorded kernels read it."""
 
-    def __init__(self, generator: Generator, state: torch.Tensor, drawn: int, one_stream: OneStream) -> None:
+    def __init__(
+        self, generator: Generator, state: torch.Tensor, recording: Recording, one_stream: OneStream
+    ) -> None:
         self.one_stream = one_stream
         self._generator = generator
         self._state = state
-        self._drawn = drawn
+        self._drawn, self._attentions = recording.drawn, recording.attentions
         self.closed = False
 
-    def advance(self, stream: int) -> tuple[int, int]:
+    def advance(self, stream: int) -> Draw:
         assert stream == 0
-        self._state.fill_(self._generator.offset + 4)
-        began = self._generator.offset
+        seed, began = self._generator.seed, self._generator.offset
+        self._state.fill_(began + 4)
+        if self._attentions:
+            words = [seed, *(began + 4 + 8 * i for i in range(self._attentions))]
+            self._state.view(torch.int64)[: len(words)] = torch.tensor(words)
         self._generator.offset += self._drawn
-        return began, self._generator.offset
+        return Draw(seed % (1 << 64), began, self._generator.offset)
 
-    def take_back(self, advanced: tuple[int, int]) -> None:
-        self._generator.offset = advanced[0]
+    def take_back(self, drawn: Draw) -> None:
+        self._generator.offset = drawn.before
 
     def learn(self, addresses: Collection[int], stream: int) -> None:
         assert stream == 0
@@ -168,6 +204,7 @@ class HostRecorder:
 
     def __init__(self, emulator: Emulator, allocator: Allocator) -> None:
         self.driver = emulator.driver
+        self.device = torch.device("cpu")
         self.generator = Generator()
         self.random_numbers = OneStream(emulator.driver, lambda: bool)
         self.launching = Launching(allocator, self.generator)
@@ -208,7 +245,7 @@ class HostRecorder:
             raise
         finally:
             self.operations = self.launching
-        ticket = Ticket(self.generator, state, recording.drawn, self.random_numbers)
+        ticket = Ticket(self.generator, state, recording, self.random_numbers)
         self.tickets.append(ticket)
         self.recordings.append(recording)
         held = (Span(state.data_ptr(), state.data_ptr() + BLOCK),)
@@ -226,7 +263,7 @@ class HostRecorder:
 
     def in_capture(self) -> bool:
         assert self.current_device == 0
-        return self.capturing
+        return self.capturing or self.operations is not self.launching
 
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:
         return None if self.current_device == 0 else self._switch()
@@ -253,9 +290,11 @@ class Case:
         body: Callable[[Operations, list[Any]], Any],
         undefined: frozenset[int] = frozenset(),
         max_recordings: int = relocatable.MAX_RECORDINGS,
+        state: State = State(),  # noqa: B008 - it is frozen
     ) -> Relocatable:
         launch = self.recorder.compiled(body)
-        made = Relocatable(launch, self.recorder, self.report, None, OutputFacts(undefined), max_recordings)
+        facts = GraphFacts(undefined, state=state)
+        made = host_state.relocatable(launch, self.recorder, self.report, None, facts, max_recordings)
         self._made.append(made)
         return made
 

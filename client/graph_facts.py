@@ -1,0 +1,46 @@
+"""What is known of a graph before it runs: of its outputs and inputs, each by index. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pygraphd.client.attention import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMap:
+    """Which inputs and outputs of a graph those of a partition are; None: they pass between partitions."""
+
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """What a recording of a graph, or of a part of it, is told of it."""
+
+    undefined: frozenset[int] = frozenset()
+    """No kernel writes these outputs; see `client/attention.py`."""
+    gradients: frozenset[int] = frozenset()
+    """Outputs that are gradients of parameters; see `client/gradients.py`. They may share one allocation."""
+    state: State = State()  # noqa: RUF009 - it is frozen
+    """Scalars that are on the CPU if the graph is launched, and on the GPU if it is captured."""
+
+    def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
+        """Return what is known of a partition; there are no `maps` where it has what the graph has."""
+        if not maps:
+            return self
+        mine = maps[partition]
+        return GraphFacts(
+            _where(mine.outputs, self.undefined),
+            _where(mine.outputs, self.gradients),
+            self.state.of_partition(mine.inputs, mine.outputs),
+        )
+
+
+def _where(mine: Sequence[int | None], outputs: frozenset[int]) -> frozenset[int]:
+    return frozenset(index for index, output in enumerate(mine) if output in outputs)

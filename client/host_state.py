@@ -1,0 +1,197 @@
+"""Relocatable graphs of memory-efficient attention that is trained: where its random numbers began stays on the CPU, as if launched.
+
+Captured, that attention leaves it on the GPU, and a backward takes it from where a forward that was run in the same way has
+left it. Here it is handed over as numbers of the host, whichever way either of the two runs, so that they need not run alike:
+they are known without asking the GPU, since they are how far the generator had come, plus the same at each call.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client.relocatable import IN_A_CAPTURE, MAX_RECORDINGS, Relocatable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.client._torch import Runnable
+    from pygraphd.client.attempts import Recorder
+    from pygraphd.client.graph_facts import GraphFacts
+    from pygraphd.client.random_numbers import Draw
+    from pygraphd.client.recycling import Link
+    from pygraphd.client.replay import Replay
+    from pygraphd.client.report import Report
+
+ON_THE_GPU = "attention's random state was given on the GPU: its forward was captured otherwise"
+READ_BACK = "attention's random state was read from the GPU: it is not where the generator says"
+_SIGN, _WORDS = 1 << 63, 1 << 64
+
+
+def relocatable(
+    launch: Runnable,
+    recorder: Recorder,
+    report: Report,
+    link: Link | None,
+    facts: GraphFacts,
+    max_recordings: int = MAX_RECORDINGS,
+) -> Relocatable:
+    """Return a callable as relocatable graphs, of the kind that its graph needs."""
+    if facts.state:
+        return WithHostState(launch, recorder, report, link, facts, max_recordings)
+    return Relocatable(launch, recorder, report, link, facts, max_recordings)
+
+
+class _Call(threading.local):
+    """What one call, in its thread, has been given on the CPU, and what it is to hand out there."""
+
+    given: Sequence[torch.Tensor] = ()
+    drawn: Sequence[torch.Tensor] | None = None
+    """None: it is in the outputs already."""
+
+    def set(self, given: Sequence[torch.Tensor] = ()) -> None:
+        """Begin a call, or end it."""
+        self.given, self.drawn = given, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """By how much each offset is beyond where a replay found the generator."""
+
+    offsets: tuple[int, ...]
+
+
+class WithHostState(Relocatable):
+    """A `Relocatable` whose graph has a `State`. What is recorded and verified has it on the GPU, callers have it on the CPU."""
+
+    def __init__(
+        self,
+        launch: Runnable,
+        recorder: Recorder,
+        report: Report,
+        link: Link | None,
+        facts: GraphFacts,
+        max_recordings: int = MAX_RECORDINGS,
+    ) -> None:
+        """Run `launch` so; for the rest see `Relocatable`."""
+        # Of what is handed out nobody holds these: they need no memory each.
+        facts = replace(facts, gradients=facts.gradients.union(facts.state.drawn))
+        super().__init__(self._on_gpu, recorder, report, link, facts, max_recordings)
+        self._as_compiled = launch
+        self._state = facts.state
+        self._taken = (*facts.state.inputs, *facts.state.idle_inputs)
+        self._device = recorder.device
+        self._call = _Call()
+        self._begun: weakref.WeakKeyDictionary[Replay, _Begun | None] = weakref.WeakKeyDictionary()
+        self._seed = torch.zeros((), dtype=torch.int64)
+        self._idle = torch.zeros((), dtype=torch.int64)
+        self._idle_on_gpu = self._idle.to(self._device)
+
+    def _run(self, inputs: list[Any]) -> Any:
+        if reason := self._why_as_compiled(inputs):
+            self._report.step_aside(reason)
+            return self._as_compiled(inputs)
+        self._call.set([inputs[index] for index in self._taken])
+        try:
+            self._put_on_gpu(inputs)
+            outputs = super()._run(inputs)
+            drawn = self._call.drawn
+            return outputs if drawn is None else self._with_state(outputs, drawn)
+        finally:
+            self._call.set()
+
+    def _put_on_gpu(self, inputs: list[Any]) -> None:
+        state = self._state
+        for index in state.idle_inputs:
+            inputs[index] = None
+        sent = self._sent([inputs[index] for index in state.inputs])
+        for index, value in zip(state.inputs, sent, strict=True):
+            inputs[index] = value
+
+    def _why_as_compiled(self, inputs: Sequence[Any]) -> str | None:
+        if self._recorder.in_capture():
+            return IN_A_CAPTURE
+        return None if all(inputs[index].is_cpu for index in self._taken) else ON_THE_GPU
+
+    def _with_state(self, outputs: Sequence[Any], drawn: Sequence[torch.Tensor]) -> Any:
+        made = list(outputs)
+        for index, value in zip(self._state.drawn, drawn, strict=True):
+            made[index] = value
+        for index in self._state.idle_outputs:
+            made[index] = self._idle
+        return tuple(made) if isinstance(outputs, tuple) else made
+
+    # --- what is recorded ---
+
+    def _on_gpu(self, inputs: list[Any]) -> list[Any]:
+        """Run what was compiled, with its state on the GPU, as in a replay."""
+        if self._recorder.in_capture():
+            for index in self._state.idle_inputs:
+                inputs[index] = self._idle_on_gpu
+            outputs = list(self._as_compiled(inputs))
+        else:
+            outputs = list(self._given_back(inputs))
+            self._call.drawn = [outputs[index] for index in self._state.drawn]
+            for index, value in zip(self._state.drawn, self._sent(self._call.drawn), strict=True):
+                outputs[index] = value
+        for index in self._state.idle_outputs:
+            outputs[index] = None
+        return outputs
+
+    def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
+        self._report.step_aside(reason)
+        return self._given_back(inputs)
+
+    def _given_back(self, inputs: list[Any]) -> Any:
+        """Run what was compiled on what the call was given."""
+        for index, value in zip(self._taken, self._call.given, strict=True):
+            inputs[index] = value
+        return self._as_compiled(inputs)
+
+    def _sent(self, scalars: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        # Pageable memory, which CUDA has read before it returns, without waiting for the GPU.
+        return torch.stack(list(scalars)).to(self._device, non_blocking=True).unbind() if scalars else ()
+
+    # --- what a replay hands out ---
+
+    def _handed_out(self, replay: Replay, outputs: Any, drawn: Draw | None) -> Any:
+        self._call.drawn = self._numbers(replay, outputs, drawn) if self._state.drawn else ()
+        return outputs
+
+    def _numbers(self, replay: Replay, outputs: Sequence[Any], drawn: Draw | None) -> Sequence[torch.Tensor]:
+        if drawn is not None and (begun := self._begun.get(replay)) is not None:
+            return self._known(begun, drawn)
+        on_gpu = torch.stack([outputs[index] for index in self._state.drawn])
+        read: Sequence[torch.Tensor] = on_gpu.cpu().unbind()
+        if replay not in self._begun:
+            self._begun[replay] = self._learn([int(each) for each in read], drawn)
+        else:
+            self._report.step_aside(READ_BACK)
+        return read
+
+    def _learn(self, read: Sequence[int], drawn: Draw | None) -> _Begun | None:
+        """Return how a replay's state follows from the generator's; None if it does not."""
+        if drawn is None:
+            return None
+        seeds, offsets = read[: len(self._state.seeds)], read[len(self._state.seeds) :]
+        follows = all(drawn.before <= each < drawn.after for each in offsets)
+        if not follows or any(each != _signed(drawn.seed) for each in seeds):
+            return None
+        return _Begun(tuple(each - drawn.before for each in offsets))
+
+    def _known(self, begun: _Begun, drawn: Draw) -> Sequence[torch.Tensor]:
+        seed = self._seed
+        if int(seed) != _signed(drawn.seed):
+            seed = self._seed = torch.tensor(_signed(drawn.seed))
+        # Not views of one tensor: each of those would be detached when it is saved.
+        offsets = [torch.tensor(drawn.before + each) for each in begun.offsets]
+        return [seed] * len(self._state.seeds) + offsets
+
+
+def _signed(seed: int) -> int:
+    """Return a seed as attention keeps it, in 64 bits with a sign."""
+    return seed - _WORDS if seed >= _SIGN else seed

@@ -1,0 +1,170 @@
+"""Training with memory-efficient attention: measured where it can be relocated, and forward and backward never mixed with PyTorch's trees."""
+
+# ruff: noqa: F811 - fixtures of another file
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.client import doubts, options, policy
+from pygraphd.client.attention import State
+from pygraphd.client.session import Session
+from pygraphd.schema.messages import Deployment
+from tests.client.test_plan import (  # noqa: F401 - fixtures
+    MORE,
+    Clock,
+    Compiled,
+    Relocating,
+    compile_once,
+    compile_whole,
+    relocating,
+    relocation_where_it_is_meant,
+    run,
+    session,
+    sources,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.torch
+
+OPERATOR = "_scaled_dot_product_efficient_attention"
+FORWARD = f"""
+def forward(self, q: "f32[2][1]cuda:0", k: "f32[2][1]cuda:0", v: "f32[2][1]cuda:0"):
+        {OPERATOR} = torch.ops.aten.{OPERATOR}.default(q, k, v, None, True, 0.1)
+        getitem: "f32[2][1]cuda:0" = {OPERATOR}[0]
+        getitem_2: "i64[][]cuda:0" = {OPERATOR}[2]
+        getitem_3: "i64[][]cuda:0" = {OPERATOR}[3];  {OPERATOR} = None
+        return (getitem, q, k, v, getitem_2, getitem_3)
+"""
+BACKWARD = f"""
+def forward(self, q: "f32[2][1]cuda:0", getitem_2: "i64[][]cuda:0", getitem_3: "i64[][]cuda:0", tangents_1: "f32[2][1]cuda:0"):
+        back = torch.ops.aten.{OPERATOR}_backward.default(tangents_1, q, q, q, None, q, q, getitem_2, getitem_3, 0.1, [True, True, True, False]);  getitem_2 = getitem_3 = None
+        getitem_4: "f32[2][1]cuda:0" = back[0];  back = None
+        return (getitem_4,)
+"""
+STRANGE_FORWARD = FORWARD.replace("return (getitem,", "return (getitem, getitem_2,")
+STRANGE_BACKWARD = BACKWARD.replace("return (getitem_4,", "return (getitem_4, getitem_2")
+
+
+def compile_pair(
+    session: Session, forward: str = FORWARD, backward: str = BACKWARD
+) -> tuple[Compiled, Compiled]:
+    box = SimpleNamespace(value=0)
+    return (
+        compile_once(session, 1, backward=False, box=box, text=forward),
+        compile_once(session, 1, backward=True, box=box, text=backward),
+    )
+
+
+def run_as(session: Session, forward: str = FORWARD, backward: str = BACKWARD) -> list[tuple[Any, Any]]:
+    return run(*compile_pair(session, forward, backward), MORE)
+
+
+def test_it_is_measured_without_the_trees(session: Session, relocating: list[Relocating]) -> None:
+    results = run_as(session)
+
+    assert {ahead[0] for ahead, _ in results} == {"launched", "relocated"}
+    assert results[-1] == (["relocated"], ["relocated"])
+    assert session.report.counts["measured"] == 2
+    second = Session(session.locations)
+    assert run(*compile_pair(second), 2) == [(["relocated"], ["relocated"])] * 2
+    assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
+
+
+def test_where_it_loses_it_is_launched(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 20.0, Deployment.RELOCATE: 40.0})
+
+    assert run_as(session)[-1] == (["launched"], ["launched"])
+
+
+def test_without_relocation_all_of_it_is_in_the_trees(session: Session) -> None:
+    assert run_as(session) == [(["captured"], ["captured"])] * MORE
+    assert session.report.summary()["reasons"] == {policy.CAPTURED_DIFFERENTLY: 2}
+    assert sources(session) == {("TREES", "rule")}
+
+
+def test_what_is_not_understood_is_in_the_trees_with_its_backward(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    assert run_as(session, STRANGE_FORWARD) == [(["captured"], ["captured"])] * MORE
+    assert all(each.closed and not each.calls for each in relocating)
+
+
+def test_a_backward_that_is_not_understood_is_launched_beside_a_forward_that_is(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    """In the trees it would read an address of the CPU's on the GPU."""
+    results = run_as(session, backward=STRANGE_BACKWARD)
+
+    assert {behind[0] for _, behind in results} == {"launched"}
+    assert "captured" not in {ahead[0] for ahead, _ in results}
+    assert len(relocating) == 1
+
+
+def test_a_backward_whose_forward_is_not_known_is_left_to_the_trees(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    backward = compile_once(session, 1, backward=True, box=SimpleNamespace(value=0), text=BACKWARD)
+
+    assert run(backward, backward, 3) == [(["captured"], ["captured"])] * 3
+
+
+def test_what_an_older_version_has_left_to_the_trees_is_measured(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without:
+        without.setenv(options.RELOCATE, "0")
+        without.setattr(Session, "_recorder_of", lambda *_: None)
+        first = Session(session.locations)
+        run(*compile_pair(first), MORE)
+        first.close()
+    second = Session(session.locations)
+
+    assert run(*compile_pair(second), MORE)[-1] == (["relocated"], ["relocated"])
+    told = {each["because"] for each in second.report.summary()["decisions"]}
+    assert told == {doubts.NOT_OFFERED.told()}
+
+
+@pytest.mark.parametrize(("text", "offered"), [(FORWARD, 1), (STRANGE_FORWARD, 0)])
+def test_a_whole_graph_is_offered_relocation_if_it_is_understood(
+    session: Session, relocating: list[Relocating], text: str, offered: int
+) -> None:
+    import torch._inductor.config as inductor_config
+
+    with inductor_config.patch({"triton.cudagraphs": False}):
+        compile_whole(
+            session, backward=False, box=SimpleNamespace(value=None), inductor_post_grad_graph_str=text
+        )
+
+    assert len(relocating) == offered
+
+
+def test_what_is_recorded_is_told_where_the_state_is(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[State] = []
+    made: Callable[..., Any] = Session.relocatable
+
+    def relocatable(self: Session, *arguments: Any) -> Any:
+        told.append(arguments[-1].state)
+        return made(self, *arguments)
+
+    monkeypatch.setattr(Session, "relocatable", relocatable)
+    box = SimpleNamespace(value=0)
+    for text, backward in ((FORWARD, False), (BACKWARD, True)):
+        compiled = compile_whole(
+            session,
+            backward=backward,
+            box=box,
+            inductor_post_grad_graph_str=text,
+            disabled_cudagraphs_reason="it changes its inputs",
+        )
+        assert compiled.current_callable != compiled.call
+
+    assert told == [State(seeds=(4,), offsets=(5,)), State(inputs=(1, 2))]

@@ -1,0 +1,139 @@
+"""Training with memory-efficient attention: its forward and backward may run in different ways, and nobody sees which."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pygraphd.client import options, policy
+from pygraphd.client.host_state import WithHostState
+from pygraphd.client.relocatable import NOT_YET
+from tests.gpu.conftest import Relocated, installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from tests.gpu.conftest import Watched
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+STEPS = 8
+LAYERS = 2
+ENOUGH = 80
+"""Steps that end measuring."""
+
+
+class Mixed(Relocated):
+    """Relocates forwards, backwards, both or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relocates = {False: True, True: True}
+        self._is_backward = False
+
+    def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
+        run = super().make(runnable, device_index)
+        return run if self.relocates[self._is_backward] else runnable
+
+    def compile(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
+        self._is_backward = graph_kwargs["is_backward"]
+        super().compile(original, compiled, graph_kwargs)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mixed]:
+    mixed = Mixed()
+    with installed(mixed, tmp_path, monkeypatch):
+        yield mixed
+
+
+def attend(dropout: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(LAYERS):
+            x = F.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True, dropout_p=dropout)
+        return x
+
+    return attend
+
+
+def gradients(run: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """Return the gradients of some steps; random numbers go on from step to step, and others are drawn in between."""
+    torch.manual_seed(5)
+    found = []
+    for step in range(STEPS):
+        x = torch.randn(2, 4, 64, 32, device="cuda", requires_grad=True)
+        run(x).square().sum().backward()
+        assert x.grad is not None
+        found.append(x.grad)
+        torch.rand(4 * step, device="cuda")
+    return found
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(("ahead", "behind"), list(itertools.product([True, False], repeat=2)))
+def test_gradients_are_those_of_the_same_code_launched(
+    mixed: Mixed, dropout: float, ahead: bool, behind: bool
+) -> None:
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        with mixed.launched():
+            launched = gradients(torch.compile(attend(dropout), mode="reduce-overhead", dynamic=False))
+        mixed.relocates = {False: ahead, True: behind}
+        found = gradients(torch.compile(attend(dropout), mode="reduce-overhead", dynamic=False))
+
+    for mine, right in zip(found, launched, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
+    assert all(isinstance(each, WithHostState) for each in mixed.made)
+    assert mixed.report.counts["captured"] == ahead + behind
+    assert mixed.report.fallbacks == ({NOT_YET: ahead + behind} if ahead or behind else {})
+
+
+def train(run: Callable[..., Any], parameters: list[torch.nn.Parameter], steps: int) -> list[float]:
+    """Return the losses of some steps, each on other data."""
+    torch.manual_seed(3)
+    optimizer, losses = torch.optim.SGD(parameters, lr=0.01), []
+    for _ in range(steps):
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            loss = run(torch.randn(4, 32, 64, device="cuda")).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def layer() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, device="cuda")
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_training_is_measured_and_not_left_to_the_trees(watched: Watched, mode: str) -> None:
+    eager, compiled = layer(), layer()
+    right = train(eager, list(eager.parameters()), ENOUGH)
+
+    losses = train(torch.compile(compiled, mode=mode, dynamic=False), list(compiled.parameters()), ENOUGH)
+
+    torch.testing.assert_close(losses, right, rtol=1e-3, atol=1e-5)
+    watched.expect(measured=2)
+    assert "TREES" not in watched.deployed()
+    assert policy.CAPTURED_DIFFERENTLY not in watched.reasons()
+
+
+@pytest.fixture
+def without_relocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(options.RELOCATE, "0")
+
+
+@pytest.mark.usefixtures("without_relocation")
+def test_without_relocation_it_runs_as_pytorch_has_it(watched: Watched) -> None:
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        gradients(torch.compile(attend(0.3), mode="reduce-overhead", dynamic=False))
+
+    assert watched.deployed() == {"TREES": 2}
+    assert watched.reasons() == {policy.CAPTURED_DIFFERENTLY: 2}
