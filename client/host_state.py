@@ -7,6 +7,7 @@ they are known without asking the GPU, since they are how far the generator had 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pygraphd.client.report import Report
 
 ON_THE_GPU = "attention's random state was given on the GPU: its forward was captured otherwise"
+NOT_SENT = "attention's random state could not be sent to the GPU"
 READ_BACK = "attention's random state was read from the GPU: it is not where the generator says"
 _SIGN, _WORDS = 1 << 63, 1 << 64
 
@@ -87,9 +89,8 @@ class WithHostState(Relocatable):
         self._device = recorder.device
         self._call = _Call()
         self._begun: weakref.WeakKeyDictionary[Replay, _Begun | None] = weakref.WeakKeyDictionary()
-        self._seed = torch.zeros((), dtype=torch.int64)
-        self._idle = torch.zeros((), dtype=torch.int64)
-        self._idle_on_gpu = self._idle.to(self._device)
+        self._seed, self._idle = _number(0), _number(0)
+        self._idle_on_gpu = self._idle.to(self._device) if facts.state.idle_inputs else None
 
     def _run(self, inputs: list[Any]) -> Any:
         if reason := self._why_as_compiled(inputs):
@@ -97,20 +98,26 @@ class WithHostState(Relocatable):
             return self._as_compiled(inputs)
         self._call.set([inputs[index] for index in self._taken])
         try:
-            self._put_on_gpu(inputs)
+            if reason := self._put_on_gpu(inputs):
+                return self._step_aside(reason, inputs)
             outputs = super()._run(inputs)
             drawn = self._call.drawn
             return outputs if drawn is None else self._with_state(outputs, drawn)
         finally:
             self._call.set()
 
-    def _put_on_gpu(self, inputs: list[Any]) -> None:
+    def _put_on_gpu(self, inputs: list[Any]) -> str | None:
+        """Put what a replay reads in the place of what was given; return why that cannot be."""
         state = self._state
-        for index in state.idle_inputs:
-            inputs[index] = None
-        sent = self._sent([inputs[index] for index in state.inputs])
+        try:
+            sent = self._sent([inputs[index] for index in state.inputs])
+        except Exception as error:  # noqa: BLE001 - nothing has run yet; if it is the user's to know, the launched call meets it
+            return f"{NOT_SENT}: {type(error).__name__}"
         for index, value in zip(state.inputs, sent, strict=True):
             inputs[index] = value
+        for index in state.idle_inputs:
+            inputs[index] = None
+        return None
 
     def _why_as_compiled(self, inputs: Sequence[Any]) -> str | None:
         if self._recorder.in_capture():
@@ -136,8 +143,10 @@ class WithHostState(Relocatable):
         else:
             outputs = list(self._given_back(inputs))
             self._call.drawn = [outputs[index] for index in self._state.drawn]
-            for index, value in zip(self._state.drawn, self._sent(self._call.drawn), strict=True):
-                outputs[index] = value
+            # The call has its result, whatever this comes to: what is not as in a replay is not verified, and not used.
+            with contextlib.suppress(Exception):
+                for index, value in zip(self._state.drawn, self._sent(self._call.drawn), strict=True):
+                    outputs[index] = value
         for index in self._state.idle_outputs:
             outputs[index] = None
         return outputs
@@ -165,8 +174,9 @@ class WithHostState(Relocatable):
     def _numbers(self, replay: Replay, outputs: Sequence[Any], drawn: Draw | None) -> Sequence[torch.Tensor]:
         if drawn is not None and (begun := self._begun.get(replay)) is not None:
             return self._known(begun, drawn)
-        on_gpu = torch.stack([outputs[index] for index in self._state.drawn])
-        read: Sequence[torch.Tensor] = on_gpu.cpu().unbind()
+        read = [
+            outputs[index].cpu() for index in self._state.drawn
+        ]  # in no memory of the GPU, as there may be none
         if replay not in self._begun:
             self._begun[replay] = self._learn([int(each) for each in read], drawn)
         else:
@@ -186,10 +196,14 @@ class WithHostState(Relocatable):
     def _known(self, begun: _Begun, drawn: Draw) -> Sequence[torch.Tensor]:
         seed = self._seed
         if int(seed) != _signed(drawn.seed):
-            seed = self._seed = torch.tensor(_signed(drawn.seed))
+            seed = self._seed = _number(_signed(drawn.seed))
         # Not views of one tensor: each of those would be detached when it is saved.
-        offsets = [torch.tensor(drawn.before + each) for each in begun.offsets]
+        offsets = [_number(drawn.before + each) for each in begun.offsets]
         return [seed] * len(self._state.seeds) + offsets
+
+
+def _number(value: int) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.int64, device="cpu")  # whatever the user's default device is
 
 
 def _signed(seed: int) -> int:

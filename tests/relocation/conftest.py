@@ -193,7 +193,7 @@ class Allocator:
 
         last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         length = blocks((last + 1) * dtype.itemsize) * BLOCK
-        memory = torch.full((length + 3 * BLOCK,), GUARD, dtype=torch.uint8)
+        memory = torch.full((length + 3 * BLOCK,), GUARD, dtype=torch.uint8, device="cpu")
         start = BLOCK + -memory.data_ptr() % BLOCK
         self._given.append((memory, start, start + length))
         return memory[start : start + length].view(dtype).as_strided(size, stride)

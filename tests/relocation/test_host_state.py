@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client import relocatable
 from pygraphd.client.attention import State
-from pygraphd.client.host_state import ON_THE_GPU, READ_BACK, WithHostState
+from pygraphd.client.host_state import NOT_SENT, ON_THE_GPU, READ_BACK, WithHostState
 from tests.relocation.test_relocatable import Case
 
 if TYPE_CHECKING:
@@ -203,6 +203,39 @@ def test_what_nobody_holds_has_no_allocation_of_its_own(case: Case) -> None:
     assert isinstance(step._ahead, WithHostState)
     (replay,) = step._ahead._replays.values()
     assert len(replay.memories) == 2
+
+
+def test_a_default_device_of_the_users_is_not_where_the_state_goes(case: Case) -> None:
+    step = Step(case, behind=False)
+    for _ in range(3):
+        step()
+    case.recorder.generator.seed = 9
+
+    inputs = [case.floats(1.0)]
+
+    with torch.device("meta"):
+        _, offset, seed, _ = step._ahead(inputs)
+
+    assert (int(offset), int(seed)) == (28, 9)
+    case.expect(captured=1)
+
+
+def test_what_cannot_be_sent_has_the_call_launched(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step(case)
+    for _ in range(3):
+        step()
+
+    def full(_: WithHostState, scalars: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if scalars:
+            raise torch.OutOfMemoryError
+        return ()
+
+    monkeypatch.setattr(WithHostState, "_sent", full)
+    assert [step() for _ in range(2)] == [(6.0, 28, 0), (6.0, 36, 0)]
+    assert case.report.fallbacks == {relocatable.NOT_YET: 2, f"{NOT_SENT}: OutOfMemoryError": 2}
+
+    another = Step(case, behind=False)  # whose recordings cannot be verified
+    assert [another() for _ in range(4)] == [(6.0, 44 + 8 * i, 0) for i in range(4)]
 
 
 def test_a_call_that_is_launched_sends_nothing_that_it_returns(

@@ -184,7 +184,7 @@ class Ticket:
         self._state.fill_(began + 4)
         if self._attentions:
             words = [seed, *(began + 4 + 8 * i for i in range(self._attentions))]
-            self._state.view(torch.int64)[: len(words)] = torch.tensor(words)
+            self._state.view(torch.int64)[: len(words)] = torch.tensor(words, device="cpu")
         self._generator.offset += self._drawn
         return Draw(seed % (1 << 64), began, self._generator.offset)
 
