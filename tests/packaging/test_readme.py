@@ -1,0 +1,42 @@
+"""What the README says that can be held against the code: settings, commands, files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pygraphd.client import options
+from pygraphd.commands import application
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_table_of_settings_has_all_of_them_and_no_other() -> None:
+    named = set(re.findall(r"^\| `(PYGRAPH_\w+)` \|", README, re.MULTILINE))
+
+    there = {value for value in vars(options).values() if str(value).startswith("PYGRAPH_")}
+    assert named == there
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    pygraphd (.+)$", README, re.MULTILINE))
+def test_the_commands_it_lists_are_there(line: str) -> None:
+    group, rest = (["cache"], line.removeprefix("cache ")) if line.startswith("cache ") else ([], line)
+    commands = rest.split(" | ") if "[" not in rest and not group else [rest.split()[0]]
+    for command in commands:
+        shown = CliRunner().invoke(application, [*group, command, "--help"])
+
+        assert shown.exit_code == 0, f"{command}: {shown.output}"
+        for flag in re.findall(r"--[a-z-]+", rest):
+            assert flag in shown.output
+
+
+def test_the_files_it_names_are_there() -> None:
+    named = re.findall(r"`((?:docs|benchmarks)/[\w./-]+|[A-Z]+\.md)`|\]\(([\w./-]+)\)", README)
+
+    missing = [path for pair in named for path in pair if path and not (ROOT / path).exists()]
+    assert named
+    assert missing == []
