@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from pygraphd.client import _torch, costs, doubts, policy
+from pygraphd.client import _torch, costs, doubts, policy, whole
 from pygraphd.client.agreement import ALONE, Part, possible
 from pygraphd.client.attention import State
 from pygraphd.client.candidates import Candidates, Deployed, Relocating, deployed
@@ -341,10 +339,10 @@ class Plan:
         self._look_again_at_all()
 
     def _complete(self, compiled: Any) -> None:
-        whole = self._next == 0 and self._try_whole(compiled)
+        relocated_whole = self._next == 0 and self._try_whole(compiled)
         if self._next == 0:
             self._only_launch()
-        elif whole:
+        elif relocated_whole:
             self._watch(compiled)  # and Inductor has seen to the alignment of its inputs
         else:
             self._watch(compiled)
@@ -377,7 +375,7 @@ class Plan:
         found out then, and launched.
         """
         facts, device_index = self._facts, self._facts.device_index
-        if device_index is None or not may_relocate_whole(facts, len(self._graphs)):
+        if device_index is None or not whole.may_be_relocated(facts, len(self._graphs)):
             return False
         launch = compiled.current_callable
         candidates = Candidates(
@@ -395,24 +393,13 @@ class Plan:
 
     def _only_launch(self) -> None:
         """Record that nothing but LAUNCH was to be had, and why, for each partition that the cache does not know."""
-        decision = self._only_launch_decision()
+        decision = whole.only_launch(self._facts)
         for graph in self._graphs:
             agreed = self._part.propose(graph.digest, decision)
             otherwise = Source.RULE if agreed == decision else Source.GROUP
             self._note(graph, possible(agreed, [Deployment.LAUNCH]), otherwise)
         unknown = [graph for graph in self._graphs if graph.digest not in self._entries]
         self._record([Record(graph, decision) for graph in unknown])
-
-    def _only_launch_decision(self) -> Decision:
-        if not torch.cuda.is_available():
-            return policy.only_launch(policy.NO_DEVICE)
-        if not self._facts.on_cuda:
-            return policy.only_launch(policy.ON_THE_CPU)
-        if not self._facts.cudagraphs_asked:
-            return policy.only_launch(policy.MODE_WITHOUT_TREES)
-        reason = policy.one_line(f"{policy.NOT_CAPTURED}{self._facts.refusal or 'it did not try'}")
-        # What another graph or a setting of the process has led to may be otherwise next time.
-        return policy.only_launch(reason) if self._facts.refused_for_good else policy.not_measured(reason, 0)
 
     def _realign(self, compiled: Any) -> None:
         # Inductor leaves the alignment of inputs to the captured graph where it believes that there is one.
@@ -504,8 +491,3 @@ class Plan:
             return _torch.replace_callable(compiled, one, other)
         sized = self._by_size[graph.digest]()
         return sized is not None and sized.replace(graph.sizes, one, other)
-
-
-def may_relocate_whole(facts: CompiledFacts, partitions: int) -> bool:
-    """Whether relocation can be offered for all of a graph of which PyTorch captures no part."""
-    return facts.only_cuda and facts.state is not None and partitions == 1

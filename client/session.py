@@ -17,13 +17,14 @@ from pygraphd.client.doubts import Doubt
 from pygraphd.client.drift import Drift
 from pygraphd.client.families import Families
 from pygraphd.client.options import Trust
-from pygraphd.client.plan import Known, Plan, may_relocate_whole
+from pygraphd.client.plan import Known, Plan
 from pygraphd.client.ranks import Ranks
 from pygraphd.client.region import Decided, Region, Tally
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
 from pygraphd.client.sized import REMEMBERED, Steps
 from pygraphd.client.timeline import Timeline
+from pygraphd.client.whole import may_be_relocated
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
     Conditions,
@@ -115,7 +116,7 @@ class Session:
 
     def _may_relocate_whole(self, facts: CompiledFacts, partitions: int) -> bool:
         index = facts.device_index
-        return index is not None and may_relocate_whole(facts, partitions) and self.may_relocate(index)
+        return index is not None and may_be_relocated(facts, partitions) and self.may_relocate(index)
 
     def look_up(self, graphs: Sequence[Graph], environment: Environment, *, whole: bool = False) -> Known:
         """Look graphs up; `whole`: of one that PyTorch does not capture, all may be relocated here."""
