@@ -79,6 +79,13 @@ _WORKLOADS = (
         "transformers' BertForMaskedLM, base size, bf16 autocast, dropout, AdamW, 128 tokens",
     ),
     Workload(
+        "bert-training-fp32",
+        Mode.TRAINING,
+        1,
+        "language:bert_training_fp32",
+        "the same in float32, for which PyTorch takes memory-efficient attention",
+    ),
+    Workload(
         "three-ops",
         Mode.INFERENCE,
         1024,

@@ -21,6 +21,15 @@ def bert_inference(device: torch.device, batch: int) -> Case:
 
 def bert_training(device: torch.device, batch: int) -> Case:
     """Return BERT with its masked-language head in float32 under bf16 autocast, dropout on, trained by AdamW."""
+    return _training(device, batch, torch.bfloat16)
+
+
+def bert_training_fp32(device: torch.device, batch: int) -> Case:
+    """Return the same in float32 throughout, for which PyTorch takes memory-efficient attention."""
+    return _training(device, batch, None)
+
+
+def _training(device: torch.device, batch: int, autocast: torch.dtype | None) -> Case:
     module = _bert().train().to(device)
 
     def draw(generator: torch.Generator) -> Inputs:
@@ -33,9 +42,9 @@ def bert_training(device: torch.device, batch: int) -> Case:
         module,
         draw,
         _loss,
-        precision=torch.bfloat16,
+        precision=autocast or torch.float32,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-5),
-        autocast=torch.bfloat16,
+        autocast=autocast,
         stochastic=True,
     )
 
