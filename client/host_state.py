@@ -32,6 +32,7 @@ ON_THE_GPU = "attention's random state was given on the GPU: its forward was cap
 NOT_SENT = "attention's random state could not be sent to the GPU"
 READ_BACK = "attention's random state was read from the GPU: it is not where the generator says"
 _SIGN, _WORDS = 1 << 63, 1 << 64
+_CPU = torch.device("cpu")
 
 
 def relocatable(
@@ -203,7 +204,7 @@ class WithHostState(Relocatable):
 
 
 def _number(value: int) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.int64, device="cpu")  # whatever the user's default device is
+    return torch.scalar_tensor(value, dtype=torch.int64, device=_CPU)  # whatever the user's default device is
 
 
 def _signed(seed: int) -> int:
