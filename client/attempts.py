@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
     from pygraphd.client.driver import Driver
     from pygraphd.client.graph_facts import GraphFacts
+    from pygraphd.client.misfits import Leeway
     from pygraphd.client.recording import Capture
     from pygraphd.client.report import Report
     from pygraphd.client.verification import Disagreement, Generator
@@ -132,11 +133,11 @@ class Attempts:
         """What the recorder has said why it does not capture anything."""
         self._elsewhere = 0
 
-    def begin(self, inputs: list[Any], staged: frozenset[int]) -> Attempt | Failure:
+    def begin(self, inputs: list[Any], staged: frozenset[int], leeway: Leeway) -> Attempt | Failure:
         """Record a call, with buffers for the inputs that are `staged`, and replay it on copies of its inputs."""
         try:
             with self._report.recording(), _collecting_later():
-                return self._try(inputs, staged)
+                return self._try(inputs, staged, leeway)
         except (PassingError, torch.OutOfMemoryError) as error:
             return Failure(_first_line(error), Lasts.FOR_NOW)
         except OpaqueError as error:
@@ -166,14 +167,14 @@ class Attempts:
             return None if self._elsewhere <= MAX_ELSEWHERE else Lasts.IN_THIS_PROCESS
         return Lasts.IN_THIS_PROCESS
 
-    def _try(self, inputs: list[Any], to_stage: frozenset[int]) -> Attempt:
+    def _try(self, inputs: list[Any], to_stage: frozenset[int], leeway: Leeway) -> Attempt:
         if reason := _why_not_bind(inputs):
             raise OpaqueError(reason)
         copies = verification.bytes_to_copy(inputs)
-        self._make_sure_of(copies)
+        self._make_sure_of(max(copies, verification.bytes_to_stand_in(inputs, leeway)))
         staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
         times = [time.perf_counter()]
-        stand_ins, places = verification.stand_ins_for(inputs)
+        stand_ins, places = verification.stand_ins_for(inputs, leeway)
         bound = [staged.get(index, value) for index, value in enumerate(stand_ins)]
         capture = self._capture(bound)
         times.append(time.perf_counter())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.bulk import Watch
 from pygraphd.client.driver import DriverError
+from pygraphd.client.misfits import Misfit
 from pygraphd.client.wandering import following, move
 
 if TYPE_CHECKING:
@@ -32,6 +33,18 @@ TORN = -1
 class UnfitError(Exception):
     """A recording does not fit the inputs of one call, which is to be launched; the text is the reason."""
 
+    misfit: Misfit | None = None
+    """What another recording would have to allow for, if one could."""
+
+
+class MisfitError(UnfitError):
+    """It does not fit where the inputs lie."""
+
+    def __init__(self, misfit: Misfit) -> None:
+        """Say why."""
+        super().__init__(misfit.value)
+        self.misfit = misfit
+
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
@@ -52,14 +65,14 @@ class InputGroup:
     """The base when it was recorded."""
 
     def base(self, places: Sequence[int]) -> int:
-        """Return where the group lies if its members lie in these places; raises `UnfitError`."""
+        """Return where the group lies if its members lie in these places; raises `MisfitError`."""
         base = places[0] - self.members[0][1]
         if len(places) > 1 and any(
             place - offset != base for place, (_, offset) in zip(places, self.members, strict=True)
         ):
-            raise UnfitError("inputs that shared memory when it was recorded lie otherwise")
+            raise MisfitError(Misfit.OVERLAP)
         if (base - self.recorded) % self.alignment:
-            raise UnfitError("an input is not aligned as it was when it was recorded")
+            raise MisfitError(Misfit.ALIGNMENT)
         return base
 
 

@@ -17,11 +17,13 @@ from pygraphd.client.attempts import Attempts, Failure
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.graph_facts import GraphFacts
+from pygraphd.client.misfits import Misfits
 from pygraphd.client.refusals import Disagreements, Lasts, Refusals
 
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
     from pygraphd.client.attempts import Attempt, Costs, Recorder
+    from pygraphd.client.misfits import Misfit
     from pygraphd.client.random_numbers import Draw
     from pygraphd.client.recycling import Link
     from pygraphd.client.replay import Replay
@@ -69,6 +71,7 @@ class Relocatable:
         self._replays: dict[tuple[int, ...], Replay] = {}
         self._refused = Refusals()
         self._disagreements = Disagreements()
+        self._misfits = Misfits()
         self._seen: set[tuple[int, ...]] = set()
         self._latest: tuple[int, ...] | None = None
         self._changes = 0
@@ -93,11 +96,11 @@ class Relocatable:
             return self._without_replay(sizes, inputs)
         if self._recorder.in_capture():
             return self._step_aside(IN_A_CAPTURE, inputs)
-        reason = None
+        reason = misfit = None
         try:
             outputs, drawn = replay.drawing(inputs)
         except UnfitError as error:
-            reason = str(error)
+            reason, misfit = str(error), error.misfit
         except torch.OutOfMemoryError:
             recycling.release_all()
             reason = NO_MEMORY
@@ -107,7 +110,7 @@ class Relocatable:
             self._refused.add(sizes, reason, Lasts.IN_THIS_PROCESS)
         if reason is not None:
             # Not within `except`: the error's traceback keeps what was allocated for the replay.
-            return self._step_aside(reason, inputs)
+            return self._otherwise(sizes, inputs, reason, misfit)
         if sizes != self._latest:
             self._note_use(sizes)
         if self._link is not None and not replay.recycles:
@@ -197,6 +200,18 @@ class Relocatable:
         finally:
             self._recording.release()
 
+    def _otherwise(
+        self, sizes: tuple[int, ...], inputs: list[Any], reason: str, misfit: Misfit | None
+    ) -> Any:
+        """Run a call that its recording does not fit; such calls that come again are recorded so that it does."""
+        is_due = misfit is not None and self._misfits.note(sizes, inputs, misfit)
+        if not is_due or self._why_no_more(sizes) or not self._recording.acquire(blocking=False):
+            return self._step_aside(reason, inputs)
+        try:
+            return self._record(sizes, inputs)
+        finally:
+            self._recording.release()
+
     def _why_not_record(self, sizes: tuple[int, ...]) -> str | None:
         refused = self._refused.of(sizes)
         if refused is not None:
@@ -230,7 +245,7 @@ class Relocatable:
     # --- recording ---
 
     def _record(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
-        attempt = self._attempts.begin(inputs, self._disagreements.staged(sizes))
+        attempt = self._attempts.begin(inputs, self._disagreements.staged(sizes), self._misfits.leeway(sizes))
         if isinstance(attempt, Failure):
             self._note_failure(sizes, attempt)
             return self._launch(inputs)

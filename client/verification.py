@@ -14,9 +14,11 @@ import torch
 
 from pygraphd.client import _torch
 from pygraphd.client.arena import Arena, lay_out
+from pygraphd.client.binding import InputGroup
+from pygraphd.client.misfits import Leeway
 from pygraphd.client.parameters import OpaqueError
-from pygraphd.client.recording import input_groups
-from pygraphd.client.relocation import BLOCK, Span, blocks
+from pygraphd.client.recording import extent, input_groups
+from pygraphd.client.relocation import BLOCK, Span, alignment, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -202,12 +204,18 @@ def _device_of(inputs: Sequence[Any]) -> torch.device:
     return next(each.device for each in inputs if _is_tensor(each))
 
 
-def stand_ins_for(inputs: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
-    """Return tensors like the inputs in memory of their own, without their values, and that memory as 64-bit integers."""
+def stand_ins_for(
+    inputs: Sequence[Any],
+    leeway: Leeway = Leeway(),  # noqa: B008 - it is frozen
+) -> tuple[list[Any], list[torch.Tensor]]:
+    """Return tensors like the inputs in memory of their own, without their values, and that memory as 64-bit integers.
+
+    They are aligned as the inputs are, or worse, and overlap as these do unless they are to lie apart.
+    """
     copies, places = list(inputs), []
-    for group, span in input_groups(inputs, ()):
+    for group, span in _groups(inputs, leeway):
         members = [(index, inputs[index]) for index, _ in group.members]
-        copy, base = _room_for(members[0][1], span)
+        copy, base = _room_for(*members[0], span, leeway if len(members) == 1 else Leeway())
         places.append(copy.view(torch.int64))
         for index, tensor in members:
             start = base + tensor.data_ptr() - span.start
@@ -221,10 +229,29 @@ def stand_ins_for(inputs: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]
     return copies, places
 
 
-def _room_for(member: torch.Tensor, span: Span) -> tuple[torch.Tensor, int]:
-    """Return bytes that a span has room in, and where in them it is aligned as it is."""
+def _groups(inputs: Sequence[Any], leeway: Leeway) -> Iterator[tuple[InputGroup, Span]]:
+    """Yield the inputs that can move, those that overlap together unless they are to lie apart."""
+    if not leeway.apart:
+        yield from input_groups(inputs, ())
+        return
+    for index, value in enumerate(inputs):
+        if _is_tensor(value) and value.numel():
+            span = extent(value)
+            yield InputGroup(((index, 0),), alignment(span.start), span.start), span
+
+
+def bytes_to_stand_in(inputs: Sequence[Any], leeway: Leeway) -> int:
+    """Return how much memory `stand_ins_for` takes."""
+    return sum(_room(span) for _, span in _groups(inputs, leeway))
+
+
+def _room_for(index: int, member: torch.Tensor, span: Span, leeway: Leeway) -> tuple[torch.Tensor, int]:
+    """Return bytes that a span has room in, and where in them its member is aligned as it is, or worse."""
     room = torch.empty(_room(span), dtype=torch.uint8, device=member.device)
-    return room, (span.start - room.data_ptr()) % BLOCK
+    address = member.data_ptr()
+    worst = leeway.alignments.get(index, BLOCK)
+    like = worst if worst < alignment(address) else address
+    return room, (like - (address - span.start) - room.data_ptr()) % BLOCK
 
 
 def _room(span: Span) -> int:
