@@ -53,6 +53,7 @@ WARM_UP_CALLS = 2
 MEMORY_MARGIN = 1.2
 """Free memory must exceed by this factor what a step was seen to need, or nothing is tried."""
 WAITING = "launched while another process measured its graph"
+SELDOM = "measured later, since it is called more seldom than what is being measured"
 MAX_SIZES = 64
 """Dynamic sizes that are remembered until one comes back; measuring needs a size that does."""
 
@@ -273,6 +274,9 @@ class Region:
         self.tally.calls += 1
         if reason := self._why_aside(inputs):
             self._host.report.step_aside(reason)
+            return self._launch(inputs)
+        if self._host.rota.is_for_later(self):
+            self._host.report.step_aside(SELDOM)
             return self._launch(inputs)
         self._guarded(lambda: self._host.keep_turn(self))
         deployment = self._host.rota.enter(self)

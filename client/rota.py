@@ -2,7 +2,8 @@
 
 All regions of one step follow the order of one of them (`client.turns`), decide in the same step, and change deployments only between a backward and the next
 forward: PyTorch's CUDA Graph trees depend on what ran before, and record anew for every mixture of captured and launched
-graphs. All is counted in rounds: a region that is called for each of 24 layers has 24 calls in one. Knows nothing of torch.
+graphs. All is counted in rounds: a region that is called for each of 24 layers has 24 calls in one. Who takes part in them, and when one
+is complete, `client.attendance` says. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
+from pygraphd.client.attendance import Attendance, leads
 from pygraphd.schema.messages import Deployment, Kind
 
 if TYPE_CHECKING:
@@ -23,14 +25,10 @@ MAX_OVERDUE = 100
 """Rounds that a change may wait for open forwards: more than a step has, if its layers share one graph."""
 AGAIN = 20
 """Rounds in which samples that were taken must become known, or they are taken anew: a call that failed leaves none."""
-PATIENCE = 32
-"""Calls for which a round waits for a region that was part of the one before. Doubled when one comes soon after it was given up,"""
-MAX_PATIENCE = 128
-"""up to here: the layers of a step often share one graph. What is called less often is better measured by itself."""
-SOON = 4
-"""Times the patience."""
-WARM_UP_ROUNDS = 4
-"""Calls of a region that is not measured yet, for which the others wait with their decision."""
+
+ABSENT = 4
+"""Rounds for which others go on in the deployment that one needs who does not come, before they go on with their own order. Two that are
+called in turn, a few times each, would leave the other's deployment at each change, and get no sample."""
 
 
 class Member(Protocol):
@@ -67,16 +65,33 @@ class Rota:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._members: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
-        self._attendance = _Attendance()
+        self._attendance = Attendance()
         self._current = Deployment.LAUNCH
         self._deciding = False
         self._guide: weakref.ref[Member] | None = None
+        self._absent = 0
+        """Rounds since the guide was there."""
         self._unknown = 0
         # Forwards whose backward is still to come, of families whose backward is measured, too.
         self._open_forwards: dict[int, int] = {}
         self._overdue = 0
+        self._families_for_later: dict[int, bool] = {}
+        """Of a forward and its backward: the latter goes as the former has."""
         self.round = 0
         """The number of this round."""
+
+    def is_for_later(self, member: Member) -> bool:
+        """Note the call of a region that is measured, before it enters; return whether it is to be launched and not to enter.
+
+        It is, if it is called seldom and others are measured that are not.
+        """
+        with self._lock:
+            self._follow(member)
+            later, family = self._attendance.is_for_later(member), member.family
+            if leads(member):
+                self._families_for_later[family] = later
+            is_tied = member.graph.kind is not Kind.INFERENCE
+            return self._families_for_later.get(family, later) if is_tied else later
 
     def enter(self, member: Member) -> Deployment | None:
         """Return the deployment for a region that is called now; None: it should decide."""
@@ -95,6 +110,7 @@ class Rota:
         """Note the call of a region that is not measured yet: if others are, it is part of their rounds."""
         with self._lock:
             if self._members:
+                self._follow(member)
                 self._attendance.note(member, warms_up=True)
 
     def measured_with(self, family: int) -> list[Member]:
@@ -106,6 +122,15 @@ class Rota:
         """Note that a region is decided, and comes no more."""
         with self._lock:
             self._attendance.excuse(member)
+            self._families_for_later.pop(member.family, None)
+            if self._guide is not None and self._guide() is member:
+                self._guide = None
+
+    def _follow(self, member: Member) -> None:
+        # Of what is put off, nobody knows which forwards are open.
+        is_tied = member.family in self._open_forwards and not self._families_for_later.get(member.family)
+        tells_steps = member.graph.kind is Kind.FORWARD and is_tied and self._is_between_steps()
+        self._attendance.follow(member, tells_steps=tells_steps)
 
     def _begins_round(self, member: Member) -> bool:
         if not self._members:
@@ -147,7 +172,15 @@ class Rota:
         if not unfinished:
             return self._wait_for_samples(present)
         self._unknown = 0
+        if self._is_guide_awaited(present):
+            return self._current
         return self._whose_turn(unfinished).turns.next()
+
+    def _is_guide_awaited(self, present: Sequence[Member]) -> bool:
+        guide = self._guide() if self._guide is not None else None
+        is_absent = guide is not None and not any(each is guide for each in present)
+        self._absent = self._absent + 1 if is_absent else 0
+        return guide is not None and guide.turns.needs(self._current) and 0 < self._absent <= ABSENT
 
     def _whose_turn(self, unfinished: Sequence[Member]) -> Member:
         """Return who goes on with what it has begun, or the first of those that are furthest behind, or have most to choose from."""
@@ -186,64 +219,3 @@ class Rota:
 def _is_ready(member: Member) -> bool:
     # In this order: what a member finds of half of its samples it might not find of all.
     return (member.turns.may_end or member.turns.exhausted) and member.ready()
-
-
-class _Attendance:
-    """Which regions take part in rounds, and which of them have come in this one."""
-
-    def __init__(self) -> None:
-        self._came: weakref.WeakSet[Member] = weakref.WeakSet()
-        self._expected: weakref.WeakSet[Member] = weakref.WeakSet()
-        self._given_up: weakref.WeakKeyDictionary[Member, int] = weakref.WeakKeyDictionary()
-        self._warming_up: weakref.WeakKeyDictionary[Member, int] = weakref.WeakKeyDictionary()
-        self._patience = PATIENCE
-        self._waited = 0
-        self._calls = 0
-
-    def note(self, member: Member, *, warms_up: bool = False) -> None:
-        """Note that a region was called; from now on it is expected in each round."""
-        self._calls += 1
-        if member.graph.sizes:
-            return  # it comes when its sizes do, which nobody can tell
-        since_given_up = self._calls - self._given_up.pop(member, self._calls)
-        if 0 < since_given_up < SOON * self._patience:
-            self._patience = min(2 * self._patience, MAX_PATIENCE)
-        if warms_up:
-            self._warming_up[member] = self._warming_up.get(member, 0) + 1
-        else:
-            self._warming_up.pop(member, None)
-        self._came.add(member)
-        self._expected.add(member)
-
-    def excuse(self, member: Member) -> None:
-        """Note that a region comes no more."""
-        self._came.discard(member)
-        self._expected.discard(member)
-        self._warming_up.pop(member, None)
-
-    def expected(self) -> list[Member]:
-        """Return who takes part in each round."""
-        return list(self._expected)
-
-    def begin(self) -> None:
-        """Begin a round, in which nobody has come yet."""
-        self._came.clear()
-        self._waited = 0
-
-    def is_complete(self) -> bool:
-        """Whether all have come, or were waited for in vain; to be asked once for each call."""
-        missing = [each for each in self._expected if each not in self._came]
-        if not missing:
-            return True
-        self._waited += 1
-        if self._waited <= self._patience:
-            return False
-        for each in missing:
-            self._expected.discard(each)
-            self._warming_up.pop(each, None)
-            self._given_up[each] = self._calls
-        return True
-
-    def is_warm(self) -> bool:
-        """Whether none of the regions is about to be measured, too."""
-        return all(calls > WARM_UP_ROUNDS for calls in self._warming_up.values())

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.rota import AGAIN, PATIENCE, SOON, Rota
+from pygraphd.client.attendance import PATIENCE, SOON
+from pygraphd.client.rota import AGAIN, Rota
 from pygraphd.client.turns import MAX_CALLS, MAX_ROUNDS, SAMPLES, Turns
 from pygraphd.schema.messages import Deployment, Graph, Kind
 
@@ -39,6 +40,8 @@ class Region:
         self._candidates = candidates
         self.ran: list[Deployment] = []
         self.decided = False
+        self.put_off = 0
+        """How often it was launched as others were measured that are called more often."""
         self._delay = delay
         self._fair: list[Deployment | None] = []
 
@@ -54,6 +57,9 @@ class Region:
 
     def call(self, rota: Rota) -> Deployment | None:
         """Be called once; returns what it ran in, None if it has decided by now."""
+        if not self.decided and rota.is_for_later(self):
+            self.put_off += 1
+            return LAUNCH
         deployment = None if self.decided else rota.enter(self)
         if deployment is None:
             self.decided = True
