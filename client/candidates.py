@@ -99,6 +99,10 @@ class Candidates:
             return relocate.refusal
         return None
 
+    def why_only_launch_for_now(self) -> str | None:
+        """Return why there is nothing to choose from here and now; None if there is."""
+        return self.why_provisional() if self.possible == (Deployment.LAUNCH,) else None
+
     def runnable(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment."""
         if deployment is Deployment.TREES and self.trees is not None:

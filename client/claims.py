@@ -122,6 +122,11 @@ class Claims:
         finally:
             self._asking.release()
 
+    def look_up(self, interest: Interest) -> Entry | None:
+        """Return what the cache says now of a region, final or not; None: nothing, or nothing that is believed."""
+        entry = self._cache.lookup(interest.environment, [interest.graph]).get(interest.graph)
+        return entry if entry is not None and self._believes(interest, entry) else None
+
     # --- asking ---
 
     def _follows(self, interest: Interest) -> bool:
@@ -170,11 +175,12 @@ class Claims:
             entries |= self._cache.lookup(environment, [each.graph for each in some])
         for interest in interests:
             entry = entries.get(interest.graph)
-            if entry is None or not entry.decision.final or not self._trusted(entry):
-                continue
-            rejected = self._rejected.get(interest)
-            if rejected is None or not entry.rests_on_the_same(rejected):
+            if entry is not None and entry.decision.final and self._believes(interest, entry):
                 self._answers[interest] = entry.decision
+
+    def _believes(self, interest: Interest, entry: Entry) -> bool:
+        rejected = self._rejected.get(interest)
+        return self._trusted(entry) and (rejected is None or not entry.rests_on_the_same(rejected))
 
     def _enter(self, interest: Interest, turn: Turn) -> None:
         now = self._turns.get(interest)

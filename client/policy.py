@@ -5,10 +5,11 @@ What measurements speak for is `schema.policy`'s.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.messages import MAX_REASON, Decision, Deployment
-from pygraphd.schema.policy import POLICY_VERSION, TOO_FEW_CALLS, fastest
+from pygraphd.schema.policy import NOT_RELOCATED_FOR_NOW, POLICY_VERSION, TOO_FEW_CALLS, fastest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +30,7 @@ FAILED = "measuring failed"
 STILL_WAITING = "ranks: the program ended before there was a decision"
 AS_BEFORE = "as before, since it could not be measured anew"
 LEFT_TO_OTHERS = "another process was still measuring it when the program ended"
+_NUMBER = re.compile(r"[0-9.]+( [KMG]iB)?")
 CLEARLY = 0.5
 """Share of a launch's host time that a relocated call takes at most, if trees need not be tried."""
 
@@ -71,10 +73,27 @@ def as_before(deployment: Deployment, calls: int) -> Decision:
     return Decision(deployment, AS_BEFORE, POLICY_VERSION, final=False, calls=calls)
 
 
+def only_launch_for_now(refusal: str) -> Decision:
+    """Return the provisional decision for a graph that refuses all that is offered beside LAUNCH, but may not do so next time."""
+    return not_measured(one_line(f"{NOT_RELOCATED}{refusal}"), 0)
+
+
 def without_relocation(decision: Decision, refusal: str) -> Decision:
     """Return a decision that was taken while relocatable graphs could not be had, as provisional; it was called often enough."""
-    reason = one_line(f"{decision.reason}; could not be relocated: {refusal}")
-    return Decision(decision.deployment, reason, decision.policy, final=False)
+    return Decision(
+        decision.deployment, _without_relocation(decision.reason, refusal), decision.policy, final=False
+    )
+
+
+def was_refused_as(decision: Decision, refusal: str) -> bool:
+    """Whether a decision was taken while relocatable graphs could not be had, for the same reason; how much memory was short does not matter."""
+    reason, told, _ = decision.reason.partition(NOT_RELOCATED_FOR_NOW)
+    expected = _without_relocation(reason, refusal)
+    return bool(told) and not decision.final and _NUMBER.sub("", decision.reason) == _NUMBER.sub("", expected)
+
+
+def _without_relocation(reason: str, refusal: str) -> str:
+    return one_line(f"{reason}{NOT_RELOCATED_FOR_NOW}{refusal}")
 
 
 def not_measured(reason: str, calls: int) -> Decision:

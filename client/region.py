@@ -19,6 +19,7 @@ from pygraphd.client import costs, policy
 from pygraphd.client.agreement import ALONE, Part
 from pygraphd.client.candidates import Candidates, Deployed
 from pygraphd.client.claims import Turn
+from pygraphd.client.costs import Cost
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.turns import SAMPLES, Turns
 from pygraphd.schema.messages import Conditions, Decision, Deployment, Graph, Measurement
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pygraphd.client.report import Report
     from pygraphd.client.rota import Rota
     from pygraphd.client.timeline import Timeline
+    from pygraphd.schema.messages import Entry
 
 
 class State(enum.Enum):
@@ -69,7 +71,8 @@ class Tally:
 class Decided:
     """What a region found out: its graph, the decision, and what is behind it (no measurements if it was not measured).
 
-    `adopted`: it is another process's answer. `provisional`: measurements speak for it, but something could not be had meanwhile.
+    `adopted`: it is another process's answer, with what it says a call costs. `provisional`: measurements speak for it, but something
+    could not be had meanwhile.
     """
 
     graph: Graph
@@ -78,6 +81,7 @@ class Decided:
     conditions: Conditions = field(default_factory=Conditions)
     adopted: bool = False
     provisional: bool = False
+    cost: Cost | None = None
 
 
 class Host(Protocol):
@@ -92,6 +96,9 @@ class Host(Protocol):
 
     def keep_turn(self, region: Region) -> None:
         """Note that this process is still measuring a region."""
+
+    def decided_as_refused(self, region: Region, refusal: str) -> Entry | None:
+        """Return what was found where relocatable graphs were refused for the same reason, if that may be taken as it is."""
 
     def conditions(self, region: Region) -> Conditions:
         """Return what was decided for others, as far as the decision for a measured region depends on it."""
@@ -135,6 +142,7 @@ class Region:
         self._device = candidates.device_index
         self._profiler = Profiler(self._device, host.timeline)
         self._needs_trees = False
+        self._has_come_to_refuse = False
         self._sizes: tuple[int, ...] = ()
         self._seen_sizes: set[tuple[int, ...]] = set()
         self._thread = 0
@@ -186,7 +194,8 @@ class Region:
         # The trees free a recording's memory when nobody can call it any more.
         self._candidates = None
         self._guarded(lambda: candidates.let_go_of_all_but(decision.deployment))
-        cost = costs.of_measurements(result.measurements, decision.deployment)
+        told = result.cost if decision.deployment is result.decision.deployment else None
+        cost = told or costs.of_measurements(result.measurements, decision.deployment)
         kept = candidates.only(decision.deployment)
         deployed = Deployed(self._call, decision.deployment, kept, cost)
         self._guarded(lambda: self._on_deployed(self, deployed))
@@ -275,6 +284,9 @@ class Region:
         if reason := self._why_aside(inputs):
             self._host.report.step_aside(reason)
             return self._launch(inputs)
+        if self._has_come_to_refuse and (told := self._guarded(self._as_where_refused)) is not None:
+            self._deploy(told)
+            return self._call(inputs)
         if self._host.rota.is_for_later(self):
             self._host.report.step_aside(SELDOM)
             return self._launch(inputs)
@@ -304,6 +316,7 @@ class Region:
             # Something has come to refuse: the others are measured in an order of their own.
             self.turns.choose_from(candidates.possible)
             self._profiler.begin_again()
+            self._has_come_to_refuse = True
         run = candidates.runnable(deployment)
         began = time.perf_counter()
         fair = self.turns.take(deployment, self._host.rota.round)
@@ -352,10 +365,24 @@ class Region:
     def _why_provisional(self) -> str | None:
         return self._candidates.why_provisional() if self._candidates is not None else None
 
+    def _as_where_refused(self) -> Decided | None:
+        """Return what was decided before where relocatable graphs could not be had, for the same reason as now; asked once."""
+        self._has_come_to_refuse = False
+        refusal = self._why_provisional()
+        entry = self._host.decided_as_refused(self, refusal) if refusal is not None else None
+        if entry is None or not self._can_run(entry.decision.deployment):
+            return None
+        return Decided(self.graph, entry.decision, adopted=True, cost=costs.of_entry(entry))
+
     def _without_choice(self) -> Decision | None:
-        """Return the decision if everything but LAUNCH has refused, for good."""
-        refusal = self._candidates.why_only_launch() if self._candidates is not None else None
-        return policy.only_launch_as_refused(refusal) if refusal is not None else None
+        """Return the decision if everything but LAUNCH has refused, for good or for now."""
+        candidates = self._candidates
+        if candidates is None:
+            return None
+        if (refusal := candidates.why_only_launch()) is not None:
+            return policy.only_launch_as_refused(refusal)
+        refusal = candidates.why_only_launch_for_now()
+        return policy.only_launch_for_now(refusal) if refusal is not None else None
 
     def _price_ms(self, measurements: tuple[Measurement, ...], deployment: Deployment) -> float:
         """Return the host time of the timed calls beyond what they would have taken with the decision known."""

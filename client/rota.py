@@ -101,7 +101,6 @@ class Rota:
             self._attendance.note(member)
             self._follow_step(member)
             if self._deciding and _is_ready(member):
-                self._open_forwards.pop(member.family, None)
                 return None
             self._members[id(member)] = member
             return self._current
@@ -123,6 +122,7 @@ class Rota:
         with self._lock:
             self._attendance.excuse(member)
             self._families_for_later.pop(member.family, None)
+            self._open_forwards.pop(member.family, None)
             if self._guide is not None and self._guide() is member:
                 self._guide = None
 

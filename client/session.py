@@ -234,6 +234,25 @@ class Session:
             return Turn.OURS
         return turn
 
+    def decided_as_refused(self, region: Region, refusal: str) -> Entry | None:
+        """Return what was found where relocatable graphs were refused for the same reason, if that may be taken as it is.
+
+        What was the same in two processes is no passing thing: measuring anew in each would come to the same.
+        """
+        watched = self._watched.get(id(region.tally))
+        if watched is None:
+            return None
+        entry = self._claims.look_up(watched.interest)
+        if entry is None or self.must_check(entry):
+            return None
+        if not policy.was_refused_as(entry.decision, refusal):
+            return None
+        is_backward_in_trees = (
+            region.graph.kind is Kind.BACKWARD and entry.decision.deployment is Deployment.TREES
+        )
+        follows = self.families.forward_in_trees(watched.interest.family)
+        return entry if follows or not is_backward_in_trees else None
+
     def keep_turn(self, region: Region) -> None:
         """Note that this process is still measuring a region."""
         watched = self._watched.get(id(region.tally))

@@ -134,7 +134,12 @@ def _derived(stored: Row, newest: Sequence[Row]) -> Decision:
     in_trees = stored["forward_in_trees"]
     conditions = Conditions(None if in_trees is None else bool(in_trees), stored["backward_gain_us"])
     decision = policy.decide([_measurement(row) for row in newest], conditions)
-    return dataclasses.replace(decision, calls=stored["calls"])
+    decision = dataclasses.replace(decision, calls=stored["calls"])
+    _, told, refusal = stored["reason"].partition(policy.NOT_RELOCATED_FOR_NOW)
+    if stored["final"] or not told or not decision.final:
+        return decision
+    # Whoever can have relocatable graphs is to measure them.
+    return dataclasses.replace(decision, reason=f"{decision.reason}{told}{refusal}"[:MAX_REASON], final=False)
 
 
 def _decision(row: Row) -> Decision:

@@ -35,6 +35,8 @@ _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
 TOO_FEW_CALLS = "too few calls to measure"
 NO_GAIN = "no gain over LAUNCH beyond noise and 2 %"
+NOT_RELOCATED_FOR_NOW = "; could not be relocated: "
+"""Stands in the reason of a provisional decision before why relocatable graphs could not be had where it was taken."""
 FOR_ITS_BACKWARD = "its backward gains more in trees than this graph loses there"
 FORWARD_NOT_IN_TREES = "its forward is in no tree, so all that was saved for it would have to be copied"
 

@@ -262,3 +262,19 @@ def test_never_two_at_once_and_all_end_with_one_answer(steps: list[tuple[int, fl
     answers = {index: process.turn(FORWARD) for index, process in enumerate(processes)}
     done = bool(daemon.entries)
     assert all((answer == ANSWER) is (done and index not in measuring) for index, answer in answers.items())
+
+
+def test_what_the_cache_says_is_told_though_it_is_not_final_unless_it_is_not_believed(daemon: Daemon) -> None:
+    provisional = Decision(Deployment.TREES, "x", 1, final=False)
+    claims = daemon.process("one")
+    claims.add(FORWARD)
+    assert claims.look_up(FORWARD) is None
+
+    daemon.record(FORWARD, provisional)
+    assert claims.look_up(FORWARD) == daemon.entries[FORWARD.graph]
+    claims.remove(FORWARD)
+    claims.add(FORWARD, daemon.entries[FORWARD.graph])
+    assert claims.look_up(FORWARD) is None, "it is what has drifted"
+
+    daemon.record(FORWARD, Decision(Deployment.TREES, "x", 2, final=False))
+    assert claims.look_up(FORWARD) is None, "another policy's"

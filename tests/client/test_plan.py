@@ -670,6 +670,114 @@ def test_what_is_decided_while_relocating_is_refused_for_now_is_not_the_last_wor
     assert any("could not be relocated: verification" in each for each in reasons) == (not for_good)
 
 
+def refused_for_now(session: Session, relocating: list[Relocating], reason: str, number: int = 2) -> Session:
+    """Run a forward and its backward of which the first `number` cannot be relocated for the time being."""
+    REFUSING.update(range(len(relocating), len(relocating) + number))
+    before = len(relocating)
+    pair = compile_pair(session)
+    for each in relocating[before : before + number]:
+        each.for_good, each._will_refuse = False, reason
+    run(*pair, MORE)
+    return session
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "measured"),
+    [
+        ("the allocator is another one", "the allocator is another one", 0),
+        ("out of memory. Tried to allocate 2.00 GiB", "out of memory. Tried to allocate 20.50 MiB", 0),
+        ("the allocator is another one", "there is no room", 2),
+    ],
+)
+def test_a_process_that_is_refused_as_the_one_before_was_takes_what_that_has_found(
+    session: Session, relocating: list[Relocating], first: str, second: str, measured: int
+) -> None:
+    refused_for_now(session, relocating, first)
+    following = refused_for_now(Session(session.locations), relocating, second)
+
+    assert following.report.counts["measured"] == measured
+    assert following.report.counts["adopted"] == 2 - measured
+    assert following.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 2, "RELOCATE": 0}
+    assert sources(following) == {("TREES", "measured" if measured else "cache")}
+    assert all(second in each or first in each for each in following.report.summary()["reasons"])
+
+    third = Session(session.locations)
+    REFUSING.clear()
+    assert run(*compile_pair(third), MORE)[-1] == (["relocated"], ["relocated"])
+    assert third.report.counts["measured"] == 2
+
+
+def test_what_was_found_where_relocating_was_refused_is_taken_after_a_few_calls_and_looked_at_again(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    refused_for_now(session, relocating, "no room")
+    following = Session(session.locations)
+    REFUSING.update({2, 3})
+    pair = compile_pair(following)
+    for each in relocating[2:]:
+        each.for_good, each._will_refuse = False, "no room"
+
+    assert run(*pair, 6)[-1] == (["captured"], ["captured"])
+    assert len(following.drift._looks) == 2
+
+
+@pytest.mark.parametrize("setting", [{"PYGRAPH_REFRESH": "1"}, {}])
+def test_what_was_found_where_relocating_was_refused_is_not_taken_by_who_asks_for_it_anew(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, setting: dict[str, str]
+) -> None:
+    refused_for_now(session, relocating, "no room")
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    following = refused_for_now(Session(session.locations), relocating, "no room")
+
+    assert following.report.counts["measured"] == (2 if setting else 0)
+
+
+def test_what_was_found_by_somebody_else_where_relocating_was_refused_is_measured(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have to be checked, which costs as much."""
+    refused_for_now(session, relocating, "no room")
+    monkeypatch.setattr(Session, "must_check", lambda self, entry: True)
+
+    assert refused_for_now(Session(session.locations), relocating, "no room").report.counts["measured"] == 2
+
+
+def test_a_backward_is_not_put_into_trees_where_its_forward_is_relocated(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    """Both were refused before; now the backward alone is."""
+    refused_for_now(session, relocating, "no room")
+    following = Session(session.locations)
+    REFUSING.clear()
+    REFUSING.add(3)
+    pair = compile_pair(following)
+    relocating[3].for_good, relocating[3]._will_refuse = False, "no room"
+    run(*pair, MORE)
+
+    assert following.report.counts["adopted"] == 0
+    assert following.report.counts["measured"] == 2
+
+
+@pytest.mark.usefixtures("default_mode")
+def test_where_nothing_else_is_offered_the_summary_says_why_relocating_is_refused_for_now(
+    session: Session, relocating: list[Relocating]
+) -> None:
+    REFUSING.update({0, 1})
+    pair = compile_whole_pair(session)
+    for each in relocating:
+        each.for_good = False
+    run(*pair, MORE)
+
+    reasons = session.report.summary()["reasons"]
+    assert reasons == {"it cannot be relocated: verification: output 0 differs": 2}
+    second = Session(session.locations)
+    pair = compile_whole_pair(second)
+    assert run(*pair, 5)[-1] == ("relocated", "relocated"), (
+        "tried at once, and not after as many calls as were launched before"
+    )
+
+
 @pytest.mark.usefixtures("default_mode")
 def test_what_is_refused_for_now_is_tried_again_by_the_next_process(
     session: Session, relocating: list[Relocating]

@@ -20,6 +20,7 @@ from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
+    from pygraphd.schema.messages import Entry
 
 pytestmark = pytest.mark.torch
 
@@ -40,6 +41,9 @@ class Host:
 
     def keep_turn(self, region: Region) -> None:
         pass
+
+    def decided_as_refused(self, region: Region, refusal: str) -> Entry | None:
+        return None
 
     def conditions(self, region: Region) -> Conditions:
         return self.told

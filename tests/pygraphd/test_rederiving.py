@@ -260,6 +260,22 @@ def test_a_policy_that_needs_less_closes_what_was_open(store: Store, database: P
     assert (decision.deployment, decision.final) == (TREES, True)
 
 
+@pytest.mark.parametrize("policy", [OLDER, POLICY_VERSION])
+def test_what_was_decided_while_relocating_was_refused_stays_open(
+    store: Store, database: Path, policy: int
+) -> None:
+    refused = Decision(LAUNCH, "x; could not be relocated: no room", policy, final=False)
+    add(store, refused, measured(LAUNCH=100.0, TREES=50.0))
+
+    rederive(store)
+
+    decision = Decision(
+        TREES, "TREES is faster; could not be relocated: no room", POLICY_VERSION, final=False
+    )
+    assert answers(database) == [decision]
+    assert rederive(store).unchanged == 1
+
+
 def test_measurements_of_different_times_are_not_compared(store: Store, database: Path) -> None:
     add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=10))
     add(store, OLD_LAUNCH, measured(LAUNCH=100, RELOCATE=99.5))
