@@ -52,7 +52,8 @@ class Attendance:
     """Which regions take part in rounds, and which of them have come in this one."""
 
     def __init__(self) -> None:
-        self._came: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._missing: weakref.WeakSet[Member] = weakref.WeakSet()
+        """Of those that are expected, who has not come yet in this round."""
         self._expected: weakref.WeakSet[Member] = weakref.WeakSet()
         self._given_up: weakref.WeakKeyDictionary[Member, int] = weakref.WeakKeyDictionary()
         self._warming_up: weakref.WeakKeyDictionary[Member, int] = weakref.WeakKeyDictionary()
@@ -97,12 +98,12 @@ class Attendance:
             self._warming_up[member] = self._warming_up.get(member, 0) + 1
         else:
             self._warming_up.pop(member, None)
-        self._came.add(member)
+        self._missing.discard(member)
         self._expected.add(member)
 
     def excuse(self, member: Member) -> None:
         """Note that a region comes no more."""
-        self._came.discard(member)
+        self._missing.discard(member)
         self._expected.discard(member)
         self._warming_up.pop(member, None)
 
@@ -112,20 +113,19 @@ class Attendance:
 
     def begin(self) -> None:
         """Begin a round, in which nobody has come yet."""
-        self._came.clear()
+        self._missing = weakref.WeakSet(self._expected)
         self._waited = 0
         self._began_in = self._step
 
     def is_complete(self) -> bool:
         """Whether all have come, or were waited for in vain; to be asked once for each call."""
-        missing = [each for each in self._expected if each not in self._came]
-        if not missing:
+        if not self._missing:
             return True
         self._waited += 1
         is_seldom = self._step - self._began_in >= MOST_STEPS
         if self._waited <= self._patience and not is_seldom:
             return False
-        for each in missing:
+        for each in self._missing:
             self._expected.discard(each)
             self._warming_up.pop(each, None)
             if not is_seldom:

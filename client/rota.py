@@ -13,6 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Protocol
 
 from pygraphd.client.attendance import Attendance, leads
+from pygraphd.client.open_forwards import OpenForwards
 from pygraphd.schema.messages import Deployment, Kind
 
 if TYPE_CHECKING:
@@ -72,8 +73,7 @@ class Rota:
         self._absent = 0
         """Rounds since the guide was there."""
         self._unknown = 0
-        # Forwards whose backward is still to come, of families whose backward is measured, too.
-        self._open_forwards: dict[int, int] = {}
+        self._open_forwards = OpenForwards()
         self._overdue = 0
         self._families_for_later: dict[int, bool] = {}
         """Of a forward and its backward: the latter goes as the former has."""
@@ -99,7 +99,7 @@ class Rota:
             if self._begins_round(member):
                 self._begin_round(member)
             self._attendance.note(member)
-            self._follow_step(member)
+            self._open_forwards.follow(member, self.round)
             if self._deciding and _is_ready(member):
                 return None
             self._members[id(member)] = member
@@ -122,21 +122,23 @@ class Rota:
         with self._lock:
             self._attendance.excuse(member)
             self._families_for_later.pop(member.family, None)
-            self._open_forwards.pop(member.family, None)
+            self._open_forwards.forget(member.family)
             if self._guide is not None and self._guide() is member:
                 self._guide = None
 
     def _follow(self, member: Member) -> None:
         # Of what is put off, nobody knows which forwards are open.
-        is_tied = member.family in self._open_forwards and not self._families_for_later.get(member.family)
-        tells_steps = member.graph.kind is Kind.FORWARD and is_tied and self._is_between_steps()
+        is_tied = self._open_forwards.is_tied(member.family) and not self._families_for_later.get(
+            member.family
+        )
+        tells_steps = member.graph.kind is Kind.FORWARD and is_tied and self._open_forwards.are_none
         self._attendance.follow(member, tells_steps=tells_steps)
 
     def _begins_round(self, member: Member) -> bool:
         if not self._members:
             return True
         # Who began rounds in the middle of a step, having come first by chance, is followed by who begins steps.
-        if self._overdue and member.graph.kind is not Kind.BACKWARD and self._is_between_steps():
+        if self._overdue and member.graph.kind is not Kind.BACKWARD and self._open_forwards.are_none:
             return True
         if id(member) not in self._members:
             return False
@@ -147,7 +149,7 @@ class Rota:
         return self._attendance.is_complete()
 
     def _begin_round(self, leader: Member) -> None:
-        between_steps = self._is_between_steps()
+        between_steps = self._open_forwards.are_none
         if self._members:
             ready = all(map(_is_ready, self._members.values())) and self._attendance.is_warm()
             # Who has been called too often waits for nobody.
@@ -161,7 +163,7 @@ class Rota:
         elif between_steps or self._overdue >= MAX_OVERDUE:
             # A forward whose backward never comes must not hold everything up for ever.
             self._current, self._overdue = wanted, 0
-            self._open_forwards = dict.fromkeys(self._open_forwards, 0)
+            self._open_forwards.give_up()
         else:
             self._overdue += 1
 
@@ -201,19 +203,6 @@ class Rota:
                 if not each.ready():
                     each.turns.begin_again()
         return Deployment.LAUNCH
-
-    def _is_between_steps(self) -> bool:
-        return not any(self._open_forwards.values())
-
-    def _follow_step(self, member: Member) -> None:
-        """Count the forwards whose backward is still to come: what they have saved belongs to their deployment."""
-        if member.graph.partition != 0:
-            return  # a forward may have more parts than its backward
-        still_open = self._open_forwards.get(member.family)
-        if member.graph.kind is Kind.BACKWARD:
-            self._open_forwards[member.family] = max(0, (still_open or 0) - 1)
-        elif member.graph.kind is Kind.FORWARD and still_open is not None:
-            self._open_forwards[member.family] = still_open + 1
 
 
 def _is_ready(member: Member) -> bool:
