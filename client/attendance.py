@@ -22,6 +22,8 @@ MAX_PATIENCE = 128
 """up to here: the layers of a step often share one graph. What is called less often is better measured by itself."""
 SOON = 4
 """Times the patience."""
+IN_VAIN = 4
+"""Times that rounds wait until a region is given up that does not come soon after; then they wait for one call, until something is decided."""
 MOST_STEPS = 2
 """Steps after which a region comes again, or is called seldom."""
 WARM_UP_ROUNDS = 4
@@ -59,6 +61,7 @@ class Attendance:
         self._warming_up: weakref.WeakKeyDictionary[Member, int] = weakref.WeakKeyDictionary()
         self._patience = PATIENCE
         self._waited = 0
+        self._in_vain = 0
         self._calls = 0
         self._step = self._began_in = 0
         self._in_step: weakref.WeakSet[Member] = weakref.WeakSet()
@@ -94,6 +97,7 @@ class Attendance:
         since_given_up = self._calls - self._given_up.pop(member, self._calls)
         if 0 < since_given_up < SOON * self._patience:
             self._patience = min(2 * self._patience, MAX_PATIENCE)
+            self._in_vain = 0
         if warms_up:
             self._warming_up[member] = self._warming_up.get(member, 0) + 1
         else:
@@ -106,6 +110,7 @@ class Attendance:
         self._missing.discard(member)
         self._expected.discard(member)
         self._warming_up.pop(member, None)
+        self._in_vain = 0
 
     def expected(self) -> list[Member]:
         """Return who takes part in each round."""
@@ -123,8 +128,9 @@ class Attendance:
             return True
         self._waited += 1
         is_seldom = self._step - self._began_in >= MOST_STEPS
-        if self._waited <= self._patience and not is_seldom:
+        if self._waited <= (self._patience if self._in_vain < IN_VAIN else 1) and not is_seldom:
             return False
+        self._in_vain += not is_seldom
         for each in self._missing:
             self._expected.discard(each)
             self._warming_up.pop(each, None)

@@ -220,6 +220,10 @@ class Timeline:
 
     def _forget(self, run: Run) -> None:
         self._kept -= len(run.entries)
+        for entry in run.entries:
+            if entry.exposed is None:
+                # It will not be found out any more: no reason for each region that asks to have all others looked at.
+                entry.exposed = True
         for stream, latest in list(self._latest.items()):
             if latest is run:
                 # Of a stream that was not used for long; its next call begins another one.

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pygraphd.client.attendance import MOST_STEPS, PATIENCE
+from pygraphd.client.attendance import IN_VAIN, MOST_STEPS, PATIENCE
 from pygraphd.client.rota import Rota
 from pygraphd.client.turns import SAMPLES
 from pygraphd.schema.messages import Kind
@@ -127,15 +127,44 @@ def test_requests_in_any_order_decide_all_graphs(count: int, seed: int) -> None:
         assert all(region.decided and not region.turns.exhausted for each in families for region in each)
 
 
-def test_graphs_that_are_compiled_anew_all_the_time_do_not_hold_up_what_stays() -> None:
-    rota, stays = Rota(), trained(1)
+@pytest.mark.parametrize("every", [3, 5, 10, 20, 30])
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("kinds", [(Kind.INFERENCE,), (FORWARD, BACKWARD)])
+def test_graphs_that_are_compiled_anew_all_the_time_do_not_hold_up_what_stays(
+    every: int, calls: int, kinds: tuple[Kind, ...]
+) -> None:
+    """As where each size is compiled, called once or twice, and never again."""
+    rota, stays = Rota(), [Region(kind) for kind in kinds]
+    come_and_go: Family = []
     steps = 0
     while not all(region.decided for region in stays) and steps < 10 * MOST_CALLS:
         call(rota, stays)
         steps += 1
-        if steps % 3 == 0:  # and two calls later it is compiled anew, with another size
-            new = Region(family=10 + steps)
-            new.warm_up(rota)
-            new.warm_up(rota)
+        if steps % every == 0:
+            come_and_go.append(Region(family=10 + steps))
+            for _ in range(calls):
+                come_and_go[-1].warm_up(rota)
 
-    assert steps <= 2 * 23
+    assert steps <= 200
+    assert not any(region.turns.exhausted for region in stays)
+
+
+def test_what_comes_and_goes_is_waited_for_again_after_a_decision() -> None:
+    """A step of sixty layers, of which only the head is left to be measured with the others of the next model."""
+    rota, first = Rota(), Region(family=0)
+    come_and_go = [Region(family=1 + number) for number in range(2 * IN_VAIN)]
+    for region in come_and_go:
+        region.warm_up(rota)
+        for _ in range(PATIENCE + 2):
+            first.call(rota)
+    assert first.decided
+
+    layer, head = Region(delay=10**6), Region(delay=10**6)
+    rounds = []
+    for _ in range(4):
+        begun = rota.round
+        for _ in range(PATIENCE):
+            layer.call(rota)
+        head.call(rota)
+        rounds.append(rota.round - begun)
+    assert rounds[-1] == 1

@@ -228,6 +228,23 @@ def test_events_and_calls_are_not_kept_for_ever() -> None:
     assert runs[-1].base is not None
 
 
+def test_calls_that_are_not_kept_any_more_do_not_have_all_others_looked_at_by_each_region_that_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a thousand regions, deciding took a minute of the host's time."""
+    looks: list[Run] = []
+    timeline, entries = Timeline(), []
+    for number in range(MAX_KEPT + 2_000):
+        entries.append(Entry(number % 1_000, LAUNCH, True, True, float(number)))
+        timeline.add(Call(entries[-1], Event(0.0)), STREAM)
+    timeline.collect()
+    monkeypatch.setattr(Run, "expose", lambda run, *_: looks.append(run))
+    for region in range(20):
+        timeline.expose([entry for entry in entries[:2_000] if entry.region == region])
+
+    assert len(looks) <= MAX_KEPT, "once"
+
+
 def test_what_has_hardly_changed_is_not_looked_at_anew() -> None:
     program = Program()
     for _ in range(2 * UNCHANGED):
