@@ -116,7 +116,7 @@ class Timed:
 
     def _written(self) -> int:
         """Return how many nodes were written so far because something had moved."""
-        replays = self.relocatable._replays.values() if self.relocatable is not None else ()
+        replays = self.relocatable.replays if self.relocatable is not None else ()
         return sum(replay.counts.written for replay in replays)
 
     def _in_total(self, inputs: list[Any]) -> Any:
@@ -150,10 +150,10 @@ class Timed:
 def _recording(relocatable: Relocatable | None) -> dict[str, float] | None:
     if relocatable is None:
         return None
-    replays = [*relocatable._replays.values()]
+    replays = relocatable.replays
     counts = {
         "recordings": len(replays),
-        "sets": sum(len(replay._recycler) for replay in replays if replay._recycler is not None),
+        "sets": sum(len(replay.recycler) for replay in replays if replay.recycler is not None),
         "executables": sum(replay.executables for replay in replays),
         **{
             name: sum(getattr(replay.counts, name) for replay in replays)
@@ -182,9 +182,9 @@ class Regions:
     recorders: dict[int, CudaRecorder] = field(default_factory=dict)
     outputs: Iterator[GraphFacts] = field(default_factory=lambda: iter(()))
 
-    def install(self) -> None:
-        """Take the place of PyTorch's trees, or surround them."""
-        _torch.install(self._around_post_compile, self._around_cudagraphify)
+    def install(self) -> Callable[[], None]:
+        """Take the place of PyTorch's trees, or surround them; return what undoes that."""
+        return _torch.install(self._around_post_compile, self._around_cudagraphify)
 
     def _around_post_compile(
         self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]
@@ -263,7 +263,7 @@ def measure(workload_name: str, way: str, full_speed: Path) -> dict[str, Any]:
     wake(device)
     wait_to_compile()
     regions = Regions(way)
-    _have_helper()
+    have_helper()
     regions.install()
     step = Step(case, device, Compile.REDUCE_OVERHEAD)
     step(case.draw(generator))
@@ -324,7 +324,7 @@ def _run_on_host(
         step(inputs)
 
 
-def _have_helper() -> None:
+def have_helper() -> None:
     """Have what PyGraph compiles be there: it is compiled once for each user, and this process may be the first."""
     if reason := helper.prepare(locate().cache):
         raise BenchmarkError(f"no compiled helper: {reason}")

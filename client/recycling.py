@@ -62,6 +62,11 @@ class Saved:
         self._storage = arena.untyped_storage()
         self._tensors = tensors
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where its memory begins, and how many bytes it has."""
+        return self._arena.data_ptr(), self._arena.nbytes
+
     def rest(self) -> None:
         """Note what nobody else holding any of it looks like; to be called when that is so."""
         self._storage_uses = _torch.storage_uses(self._storage)
@@ -110,6 +115,16 @@ class Recycler:
     def __len__(self) -> int:
         """Return how many sets there are."""
         return len(self._sets)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The slots whose memory is kept."""
+        return tuple(self._slots)
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Where the memory of each set begins, and how many bytes it has."""
+        return tuple(each.place for each in list(self._sets))
 
     def take(self, stream: int) -> Saved | None:
         """Return a set that nobody holds, for a call on `stream`; None if all are held. May raise OutOfMemoryError."""

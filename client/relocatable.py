@@ -177,6 +177,11 @@ class Relocatable:
         """How many recordings there are."""
         return len(self._replays)
 
+    @property
+    def replays(self) -> tuple[Replay, ...]:
+        """What there is of each recording; the one that was used last is the last."""
+        return tuple(self._replays.values())
+
     def close(self) -> None:
         """Let go of all recordings."""
         while self._replays:

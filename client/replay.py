@@ -289,6 +289,16 @@ class Replay:
                 memory[slot] = None  # it is the caller's
 
     @property
+    def recycler(self) -> Recycler | None:
+        """What keeps memory from call to call; None if nothing is kept."""
+        return self._recycler
+
+    @property
+    def layout(self) -> Layout:
+        """What it binds to."""
+        return self._layout
+
+    @property
     def memories(self) -> tuple[Memory, ...]:
         """The allocations that a call makes."""
         return self._layout.memories

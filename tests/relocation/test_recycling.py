@@ -64,6 +64,18 @@ def test_a_set_holds_what_is_recycled_and_nothing_else() -> None:
     assert all(each.data_ptr() % 16 == 0 and not each._is_view() for each in (*saved.memory[1:], *parts))
 
 
+def test_where_memory_is_kept_is_told_of_each_set() -> None:
+    made = recycler()
+    assert (made.slots, made.places) == ((1, 2), ())
+
+    sets = [take(made, stream) for stream in (7, 8)]
+
+    assert len({start for start, _ in made.places}) == 2
+    for saved, (start, size) in zip(sets, made.places, strict=True):
+        assert size >= 4 * FLOATS + 1024
+        assert all(start <= saved.memory[slot].data_ptr() < start + size for slot in made.slots)
+
+
 def test_a_set_that_nobody_holds_is_taken_again() -> None:
     made = recycler()
 
@@ -245,6 +257,18 @@ def forward(emulator: Emulator, allocator: Allocator) -> Iterator[Forward]:
     made = Forward(emulator, allocator)
     yield made
     made.replay.close()
+
+
+def test_a_recording_says_what_it_keeps(forward: Forward) -> None:
+    before = forward.replay.recycler
+    forward.replay.recycle({1})
+    _, saved = forward.replay([forward.floats(1, 2)])
+
+    assert before is None
+    assert forward.replay.recycler is not None
+    ((start, size),) = forward.replay.recycler.places
+    assert start <= saved.data_ptr() < start + size
+    assert forward.replay.layout.memories == forward.replay.memories
 
 
 def test_saved_outputs_stay_where_they_are_and_visible_ones_do_not(forward: Forward) -> None:

@@ -536,6 +536,9 @@ def test_each_size_has_its_part_which_can_be_let_go_of(case: Case) -> None:
     assert [part.refused_for_good for part in parts.values()] == [False, False, True]
     assert parts[1].at((3,)) == parts[3]
     assert run.recordings == 2
+    first, second = run.replays
+    parts[1]([case.floats(5, 6), 1])
+    assert run.replays == (second, first)  # in the order of use
     parts[1].close()
     parts[3].close()
     assert run.recordings == 1
