@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_regions(
         commands.add_parser("regions", help="time compiled regions in PyTorch's trees and relocatable")
     )
+    _add_memory(commands.add_parser("memory", help="show where reserved GPU memory goes in a steady state"))
     _add_recheck(commands.add_parser("recheck", help="time looking again at what is deployed"))
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon with 10,000 entries"))
     _add_imports(commands.add_parser("imports", help="time processes that only import something"))
@@ -141,6 +142,13 @@ def _add_together(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="have the processes of a repetition compile side by side; they are measured one after the other",
     )
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_memory)
+    parser.add_argument("workload", metavar="WORKLOAD")
+    parser.add_argument("--ways", type=_names, default="trees,relocate", metavar="W,V", help="see `regions`")
+    parser.add_argument("--out", type=Path, metavar="FILE")
 
 
 def _add_recheck(parser: argparse.ArgumentParser) -> None:
@@ -289,6 +297,16 @@ def _regions(options: argparse.Namespace) -> int:
     )
     print("\n".join(lines))
     return 0
+
+
+def _memory(options: argparse.Namespace) -> int:
+    from benchmarks.memory import measure_memory
+    from benchmarks.memory_table import render as render_memory
+
+    (workload,) = select_workloads([options.workload])
+    answers = measure_memory(workload, options.ways, options.out and options.out.absolute())
+    print(render_memory(answers))
+    return int(any("error" in each for each in answers))
 
 
 def _recheck(options: argparse.Namespace) -> int:

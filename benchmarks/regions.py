@@ -125,7 +125,7 @@ def _run(job: _Job, more: Mapping[str, str], stop: threading.Event | None) -> di
                 str(answer_file),
                 str(job.caches / "full-speed"),
             ],
-            {**_environ(job.caches / workload.name), **more},
+            {**region_environ(job.caches / workload.name), **more},
             _TIMEOUT_S,
             stop=stop,
         )
@@ -140,7 +140,7 @@ def _run(job: _Job, more: Mapping[str, str], stop: threading.Event | None) -> di
     return {"workload": workload.name, "way": way, "repetition": job.repetition + 1, **answer}
 
 
-def _environ(caches: Path) -> dict[str, str]:
+def region_environ(caches: Path) -> dict[str, str]:
     """Return the environment of a process: all share compiled kernels, so that they run the same ones."""
     return {
         **os.environ,

@@ -20,7 +20,7 @@ class Step:
         self._case = case
         self._device = device
         self._model = _compiled(case.module, compile_as)
-        self._optimizer = case.optimizer(case.module.parameters()) if case.optimizer else None
+        self.optimizer = case.optimizer(case.module.parameters()) if case.optimizer else None
 
     def __call__(self, inputs: Inputs) -> torch.Tensor:
         """Run one step; returns the output or the loss."""
@@ -30,13 +30,13 @@ class Step:
 
     def update(self) -> None:
         """Run the optimiser, if there is one, and drop the gradients."""
-        if self._optimizer:
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+        if self.optimizer:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
 
     def evaluate(self, inputs: Inputs) -> torch.Tensor:
         """Run all of a step but its update: in training the gradients are left on the parameters."""
-        if self._optimizer is None:
+        if self.optimizer is None:
             with torch.no_grad():
                 return self.forward(inputs)
         loss = self.forward(inputs)

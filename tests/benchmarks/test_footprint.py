@@ -1,0 +1,84 @@
+"""What recordings take, by what it is for: of graphs that the emulated driver runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from benchmarks.footprint import Allocation, Role, footprint_of
+from pygraphd.client.relocation import BLOCK
+from tests.relocation.conftest import allocator, emulator, emulator_library, recorder
+
+if TYPE_CHECKING:
+    from tests.relocation.recorder import Recorder
+
+__all__ = ["allocator", "emulator", "emulator_library", "recorder"]  # fixtures
+pytestmark = pytest.mark.torch
+
+FLOATS = 200
+"""Two blocks."""
+BYTES = 4 * FLOATS
+
+
+def test_each_allocation_of_a_call_is_told_by_what_it_is_for(recorder: Recorder) -> None:
+    a = recorder.floats(*range(FLOATS))
+    visible, *gradients, lone = (recorder.arena.allocate(FLOATS) for _ in range(5))
+    scratch = recorder.arena.allocate(FLOATS)
+    for out in (visible, *gradients, lone, scratch):
+        recorder.graph.scale(a, out, 2.0)
+    outputs = [visible, *gradients, lone]
+    replay = recorder.built([a], outputs, together={1, 2, 3}).replay
+
+    found = footprint_of(replay, {1, 2, 3})
+
+    assert found.allocations == (
+        Allocation(Role.OUTPUT, BYTES, kept=False),
+        Allocation(Role.OUTPUT, BYTES, kept=False),
+        Allocation(Role.GROUP, 3 * 2 * BLOCK, kept=False),
+        Allocation(Role.SCRATCH, 2 * BLOCK, kept=False),
+    )
+    assert found.fresh(Role.OUTPUT) == 2 * BYTES
+    assert (found.sets, found.staged, found.executables) == ((), 0, 1)
+    replay.close()
+
+
+def test_several_outputs_in_one_cluster_are_no_group(recorder: Recorder) -> None:
+    a, block = recorder.floats(1, 2), recorder.arena.allocate(4)
+    recorder.graph.scale(a, block[:2], 2.0)
+    recorder.graph.scale(a, block[2:], 3.0)
+    replay = recorder.built([a], [block[:2], block[2:]]).replay
+
+    (only,) = footprint_of(replay, ()).allocations
+
+    assert only.role is Role.OUTPUT
+    replay.close()
+
+
+def test_what_is_kept_is_nothing_that_calls_allocate(recorder: Recorder) -> None:
+    a = recorder.floats(*range(FLOATS))
+    visible, saved = recorder.arena.allocate(FLOATS), recorder.arena.allocate(FLOATS)
+    for out in (visible, saved):
+        recorder.graph.scale(a, out, 2.0)
+    replay = recorder.built([a], [visible, saved]).replay
+    replay.recycle({1})
+    held = [replay([a]) for _ in range(2)]
+
+    found = footprint_of(replay, ())
+
+    assert [each.kept for each in found.allocations] == [False, True]
+    assert found.fresh(Role.OUTPUT) == BYTES
+    assert found.sets == (2 * BLOCK, 2 * BLOCK)
+    del held
+    replay.close()
+
+
+def test_buffers_that_inputs_are_copied_to_are_staged(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    buffer = torch.empty(2)
+    recorder.graph.scale(buffer, out, 2.0)
+    replay = recorder.built([a], [out], staged={0: buffer}).replay
+
+    assert footprint_of(replay, ()).staged == 8
+    replay.close()
