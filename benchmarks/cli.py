@@ -46,6 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="measure workloads with peers, each in a fresh process"))
     _add_table(commands.add_parser("table", help="print result files of `run` and `regions`"))
+    _add_merge(
+        commands.add_parser("merge", help="make one of several result files of `run`, or of `regions`")
+    )
     _add_compare(commands.add_parser("compare", help="hold a peer against the better of its rivals"))
     _add_price(commands.add_parser("price", help="hold what deciding takes against the time to compile"))
     _add_figure(commands.add_parser("figure", help="draw the steps of a result file of `run --each-step`"))
@@ -161,6 +164,15 @@ def _add_recheck(parser: argparse.ArgumentParser) -> None:
 def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_table)
     parser.add_argument("file", type=Path, nargs="+")
+
+
+def _add_merge(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_merge)
+    parser.add_argument("file", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument(
+        "--note", metavar="TEXT", help="why files of different commits or schemas belong together"
+    )
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
@@ -334,6 +346,14 @@ def _price(options: argparse.Namespace) -> int:
     if not is_known(records):
         raise BenchmarkError(f"no price is known; take the data, one process at a time, with: {HOW}")
     return int(too_dear(records))
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from benchmarks.merge import merge
+
+    count = merge(options.file, options.out.absolute(), options.note)
+    print(f"{options.out}: {count} records of {len(options.file)} files")
+    return 0
 
 
 def _compare(options: argparse.Namespace) -> int:

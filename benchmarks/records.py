@@ -16,7 +16,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure, summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from benchmarks.peers import Peer
     from benchmarks.task import Answer
@@ -214,12 +214,15 @@ def read_records(file: Path) -> list[Record]:
 def _read_all(content: dict[str, Any]) -> list[Record]:
     details, settings = content.get("details", []), content["settings"]
     return [
-        _read_record(values, read_details(_detail(details, index, values), settings))
+        _read_record(values, read_details(detail_of(details, index, values), settings))
         for index, values in enumerate(content["records"])
     ]
 
 
-def _detail(details: list[dict[str, Any]], index: int, record: dict[str, Any]) -> dict[str, Any] | None:
+def detail_of(
+    details: Sequence[dict[str, Any]], index: int, record: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the item of `details` that belongs to the record of an index; None if there is none."""
     # In a file that was merged by hand there may be none, or that of another.
     found = details[index] if index < len(details) else None
     ours = found is not None and all(found[name] == record[name] for name in ("workload", "peer"))
