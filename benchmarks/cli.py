@@ -295,6 +295,7 @@ def _imports(options: argparse.Namespace) -> int:
 
 
 def _regions(options: argparse.Namespace) -> int:
+    from benchmarks.region_table import read_regions
     from benchmarks.regions import measure_regions
 
     workloads = select_workloads(options.workloads)
@@ -308,7 +309,7 @@ def _regions(options: argparse.Namespace) -> int:
         together=options.together,
     )
     print("\n".join(lines))
-    return 0
+    return int(any("error" in each for each in read_regions(options.out) or ()))
 
 
 def _memory(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -48,12 +49,32 @@ def run_fresh(
         code = _wait(_start([sys.executable, *arguments], environ, folder, log), timeout_s, stop)
         log.seek(0)
         output = log.read()
+    return Outcome(_error(code, timeout_s, stop, output), output)
+
+
+def run_logged(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    timeout_s: float,
+    log: Path,
+    grace_s: float,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Do as `run_fresh`, with what the process prints in `log` as it comes.
+
+    One that is late is asked to end first (SIGTERM), so that it may end in turn what it has started; `grace_s` later it is killed.
+    """
+    with log.open("w") as stream:
+        code = _wait(_start([sys.executable, *arguments], environ, ROOT, stream), timeout_s, stop, grace_s)
+    output = log.read_text(errors="replace")
+    return Outcome(_error(code, timeout_s, stop, output), output)
+
+
+def _error(code: int | None, timeout_s: float, stop: threading.Event | None, output: str) -> str | None:
     if code is None:
         stopped = stop is not None and stop.is_set()
-        return Outcome(
-            "killed: interrupted" if stopped else f"killed: not done after {timeout_s:.0f} s", output
-        )
-    return Outcome(None if code == 0 else last_error(output) or f"exit code {code}", output)
+        return "killed: interrupted" if stopped else f"killed: not done after {timeout_s:.0f} s"
+    return None if code == 0 else last_error(output) or f"exit code {code}"
 
 
 def _start(
@@ -70,7 +91,9 @@ def _start(
     )
 
 
-def _wait(process: subprocess.Popen[bytes], timeout_s: float, stop: threading.Event | None) -> int | None:
+def _wait(
+    process: subprocess.Popen[bytes], timeout_s: float, stop: threading.Event | None, grace_s: float = 0.0
+) -> int | None:
     end = time.monotonic() + timeout_s
     try:
         while time.monotonic() < end and not (stop is not None and stop.is_set()):
@@ -81,8 +104,19 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float, stop: threading.Ev
         return None
     finally:
         if process.returncode is None:  # too late, or we were interrupted
+            _end(process, grace_s)
+
+
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    try:
+        if grace_s:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and left nobody behind
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
 
 
 def as_ended(running: Iterable[Future[T]]) -> Iterator[Future[T]]:

@@ -39,8 +39,12 @@ _TIMEOUT_S = 300.0
 def measure_recheck(workloads: Sequence[Workload], repetitions: int, out: Path) -> list[dict[str, Any]]:
     """Run each workload in fresh processes; returns a record for each, writes all to `out`."""
     check_writable(out)
-    records = [_record(workload, repetitions) for workload in workloads]
-    write_json(out, {"schema": SCHEMA, "environment": describe_host(), "records": records})
+    records: list[dict[str, Any]] = []
+    environment = describe_host()
+    for workload in workloads:
+        records.append(_record(workload, repetitions))
+        # At once: the run may be ended before the next.
+        write_json(out, {"schema": SCHEMA, "environment": environment, "records": records})
     return records
 
 

@@ -107,6 +107,16 @@ def test_the_command_fails_if_it_is_too_much(
     assert capsys.readouterr().out.endswith(text)
 
 
+def test_what_was_measured_before_a_failure_is_there(said: list[dict[str, Any]], tmp_path: Path) -> None:
+    said += [QUIET, {**QUIET, "rechecked": 0}]
+    out = tmp_path / "recheck.json"
+
+    with pytest.raises(BenchmarkError):
+        recheck.measure_recheck([WORKLOADS["three-ops"], WORKLOADS["mlp-training"]], 1, out)
+
+    assert [each["workload"] for each in json.loads(out.read_text())["records"]] == ["three-ops"]
+
+
 def test_a_program_without_a_look_says_nothing_of_their_cost(
     said: list[dict[str, Any]], tmp_path: Path
 ) -> None:

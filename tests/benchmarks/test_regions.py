@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +28,23 @@ def test_a_way_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "unknown way nonsense; choose among: trees, relocate, launch" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.torch
+def test_a_process_that_fails_is_in_the_file_and_in_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    out = tmp_path / "result.json"
+
+    done = benchmarks(
+        "regions", "--workloads", "three-ops", "--ways", "launch", "--repetitions", "1", "--out", str(out)
+    )
+
+    assert done.returncode == 1
+    (record,) = json.loads(out.read_text())["records"]
+    assert "torch sees no CUDA device here" in record["error"]
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
