@@ -1,7 +1,8 @@
 """What `make demo` runs: the quick start twice through PyGraph, in two processes, beside a daemon of its own.
 
 It checks its promise: the second run must find every graph in the cache and measure nothing. Everything it makes lies
-in `.demo/` beside the Makefile, emptied at each start; the daemon is stopped however the demo ends.
+in `.demo/` beside the Makefile, emptied at each start, or in a new folder that is named (`demo.py FOLDER`), so that several
+can run side by side; the daemon is stopped however the demo ends.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-FOLDER = REPOSITORY / ".demo"
+OWN_FOLDER = REPOSITORY / ".demo"
+FOLDER = Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else OWN_FOLDER
 QUICKSTART = REPOSITORY / "examples" / "quickstart.py"
-PYGRAPHD = Path(sys.executable).with_name("pygraphd")
+PYGRAPHD = [
+    sys.executable,
+    "-P",
+    "-m",
+    "pygraphd",
+]  # the command may lie elsewhere: `pip install --target` puts it aside
 STOP_TIMEOUT_S = 30
 NOT_RUNNING = 3
 
@@ -43,7 +50,7 @@ def environment() -> dict[str, str]:
 
 def daemon(*arguments: str) -> None:
     """Run one `pygraphd` command with its output on the terminal."""
-    finished = subprocess.run([PYGRAPHD, *arguments], env=environment(), check=False)
+    finished = subprocess.run([*PYGRAPHD, *arguments], env=environment(), check=False)
     if finished.returncode != 0:
         raise DemoError(f"pygraphd {' '.join(arguments)} ended with exit code {finished.returncode}")
 
@@ -51,7 +58,7 @@ def daemon(*arguments: str) -> None:
 def stop_daemon() -> None:
     """Stop the demo's daemon and wait until it is gone; one that is not running is no error."""
     finished = subprocess.run(
-        [PYGRAPHD, "stop"],
+        [*PYGRAPHD, "stop"],
         env=environment(),
         check=False,
         capture_output=True,
@@ -65,9 +72,11 @@ def stop_daemon() -> None:
 def empty_folder() -> None:
     """Begin from nothing, also after a demo that was killed and left its daemon behind."""
     if FOLDER.exists():
+        if FOLDER != OWN_FOLDER:
+            raise DemoError(f"{FOLDER} exists, and a demo would empty it: name a folder that does not")
         stop_daemon()
         shutil.rmtree(FOLDER)
-    FOLDER.mkdir()
+    FOLDER.mkdir(parents=True)
 
 
 def run_quickstart(name: str) -> Summary:
