@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable that says which GPUs a process sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,20 @@ def lanes(count: int) -> tuple[Lane, ...]:
     share = len(cores) // count
     if not share:
         raise BenchmarkError(f"--gpus {count}: there are {len(cores)} cores, and each GPU needs one")
-    visible = (
-        os.environ.get(_VISIBLE, "").split(",") if os.environ.get(_VISIBLE) else list(map(str, range(count)))
-    )
-    if len(visible) < count:
-        raise BenchmarkError(f"--gpus {count}: {_VISIBLE} names {len(visible)}")
+    names = gpu_names(count)
     return tuple(
-        Lane(number, ((_VISIBLE, visible[number]),), frozenset(cores[number * share : (number + 1) * share]))
+        Lane(number, ((VISIBLE, names[number]),), frozenset(cores[number * share : (number + 1) * share]))
         for number in range(count)
     )
+
+
+def gpu_names(count: int) -> list[str]:
+    """Return what so many GPUs are called in `VISIBLE`; raises BenchmarkError if it names fewer."""
+    told = os.environ.get(VISIBLE)
+    names = told.split(",") if told else list(map(str, range(count)))
+    if len(names) < count:
+        raise BenchmarkError(f"--gpus {count}: {VISIBLE} names {len(names)}")
+    return names[:count]
 
 
 def dealt(items: Sequence[T], lane: Lane, count: int) -> tuple[T, ...]:

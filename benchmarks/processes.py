@@ -133,5 +133,10 @@ def as_ended(running: Iterable[Future[T]]) -> Iterator[Future[T]]:
 def last_error(output: str) -> str | None:
     """Return the last line that names an exception, or else the last line; None if there is no line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if _EXCEPTION.match(line)] or lines
+    return (last_exception(lines) or lines[-1][:_MAX_LINE]) if lines else None
+
+
+def last_exception(lines: Iterable[str]) -> str | None:
+    """Return the last of some lines that names an exception; None if none does."""
+    telling = [line for line in lines if _EXCEPTION.match(line)]
     return telling[-1][:_MAX_LINE] if telling else None

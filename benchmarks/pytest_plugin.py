@@ -1,0 +1,104 @@
+"""For `pytest -p benchmarks.pytest_plugin`: workers spread over GPUs, and what failed in a file as it fails; without the plugin, that file for people.
+
+`python -m benchmarks.pytest_plugin FILE` prints it. The file is there whenever the tests are ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.environment import describe_host
+from benchmarks.lanes import VISIBLE, gpu_names
+from benchmarks.processes import last_error, last_exception
+from benchmarks.records import SCHEMA, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
+
+FILE, GPUS = "BENCHMARK_TESTS", "BENCHMARK_GPUS"
+"""Variables: the file to write, and how many GPUs there are for the workers."""
+_ERROR = "E   "
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take part as a worker, or as what collects from all of them."""
+    if (worker := getattr(config, "workerinput", None)) is not None:
+        os.environ.update(spread(worker["workerid"], int(os.environ.get(GPUS, "1"))))
+    elif file := os.environ.get(FILE):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that failures are printed all the same
+        config.pluginmanager.register(Outcomes(Path(file)))
+
+
+def spread(worker: str, gpus: int) -> Mapping[str, str]:
+    """Return the variables of a worker: each sees all GPUs, and they begin to count at different ones."""
+    if gpus == 1:
+        return {}
+    names, first = gpu_names(gpus), int(worker.removeprefix("gw")) % gpus
+    return {VISIBLE: ",".join([*names[first:], *names[:first]])}
+
+
+class Outcomes:
+    """Counts tests by outcome, with the error of each that failed; writes the file whenever one has."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._environment = describe_host()
+        self._counts: Counter[str] = Counter()
+        self._failed: dict[str, str] = {}
+        self._save(ended=False)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note the outcome of a test's call, or of what comes before and after it if that is not as it should be."""
+        if report.failed:
+            self._note_failure(report)
+        elif report.when == "call" or report.skipped:
+            self._counts[report.outcome] += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note what could not be collected."""
+        if report.failed:
+            self._note_failure(report)
+
+    def _note_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        self._failed.setdefault(report.nodeid, error_of(report.longreprtext))
+        self._counts["failed"] = len(self._failed)
+        self._save(ended=False)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the counts."""
+        self._save(ended=True)
+
+    def _save(self, *, ended: bool) -> None:
+        failed = [{"test": test, "error": error} for test, error in self._failed.items()]
+        counts = {"counts": dict(self._counts), "failed": failed, "ended": ended}
+        write_json(self._file, {"schema": SCHEMA, "environment": self._environment, **counts})
+
+
+def error_of(traceback: str) -> str:
+    """Return the line of a failure that tells most: the last that names an exception, or else the first that says what is wrong."""
+    lines = [line[1:].strip() for line in traceback.splitlines() if line.startswith(_ERROR)]
+    if not lines:
+        return last_error(traceback) or "no traceback"
+    return last_exception(lines) or lines[0]
+
+
+def main(arguments: list[str]) -> int:
+    """Print the file of the first argument: a line for each test that failed, and how many there were of each kind."""
+    content = json.loads(Path(arguments[0]).read_text())
+    for each in content["failed"]:
+        print(f"{each['test']}: {each['error']}")
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(content["counts"].items()))
+    print((counts or "no test ran") + ("" if content["ended"] else "; ended before they were done"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
