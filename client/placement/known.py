@@ -7,6 +7,7 @@ tensor there. Every other use keeps the value that it has. What comes from sizes
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -225,10 +226,13 @@ def _why_not_computed(node: Node) -> str | None:
 def _change(graph: Graph, changes: list[tuple[_Use, torch.Tensor]], place: Place) -> None:
     """Change one use after the other: whatever ends this early leaves a graph that computes the same."""
     constants: dict[tuple[Node, torch.device], Node] = {}
+    names = _free_names(graph.owning_module)
+    first = next(node for node in graph.nodes if node.op != "placeholder")
     for use, value in changes:
         constant = constants.get((use.value, use.device))
         if constant is None:
-            constant = _add_constant(graph, use, place(value, use.device))
+            with graph.inserting_before(first):
+                first = constant = _add_constant(graph, next(names), use, place(value, use.device))
             constants[use.value, use.device] = constant
         if use.taker.target is nodes.COPY:
             nodes.replace_by_copy(graph, use.taker, constant)
@@ -237,14 +241,15 @@ def _change(graph: Graph, changes: list[tuple[_Use, torch.Tensor]], place: Place
     nodes.remove_unused(graph, [use.value for use, _ in changes])
 
 
-def _add_constant(graph: Graph, use: _Use, value: torch.Tensor) -> Node:
+def _free_names(module: object) -> Iterator[str]:
+    names = (f"_pygraph_known_{number}" for number in itertools.count())
+    return (name for name in names if not hasattr(module, name))
+
+
+def _add_constant(graph: Graph, name: str, use: _Use, value: torch.Tensor) -> Node:
+    """Add a constant at the place where nodes are being inserted."""
     module: Any = graph.owning_module
-    number = 0
-    while hasattr(module, name := f"_pygraph_known_{number}"):
-        number += 1
     module.register_buffer(name, value, persistent=False)
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    with graph.inserting_before(first):
-        node = graph.get_attr(name)
+    node = graph.get_attr(name)
     node.meta["val"] = _torch.fake_on(use.device, use.value.meta["val"])
     return node
