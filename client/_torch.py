@@ -528,8 +528,17 @@ def graph_breaks() -> Iterator[str]:
     utils: Any = sys.modules.get("torch._dynamo.utils")
     for each in getattr(utils, "graph_break_reasons", ()):
         reason = str(each.reason).strip().partition("\n")[0]
-        place = each.user_stack[-1] if each.user_stack else None
+        lines = each.user_stack or [None]
+        place = next((line for line in reversed(lines) if line and not is_own_file(line.filename)), lines[-1])
         yield reason if place is None else f"{reason} ({place.filename}:{place.lineno})"
+
+
+def is_own_file(file: str) -> bool:
+    """Whether a file is one of torch's, such as an optimiser or a layer that a graph has a part of."""
+    return file.startswith(_FILES_OF_TORCH)
+
+
+_FILES_OF_TORCH = f"{Path(torch.__file__).parent}/"
 
 
 def is_in_subgraph() -> bool:

@@ -50,13 +50,18 @@ def said(taker: Node, reason: str) -> str:
 
 
 def where(node: Node) -> str:
-    """Return the user's line that a node stems from, if that is known."""
+    """Return the user's line that a node stems from, if that is known; of what is PyTorch's alone, PyTorch's."""
     lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    places = [line for line in lines if line.startswith("File ")]
+    places = [_place(line) for line in lines if line.startswith("File ")]
     if not places:
         return ""
-    file, _, rest = places[-1].removeprefix('File "').partition('", line ')
-    return f" ({file}:{rest.partition(',')[0]})"
+    file, number = next((each for each in reversed(places) if not _torch.is_own_file(each[0])), places[-1])
+    return f" ({file}:{number})"
+
+
+def _place(line: str) -> tuple[str, str]:
+    file, _, rest = line.removeprefix('File "').partition('", line ')
+    return file, rest.partition(",")[0]
 
 
 def where_taken(node: Node) -> str:

@@ -320,3 +320,24 @@ def test_the_summary_says_where_dynamo_has_ended_a_graph_and_why(run: Run) -> No
     assert item.endswith("program.py:6)")
     assert "generic_jump" in branch
     assert branch.endswith("program.py:7)")
+
+
+BREAKING_WITHIN = """
+import torch
+
+@torch.compile(backend="pygraph")
+def f(x):
+    torch.nn.utils.clip_grad_norm_([x], 1.0, error_if_nonfinite=True)  # line 6
+    return x * 2
+
+x = torch.ones(3, requires_grad=True)
+x.grad = torch.ones(3)
+f(x)
+"""
+
+
+def test_of_what_breaks_within_pytorch_the_summary_has_the_line_that_calls_it(run: Run) -> None:
+    breaks = run(BREAKING_WITHIN).summary["graph_breaks"]
+
+    assert breaks
+    assert [each for each in breaks if not each.endswith("program.py:6)")] == []

@@ -217,6 +217,19 @@ def applied(graph: Graph) -> Report:
     return report
 
 
+def likely(x: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    return torch.distributions.Normal(x, spread, validate_args=False).log_prob(x)
+
+
+def test_the_line_is_the_users_and_not_one_of_pytorchs(added: Report) -> None:
+    torch.compile(likely)(torch.randn(3), torch.tensor(2.0))
+
+    line = f"({__file__}:{likely.__code__.co_firstlineno + 1})"
+    left = added.summary()["left_on_cpu"]
+    assert left
+    assert [each for each in left if not each.endswith(line)] == []
+
+
 def test_what_is_left_is_said_once_with_its_line() -> None:
     build = Builder()
     x, index = build.input(torch.randn(4)), build.input(torch.tensor([1]), on_gpu=False)
