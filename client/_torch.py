@@ -469,6 +469,7 @@ def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
 
     class Passes(module.CustomGraphPass):  # type: ignore[misc]
         active = True
+        is_of_pygraph = True
 
         def __call__(self, graph: torch.fx.Graph) -> None:
             for each in (*earlier, run) if self.active else earlier:
@@ -476,8 +477,9 @@ def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
 
         def uuid(self) -> Any:
             uuids = [each.uuid() if isinstance(each, module.CustomGraphPass) else None for each in earlier]
-            # None: as with theirs alone, nothing is cached.
-            return (*uuids, own, is_for_elsewhere()) if all(uuids) else None
+            if not all(uuids):
+                return None  # as with theirs alone, nothing is cached
+            return (*uuids, own, is_for_elsewhere()) if self.active else (*uuids,)
 
         def __deepcopy__(self, memo: object) -> Passes:
             return self  # each thread takes a copy of a default, which is to be this one
@@ -505,6 +507,11 @@ def add_pass(run: GraphPass, files: Sequence[str]) -> Callable[[], None]:
             setattr(config, PASS_OPTION, before)
 
     return remove
+
+
+def is_added(graph_pass: Any) -> bool:
+    """Whether a graph pass is one of `pass_after`'s, and active."""
+    return getattr(graph_pass, "is_of_pygraph", False) and bool(graph_pass.active)
 
 
 def current_pass() -> Any:

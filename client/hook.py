@@ -159,6 +159,8 @@ class Hook:
         from pygraphd.client.placement import told
 
         with self._guard("telling of placement"):
+            if session.options.placement and not told.rules_ran(compiled):
+                session.report.fail(told.NOT_APPLIED)
             told.tell(compiled, session.report, sending.sender.note_lines)
 
     # --- within a compilation ---

@@ -13,15 +13,15 @@ from pygraphd.client.placement.nodes import Moved
 from pygraphd.client.placement.sending import SENT, sender
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pygraphd.client.report import Report
 
-FILES = tuple(
-    str(Path(__file__).with_name(f"{name}.py"))
-    for name in ("passes", "known", "inputs", "arithmetic", "sending", "items", "nodes", "told")
+FILES = (
+    *(str(each) for each in sorted(Path(__file__).parent.glob("*.py"))),
+    str(Path(__file__).parents[1] / "_torch.py"),
 )
-"""Where the rules are: Inductor's caches keep apart what other versions of them have compiled."""
+"""Where the rules are, and how Inductor is told of them: its caches keep apart what other versions of these have compiled."""
 
 IN_SUBGRAPH = "it is in a graph within another"
 FROZEN = "parameters are frozen into the graph"
@@ -33,8 +33,7 @@ class Placement:
     """Applies the rules to graphs, and has what is compiled of these keep what they did; see `told.py`."""
 
     def __init__(self, report: Callable[[], Report | None], place: known.Place | None = None) -> None:
-        """Note what fails in what `report` returns at that time; `place` puts a tensor on a device."""
-        self._report = report
+        """Have what fails when values are sent be noted in what `report` returns then; `place` puts a tensor on a device."""
         self._place = place or _place
         sender.report = report
         _torch.keep_results(SENT)
@@ -42,29 +41,28 @@ class Placement:
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Change a graph."""
+        told.keep_that_rules_ran()
         try:
-            of_items, of_inputs, of_known = self._applied(graph)
+            for count, moved in self._applied(graph):
+                told.keep({count: moved.uses}, moved.left, moved.lines)
         except Exception as error:  # noqa: BLE001 - within the user's compilation
-            if (report := self._report()) is not None:
-                report.fail(f"placement: {type(error).__name__}: {error}"[:200])
-            return
-        counts = dict(zip(told.COUNTS, (of_known.uses, of_inputs.uses, of_items.uses), strict=True))
-        told.keep(counts, (*of_items.left, *of_inputs.left, *of_known.left), of_inputs.lines)
+            told.keep_failure(f"placement: {type(error).__name__}: {error}"[:200])
 
-    def _applied(self, graph: torch.fx.Graph) -> tuple[Moved, Moved, Moved]:
-        """Return what the rules have done: that for numbers, that for inputs, and that for known values."""
+    def _applied(self, graph: torch.fx.Graph) -> Iterator[tuple[str, Moved]]:
+        """Yield what each rule has done, once it has, and where that is counted: what was done stays if a later rule fails."""
         if reason := _why_left_alone(graph):
-            of_items, of_known = (Moved(0, rule.all_left(graph, reason)) for rule in (items, known))
-            return of_items, inputs.leave_all(graph, reason), of_known
-        of_items = items.keep_items(
-            graph, split=_torch.graphs_are_split()
-        )  # first: its tensors may be inputs
+            yield told.ITEMS, Moved(0, items.all_left(graph, reason))
+            yield told.INPUTS, inputs.leave_all(graph, reason)
+            yield told.KNOWN, Moved(0, known.all_left(graph, reason))
+            return
+        # First: its tensors may be inputs.
+        yield told.ITEMS, items.keep_items(graph, split=_torch.graphs_are_split())
         reason = _why_no_inputs()
         of_inputs = inputs.leave_all(graph, reason) if reason else inputs.place_inputs(graph)
-        of_known = known.place_known_values(graph, self._place)
+        yield told.INPUTS, of_inputs
+        yield told.KNOWN, known.place_known_values(graph, self._place)
         if _torch.graphs_are_split():  # elsewhere numbers are passed by value
-            of_known = Moved(of_known.uses, of_known.left + known.numbers_left(graph, of_inputs.takers))
-        return of_items, of_inputs, of_known
+            yield told.KNOWN, Moved(0, known.numbers_left(graph, of_inputs.takers))
 
 
 def _why_left_alone(graph: torch.fx.Graph) -> str | None:

@@ -17,11 +17,24 @@ if TYPE_CHECKING:
 
     from pygraphd.client.report import Report
 
-COUNTS = ("placed", "placed_inputs", "kept_items")
-"""What is counted."""
+COUNTS = KNOWN, INPUTS, ITEMS = "placed", "placed_inputs", "kept_items"
+"""What is counted, of each rule."""
+NOT_APPLIED = "placement: not applied to a graph: a pass of the user's has its place, or Inductor's are off"
 _OURS = "pygraph "
+_RAN = f"{_OURS}rules"
 _LEFT = f"{_OURS}left_on_cpu: "
 _LINES = f"{_OURS}lines: "
+_FAILED = f"{_OURS}failed: "
+
+
+def keep_that_rules_ran() -> None:
+    """Keep with what is being compiled that it was given to the rules at all."""
+    _torch.count_in_compilation(_RAN, 1)
+
+
+def keep_failure(reason: str) -> None:
+    """Keep with what is being compiled why it goes without some of the rules, for whoever finds it in the caches, too."""
+    _torch.count_in_compilation(_FAILED + reason, 1)
 
 
 def keep(counts: Mapping[str, int], left: Iterable[str], lines: Mapping[str, Sequence[str]]) -> None:
@@ -34,11 +47,18 @@ def keep(counts: Mapping[str, int], left: Iterable[str], lines: Mapping[str, Seq
         _torch.count_in_compilation(_LINES + json.dumps([graph, *of_values]), 1)
 
 
+def rules_ran(compiled: Any) -> bool:
+    """Whether a compiled graph was given to the rules."""
+    return _RAN in _torch.counted_in_compilation(compiled)
+
+
 def tell(compiled: Any, report: Report, note_lines: Callable[[str, Sequence[str]], None]) -> None:
     """Tell a report what was kept with a compiled graph, and `note_lines` of each graph in it the lines of what it sends."""
     for name, count in _torch.counted_in_compilation(compiled).items():
         if name.startswith(_LEFT):
             report.leave_on_cpu(name.removeprefix(_LEFT), count)
+        elif name.startswith(_FAILED):
+            report.fail(name.removeprefix(_FAILED))
         elif name.startswith(_LINES):
             graph, *lines = json.loads(name.removeprefix(_LINES))
             note_lines(graph, lines)

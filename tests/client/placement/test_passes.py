@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from pygraphd.client import _torch, options
 from pygraphd.client.hook import Hook
-from pygraphd.client.placement import known, nodes, passes, told
+from pygraphd.client.placement import inputs, known, nodes, passes, told
 from pygraphd.client.placement.passes import FILES, Placement
 from pygraphd.client.report import Report
 from tests.client.placement.graphs import COPY, Builder, place
@@ -24,7 +26,6 @@ from tests.client.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from torch.fx import Graph
 
@@ -208,6 +209,37 @@ def test_what_goes_wrong_is_counted_and_leaves_the_graph_as_it_was(
     assert added.failures == {"placement: RuntimeError: broken": 1}
 
 
+def test_what_fails_is_told_by_whoever_finds_the_graph_in_the_caches_too(
+    added: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_torch, "fake_on", mock.Mock(side_effect=RuntimeError("broken")))
+    x = torch.randn(3, 12)
+
+    for calls in (1, 2):
+        torch._dynamo.reset()
+        counters.clear()
+        torch.testing.assert_close(torch.compile(pick)(x), pick(x))
+        hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+        assert (hits > 0) == (calls > 1)
+        assert added.failures == {"placement: RuntimeError: broken": calls}
+
+
+def test_a_rule_that_fails_takes_nothing_back_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was sent by then is sent, so it counts, and its line is known."""
+    monkeypatch.setattr(known, "place_known_values", mock.Mock(side_effect=RuntimeError("broken")))
+    build = Builder()
+    x, index = build.input(torch.randn(4)), build.input(torch.tensor([1, 0]), on_gpu=False)
+    mask = build.input(torch.tensor([True, False]), on_gpu=False)
+    graph = build.output(build.index(build.index(x, index), mask))
+
+    with inductor_config.patch({"triton.cudagraphs": True, "graph_partition": True}):
+        report = applied(graph)
+
+    assert report.failures == {"placement: RuntimeError: broken": 1}
+    assert report.counts["placed_inputs"] == 1
+    assert [inputs.A_MASK in each for each in report.summary()["left_on_cpu"]] == [True]
+
+
 def applied(graph: Graph) -> Report:
     """Apply the rules; return what they say of a graph that is compiled meanwhile."""
     before, report = counters["inductor"].copy(), Report()
@@ -286,6 +318,22 @@ def test_passes_of_the_users_come_first_and_keep_their_say_in_the_caches() -> No
     named(None)
 
     assert log == ["theirs", "ours"]
+
+
+def test_what_is_compiled_once_they_are_off_is_kept_apart_from_what_they_have_changed() -> None:
+    """A thread goes on with the pass that it has taken up, which does nothing any more."""
+    remove = _torch.add_pass(lambda graph: None, FILES)
+    taken_up = _torch.current_pass()
+    on = taken_up.uuid()
+    remove()
+
+    assert on != taken_up.uuid() is not None
+
+
+def test_caches_tell_apart_what_any_file_of_the_rules_has_made() -> None:
+    folder = Path(passes.__file__).parent
+
+    assert {str(each) for each in folder.glob("*.py")} | {str(_torch.__file__)} == set(FILES)
 
 
 def test_a_pass_that_is_replaced_stays_replaced() -> None:
