@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import sys
 import threading
@@ -127,12 +128,13 @@ class Hook:
     def with_placement(self, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """Return Inductor's options for what backend "pygraph" compiles, with the rules of placement if these are wanted."""
         given = dict(options or {})
-        if self._remove_pass is None and self._places():
+        if self._places():
             from pygraphd.client import _torch
 
             with self._guard("adding a pass"):
                 before = given.get(_torch.PASS_OPTION, _torch.current_pass())
-                given[_torch.PASS_OPTION] = _torch.pass_after(before, *self._placement())
+                if self._remove_pass is None or not _torch.is_added(before):
+                    given[_torch.PASS_OPTION] = _torch.pass_after(before, *self._placement())
         return given
 
     def _places(self) -> bool:
@@ -299,6 +301,7 @@ def backend(
     from pygraphd.client import _torch
 
     _hook.enable(everything=False)
+    importlib.import_module(_COMPILE_FX)  # the hook waits for it; later, the first graph has no rules
     with _hook.in_backend():
         options = _hook.with_placement(options)
         return _torch.compile_with_inductor(graph, example_inputs, mode, options)
