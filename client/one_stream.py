@@ -31,13 +31,17 @@ class OneStream:
         self._stream: int | None = None
         self._has_ended: Callable[[], bool] = bool
 
-    def enter(self, stream: int) -> None:
-        """Go on, on the current stream, of which this is the handle; raises `UnfitError`, and all is as it was."""
+    def enter(self, stream: int) -> bool:
+        """Go on, on the current stream, of which this is the handle, and return whether it was not this one before.
+
+        Raises `UnfitError`, and all is as it was.
+        """
         if stream == self._stream:
-            return
+            return False
         if self._stream is not None and not self._may_leave():
             raise UnfitError(OTHER_STREAM)
         self.move(stream)
+        return True
 
     def expect(self, stream: int) -> None:
         """Raise `UnfitError` if `enter` would: nothing need be prepared for a launch there. Holds no lock, and says nothing of what comes later."""
@@ -50,6 +54,10 @@ class OneStream:
         with contextlib.suppress(Exception):
             self._has_ended = self._watch()
         self._stream = stream
+
+    def leave(self) -> None:
+        """Let any stream be next: nothing has been done since it was entered."""
+        self._stream = None
 
     def _may_leave(self) -> bool:
         # What CUDA says of a call of the user's must surface in theirs.

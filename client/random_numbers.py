@@ -114,21 +114,25 @@ class GeneratorTicket:
         state.writes[_SEED], state.writes[_OFFSET] = drawn.seed, drawn.before
         self._driver.write_words(stream, state.writes, _WRITES)
 
-    def learn(self, addresses: Collection[int], stream: int) -> None:
+    def learn(self, addresses: Collection[int], stream: int) -> bool:
         """Find out where the state lies, of what kernels are given and is nothing else; if that cannot be told, go on as before.
 
-        The generator is as it was afterwards, and nobody else must draw from it meanwhile. Raises `UnfitError` if the state is in use on
-        another stream.
+        Return whether random numbers are drawn at all. The generator is as it was afterwards, and nobody else must draw from it meanwhile.
+        Raises `UnfitError` if the state is in use on another stream.
         """
         with self.one_stream.lock:
-            self.one_stream.enter(stream)
-            self._learn(addresses, stream)
+            is_new = self.one_stream.enter(stream)
+            draws = self._learn(addresses, stream)
+            if is_new and not draws:
+                self.one_stream.leave()
+        return draws
 
-    def _learn(self, addresses: Collection[int], stream: int) -> None:
-        began = self._generator.get_offset()
+    def _learn(self, addresses: Collection[int], stream: int) -> bool:
+        began, draws = self._generator.get_offset(), False
         try:
             self._graph.replay()
-            if self._generator.get_offset() != began:
+            draws = self._generator.get_offset() != began
+            if draws:
                 with self._driver.relaxed():
                     self._state = self._find([each for each in set(addresses) if self._is_word(each)])
                     if self._state is not None:
@@ -139,6 +143,7 @@ class GeneratorTicket:
         finally:
             if self._generator.get_offset() != began:
                 self._generator.set_offset(began)
+        return draws
 
     def _is_word(self, address: int) -> bool:
         aligned = address > 0 and address % _WORD == 0

@@ -156,7 +156,10 @@ def _build(
     means = replay_device(device, note)
     if capture.ticket is not None:
         others = outside(parameters.words, parameters.candidates, segments)
-        capture.ticket.learn(others, means.stream())
+        if not capture.ticket.learn(others, means.stream()):
+            # A recording that draws no random numbers does not wait for those that do, from its trial on.
+            capture.ticket.close()
+            capture.ticket = None
     parameters.candidates.clear()  # one for each argument, and of use only to the search
     binding = Binding(driver, capture.graph, parameters, table, layout.groups, bases, means.bulk)
     bindings = Bindings(binding, note)

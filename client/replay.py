@@ -63,8 +63,11 @@ class Ticket(Protocol):
     def take_back(self, drawn: Draw) -> None:
         """Put the generator back there, as nothing was launched."""
 
-    def learn(self, addresses: Collection[int], stream: int) -> None:
-        """Find a shorter way to do so, given the addresses that kernels are given and that are nothing that is known."""
+    def learn(self, addresses: Collection[int], stream: int) -> bool:
+        """Find a shorter way to do so, given the addresses that kernels are given and that are nothing that is known.
+
+        Return whether there is anything to do.
+        """
 
     def close(self) -> None:
         """Let go of the graph that it belongs to."""

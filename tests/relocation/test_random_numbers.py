@@ -255,6 +255,21 @@ def test_where_the_state_lies_is_not_looked_for_while_another_stream_may_read_it
     assert case.graph.replays == 3
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("advance", [0, ADVANCE])
+def test_who_draws_none_leaves_the_stream_to_whoever_does(
+    emulator: Emulator, advance: int, elsewhere: bool
+) -> None:
+    case = Case(emulator, advance=advance)
+    if not elsewhere:
+        case.one_stream.enter(7)  # others draw there
+
+    assert case.ticket.learn([], 7) is (advance > 0)
+
+    with contextlib.nullcontext() if elsewhere and not advance else pytest.raises(UnfitError):
+        case.one_stream.enter(8)
+
+
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=5), st.sets(st.integers(0, 50)))
 def test_what_lies_outside_lies_in_no_segment(spans: list[tuple[int, int]], words: set[int]) -> None:
     segments: list[Any] = []

@@ -191,9 +191,10 @@ class Ticket:
     def take_back(self, drawn: Draw) -> None:
         self._generator.offset = drawn.before
 
-    def learn(self, addresses: Collection[int], stream: int) -> None:
+    def learn(self, addresses: Collection[int], stream: int) -> bool:
         assert stream == 0
         assert (self._state.data_ptr() in addresses) == (self._drawn > 0)
+        return self._drawn > 0
 
     def close(self) -> None:
         self.closed = True
@@ -419,6 +420,26 @@ def test_who_draws_no_random_numbers_pays_for_none(case: Case) -> None:
         run([case.floats(1), case.floats(2)])
 
     assert [ticket.closed for ticket in case.recorder.tickets] == [True]
+
+
+def test_who_draws_no_random_numbers_is_tried_while_another_stream_does(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Ticket.learn
+
+    def learn(ticket: Ticket, addresses: Collection[int], stream: int) -> bool:
+        draws = original(ticket, addresses, stream)
+        ticket.one_stream.move(7)
+        return draws
+
+    monkeypatch.setattr(Ticket, "learn", learn)
+    run = case.make(add)
+
+    for _ in range(3):
+        run([case.floats(1), case.floats(2)])
+
+    case.expect(captured=1)
+    assert set(case.report.fallbacks) == {relocatable.NOT_YET}
 
 
 def test_after_an_interrupt_while_addresses_are_written_calls_are_launched_and_right(
@@ -1177,8 +1198,9 @@ def test_room_that_is_there_again_is_found_after_some_calls(case: Case) -> None:
 def draws_elsewhere(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have another stream draw random numbers, and never come to an end."""
 
-    def learn(ticket: Ticket, addresses: Collection[int], stream: int) -> None:
+    def learn(ticket: Ticket, addresses: Collection[int], stream: int) -> bool:
         ticket.one_stream.enter(stream)
+        return True
 
     case.recorder.random_numbers.enter(7)
     monkeypatch.setattr(Ticket, "learn", learn)
