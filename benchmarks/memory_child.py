@@ -183,7 +183,7 @@ def recordings(regions: Regions) -> Iterator[dict[str, Any]]:
     """Yield what each recording takes."""
     for region, replay in _recorded(regions):
         assert region.relocatable is not None
-        found = footprint_of(replay, region.relocatable.outputs.gradients)
+        found = footprint_of(replay, region.relocatable.facts.gradients)
         yield {"kind": region.kind, **dataclasses.asdict(found)}
 
 

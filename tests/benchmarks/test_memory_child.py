@@ -16,7 +16,7 @@ from benchmarks.peers import Compile
 from benchmarks.region_child import Regions, Timed
 from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
-from pygraphd.client.output_facts import OutputFacts
+from pygraphd.client.graph_facts import GraphFacts
 from tests.benchmarks.test_memory import stats
 from tests.relocation.conftest import allocator, emulator, emulator_library, recorder
 
@@ -140,7 +140,7 @@ def recorded(recorder: Recorder) -> tuple[Regions, Replay, torch.Tensor, torch.T
     replay = recorder.built([torch.randn(50)], [out], staged={0: staged}).replay
     replay.recycle({0})
     (kept,) = replay([torch.randn(50)])
-    relocatable: Any = SimpleNamespace(replays=(replay,), outputs=OutputFacts())
+    relocatable: Any = SimpleNamespace(replays=(replay,), facts=GraphFacts())
     regions = Regions("relocate")
     regions.all.append(Timed(replay, "forward", relocatable))
     return regions, replay, kept, staged
