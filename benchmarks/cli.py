@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from benchmarks.campaign_steps import USAGE
 from benchmarks.errors import BenchmarkError
 from benchmarks.imports import VARIANTS, measure_imports
 from benchmarks.lanes import lanes
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("regions", help="time compiled regions in PyTorch's trees and relocatable")
     )
     _add_memory(commands.add_parser("memory", help="show where reserved GPU memory goes in a steady state"))
+    _add_campaign(commands.add_parser("campaign", help="run several of these within a time limit"))
     _add_recheck(commands.add_parser("recheck", help="time looking again at what is deployed"))
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon with 10,000 entries"))
     _add_imports(commands.add_parser("imports", help="time processes that only import something"))
@@ -152,6 +154,15 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", metavar="WORKLOAD")
     parser.add_argument("--ways", type=_names, default="trees,relocate", metavar="W,V", help="see `regions`")
     parser.add_argument("--out", type=Path, metavar="FILE")
+
+
+def _add_campaign(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_campaign)
+    parser.add_argument("step", nargs="+", metavar="STEP", help=f"one of {', '.join(USAGE.values())}")
+    parser.add_argument("--gpus", type=_positive, default=1, help="GPUs to use (default 1)")
+    parser.add_argument("--end-s", type=_positive, default=580, help="seconds in all (default 580)")
+    parser.add_argument("--out", type=Path, default=Path("build/campaign"), metavar="DIR")
+    parser.add_argument("--commit", help="what results are to name, where there is no git to ask")
 
 
 def _add_recheck(parser: argparse.ArgumentParser) -> None:
@@ -320,6 +331,13 @@ def _memory(options: argparse.Namespace) -> int:
     answers = measure_memory(workload, options.ways, options.out and options.out.absolute())
     print(render_memory(answers))
     return int(any("error" in each for each in answers))
+
+
+def _campaign(options: argparse.Namespace) -> int:
+    from benchmarks.campaign import run_campaign
+
+    did_well = run_campaign(options.step, options.out.absolute(), options.gpus, options.end_s, options.commit)
+    return int(not did_well)
 
 
 def _recheck(options: argparse.Namespace) -> int:

@@ -87,7 +87,7 @@ def measure(workload_name: str, way: str, device: torch.device, allocator: Alloc
         for number in range(STEPS):
             inputs = case.draw(generator)
             look.begin(with_snapshots=number == STEPS - 1)
-            _run(step, inputs, look)
+            run(step, inputs, look)
     return {
         "warm_up": [dataclasses.astuple(each) for each in warm_up],
         "after_warm_up": dataclasses.asdict(_since(warm_up)),
@@ -114,7 +114,7 @@ def _since(readings: Sequence[Reading]) -> Reading:
     )
 
 
-def _run(step: Step, inputs: Inputs, look: Look) -> None:
+def run(step: Step, inputs: Inputs, look: Look) -> None:
     """Run a step as `Step` does, with a look before, between and behind its parts."""
     look.at(BEFORE, inputs)
     if step.optimizer is None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FILE, GPUS = "BENCHMARK_TESTS", "BENCHMARK_GPUS"
 """Variables: the file to write, and how many GPUs there are for the workers."""
 _ERROR = "E   "
+_BY_THEMSELVES = {0, 1, 5}
+"""Exit codes of pytest: all did well, some failed, there were none."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,9 +74,9 @@ class Outcomes:
         self._counts["failed"] = len(self._failed)
         self._save(ended=False)
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the counts."""
-        self._save(ended=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Write the counts; whoever interrupts the tests has them end, too."""
+        self._save(ended=exitstatus in _BY_THEMSELVES)
 
     def _save(self, *, ended: bool) -> None:
         failed = [{"test": test, "error": error} for test, error in self._failed.items()]

@@ -74,7 +74,18 @@ def render(records: Sequence[Mapping[str, Any]]) -> str:
     """Return a line for each, and which relocatable graphs reserve more than they may."""
     found = ways(records)
     rows = [_row(each, of_workload) for of_workload in found.values() for each in of_workload.values()]
-    return "\n".join([*aligned([_HEAD, *rows], {0, 1, len(_HEAD) - 1}), _reserved(found), *_launched(found)])
+    return "\n".join(
+        [
+            *aligned([_HEAD, *rows], {0, 1, len(_HEAD) - 1}),
+            _reserved(found),
+            *_launched(found),
+            *_failed(records),
+        ]
+    )
+
+
+def _failed(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{each['workload']} {each['way']}: {each['error']}" for each in records if "error" in each]
 
 
 def _row(each: Way, of_workload: Mapping[str, Way]) -> tuple[str, ...]:

@@ -56,6 +56,17 @@ def test_several_outputs_in_one_cluster_are_no_group(recorder: Recorder) -> None
     replay.close()
 
 
+def test_one_gradient_alone_is_no_group(recorder: Recorder) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 2.0)
+    replay = recorder.built([a], [out], together={0}).replay
+
+    (only,) = footprint_of(replay, {0}).allocations
+
+    assert only.role is Role.OUTPUT
+    replay.close()
+
+
 def test_what_is_kept_is_nothing_that_calls_allocate(recorder: Recorder) -> None:
     a = recorder.floats(*range(FLOATS))
     visible, saved = recorder.arena.allocate(FLOATS), recorder.arena.allocate(FLOATS)

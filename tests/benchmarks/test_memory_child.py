@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from benchmarks.memory_child import STEPS, WARM_UP, Look, measure, recordings
+from benchmarks.memory_child import STEPS, WARM_UP, Look, measure, recordings, run
 from benchmarks.memory_table import render
 from benchmarks.peers import Compile
 from benchmarks.region_child import Regions, Timed
@@ -78,6 +78,39 @@ def test_steps_are_looked_at_before_between_and_behind_their_parts(workload: str
     assert found["points"][-1]["most"]["reserved"] == counting.readings
     assert json.loads(json.dumps(found))["device_used"] == 5 * MB
     assert render([{"way": "launch", **found}]).startswith("MB")
+
+
+class Watching(Counting):
+    """Notes at each reading how many parameters have gradients, and whether they have moved."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, bool]] = []
+        self._module, self._before = module, [each.detach().clone() for each in module.parameters()]
+
+    def read(self) -> Mapping[str, int]:
+        found = list(self._module.parameters())
+        moved = not all(map(torch.equal, found, self._before))
+        self.seen.append((sum(each.grad is not None for each in found), moved))
+        return super().read()
+
+
+def test_looks_are_where_their_names_say() -> None:
+    case = WORKLOADS["mlp-training"].build(CPU)
+    watching, step = Watching(case.module), Step(case, CPU, Compile.EAGER)
+    look = Look(watching, case, step, Regions("launch"))
+    count = len([*case.module.parameters()])
+
+    look.begin(with_snapshots=False)
+    run(step, case.draw(torch.Generator().manual_seed(0)), look)
+
+    assert dict(zip(look.steps[0], watching.seen, strict=True)) == {
+        "before forward": (0, False),
+        "after forward": (0, False),
+        "after backward": (count, False),
+        "after the optimiser": (0, True),
+    }
+    assert not look.snapshots
 
 
 def test_what_was_installed_is_taken_out_again() -> None:

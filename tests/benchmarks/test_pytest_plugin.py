@@ -137,7 +137,9 @@ def test_what_failed_before_the_end_is_kept_and_printed(tmp_path: Path) -> None:
 
     assert "ValueError: at once" in output
     assert [each["error"] for each in content(tmp_path)["failed"]] == ["ValueError: at once"]
-    assert printed(tmp_path)[0].endswith("::test_bad: ValueError: at once")
+    first, last = printed(tmp_path)
+    assert first.endswith("::test_bad: ValueError: at once")
+    assert last == "1 failed; ended before they were done"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def test_a_way_is_the_median_of_its_processes_and_the_sum_of_its_regions() -> No
     (found,) = ways(records)["bert-training"].values()
 
     assert (found.reserved_mb, found.gpu_us) == (4, 4.0)
+    assert render(records).splitlines()[-1] == "bert-training relocate: killed"
 
 
 def test_a_line_for_each_way_over_trees_and_over_launched_calls() -> None:

@@ -42,11 +42,17 @@ def in_mb(part: Part) -> tuple[int, ...]:
 
 def test_what_is_free_beside_something_is_a_fragment_and_else_the_segment_is_empty() -> None:
     found = summarize(
-        [segment(0, "3", "5f", "2w", "10f"), segment(100, "20f"), segment(200, "7", "23")], NOBODY
+        [
+            segment(0, "3", "5f", "2w", "10f"),
+            segment(100, "20f"),
+            segment(200, "7", "23"),
+            segment(300, "1", "1f"),
+        ],
+        NOBODY,
     )
 
     #                            segments, reserved, allocated, pending, fragments, the largest, empty
-    assert in_mb(found.all) == (3, 70, 33, 2, 15, 10, 20)
+    assert in_mb(found.all) == (4, 72, 34, 2, 16, 10, 20)
 
 
 def test_what_is_waited_for_does_not_make_a_segment_empty() -> None:

@@ -560,6 +560,7 @@ def test_each_size_has_its_part_which_can_be_let_go_of(case: Case) -> None:
     first, second = run.replays
     parts[1]([case.floats(5, 6), 1])
     assert run.replays == (second, first)  # in the order of use
+    assert run.replays[-1] is run._replays[(1,)]
     parts[1].close()
     parts[3].close()
     assert run.recordings == 1

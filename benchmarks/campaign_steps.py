@@ -1,0 +1,228 @@
+"""The steps of a campaign by name, and the commands that each is made of. None of them does anything that cannot be run by hand."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import pytest_plugin
+from benchmarks.compare import RIVALS
+from benchmarks.errors import BenchmarkError, UnknownNameError
+from benchmarks.lanes import VISIBLE, gpu_names
+from benchmarks.peers import select_peers
+from benchmarks.region_table import ACTIVATIONS_DOMINATE, RELOCATE
+from benchmarks.regions import WAYS
+from benchmarks.workloads import WORKLOADS, select_workloads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SECONDS = "SECONDS"
+"""Among a command's arguments: the whole seconds that it may take."""
+ALL = "all"
+"""All workloads but those that are there for their memory."""
+_USUAL_S = 580.0
+"""For so long a campaign the limits of steps are meant; they grow with it."""
+_WORKERS = 13
+_AT_ONCE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A process, by Python's arguments and the variables that it has beside the campaign's."""
+
+    arguments: tuple[str, ...]
+    environ: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Commands that run side by side, and then a report of what they came to, whatever that is."""
+
+    name: str
+    limit_s: float
+    commands: tuple[Command, ...]
+    report: Command | None = None
+    result: Path | None = None
+    telling: str = ""
+    """A regular expression: lines to be repeated in the summary, of the report or, if there is none, of the commands."""
+    sums_up: bool = False
+    """Whether the last of these says what failed, better than what the commands print in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a step is told of the campaign: its own number and name there, folders for results and for what is not kept, GPUs."""
+
+    number: int
+    name: str
+    out: Path
+    scratch: Path
+    gpus: int
+    longer: float
+    """How many times as long as usual it may take."""
+
+    @property
+    def kind(self) -> str:
+        """The word that its name begins with."""
+        return self.name.partition(":")[0]
+
+    @property
+    def result(self) -> Path:
+        """The file that it writes, if it writes one."""
+        return self.out / f"{self.number}-{self.kind}.json"
+
+    def step(
+        self,
+        limit_s: float,
+        *commands: Command,
+        report: Command | None = None,
+        keeps: bool = True,
+        telling: str = "",
+        sums_up: bool = False,
+    ) -> Step:
+        """Return the step; `keeps`: it writes `result`."""
+        result = self.result if keeps else None
+        return Step(self.name, limit_s * self.longer, commands, report, result, telling, sums_up)
+
+
+def steps_of(names: Sequence[str], out: Path, scratch: Path, gpus: int, end_s: float) -> list[Step]:
+    """Return the steps of these names; raises BenchmarkError if one cannot be."""
+    longer = max(1.0, end_s / _USUAL_S)
+    return [
+        _step(Place(number, name, out, scratch, gpus, longer)) for number, name in enumerate(names, start=1)
+    ]
+
+
+def _step(place: Place) -> Step:
+    if place.kind not in _KINDS:
+        raise UnknownNameError("step", [place.name], list(USAGE.values()))
+    make, parts = _KINDS[place.kind], place.name.split(":")[1:]
+    try:
+        inspect.signature(make).bind(place, *parts)
+    except TypeError as error:
+        raise BenchmarkError(f"{place.name} should be {USAGE[place.kind]}") from error
+    return make(place, *parts)
+
+
+def _benchmarks(*arguments: str) -> Command:
+    return Command(("-m", "benchmarks", *arguments))
+
+
+def _tests(place: Place) -> Step:
+    environ = {
+        "TORCHINDUCTOR_COMPILE_THREADS": "2",
+        pytest_plugin.FILE: str(place.result),
+        pytest_plugin.GPUS: str(place.gpus),
+    }
+    plugins = ("-p", "no:benchmark", "-p", "benchmarks.pytest_plugin")
+    workers = ("-n", str(_WORKERS * place.gpus), "--dist", "worksteal")
+    return place.step(
+        420,
+        Command(("-m", "pytest", "-m", "gpu", *plugins, *workers), tuple(environ.items())),
+        report=Command(("-m", "benchmarks.pytest_plugin", str(place.result))),
+        sums_up=True,
+    )
+
+
+def _demo(place: Place) -> Step:
+    names = gpu_names(place.gpus) if place.gpus > 1 else []
+    commands = [
+        Command(
+            ("examples/demo.py", str(place.scratch / f"demo.{place.number}.{number}")),
+            ((VISIBLE, names[number % len(names)]),) if names else (),
+        )
+        for number in range(2)
+    ]
+    return place.step(180, *commands, keeps=False, telling="  graphs: |  deployed: |The second run |demo: ")
+
+
+def _memory(place: Place, workload: str, ways: str = f"{RELOCATE},trees") -> Step:
+    (found,) = select_workloads([workload])
+    options = ("--ways", _known_ways(ways), "--out", str(place.result))
+    return place.step(240, _benchmarks("memory", found.name, *options))
+
+
+def _regions(place: Place, workloads: str, ways: str = "") -> Step:
+    chosen = ("--ways", _known_ways(ways)) if ways else ()
+    options = ("--repetitions", "1", "--together", "--out", str(place.result), *chosen)
+    return place.step(
+        420,
+        _benchmarks("regions", "--workloads", _known(workloads), *options),
+        report=_benchmarks("table", str(place.result)),
+    )
+
+
+def _addresses(place: Place, workload: str) -> Step:
+    options = ("--ways", RELOCATE, "--repetitions", "1", "--out", str(place.result))
+    telling = "ms a step: |beyond fixed addresses: |by its regions alone: "
+    return place.step(300, _benchmarks("regions", "--workloads", _known(workload), *options), telling=telling)
+
+
+def _run(place: Place, workloads: str, peers: str, repetitions: str) -> Step:
+    chosen = [peer.name for peer in select_peers(peers.split(","))]
+    if not repetitions.isdecimal() or not int(repetitions):
+        raise BenchmarkError(f"{place.name}: {repetitions} is no number of repetitions")
+    what = ("--workloads", _known(workloads), "--peers", ",".join(chosen), "--repetitions", repetitions)
+    how = ("--together", "--gpus", str(place.gpus), "--at-once", str(_AT_ONCE), "--caches", "shared")
+    where = ("--compiled", str(place.scratch / "compiled"), "--budget-s", SECONDS, "--out", str(place.result))
+    return place.step(_USUAL_S, _benchmarks("run", *what, *how, *where), report=_of_run(chosen, place.result))
+
+
+def _of_run(peers: Sequence[str], result: Path) -> Command:
+    ours = [peer for peer in peers if peer.startswith("pygraph")]
+    if ours and set(RIVALS) & set(peers):
+        return _benchmarks("compare", str(result), "--peer", ours[0])
+    return _benchmarks("table", str(result))
+
+
+def _price(place: Place) -> Step:
+    # One process at a time: what compiles beside others says nothing of the price.
+    how = ("--caches", "fresh", "--repetitions", "1", "--windows", "1", "--no-coverage")
+    peers = ("--peers", "default,pygraph-cold,pygraph-warm")
+    return place.step(
+        480,
+        _benchmarks("run", *how, *peers, "--out", str(place.result)),
+        report=_benchmarks("price", str(place.result)),
+    )
+
+
+def _recheck(place: Place) -> Step:
+    return place.step(180, _benchmarks("recheck", "--out", str(place.result)))
+
+
+def _known(workloads: str) -> str:
+    """Return names of workloads, all of which there are, as one argument."""
+    if workloads == ALL:
+        return ",".join(name for name in WORKLOADS if name not in ACTIVATIONS_DOMINATE)
+    return ",".join(each.name for each in select_workloads(workloads.split(",")))
+
+
+def _known_ways(ways: str) -> str:
+    if unknown := [way for way in ways.split(",") if way not in WAYS]:
+        raise UnknownNameError("way", unknown, list(WAYS))
+    return ways
+
+
+_KINDS: dict[str, Callable[..., Step]] = {
+    "tests": _tests,
+    "demo": _demo,
+    "memory": _memory,
+    "regions": _regions,
+    "addresses": _addresses,
+    "run": _run,
+    "price": _price,
+    "recheck": _recheck,
+}
+USAGE = {
+    "tests": "tests",
+    "demo": "demo",
+    "memory": "memory:WORKLOAD[:WAYS]",
+    "regions": "regions:WORKLOADS[:WAYS]",
+    "addresses": "addresses:WORKLOAD",
+    "run": "run:WORKLOADS:PEERS:REPETITIONS",
+    "price": "price",
+    "recheck": "recheck",
+}
