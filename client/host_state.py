@@ -91,7 +91,9 @@ class WithHostState(Relocatable):
         self._call = _Call()
         self._begun: weakref.WeakKeyDictionary[Replay, _Begun | None] = weakref.WeakKeyDictionary()
         self._seed, self._idle = _number(0), _number(0)
-        self._idle_on_gpu = self._idle.to(self._device) if facts.state.idle_inputs else None
+        # Nothing is copied: the user may be capturing while this is compiled.
+        idle_inputs = facts.state.idle_inputs
+        self._idle_on_gpu = torch.empty_like(self._idle, device=self._device) if idle_inputs else None
 
     def _run(self, inputs: list[Any]) -> Any:
         if reason := self._why_as_compiled(inputs):
