@@ -406,6 +406,16 @@ def test_a_capture_that_fails_leaves_the_process_as_it_was(relocated: Relocated)
     assert relocated.report.counts["captured"] == 1
 
 
+NEVER_FAIL = frozenset(
+    {
+        "cuFuncGetParamInfo", "cuKernelGetParamInfo", "cuPointerGetAttribute",  # whose failing is an answer
+        "cuThreadExchangeStreamCaptureMode",  # would leave this thread as it was not
+    }
+)  # fmt: skip
+FOR_A_SHORTER_WAY = frozenset({"cuMemcpyDtoH_v2", "cuStreamBatchMemOp_v2"})
+"""What finds out where the generator's state lies: without it PyTorch writes that, and the recording is used."""
+
+
 class FailingCalls:
     """Has the n-th driver call fail."""
 
@@ -413,17 +423,21 @@ class FailingCalls:
         from pygraphd.client import driver
 
         self.count, self.fail_at = 0, 0
+        self.failed = ""
         loaded = driver.load()
         for name, call in loaded._calls.items():
-            if name not in ("cuFuncGetParamInfo", "cuKernelGetParamInfo", "cuPointerGetAttribute"):
-                monkeypatch.setitem(loaded._calls, name, self._counted(call))
+            if name not in NEVER_FAIL:
+                monkeypatch.setitem(loaded._calls, name, self._counted(name, call))
         monkeypatch.setattr(loaded, "_launch", loaded._calls["cuGraphLaunch"])
         monkeypatch.setattr(loaded, "_write_words", loaded._calls["cuStreamBatchMemOp_v2"])
 
-    def _counted(self, call: Callable[..., int]) -> Callable[..., int]:
+    def _counted(self, name: str, call: Callable[..., int]) -> Callable[..., int]:
         def counted(*arguments: object) -> int:
             self.count += 1
-            return 999 if self.count == self.fail_at else call(*arguments)
+            if self.count != self.fail_at:
+                return call(*arguments)
+            self.failed = name
+            return 999
 
         return counted
 
@@ -477,7 +491,8 @@ def test_every_driver_call_may_fail(
         assert all(map(torch.equal, found, expected))
         assert offset == drawn
         count, failing.fail_at = failing.count, 0
-        assert (run.refusal is not None) is (0 < fail_at <= count)
+        if not fail_at or failing.failed not in FOR_A_SHORTER_WAY:
+            assert (run.refusal is not None) is (0 < fail_at <= count)
         run.close()
         return count
 

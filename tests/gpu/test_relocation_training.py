@@ -76,12 +76,13 @@ def test_gradients_are_those_of_the_same_code_launched(relocated: Relocated, env
 
 
 def stepped_by_hand(module: torch.nn.Module, run: Callable[..., Any], steps: int = 12) -> list[float]:
-    """Train with an optimiser that gives parameters other memory at each step."""
-    losses = []
+    """Train with an optimiser that gives parameters other memory at each step, where none of them has lain before."""
+    losses, before = [], list[torch.Tensor]()
     for batch in batches(steps):
         loss = (run(batch) - batch[:, :8]).square().mean()
         loss.backward()
         for each in module.parameters():
+            before.append(each.data)
             each.data = each.data - 0.1 * each.grad
             each.grad = None
         losses.append(loss.item())
