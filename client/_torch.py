@@ -255,8 +255,18 @@ def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
 def _partition_maps(compiled: Any) -> tuple[PartitionMap, ...]:
     maps = compiled.partition_maps if _inductor_config().graph_partition else None
     return tuple(
-        PartitionMap(tuple(each.input_index_mapping), tuple(each.output_index_mapping)) for each in maps or ()
+        PartitionMap(
+            tuple(each.input_index_mapping), tuple(map(_outputs_of_graph, each.output_index_mapping))
+        )
+        for each in maps or ()
     )
+
+
+def _outputs_of_graph(own: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return which outputs of a graph one of a partition is: torch 2.15 says all of them, earlier versions one or None."""
+    if own is None:
+        return ()
+    return (own,) if isinstance(own, int) else tuple(own)
 
 
 _SYMBOLIC = ': "Sym('

@@ -94,20 +94,21 @@ class State:
         """The outputs that hold something."""
         return self.seeds + self.offsets
 
-    def of_partition(self, inputs: Sequence[int | None], outputs: Sequence[int | None]) -> State:
+    def of_partition(self, inputs: Sequence[int | None], outputs: Sequence[Sequence[int]]) -> State:
         """Return those of a part of the graph; the maps say which of the graph's inputs and outputs its own are."""
+        taken = [(each,) for each in inputs]
         return State(
             _where(outputs, self.seeds),
             _where(outputs, self.offsets),
             _where(outputs, self.idle_outputs),
-            _where(inputs, self.inputs),
-            _where(inputs, self.idle_inputs),
+            _where(taken, self.inputs),
+            _where(taken, self.idle_inputs),
         )
 
 
-def _where(mine: Sequence[int | None], of_graph: Iterable[int]) -> tuple[int, ...]:
+def _where(mine: Sequence[Sequence[int | None]], of_graph: Iterable[int]) -> tuple[int, ...]:
     """Return which of a part's own indices stand for some of the graph's; those that it lacks are another part's."""
-    return tuple(mine.index(each) for each in of_graph if each in mine)
+    return tuple(index for each in of_graph for index, own in enumerate(mine) if each in own)
 
 
 _MOVING = "_efficient_attention"

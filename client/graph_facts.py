@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMap:
-    """Which inputs and outputs of a graph those of a partition are; None: they pass between partitions."""
+    """Which inputs and outputs of a graph those of a partition are; an output of it may be several of the graph's."""
 
     inputs: tuple[int | None, ...]
-    outputs: tuple[int | None, ...]
+    """None: it comes from another partition."""
+    outputs: tuple[tuple[int, ...], ...]
+    """Empty: it goes to another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,5 +44,5 @@ class GraphFacts:
         )
 
 
-def _where(mine: Sequence[int | None], outputs: frozenset[int]) -> frozenset[int]:
-    return frozenset(index for index, output in enumerate(mine) if output in outputs)
+def _where(mine: Sequence[Sequence[int]], outputs: frozenset[int]) -> frozenset[int]:
+    return frozenset(index for index, each in enumerate(mine) if not outputs.isdisjoint(each))

@@ -55,7 +55,7 @@ def test_one_output_is_an_output() -> None:
 
 def test_a_partition_has_numbers_of_its_own() -> None:
     whole = GraphFacts(frozenset({1, 2}), frozenset({0}), State((2,), (0,), (1,), (5,), (4, 6)))
-    maps = PartitionMap((4, 5), (None, 2, 0)), PartitionMap((None, 6, 4), (1,))
+    maps = PartitionMap((4, 5), ((), (2,), (7, 0))), PartitionMap((None, 6, 4), ((1,),))
 
     assert whole.of_partition((), 0) == whole
     assert whole.of_partition(maps, 0) == GraphFacts(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch._inductor.utils import GraphPartitionMap
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -296,18 +297,38 @@ def test_the_gradients_of_parameters_are_told_from_the_texts() -> None:
 
 
 def test_a_partition_says_which_inputs_and_outputs_of_the_graph_its_own_are() -> None:
-    mine = (([1, 0], [None, 2, 0]), ([None], [1]))
-    maps = [SimpleNamespace(input_index_mapping=i, output_index_mapping=o) for i, o in mine]
+    fields = GraphPartitionMap.__dataclass_fields__
+    told = str(fields["output_index_mapping"].type).replace("typing.", "")
+    assert told in {"list[Optional[int]]", "list[int | None]", "list[list[int]]"}
+    outputs: tuple[list[Any], ...] = ([None, 2, 0], [1])
+    if told == "list[list[int]]":
+        outputs = ([[], [2], [0, 3]], [[1]])
+    maps = [GraphPartitionMap(0, i, o, []) for i, o in zip(([1, 0], [None]), outputs, strict=True)]
     compiled = SimpleNamespace(partition_maps=maps)
 
     with _torch._inductor_config().patch(graph_partition=True):
+        both = (0, 3) if told == "list[list[int]]" else (0,)
         assert _torch._partition_maps(compiled) == (
-            PartitionMap((1, 0), (None, 2, 0)),
-            PartitionMap((None,), (1,)),
+            PartitionMap((1, 0), ((), (2,), both)),
+            PartitionMap((None,), ((1,),)),
         )
         assert _torch._partition_maps(SimpleNamespace(partition_maps=None)) == ()
     with _torch._inductor_config().patch(graph_partition=False):
         assert _torch._partition_maps(compiled) == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "outputs"),
+    [([None, 2, 0], ((), (2,), (0,))), ([[], [2], [0, 3]], ((), (2,), (0, 3)))],
+    ids=["until 2.14", "2.15"],
+)
+def test_an_output_of_a_partition_may_be_several_of_the_graph(
+    told: list[Any], outputs: tuple[tuple[int, ...], ...]
+) -> None:
+    maps = [SimpleNamespace(input_index_mapping=[], output_index_mapping=told)]
+
+    with _torch._inductor_config().patch(graph_partition=True):
+        assert _torch._partition_maps(SimpleNamespace(partition_maps=maps)) == (PartitionMap((), outputs),)
 
 
 def test_a_mode_of_the_users_does_not_get_to_see_how_that_is_found_out() -> None:
