@@ -67,6 +67,7 @@ class Rota:
         self._lock = threading.Lock()
         self._members: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
         self._attendance = Attendance()
+        self._undecided: weakref.WeakSet[Member] = weakref.WeakSet()
         self._current = Deployment.LAUNCH
         self._deciding = False
         self._guide: weakref.ref[Member] | None = None
@@ -99,6 +100,7 @@ class Rota:
             if self._begins_round(member):
                 self._begin_round(member)
             self._attendance.note(member)
+            self._undecided.add(member)
             self._open_forwards.follow(member, self.round)
             if self._deciding and _is_ready(member):
                 return None
@@ -113,14 +115,17 @@ class Rota:
                 self._attendance.note(member, warms_up=True)
 
     def measured_with(self, family: int) -> list[Member]:
-        """Return the regions of a forward and its backward that take part in each round, and are not decided."""
+        """Return the regions of a forward and its backward that are measured, and are not decided."""
         with self._lock:
-            return [each for each in self._attendance.expected() if each.family == family]
+            # Nobody waits for those of dynamic sizes; but what they have measured together is known.
+            together = {*self._attendance.expected(), *self._undecided}
+            return [each for each in together if each.family == family]
 
     def leave(self, member: Member) -> None:
         """Note that a region is decided, and comes no more."""
         with self._lock:
             self._attendance.excuse(member)
+            self._undecided.discard(member)
             self._families_for_later.pop(member.family, None)
             self._open_forwards.forget(member.family)
             if self._guide is not None and self._guide() is member:

@@ -122,6 +122,22 @@ def test_the_summary_says_at_which_sizes_a_graph_ran_how(
     assert summary["deployed"] == {"LAUNCH": 4, "TREES": 2, "RELOCATE": 0}
 
 
+def test_a_forward_goes_into_trees_with_the_backward_of_its_own_size_if_that_gains_more(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At one size the backward cannot be relocated, and saves 60 us in trees; its forward loses 50 us there, or 70."""
+    program = Program(session)
+    loses = {Deployment.LAUNCH: 150.0, Deployment.TREES: 90.0, Deployment.RELOCATE: 40.0}
+    program.forward = {8: loses, 16: {**loses, Deployment.TREES: 110.0}}
+    gains = {Deployment.LAUNCH: 110.0, Deployment.TREES: 50.0, Deployment.RELOCATE: 150.0}
+    program.backward = {8: gains, 16: gains}
+
+    ran = program.steps([8] * MORE + [16] * MORE, monkeypatch)
+
+    last = {size: how for size, *how in ran}
+    assert last == {8: ["captured", "captured"], 16: ["relocated", "launched"]}
+
+
 def test_a_backward_goes_by_the_forward_of_its_own_size(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
