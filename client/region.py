@@ -54,7 +54,10 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 WARM_UP_CALLS = 2
 MEMORY_MARGIN = 1.2
 """Free memory must exceed by this factor what a step was seen to need, or nothing is tried."""
+OTHER_THREAD = "called from another thread while it was measured"
 WAITING = "launched while another process measured its graph"
+OTHERS_CALLS = 4
+"""Calls of other threads without one of the thread that measures, after which another one goes on: a server may have one for each request."""
 SELDOM = "measured later, since it is called more seldom than what is being measured"
 MAX_SIZES = 64
 """Dynamic sizes that are remembered until one comes back; measuring needs a size that does."""
@@ -146,6 +149,8 @@ class Region:
         self._sizes: tuple[int, ...] = ()
         self._seen_sizes: set[tuple[int, ...]] = set()
         self._thread = 0
+        self._others_calls = 0
+        self._in_measured_call = threading.Lock()
         self._timed_calls = 0
         self._timed_ms = 0.0
 
@@ -284,6 +289,15 @@ class Region:
         if reason := self._why_aside(inputs):
             self._host.report.step_aside(reason)
             return self._launch(inputs)
+        if not self._in_measured_call.acquire(blocking=False):
+            self._host.report.step_aside(OTHER_THREAD)
+            return self._launch(inputs)
+        try:
+            return self._measured_call(inputs)
+        finally:
+            self._in_measured_call.release()
+
+    def _measured_call(self, inputs: list[Any]) -> Any:
         if self._has_come_to_refuse and (told := self._guarded(self._as_where_refused)) is not None:
             self._deploy(told)
             return self._call(inputs)
@@ -298,14 +312,27 @@ class Region:
         return self._timed_call(deployment, inputs)
 
     def _why_aside(self, inputs: list[Any]) -> str | None:
-        if threading.get_ident() != self._thread:
-            return "called from another thread while it was measured"
+        if self._is_for_another_thread():
+            return OTHER_THREAD
         if _sizes(inputs) != self._sizes:
             return "called with other sizes while it was measured"
         with torch.cuda.device(self._device):
             if torch.cuda.is_current_stream_capturing():
                 return "called within a capture of the user's"
         return None
+
+    def _is_for_another_thread(self) -> bool:
+        mine = threading.get_ident()
+        if mine == self._thread:
+            self._others_calls = 0
+            return False
+        self._others_calls += 1
+        candidates = self._candidates
+        # PyTorch's trees are a thread's own.
+        if self._others_calls <= OTHERS_CALLS or candidates is None or candidates.trees is not None:
+            return True
+        self._thread, self._others_calls = mine, 0
+        return False
 
     def _timed_call(self, deployment: Deployment, inputs: list[Any]) -> Any:
         candidates = self._candidates

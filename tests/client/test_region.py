@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,15 @@ import pytest
 from pygraphd.client import policy
 from pygraphd.client.candidates import Candidates
 from pygraphd.client.claims import Turn
-from pygraphd.client.region import TRANSITIONS, WAITING, WARM_UP_CALLS, Decided, Region, State
+from pygraphd.client.region import (
+    OTHER_THREAD,
+    TRANSITIONS,
+    WAITING,
+    WARM_UP_CALLS,
+    Decided,
+    Region,
+    State,
+)
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
 from pygraphd.client.timeline import Timeline
@@ -368,6 +377,76 @@ def test_who_is_interrupted_while_it_is_decided_goes_on_launched(
         one([]) if state is State.WAIT else one._decide()
 
     assert [one([]) for _ in range(3)] == ["launched"] * 3
+
+
+class Timed:
+    """In place of a profiler: each call is a sample at once."""
+
+    def __init__(self) -> None:
+        self.samples: dict[Deployment, int] = {}
+
+    def start(self, deployment: Deployment, *, fair: bool = True, part: int = 0) -> Deployment | None:
+        return deployment if fair else None
+
+    def stop(self, call: Deployment, *, steady: bool = True) -> None:
+        self.samples[call] = self.samples.get(call, 0) + 1
+
+    def collect(self) -> None:
+        pass
+
+    def fewest(self, deployments: tuple[Deployment, ...]) -> int:
+        return min(self.samples.get(each, 0) for each in deployments)
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        return ()
+
+
+def measured_by_threads(
+    host: Host, monkeypatch: pytest.MonkeyPatch, trees: Runnable | None, requests: int
+) -> Region:
+    """Measure a region of which each call comes from a thread of its own, as of a server with one for each request."""
+    monkeypatch.setattr(Region, "_why_not_measure", lambda region: None)
+    monkeypatch.setattr("torch.cuda.device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
+    ways: Any = Candidates(launch, trees, device_index=0, is_backward=False, relocate=Relocating())
+    one = Region(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ways, host, lambda *_: None, 1)
+    one._profiler = Timed()  # type: ignore[assignment]
+    for number in range(requests):
+        monkeypatch.setattr(threading, "get_ident", lambda number=number: number)
+        one([])
+    return one
+
+
+def test_a_server_with_a_thread_for_each_request_is_measured_too(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measured_by_threads(host, monkeypatch, None, 200).state is State.DEPLOYED
+    assert host.report.fallbacks[OTHER_THREAD] > 4 * 20
+
+
+def test_trees_are_measured_by_one_thread_alone(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measured_by_threads(host, monkeypatch, trees, 200).state is State.MEASURE
+    assert host.report.fallbacks == {OTHER_THREAD: 200 - WARM_UP_CALLS - 1}
+
+
+def test_a_call_while_another_thread_is_in_a_measured_one_is_launched(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = measured_by_threads(host, monkeypatch, None, 10)
+    monkeypatch.setattr(one, "_is_for_another_thread", lambda: False)
+    seen: list[str] = []
+
+    def run(deployment: Deployment, inputs: list[Any]) -> str:
+        if not seen:
+            seen.append("outer")
+            seen.append(one([]))
+        return "measured"
+
+    monkeypatch.setattr(one, "_timed_call", run)
+
+    assert one([]) == "measured"
+    assert seen == ["outer", "launched"]
+    assert one([]) == "measured"
 
 
 def test_an_error_of_ours_is_counted_and_the_call_goes_on(
