@@ -130,6 +130,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.torch  # it takes seconds
 def test_a_late_step_is_ended_and_what_it_has_measured_stays(tmp_path: Path) -> None:
     result = tmp_path / "1-late.json"
     began = time.monotonic()
@@ -154,6 +155,7 @@ def test_a_late_step_is_ended_and_what_it_has_measured_stays(tmp_path: Path) -> 
     assert sorted(each.name for each in tmp_path.iterdir()) == ["1-late.json", "campaign.log"]
 
 
+@pytest.mark.torch  # it takes seconds
 def test_what_a_process_has_printed_is_there_if_it_had_to_be_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +171,7 @@ def test_what_a_process_has_printed_is_there_if_it_had_to_be_killed(
     assert done.lines == ("so far",)
 
 
+@pytest.mark.torch  # it takes seconds
 def test_the_end_of_the_campaign_ends_a_step_and_begins_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +240,7 @@ def test_results_of_another_campaign_are_not_taken_for_its_own(tmp_path: Path) -
     assert [each.name for each in tmp_path.iterdir()] == ["1-a.json"]
 
 
+@pytest.mark.torch  # it takes seconds
 @pytest.mark.parametrize("to", ["SIGTERM", "SIGINT"])
 def test_a_campaign_that_is_ended_ends_its_processes_and_says_what_there_is(tmp_path: Path, to: str) -> None:
     child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"

@@ -79,6 +79,7 @@ def printed(folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.torch  # it takes seconds
 @pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "worksteal")], ids=["alone", "workers"])
 def test_each_failed_test_has_its_error(tmp_path: Path, workers: tuple[str, ...]) -> None:
     done = subprocess.run(
@@ -104,6 +105,7 @@ def test_each_failed_test_has_its_error(tmp_path: Path, workers: tuple[str, ...]
     assert sum("::test_compared: assert 3 == 4" in line for line in lines) == 1
 
 
+@pytest.mark.torch  # it takes seconds
 def test_what_cannot_be_collected_is_a_failure(tmp_path: Path) -> None:
     subprocess.run(
         command(tmp_path, "import nothing_of_that_name"),
@@ -117,6 +119,7 @@ def test_what_cannot_be_collected_is_a_failure(tmp_path: Path) -> None:
     assert failed["error"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
 
 
+@pytest.mark.torch  # it takes seconds
 def test_what_failed_before_the_end_is_kept_and_printed(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     run = command(tmp_path, SLOW.format(seen=str(seen)), "-n", "1")
@@ -142,6 +145,7 @@ def test_what_failed_before_the_end_is_kept_and_printed(tmp_path: Path) -> None:
     assert last == "1 failed; ended before they were done"
 
 
+@pytest.mark.torch  # it takes seconds
 @pytest.mark.parametrize(
     ("told", "expected"),
     [("", {"0,1", "1,0"}), ("7,5", {"7,5", "5,7"})],
