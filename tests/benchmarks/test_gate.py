@@ -39,6 +39,7 @@ def test_without_a_gate_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for_turn()
 
 
+@pytest.mark.torch  # it takes seconds
 def test_all_wait_for_the_last_and_then_run_one_at_a_time(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate", [("a", 1), ("b", 2), ("c", 3)])
     first = [start(tmp_path, name, gate.place(name).environ) for name in ("a", "b")]
@@ -55,6 +56,7 @@ def test_all_wait_for_the_last_and_then_run_one_at_a_time(tmp_path: Path) -> Non
     assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))
 
 
+@pytest.mark.torch  # it takes seconds
 def test_those_that_share_compile_one_after_the_other(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate", [("a", "same"), ("b", "other"), ("c", "same")])
     later = start(tmp_path, "c", gate.place("c").environ)

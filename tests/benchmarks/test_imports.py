@@ -18,6 +18,7 @@ QUICK = (
 )
 
 
+@pytest.mark.torch  # it takes seconds
 def test_differences_are_paired_with_the_baseline(tmp_path: Path) -> None:
     out = tmp_path / "imports.json"
     lines = measure_imports(QUICK, repetitions=3, out=out)

@@ -5,6 +5,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from benchmarks.processes import Outcome, last_error, run_fresh, run_logged
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ def test_silent_failure_is_its_exit_code(tmp_path: Path) -> None:
     assert run_fresh(["-c", "raise SystemExit(3)"], os.environ, 30, folder=tmp_path).error == "exit code 3"
 
 
+@pytest.mark.torch  # it takes seconds
 def test_late_process_is_killed_with_its_children(tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     child = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
@@ -82,12 +85,14 @@ time.sleep(60)
 """
 
 
+@pytest.mark.torch  # it takes seconds
 def test_a_late_process_is_asked_to_end_before_it_is_killed(tmp_path: Path) -> None:
     outcome = run_logged(["-c", ASKED], os.environ, 1.0, tmp_path / "log", 20)
 
     assert outcome == Outcome("killed: not done after 1 s", "begun\nput in order\n")
 
 
+@pytest.mark.torch  # it takes seconds
 def test_one_that_does_not_end_when_asked_is_killed_with_its_children(tmp_path: Path) -> None:
     child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     parent = f"""
