@@ -248,7 +248,8 @@ def test_a_campaign_that_is_ended_ends_its_processes_and_says_what_there_is(tmp_
 import signal, pathlib
 from benchmarks.campaign import Campaign, summary
 from benchmarks.campaign_steps import Command, Step
-signal.signal(signal.SIGTERM, signal.default_int_handler)
+for each in (signal.SIGTERM, signal.SIGINT):  # which a shell may have had ignored in the background
+    signal.signal(each, signal.default_int_handler)
 steps = [Step("short", 30, (Command(("-c", "print('measured')")),)), Step("long", 60, (Command(("-c", {child!r})),) * 2)]
 campaign = Campaign(steps, pathlib.Path({str(tmp_path)!r}), 100, "abc")
 try:
