@@ -2,7 +2,7 @@
 
 During a capture the allocator gives dead temporaries' memory to later ones, so an output may lie where a larger temporary was.
 All allocations that overlap form a cluster, and a cluster moves as one: then no write of any kernel leaves its memory. Clusters
-in which nothing lies but outputs that may be together are packed into one allocation, and so is all that is no output's.
+in which nothing lies but outputs that may be together are packed into one allocation, and so is all that is no output's (`scratch`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import _torch
+from pygraphd.client import _torch, scratch
 from pygraphd.client.binding import Binding, InputGroup
 from pygraphd.client.bulk import helper
 from pygraphd.client.executables import Bindings
@@ -25,6 +25,7 @@ from pygraphd.client.relocation import (
     IN_PLACE,
     Segment,
     Span,
+    Table,
     alignment,
     blocks,
     find,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from pygraphd.client.driver import Driver
     from pygraphd.client.outputs import Output
-    from pygraphd.client.relocation import Table
 
 
 TOGETHER_BYTES = 16 << 20
@@ -140,18 +140,26 @@ def _build(
     clusters = _Clusters(capture, together)
     outputs = tuple(clusters.output(output, inputs, groups) for output in capture.outputs)
     memories, memory_segments, bound = clusters.memories(len(groups))
+    parameters = Parameters(driver, capture.graph)
+    segments = [Segment(span, slot) for slot, (_, span) in enumerate(groups)]
+    segments += memory_segments
+    first = len(groups) + len(memories)
+    segments += [Segment(span, slot) for slot, span in enumerate(clusters.scratch, start=first)]
+    in_place = [Segment(span, IN_PLACE) for span in capture.held]
+    table = scan(
+        parameters.words, parameters.candidates, [*segments, *in_place], first + len(clusters.scratch)
+    )
+    table, size = _with_scratch(table, first, clusters.scratch, parameters)
+    if size:
+        memories = (*memories, Memory((size,), (1,), torch.uint8))
+        bound.append(0)  # they lay apart: no address is right for all of them
     layout = Layout(
         tuple(group for group, _ in groups),
         memories,
         Outputs(outputs, [memory.dtype for memory in memories], as_tuple=capture.as_tuple),
         tuple(staged.items()),
+        has_scratch=size > 0,
     )
-    parameters = Parameters(driver, capture.graph)
-    segments = [Segment(span, slot) for slot, (_, span) in enumerate(groups)]
-    segments += memory_segments
-    in_place = [Segment(span, IN_PLACE) for span in capture.held]
-    slots = len(groups) + len(memories)
-    table = scan(parameters.words, parameters.candidates, [*segments, *in_place], slots)
     bases = [span.start for _, span in groups] + bound
     means = replay_device(device, note)
     if capture.ticket is not None:
@@ -169,6 +177,17 @@ def _build(
         bindings.close()
         raise
     return Built(replay, _unseen(table, layout), device, len(parameters))
+
+
+def _with_scratch(
+    table: Table, first: int, temporaries: Sequence[Span], parameters: Parameters
+) -> tuple[Table, int]:
+    """Return a table in which all temporaries, whose slots begin at `first`, are one slot, and the bytes that they take together."""
+    used = scratch.uses(table.nodes[first:], parameters.positions())
+    offsets, size = scratch.lay_out(temporaries, used)
+    if not size:
+        return Table(table.places[:first], table.nodes[:first]), 0
+    return scratch.as_one(table, first, offsets), size
 
 
 def _unseen(table: Table, layout: Layout) -> frozenset[int]:
@@ -275,13 +294,18 @@ class _Clusters:
             }
 
     def _in_groups(self, clusters: Iterable[int]) -> list[list[int]]:
-        """Return which clusters are to be together: of one type, small ones apart from others, and no cluster alone."""
+        """Return which clusters are to be together: of one type, small ones apart from others, and no cluster alone.
+
+        Autograd copies a gradient that lies otherwise than its parameter, as a transposed one may, and lets go of it at once. What
+        lay beside it would keep its memory, and all of it that of a group.
+        """
         groups: list[list[int]] = []
-        latest: dict[tuple[torch.dtype, int], tuple[list[int], int]] = {}
+        latest: dict[tuple[torch.dtype, int, bool], tuple[list[int], int]] = {}
         for cluster in clusters:
             size = blocks(self._spans[cluster].size) * BLOCK
             most = TOGETHER_BYTES if size > SMALL_BYTES else SMALL_TOGETHER_BYTES
-            key = self._type([cluster]), most
+            as_written = all(member.is_contiguous() for member in self._members[cluster])
+            key = self._type([cluster]), most, as_written
             group, taken = latest.get(key, ([], most))
             if taken + size > most:
                 group, taken = [], 0
@@ -326,7 +350,7 @@ class _Clusters:
     def memories(self, first_slot: int) -> tuple[tuple[Memory, ...], list[Segment], list[int]]:
         """Return what a call allocates, and where it was.
 
-        That is one allocation for each cluster with outputs, one for each group that is together, one for all scratch.
+        That is one allocation for each cluster with outputs, and one for each group that is together.
         """
         memories: list[Memory] = []
         segments: list[Segment] = []
@@ -336,7 +360,8 @@ class _Clusters:
             memories.append(self._memory(cluster, span))
             segments.append(Segment(span, first_slot + order))
             bound.append(span.start)
-        for spans, dtype in self._packed():
+        for group in self._groups:
+            spans, dtype = [self._spans[each] for each in group], self._type(group)
             offsets, size = pack(spans)
             slot = first_slot + len(memories)
             segments += [Segment(span, slot, offset) for span, offset in zip(spans, offsets, strict=True)]
@@ -344,15 +369,14 @@ class _Clusters:
             bound.append(0)  # they lay apart: no address is right for all of them
         return tuple(memories), segments, bound
 
-    def _packed(self) -> list[tuple[list[Span], torch.dtype]]:
-        """Return what is packed into one allocation each, if there is any: what is together, and scratch."""
-        scratch = [
+    @property
+    def scratch(self) -> list[Span]:
+        """Where temporaries lay in which no output lies, and that need not stay in place."""
+        return [
             span
             for cluster, span in enumerate(self._spans)
             if cluster not in self._members and cluster not in self._held
         ]
-        packed = [([self._spans[each] for each in group], self._type(group)) for group in self._groups]
-        return [*packed, (scratch, torch.uint8)] if scratch else packed
 
     def _type(self, clusters: Iterable[int]) -> torch.dtype:
         # Of the type that saves most outputs from being told theirs.
