@@ -126,6 +126,10 @@ class Candidates:
             relocate=self.relocate if deployment is Deployment.RELOCATE else None,
         )
 
+    def without_trees(self) -> Candidates:
+        """Return these without PyTorch's trees, which are not made anew either."""
+        return replace(self, trees=None, make_trees=None)
+
     def at(self, sizes: tuple[int, ...]) -> Candidates:
         """Return the candidates for one set of dynamic sizes: trees of their own, and of relocatable graphs their part."""
         relocate = self.relocate.at(sizes) if self.relocate is not None else None

@@ -59,6 +59,7 @@ WAITING = "launched while another process measured its graph"
 OTHERS_CALLS = 4
 """Calls of other threads without one of the thread that measures, after which another one goes on: a server may have one for each request."""
 SELDOM = "measured later, since it is called more seldom than what is being measured"
+CPU_INPUT = "a captured part takes a tensor on the CPU: PyTorch's trees, which fail on it or never read it again, are not tried"
 MAX_SIZES = 64
 """Dynamic sizes that are remembered until one comes back; measuring needs a size that does."""
 
@@ -217,7 +218,7 @@ class Region:
         self.tally.calls += 1
         sizes = _sizes(inputs)
         if self.tally.calls > self._warm_up_calls and sizes in self._seen_sizes:
-            self._begin_measuring(sizes)
+            self._begin_measuring(sizes, inputs)
         elif len(self._seen_sizes) < MAX_SIZES:
             self._seen_sizes.add(sizes)
         self._be_seen()
@@ -227,20 +228,20 @@ class Region:
         if self.state in {State.WARM_UP, State.WAIT}:
             self._host.rota.see(self)
 
-    def _begin_measuring(self, sizes: tuple[int, ...]) -> None:
+    def _begin_measuring(self, sizes: tuple[int, ...], inputs: list[Any]) -> None:
         if not self._changing.acquire(blocking=False):
             return  # another thread is at it; this call is launched
         with contextlib.ExitStack() as stack:
             stack.callback(self._changing.release)
             if self.state in {State.WARM_UP, State.WAIT}:
-                self._leave_warm_up(sizes)
+                self._leave_warm_up(sizes, inputs)
 
-    def _leave_warm_up(self, sizes: tuple[int, ...]) -> None:
+    def _leave_warm_up(self, sizes: tuple[int, ...], inputs: list[Any]) -> None:
         turn = self._guarded(lambda: self._host.turn(self))
         if isinstance(turn, Decision) and self._can_run(turn.deployment):
             self._deploy(Decided(self.graph, turn, adopted=True))
         elif turn is not Turn.OTHERS:
-            self._start_measuring(sizes)
+            self._start_measuring(sizes, inputs)
         elif self.state is State.WARM_UP:
             self._call = self._wait
             self._enter(State.WAIT)
@@ -249,15 +250,25 @@ class Region:
     def _can_run(self, deployment: Deployment) -> bool:
         return self._candidates is not None and self._candidates.offers(deployment)
 
-    def _start_measuring(self, sizes: tuple[int, ...]) -> None:
+    def _start_measuring(self, sizes: tuple[int, ...], inputs: list[Any]) -> None:
         if reason := self._guarded(self._why_not_measure):
             self._deploy(Decided(self.graph, policy.not_measured(reason, self.tally.calls)))
             return
+        if has_cpu_tensor(inputs):
+            self._leave_out_trees()
         self._sizes = sizes
         self._seen_sizes.clear()
         self._thread = threading.get_ident()
         self._call = self._measure  # before the state, by which other threads find out
         self._enter(State.MEASURE)
+
+    def _leave_out_trees(self) -> None:
+        candidates = self._candidates
+        assert candidates is not None
+        if candidates.trees is not None:
+            self._candidates = candidates.without_trees()
+            self.turns = Turns(self._candidates.offered)
+            self._host.report.leave_on_cpu(CPU_INPUT)
 
     def _why_not_measure(self) -> str | None:
         # While it is tried, a capture keeps its memory beside what launched calls use. What a step takes beyond what is
@@ -272,7 +283,7 @@ class Region:
     def _wait(self, inputs: list[Any]) -> Any:
         sizes = _sizes(inputs)
         if sizes in self._seen_sizes:
-            self._begin_measuring(sizes)
+            self._begin_measuring(sizes, inputs)
         elif len(self._seen_sizes) < MAX_SIZES:
             self._seen_sizes.add(sizes)
         if self.state is not State.WAIT:
@@ -415,6 +426,11 @@ class Region:
         """Return the host time of the timed calls beyond what they would have taken with the decision known."""
         known = next((m.host_us for m in measurements if m.deployment is deployment), 0.0)
         return max(0.0, self._timed_ms - self._timed_calls * known / 1e3)
+
+
+def has_cpu_tensor(inputs: list[Any]) -> bool:
+    """Whether any of a call's inputs is a tensor on the CPU."""
+    return any(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in inputs)
 
 
 def _sizes(inputs: list[Any]) -> tuple[int, ...]:

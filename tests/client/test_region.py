@@ -8,11 +8,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from pygraphd.client import policy
 from pygraphd.client.candidates import Candidates
 from pygraphd.client.claims import Turn
 from pygraphd.client.region import (
+    CPU_INPUT,
     OTHER_THREAD,
     TRANSITIONS,
     WAITING,
@@ -272,6 +274,25 @@ def test_samples_of_before_something_refused_are_not_held_against_later_ones(
     assert one.turns.candidates == (Deployment.TREES, Deployment.LAUNCH)
 
 
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_trees_are_not_tried_where_a_part_takes_a_tensor_on_the_cpu(
+    host: Host, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
+) -> None:
+    one = region(host)
+    monkeypatch.setattr(one, "_why_not_measure", lambda: None)
+    value = torch.ones(2, device="cpu" if on_cpu else "meta")
+    for _ in range(WARM_UP_CALLS):
+        one([3, value])
+    one._begin_measuring((3,), [3, value])
+
+    tried = (Deployment.LAUNCH,) if on_cpu else (Deployment.TREES, Deployment.LAUNCH)
+    assert one.state is State.MEASURE
+    assert one.turns.candidates == tried
+    assert one._candidates is not None
+    assert one._candidates.renewed().offered == tried
+    assert host.report.summary()["left_on_cpu"] == ({CPU_INPUT: 1} if on_cpu else {})
+
+
 def test_a_graph_that_another_process_measures_is_launched_until_its_answer_is_there(host: Host) -> None:
     one = region(host)
     answer = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)
@@ -296,7 +317,7 @@ def test_a_graph_that_was_left_to_nobody_is_measured_after_all(
         one([])
 
     states = [one.state]
-    one._begin_measuring(())
+    one._begin_measuring((), [])
     states.append(one.state)
 
     assert states == [State.WAIT, State.MEASURE]

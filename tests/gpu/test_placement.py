@@ -9,6 +9,8 @@ import torch
 
 from pygraphd.client import options
 from pygraphd.client.placement import inputs, sending
+from pygraphd.client.region import CPU_INPUT
+from tests.client.placement.habits import Learned, compare
 
 if TYPE_CHECKING:
     from pygraphd.client.report import Report
@@ -98,7 +100,7 @@ def test_what_inductor_has_cached_is_right_in_the_next_compilation(watched: Watc
                 x = torch.randn(8, 9, 9, device=DEVICE)
                 torch.testing.assert_close(compiled(x), interact(x))
 
-    assert watched.report.counts["placed"] == 2  # the indices of one compilation
+    assert watched.report.counts["placed"] == 4  # two indices, told again of the graph from Inductor's cache
     watched.expect()
 
 
@@ -427,3 +429,13 @@ def test_a_number_that_only_feeds_the_gpu_stays_a_tensor(watched: Watched, devic
 
     watched.expect(graphs=1, kept_items=1)
     assert watched.report.summary()["left_on_cpu"] == {}
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", None])
+def test_what_pytorchs_trees_fail_on_is_not_tried_in_them(watched: Watched, mode: str | None) -> None:
+    """A parameter that was left on the CPU: in modes with CUDA Graphs PyTorch 2.11 raises on the backward, or crashes."""
+    compare((Learned,), DEVICE, ENOUGH, mode=mode)
+
+    left = watched.report.summary()["left_on_cpu"].get(CPU_INPUT, 0)
+    assert left > 0 or mode is None  # where nothing is partitioned, nothing of it is captured
+    watched.expect()

@@ -199,7 +199,12 @@ class Program(torch.nn.Module):  # type: ignore[misc]
         return found
 
 
-programs = st.lists(st.sampled_from(HABITS), min_size=1, max_size=4).map(tuple)
+def programs_of(habits: tuple[type[Habit], ...]) -> st.SearchStrategy[tuple[type[Habit], ...]]:
+    """Return programs of one to four of these."""
+    return st.lists(st.sampled_from(habits), min_size=1, max_size=4).map(tuple)
+
+
+programs = programs_of(HABITS)
 
 
 def compare(
