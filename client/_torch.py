@@ -978,9 +978,13 @@ def capturing(graph: Any, device_index: int, pool: Pool) -> Iterator[None]:
                 yield
             finally:
                 torch._C._cuda_endAllocateToPool(device_index, pool)
-        finally:
-            graph.capture_end()
-            ended = True
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # it would hide what went wrong first
+                graph.capture_end()
+                ended = True
+            raise
+        graph.capture_end()
+        ended = True
     finally:
         if not ended:
             _clean_up_after_capture(graph, device_index, own_pool)

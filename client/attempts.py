@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,8 +34,12 @@ if TYPE_CHECKING:
     from pygraphd.client.verification import Disagreement, Generator
 
 NO_ROOM = "not enough free memory to verify a recording"
-MAX_ELSEWHERE = 3
-"""Recordings that are given up since another stream draws random numbers, before that is taken to stay so."""
+INTERRUPTED = "its capture was ended by another thread, as by one that waits for the whole device"
+_SAYS_INTERRUPTED = "previous error during capture"
+"""In what CUDA says when a capture has been ended, and not by a call of its own thread: then that call's error comes first."""
+NEW_THREAD = "it could not be captured in a thread that had not run it before"
+MAX_DISTURBED = 3
+"""Recordings that are given up for one of these reasons, or since another stream draws random numbers, before that is taken to stay so."""
 
 
 class Recorder(Protocol):
@@ -131,7 +137,12 @@ class Attempts:
         """Of the latest recording."""
         self.of_recorder: set[str] = set()
         """What the recorder has said why it does not capture anything."""
-        self._elsewhere = 0
+        self._disturbed: Counter[str] = Counter()
+        self._threads = threading.local()
+
+    def note_launch(self) -> None:
+        """Note that this thread has run the callable."""
+        self._threads.has_launched = True
 
     def begin(self, inputs: list[Any], staged: frozenset[int], leeway: Leeway) -> Attempt | Failure:
         """Record a call, with buffers for the inputs that are `staged`, and replay it on copies of its inputs."""
@@ -161,10 +172,11 @@ class Attempts:
         return found
 
     def _lasts(self, error: Exception) -> Lasts | None:
-        # Which stream a call is on is no matter of its sizes; but a capture is much to pay for it each time.
-        if str(error) == OTHER_STREAM:
-            self._elsewhere += 1
-            return None if self._elsewhere <= MAX_ELSEWHERE else Lasts.IN_THIS_PROCESS
+        # Which stream a call is on, or what others do, is no matter of its sizes; but a capture is much to pay for it each time.
+        reason = str(error)
+        if reason in {OTHER_STREAM, INTERRUPTED, NEW_THREAD}:
+            self._disturbed[reason] += 1
+            return None if self._disturbed[reason] <= MAX_DISTURBED else Lasts.IN_THIS_PROCESS
         return Lasts.IN_THIS_PROCESS
 
     def _try(self, inputs: list[Any], to_stage: frozenset[int], leeway: Leeway) -> Attempt:
@@ -216,6 +228,11 @@ class Attempts:
         except _OURS:
             raise
         except Exception as error:
+            if _SAYS_INTERRUPTED in str(error):
+                raise UnfitError(INTERRUPTED) from error
+            if not hasattr(self._threads, "has_launched"):
+                # What a library makes at its first call in a thread, as a handle, it cannot make within a capture.
+                raise UnfitError(NEW_THREAD) from error
             # Whatever the callable may raise, it raises because it is being captured: it has run on these inputs' kind before.
             raise OpaqueError(f"it cannot be captured: {_first_line(error)}") from error
 

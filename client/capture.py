@@ -45,6 +45,7 @@ class CudaRecorder:
         self._shares_state = _torch.graphs_share_random_state()
         self._random_numbers = OneStream(driver, _torch.stream_watch(self.device))
         self._stream: torch.cuda.Stream | None = None
+        self._threads = threading.local()
         self._current_device, self.in_capture = _torch.current_device(), _torch.in_capture()
         self._is_only_device = torch.cuda.device_count() == 1
 
@@ -61,6 +62,7 @@ class CudaRecorder:
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise PassingError(reason)
+            self._prepare_thread()
             return self._capture(launch, inputs)
 
     def why_not(self) -> str | None:
@@ -111,6 +113,11 @@ class CudaRecorder:
                     outputs: Sequence[Any] = launch(inputs)
             self._stream.synchronize()
         return outputs
+
+    def _prepare_thread(self) -> None:
+        # Each thread has a cuBLAS handle of its own, which cannot be made within a capture.
+        if not hasattr(self._threads, "handle"):
+            self._threads.handle = torch.cuda.current_blas_handle()
 
     def _one_stream(self) -> OneStream:
         """Return what has launches of what is captured next wait for those of others that read the same state of the generator."""

@@ -192,6 +192,7 @@ class Relocatable:
 
     def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
         self._report.step_aside(reason)
+        self._attempts.note_launch()
         return self._launch(inputs)
 
     def _without_replay(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
@@ -253,6 +254,7 @@ class Relocatable:
         attempt = self._attempts.begin(inputs, self._disagreements.staged(sizes), self._misfits.leeway(sizes))
         if isinstance(attempt, Failure):
             self._note_failure(sizes, attempt)
+            self._attempts.note_launch()
             return self._launch(inputs)
         # The launched call is to take what recording had, and not more of the device beside it.
         self._trim()
