@@ -147,7 +147,10 @@ def _memory(place: Place, workload: str, ways: str = f"{RELOCATE},trees") -> Ste
 
 def _regions(place: Place, workloads: str, ways: str = "") -> Step:
     chosen = ("--ways", _known_ways(ways)) if ways else ()
-    options = ("--repetitions", "1", "--together", "--out", str(place.result), *chosen)
+    options = (
+        *("--repetitions", "1", "--together", "--no-addresses", "--out", str(place.result)),
+        *chosen,
+    )
     return place.step(
         420,
         _benchmarks("regions", "--workloads", _known(workloads), *options),

@@ -137,6 +137,12 @@ def _add_regions(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repetitions", type=_positive, default=3, help="processes for each (default 3)")
     parser.add_argument("--caches", type=Path, metavar="DIR", help="keep what was compiled for the next time")
+    parser.add_argument(
+        "--no-addresses",
+        dest="addresses",
+        action="store_false",
+        help="do not time steps whose addresses alternate, which are thousands",
+    )
     _add_together(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
 
@@ -318,6 +324,7 @@ def _regions(options: argparse.Namespace) -> int:
         options.out.absolute(),
         caches,
         together=options.together,
+        addresses=options.addresses,
     )
     print("\n".join(lines))
     return int(any("error" in each for each in read_regions(options.out) or ()))

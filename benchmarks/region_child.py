@@ -252,7 +252,7 @@ class Regions:
             each.call = each.run if name == "" else getattr(each, name)
 
 
-def measure(workload_name: str, way: str, full_speed: Path) -> dict[str, Any]:
+def measure(workload_name: str, way: str, full_speed: Path, *, with_addresses: bool) -> dict[str, Any]:
     """Run a workload and return its figures; `full_speed` is the file of `benchmarks.cores`."""
     device = find_device("cuda")
     workload = WORKLOADS[workload_name]
@@ -289,10 +289,7 @@ def measure(workload_name: str, way: str, full_speed: Path) -> dict[str, Any]:
         del inputs
     torch.cuda.synchronize()
     figures = [dataclasses.asdict(each.figures()) for each in regions.all]
-    regions.switch("_in_total")
-    windows = Addresses(step, [case.draw(generator) for _ in range(4)], cores, regions.total_us)
-    # Trees refuse two forwards in flight: the first's outputs would be overwritten.
-    rounds = windows.rounds(windows.ways(training=case.optimizer is not None, may_overlap=way != "trees"))
+    of_addresses = _addresses(regions, step, case, generator, cores) if with_addresses else {}
     regions.switch("")
     regions.forget_recordings()
     for _ in range(_STEPS_THAT_RECORD):
@@ -304,13 +301,26 @@ def measure(workload_name: str, way: str, full_speed: Path) -> dict[str, Any]:
             {**figure, "recorded_again": _costs(each.relocatable)}
             for figure, each in zip(figures, regions.all, strict=True)
         ],
-        **addresses.figures(rounds),
+        **of_addresses,
         "counts": dict(regions.report.counts),
         "launched": dict(regions.report.fallbacks),
         "timings": cores.timings,
         "disturbed": cores.disturbed,
         "environment": describe(device),
     }
+
+
+def _addresses(
+    regions: Regions, step: Step, case: Case, generator: torch.Generator, cores: Cores
+) -> dict[str, Any]:
+    """Time steps whose addresses stay, and steps whose addresses alternate."""
+    regions.switch("_in_total")
+    windows = Addresses(step, [case.draw(generator) for _ in range(4)], cores, regions.total_us)
+    # Trees refuse two forwards in flight: the first's outputs would be overwritten.
+    may_overlap = regions.way != "trees"
+    return addresses.figures(
+        windows.rounds(windows.ways(training=case.optimizer is not None, may_overlap=may_overlap))
+    )
 
 
 def _run_on_host(
@@ -333,10 +343,10 @@ def have_helper() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure the workload of the first argument in the way of the second, into the file of the third."""
-    workload, way, answer_file, full_speed = arguments
+    """Measure the workload of the first argument in the way of the second, into the file of the third; with `addresses` these, too."""
+    workload, way, answer_file, full_speed, *more = arguments
     try:
-        answer = measure(workload, way, Path(full_speed))
+        answer = measure(workload, way, Path(full_speed), with_addresses="addresses" in more)
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 1

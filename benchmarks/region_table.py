@@ -1,4 +1,4 @@
-"""What a file of `regions` comes to, a line for each workload and way: memory and GPU time over those in trees, and launched."""
+"""What a file of `regions` comes to, a line for each workload and way: memory, host time and GPU time over those in trees, and launched."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.table import NOTHING, aligned
 from benchmarks.workloads import WORKLOADS, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 TREES, RELOCATE, LAUNCH = "trees", "relocate", "launch"
@@ -22,16 +22,20 @@ ACTIVATIONS_DOMINATE = frozenset({"resnet50-training-large"})
 """Where they are, relocatable graphs may reserve no more than trees."""
 LARGE_INPUTS = frozenset({"autoencoder-inference"})
 """Workloads with moving inputs so large that copying them shows: held against launched calls, which copy none."""
-_HEAD = ("workload", "way", "reserved MB", "of trees'", "GPU us", "of trees'", "of launched", "")
+_HEAD = (
+    *("workload", "way", "reserved MB", "of trees'", "host us", "of trees'"),
+    *("GPU us", "of trees'", "of launched", ""),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One workload run in one way: medians over its processes, of the time on the GPU summed up over its regions."""
+    """One workload run in one way: medians over its processes, of the host's time of each region and of the GPU's of all together."""
 
     workload: str
     way: str
     reserved_mb: float
+    host_us: tuple[float, ...]
     gpu_us: float | None
 
 
@@ -60,9 +64,21 @@ def ways(records: Sequence[Mapping[str, Any]]) -> Ways:
             workload,
             way,
             statistics.median(each["reserved_mb"] for each in of_way),
+            _host_us(of_way),
             statistics.median(known) if known else None,
         )
     return found
+
+
+def _host_us(records: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """Return a figure for each region, the forward first; none if processes differ in how many there are, or something is missing."""
+    of_regions = [[region.get("host_us") for region in each["regions"]] for each in records]
+    if len({len(each) for each in of_regions}) > 1 or not all(all(each) for each in of_regions):
+        return ()
+    return tuple(
+        statistics.median(figure["median"] for figure in figures if figure)
+        for figures in zip(*of_regions, strict=True)
+    )
 
 
 def _gpu_us(record: Mapping[str, Any]) -> float | None:
@@ -92,12 +108,24 @@ def _row(each: Way, of_workload: Mapping[str, Way]) -> tuple[str, ...]:
     more = "reserves MORE" if each.way == RELOCATE and _reserves_more(of_workload) else ""
     return (
         *(each.workload, each.way, f"{each.reserved_mb:.0f}", _number(_reserved_of_trees(each, of_workload))),
+        *(_together(f"{us:.0f}" for us in each.host_us), _together(_host_of_trees(each, of_workload))),
         *(
             NOTHING if each.gpu_us is None else f"{each.gpu_us:.0f}",
             _number(_gpu_of(TREES, each, of_workload)),
         ),
         *(_number(_gpu_of(LAUNCH, each, of_workload)), more),
     )
+
+
+def _together(figures: Iterable[str]) -> str:
+    return "+".join(figures) or NOTHING
+
+
+def _host_of_trees(each: Way, of_workload: Mapping[str, Way]) -> list[str]:
+    trees = of_workload.get(TREES)
+    if trees is None or len(trees.host_us) != len(each.host_us):
+        return []
+    return [f"{us / of:.2f}" for us, of in zip(each.host_us, trees.host_us, strict=True)]
 
 
 def _number(value: float | None) -> str:

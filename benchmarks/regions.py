@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ class _Job:
     way: str
     repetition: int
     caches: Path
+    addresses: bool = True
+    """Whether steps whose addresses alternate are timed, too: thousands of steps."""
 
     @property
     def name(self) -> str:
@@ -57,11 +59,13 @@ def measure_regions(
     caches: Path | None,
     *,
     together: bool = False,
+    addresses: bool = True,
 ) -> list[str]:
     """Measure every workload in these ways, each in a fresh process; returns lines for people, writes all to `out`.
 
     `ways` None: those of `default_ways`.
     `together`: the processes of a repetition compile side by side, and are measured one after the other.
+    `addresses`: steps whose addresses alternate are timed, too.
     """
     if unknown := [way for way in ways or () if way not in WAYS]:
         raise UnknownNameError("way", unknown, list(WAYS))
@@ -70,7 +74,10 @@ def measure_regions(
     environment = describe_host()
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as folder:
         for repetition in range(repetitions):
-            jobs = _jobs(workloads, ways, repetition, caches or Path(folder))
+            jobs = [
+                replace(job, addresses=addresses)
+                for job in _jobs(workloads, ways, repetition, caches or Path(folder))
+            ]
             for record in _together(jobs, Path(folder)) if together else map(_measure, jobs):
                 seen = record.pop("environment", None)
                 environment = {**dict.fromkeys(TORCH_FIELDS), **environment, **(seen or {})}
@@ -124,6 +131,7 @@ def _run(job: _Job, more: Mapping[str, str], stop: threading.Event | None) -> di
                 way,
                 str(answer_file),
                 str(job.caches / "full-speed"),
+                *(["addresses"] if job.addresses else []),
             ],
             {**region_environ(job.caches / workload.name), **more},
             _TIMEOUT_S,
@@ -161,10 +169,15 @@ def _lines(record: dict[str, Any]) -> list[str]:
         f"{_again(region['recorded_again'])}"
         for region in record["regions"]
     ]
+    lines.append(
+        f"{head} reserved {record['reserved_mb']:.0f} MB (first steps {record['first_steps_reserved_mb']:.0f})"
+    )
+    if "addresses_ms" not in record:
+        return lines
     steps = ", ".join(f"{name} {_figure(figure)}" for name, figure in record["addresses_ms"].items())
     return [
         *lines,
-        f"{head} reserved {record['reserved_mb']:.0f} MB (first steps {record['first_steps_reserved_mb']:.0f}); ms a step: {steps}",
+        f"{head} ms a step: {steps}",
         f"{head} beyond fixed addresses: {_shares(record['addresses_beyond_fixed'])}",
         f"{head} by its regions alone: {_shares(record['addresses_regions_beyond_fixed'])}",
     ]

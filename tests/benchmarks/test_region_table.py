@@ -46,12 +46,29 @@ def test_a_line_for_each_way_over_trees_and_over_launched_calls() -> None:
     ]
 
     assert cells(records)[:3] == [
-        ["autoencoder-inference", "trees", "4000", "1.000", "300", "1.000", "1.500"],
-        ["autoencoder-inference", "relocate", "3000", "0.750", "210", "0.700", "1.050"],
-        ["autoencoder-inference", "launch", "3000", "0.750", "200", "0.667", "1.000"],
+        ["autoencoder-inference", "trees", "4000", "1.000", "-", "-", "300", "1.000", "1.500"],
+        ["autoencoder-inference", "relocate", "3000", "0.750", "-", "-", "210", "0.700", "1.050"],
+        ["autoencoder-inference", "launch", "3000", "0.750", "-", "-", "200", "0.667", "1.000"],
     ]
     assert render(records).splitlines()[4:] == [
         "relocatable graphs reserve more than they may in 0 of 1 workloads"
+    ]
+
+
+def test_the_hosts_time_is_held_against_trees_region_by_region() -> None:
+    def of_host(way: str, *host_us: float) -> dict[str, Any]:
+        found = record("bert-training", way, 100, *(1.0 for _ in host_us))
+        for region, each in zip(found["regions"], host_us, strict=True):
+            region["host_us"] = {"median": each}
+        return found
+
+    records = [of_host("trees", 200.0, 700.0), of_host("trees", 300.0, 900.0)]
+    records += [of_host("relocate", 100.0, 200.0), of_host("launch", 100.0)]
+
+    assert [line[4:6] for line in cells(records)[:3]] == [
+        ["250+800", "1.00+1.00"],
+        ["100+200", "0.40+0.25"],
+        ["100", "-"],
     ]
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.processes import Outcome
 from benchmarks.regions import _Job, default_ways, measure_regions
 from benchmarks.workloads import WORKLOADS
 from tests.benchmarks.test_cli import benchmarks
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ADDRESSES = ("addresses_ms", "addresses_beyond_fixed", "addresses_regions_beyond_fixed")
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -81,3 +82,28 @@ def test_each_way_is_a_process_and_the_next_repetition_goes_backwards(
     assert first == expected
     assert sorted(second) == sorted(expected)
     assert [each for each in second if "auto" in each] == [each for each in first if "auto" in each][::-1]
+
+
+@pytest.mark.parametrize("addresses", [True, False])
+def test_steps_whose_addresses_alternate_are_timed_if_they_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, addresses: bool
+) -> None:
+    told: list[list[str]] = []
+
+    def run(arguments: list[str], *_: object, **__: object) -> Outcome:
+        told.append(arguments)
+        figure = {"median": 1.0, "mad": 0.0, "n": 3}
+        timed = {name: {"fixed": figure} for name in ADDRESSES} if addresses else {}
+        answer = {"regions": [], "reserved_mb": 2.0, "first_steps_reserved_mb": 3.0, **timed}
+        Path(arguments[4]).write_text(json.dumps(answer))
+        return Outcome(None, "")
+
+    monkeypatch.setattr("benchmarks.regions.run_fresh", run)
+
+    lines = measure_regions(
+        [WORKLOADS["three-ops"]], ["trees"], 1, tmp_path / "result.json", None, addresses=addresses
+    )
+
+    assert [each[6:] for each in told] == [["addresses"] if addresses else []]
+    assert lines[0].endswith("trees     reserved 2 MB (first steps 3)")
+    assert any("beyond fixed addresses" in line for line in lines) is addresses
