@@ -1,8 +1,36 @@
-"""For all tests: an example may take as long as it takes. On a machine that others use, too, its time says nothing; pytest has a limit."""
+"""For all tests: an example may take as long as it takes, and what has been compiled once is not compiled again.
+
+On a machine that others use, too, an example's time says nothing; pytest has a limit.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    import pytest
+
+COMPILER = Path(__file__).with_name("compiler") / "g++"
+_FOLDER = "REMEMBERED_COMPILATIONS"
 
 settings.register_profile("pygraph", deadline=None)
 settings.load_profile("pygraph")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have torch compile through `tests/compiler`, in every process that is started from here; workers inherit that."""
+    compiler = os.environ.get("CXX", "g++")
+    if _FOLDER in os.environ or len(shlex.split(compiler)) != 1 or "g++" not in compiler:
+        return
+    folder = tempfile.mkdtemp(prefix="compiled-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ |= {_FOLDER: folder, "CXX": str(COMPILER), "REMEMBERED_COMPILER": compiler}
+    # Or each process asks compiler and linker for every instruction set the CPU names, before its first kernel.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
