@@ -7,7 +7,7 @@ VENV ?= .venv
 TORCH ?=
 DEFAULT_TORCH := 2.13.0
 
-# Tests of the daemon watch a clock, and programs of four ranks beside others come late: they run alone. Whole programs do not mind.
+# What watches a clock, and programs of four ranks, which come late beside others, are marked: they run alone.
 SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
 BIN := $(VENV)/bin
@@ -31,8 +31,8 @@ demo: check torch
 test: check torch $(STAMPS)/test
 	$(BIN)/python -m pytest
 	$(BIN)/python -m pytest -m 'torch and not daemon and not gpu' $(SIDE_BY_SIDE)
-	$(BIN)/python -m pytest -m 'daemon and not gpu' --ignore=tests/e2e
-	$(BIN)/python -m pytest -m 'daemon and not gpu' $(SIDE_BY_SIDE) tests/e2e
+	$(BIN)/python -m pytest -m 'daemon and not alone and not gpu' $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m 'alone and not gpu'
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
 		set -x; $(BIN)/python -m pytest -m gpu; \
 	else echo 'no CUDA device: GPU tests left out'; fi

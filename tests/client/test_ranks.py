@@ -20,7 +20,7 @@ from pygraphd.schema.policy import NO_GAIN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [pytest.mark.torch, pytest.mark.daemon]
+pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.alone]
 
 ROOT = Path(__file__).parents[2]
 TREES = {"LAUNCH": 0, "TREES": 2, "RELOCATE": 0}

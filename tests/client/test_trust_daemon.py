@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["relocation_where_it_is_meant", "session"]  # fixtures
 
-pytestmark = [pytest.mark.torch, pytest.mark.daemon]
+pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.alone]
 
 LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["captured"] * 2, ["captured"])
 SLOW_TREES = {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0}

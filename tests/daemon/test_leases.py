@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.daemon.conftest import Home
 
-pytestmark = pytest.mark.daemon
+pytestmark = [pytest.mark.daemon, pytest.mark.alone]
 
 # Asks for the graphs it is told, says which it may measure, and lives on.
 PROCESS = """
