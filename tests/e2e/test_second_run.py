@@ -77,32 +77,18 @@ def test_a_home_that_is_only_read_stays_empty_though_a_daemon_is_asked_for(sandb
         assert outcome.counts["failures"]["daemon: not started: PYGRAPH_READONLY=1"] == 1
 
 
-def test_what_was_found_without_a_daemon_reaches_the_next_one(sandbox: Sandbox) -> None:
-    alone = sandbox.run()
-    sandbox.start_daemon()
-    beside = sandbox.run()
-
-    assert_nothing_known(alone)
-    assert alone.counts["daemon"]["version"] is None
-    assert alone.counts["spooled"] == alone.counts["graphs"]
-    assert_all_known(beside)
-
-
-def test_second_run_hits_where_no_daemon_ever_runs(sandbox: Sandbox) -> None:
+def test_what_was_found_without_a_daemon_is_known_with_and_without_one(sandbox: Sandbox) -> None:
     first = sandbox.run()
     second = sandbox.run()
+    sandbox.start_daemon()
+    beside = sandbox.run()
+    sandbox.stop_daemon()
+    after = sandbox.run()
 
     assert_nothing_known(first)
-    assert_all_known(second)
-    assert second.counts["daemon"]["version"] is None
-
-
-def test_cache_of_a_stopped_daemon_is_still_read(sandbox: Sandbox) -> None:
-    sandbox.start_daemon()
-    sandbox.run()
-    sandbox.stop_daemon()
-
-    alone = sandbox.run()
-
-    assert_all_known(alone)
-    assert alone.counts["daemon"]["version"] is None
+    assert first.counts["spooled"] == first.counts["graphs"]
+    for known in (second, beside, after):
+        assert_all_known(known)
+    for alone in (first, second, after):
+        assert alone.counts["daemon"]["version"] is None
+    assert beside.counts["daemon"]["version"] is not None

@@ -16,7 +16,7 @@ finish() {
 trap finish EXIT
 
 "$VENV/bin/python" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --constraint "$repository/requirements/runtime.txt" --constraint "$repository/requirements/torch.txt" \
     schema==0.7.8 numpy "torch==$torch" "$wheel"
 
