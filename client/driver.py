@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import enum
 import functools
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,17 +53,6 @@ class NodeType(enum.IntEnum):
     MEM_FREE = 11
     BATCH_MEM_OP = 12
     CONDITIONAL = 13
-
-
-class EdgeData(ctypes.Structure):
-    """CUgraphEdgeData: if all is zero, its second node waits until the first is done."""
-
-    _fields_ = (
-        ("from_port", c_ubyte),
-        ("to_port", c_ubyte),
-        ("type", c_ubyte),
-        ("reserved", c_ubyte * 5),
-    )
 
 
 class MemoryType(enum.IntEnum):
@@ -133,7 +122,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphDestroy": (c_void_p,),
     "cuGraphDestroyNode": (c_void_p,),
     "cuGraphGetNodes": (c_void_p, POINTER(c_void_p), POINTER(c_size_t)),
-    "cuGraphGetEdges_v2": (c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_size_t)),
     "cuGraphInstantiateWithFlags": (POINTER(c_void_p), c_void_p, c_uint64),
     "cuGraphExecDestroy": (c_void_p,),
     "cuGraphLaunch": (c_void_p, c_void_p),
@@ -203,21 +191,6 @@ class Driver:
         handles = (c_void_p * count.value)()
         self._call("cuGraphGetNodes", graph, handles, byref(count))
         return [handle for handle in handles if handle is not None]
-
-    def edges(self, graph: int) -> list[tuple[int, int]] | None:
-        """Return the edges of a graph, each from a node to one that waits for it.
-
-        None if a node may begin before one that it follows is done.
-        """
-        count = c_size_t()
-        self._call("cuGraphGetEdges_v2", graph, None, None, None, byref(count))
-        if not (size := count.value):
-            return []  # CUDA takes no empty arrays
-        befores, afters, data = (c_void_p * size)(), (c_void_p * size)(), (EdgeData * size)()
-        self._call("cuGraphGetEdges_v2", graph, befores, afters, data, byref(count))
-        if any(bytes(data)):
-            return None
-        return [(before or 0, after or 0) for before, after in zip(befores, afters, strict=True)]
 
     def instantiate(self, graph: int) -> int:
         """Return an executable of a graph."""

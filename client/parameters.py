@@ -10,7 +10,6 @@ import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client import scratch
 from pygraphd.client.driver import (
     DriverError,
     KernelNodeParams,
@@ -66,19 +65,10 @@ class Parameters:
     def __init__(self, driver: Driver, graph: int) -> None:
         """Read a graph's nodes; raises `OpaqueError` or `DriverError`."""
         self._driver = driver
-        handles = driver.nodes(graph)
-        self._nodes = [node for handle in handles if (node := _read(driver, handle)) is not None]
-        edges = driver.edges(graph)
-        self._positions = None if edges is None else scratch.one_after_the_other(handles, edges)
+        self._nodes = [node for handle in driver.nodes(graph) if (node := _read(driver, handle)) is not None]
         self._context = driver.context()
         self._lay_out()
         self.candidates = list(self._candidates())
-
-    def positions(self) -> dict[int, int] | None:
-        """Return the position of each node, by its index here, if they run one after the other; None if some may run at a time."""
-        if self._positions is None:
-            return None
-        return {index: self._positions[node.handle] for index, node in enumerate(self._nodes)}
 
     def again(self) -> Parameters:
         """Return the same parameters, as they are now, in words of their own: for another executable of the graph."""

@@ -2,7 +2,7 @@
 
 During a capture the allocator gives dead temporaries' memory to later ones, so an output may lie where a larger temporary was.
 All allocations that overlap form a cluster, and a cluster moves as one: then no write of any kernel leaves its memory. Clusters
-in which nothing lies but outputs that may be together are packed into one allocation, and so is all that is no output's (`scratch`).
+in which nothing lies but outputs that may be together are packed into one allocation, and so is all that is no output's and that a node has an address in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import _torch, scratch
+from pygraphd.client import _torch
 from pygraphd.client.binding import Binding, InputGroup
 from pygraphd.client.bulk import helper
 from pygraphd.client.executables import Bindings
@@ -25,8 +25,8 @@ from pygraphd.client.relocation import (
     IN_PLACE,
     Segment,
     Span,
-    Table,
     alignment,
+    as_one,
     blocks,
     find,
     merge,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client.driver import Driver
     from pygraphd.client.outputs import Output
+    from pygraphd.client.relocation import Table
 
 
 TOGETHER_BYTES = 16 << 20
@@ -149,7 +150,7 @@ def _build(
     table = scan(
         parameters.words, parameters.candidates, [*segments, *in_place], first + len(clusters.scratch)
     )
-    table, size = _with_scratch(table, first, clusters.scratch, parameters)
+    table, size = as_one(table, first, clusters.scratch)
     if size:
         memories = (*memories, Memory((size,), (1,), torch.uint8))
         bound.append(0)  # they lay apart: no address is right for all of them
@@ -158,7 +159,6 @@ def _build(
         memories,
         Outputs(outputs, [memory.dtype for memory in memories], as_tuple=capture.as_tuple),
         tuple(staged.items()),
-        has_scratch=size > 0,
     )
     bases = [span.start for _, span in groups] + bound
     means = replay_device(device, note)
@@ -177,17 +177,6 @@ def _build(
         bindings.close()
         raise
     return Built(replay, _unseen(table, layout), device, len(parameters))
-
-
-def _with_scratch(
-    table: Table, first: int, temporaries: Sequence[Span], parameters: Parameters
-) -> tuple[Table, int]:
-    """Return a table in which all temporaries, whose slots begin at `first`, are one slot, and the bytes that they take together."""
-    used = scratch.uses(table.nodes[first:], parameters.positions())
-    offsets, size = scratch.lay_out(temporaries, used)
-    if not size:
-        return Table(table.places[:first], table.nodes[:first]), 0
-    return scratch.as_one(table, first, offsets), size
 
 
 def _unseen(table: Table, layout: Layout) -> frozenset[int]:

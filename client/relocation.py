@@ -84,6 +84,24 @@ def scan(
     return Table(tuple(map(tuple, places)), tuple(map(tuple, nodes)))
 
 
+def as_one(table: Table, first: int, spans: Sequence[Span]) -> tuple[Table, int]:
+    """Return a table whose slots from `first` on, in `spans`, are one in which these lie one after the other, and its size in bytes.
+
+    A span that no word points into is left out: nothing in the graph knows where it is. If all are, there is no such slot.
+    """
+    seen = [place for place, places in enumerate(table.places[first:]) if places]
+    if not seen:
+        return Table(table.places[:first], table.nodes[:first]), 0
+    offsets, size = pack([spans[place] for place in seen])
+    places = [
+        (index, offset + begin)
+        for place, begin in zip(seen, offsets, strict=True)
+        for index, offset in table.places[first + place]
+    ]
+    nodes = dict.fromkeys(node for nodes in table.nodes[first:] for node in nodes)
+    return Table((*table.places[:first], tuple(places)), (*table.nodes[:first], tuple(nodes))), size
+
+
 def _is_beyond(value: int, end: int) -> bool:
     return value > end or (value == end and not value % PAGE)
 

@@ -7,6 +7,7 @@ call, and a call whose addresses are those of the call before writes nothing.
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,8 +83,6 @@ class Layout:
     outputs: Outputs
     staged: tuple[tuple[int, torch.Tensor], ...] = ()
     """Inputs that are copied into a buffer of fixed address, as (index, buffer)."""
-    has_scratch: bool = False
-    """Whether the last of the memories is for temporaries, and so nobody's when the launch is queued."""
 
 
 @dataclass(slots=True)
@@ -117,24 +116,23 @@ class Device:
 class _Recipe:
     """Allocations to be made together."""
 
-    def __init__(self, layout: Layout, slots: Iterable[int], bulk: Bulk) -> None:
+    def __init__(self, memories: Sequence[Memory], slots: Iterable[int], bulk: Bulk) -> None:
         self.slots = list(slots)
         self.fresh = Fresh(self.slots, bulk.watch(self.slots))
-        # Often the largest, and free again soon: what is kept is to go where it finds room beside it, and not to break that up.
-        self._scratch_first = layout.has_scratch
-        order = [*self.slots[-1:], *self.slots[:-1]] if self._scratch_first else self.slots
-        memories = [layout.memories[slot] for slot in order]
+        # The allocator takes the smallest gap that is large enough, and leaves fewer behind if what is large comes first.
+        largest_first = sorted(self.slots, key=lambda slot: -memories[slot].bytes)
+        places = {slot: place for place, slot in enumerate(largest_first)}
+        self._is_sorted = largest_first == self.slots
+        self._by_slot = operator.itemgetter(*[places[slot] for slot in self.slots] or [0])
         self._columns = (
-            [memory.size for memory in memories],
-            [memory.stride for memory in memories],
-            [memory.dtype for memory in memories],
+            [memories[slot].size for slot in largest_first],
+            [memories[slot].stride for slot in largest_first],
+            [memories[slot].dtype for slot in largest_first],
         )
 
     def make(self, allocate: Allocator) -> list[torch.Tensor]:
         made = list(map(allocate, *self._columns))
-        if self._scratch_first:
-            made.append(made.pop(0))
-        return made
+        return made if self._is_sorted else list(self._by_slot(made))
 
 
 class Replay:
@@ -159,7 +157,7 @@ class Replay:
         self._lock = threading.Lock()
         self._staging = OneStream(driver, device.watch_stream) if layout.staged else None
         self._bindings: Bindings | None = bindings
-        self._recipe = _Recipe(layout, range(len(layout.memories)), device.bulk)
+        self._recipe = _Recipe(layout.memories, range(len(layout.memories)), device.bulk)
         self._recycler: Recycler | None = None
         self._fresh = self._recipe
         self._gather = layout.outputs.gathering(device.bulk)
@@ -262,7 +260,7 @@ class Replay:
                 self._recycler = Recycler(
                     layout.memories, layout.outputs, slots, device.allocate, device.trim, device.bulk
                 )
-                self._fresh = _Recipe(layout, self._recycler.fresh, device.bulk)
+                self._fresh = _Recipe(layout.memories, self._recycler.fresh, device.bulk)
                 self._fresh_making = self._recycler.making
 
     def release(self) -> None:

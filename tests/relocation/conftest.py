@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "emulator_graph": ((), c_void_p),
     "emulator_add_kernel": ((c_void_p, c_char_p, c_void_p, c_int), c_int),
-    "emulator_edges": ((c_void_p, c_int, c_int), None),
     "emulator_add_copy": ((c_void_p, c_uint64, c_uint64, c_size_t, c_int), None),
     "emulator_add_set": ((c_void_p, c_uint64, c_uint, c_size_t), None),
     "emulator_add_other": ((c_void_p, c_int), None),
@@ -96,10 +95,6 @@ class Graph:
     def set(self, to: torch.Tensor, value: int) -> None:
         """Add a memset node."""
         self._library.emulator_add_set(self.handle, to.data_ptr(), value, to.numel() * to.element_size())
-
-    def edges(self, *, side_by_side: bool = False, programmatic: bool = False) -> None:
-        """Have the second node not wait for the first, or all begin before what they follow is done; else they come one after the other."""
-        self._library.emulator_edges(self.handle, side_by_side, programmatic)
 
     def other(self, node_type: int) -> None:
         """Add a node of any type, without parameters."""

@@ -105,14 +105,8 @@ void copy_node(const Node& from, Node& to) {
     }
 }
 
-struct EdgeData {
-    unsigned char fromPort, toPort, type, reserved[5];
-};
-
 struct Graph {
     std::vector<Node*> nodes;
-    bool sideBySide = false;    // the second node does not wait for the first
-    bool programmatic = false;  // nodes may begin before the one they follow is done
 };
 
 struct Executable {
@@ -232,8 +226,6 @@ CALL(cuGraphClone, void** clone, void* graph) {
         copy->nodes.push_back(new Node);
         copy_node(*node, *copy->nodes.back());
     }
-    copy->sideBySide = static_cast<Graph*>(graph)->sideBySide;
-    copy->programmatic = static_cast<Graph*>(graph)->programmatic;
     ++state.graphs;
     *clone = copy;
     return 0;
@@ -254,22 +246,6 @@ CALL(cuGraphGetNodes, void* graph, void** nodes, size_t* count) {
     if (nodes) std::memcpy(nodes, all.data(), all.size() * sizeof(void*));
     *count = all.size();
     return 0;
-}
-
-CALL(cuGraphGetEdges_v2, void* handle, void** from, void** to, EdgeData* data, size_t* count) {
-    FAIL_IF_ASKED;
-    const auto* graph = static_cast<Graph*>(handle);
-    const size_t first = graph->sideBySide ? 2 : 1;
-    size_t edges = 0;
-    for (size_t i = first; i < graph->nodes.size(); ++i, ++edges) {
-        if (!from) continue;
-        from[edges] = graph->nodes[i - 1];
-        to[edges] = graph->nodes[i];
-        data[edges] = {};
-        data[edges].type = graph->programmatic;
-    }
-    *count = edges;
-    return from && !edges ? kInvalidValue : 0;  // as CUDA has it
 }
 
 CALL(cuGraphInstantiateWithFlags, void** executable, void* graph, uint64_t) {
@@ -430,11 +406,6 @@ CALL(cuThreadExchangeStreamCaptureMode, int* mode) {
 extern "C" void* emulator_graph() {
     ++state.graphs;
     return new Graph;
-}
-
-extern "C" void emulator_edges(void* graph, int sideBySide, int programmatic) {
-    static_cast<Graph*>(graph)->sideBySide = sideBySide;
-    static_cast<Graph*>(graph)->programmatic = programmatic;
 }
 
 extern "C" int emulator_add_kernel(void* graph, const char* name, void** arguments, int packed) {

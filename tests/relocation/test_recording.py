@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import recording, scratch
+from pygraphd.client import _torch, recording
 from pygraphd.client.binding import InputGroup, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
@@ -301,43 +301,47 @@ def test_transposed_outputs_are_together_apart_from_others(recorder: Recorder) -
     replay.close()
 
 
-def workspace(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Record `4 * a` by way of a temporary that is kept to the end, and then another; return the input and the output."""
-    monkeypatch.setattr(scratch, "SMALL_BYTES", BLOCK)
+def test_what_no_node_has_an_address_in_takes_no_memory(recorder: Recorder) -> None:
+    """As a library's workspace, which is kept to the end of a capture whether a kernel uses it or not."""
     arena, graph = recorder.arena, recorder.graph
-    a = recorder.floats(*range(256))
-    first, between, second, out = (arena.allocate(256) for _ in range(4))
+    a, out, first, unused, second = (recorder.floats(1, 2), *map(arena.allocate, (2, 2, 4096, 2)))
     graph.scale(a, first, 2.0)
-    graph.scale(first, between, 1.0)
-    graph.scale(between, second, 2.0)
-    graph.scale(second, out, 1.0)
-    return a, out
-
-
-@pytest.mark.parametrize(
-    ("side_by_side", "programmatic", "temporaries"),
-    [(False, False, 2), (True, False, 3), (False, True, 3)],
-)
-def test_temporaries_that_no_two_nodes_need_at_a_time_share_memory(
-    recorder: Recorder,
-    monkeypatch: pytest.MonkeyPatch,
-    side_by_side: bool,
-    programmatic: bool,
-    temporaries: int,
-) -> None:
-    """Of three, the first and the last; none if nodes may run side by side, or begin before what they follow is done."""
-    a, out = workspace(recorder, monkeypatch)
-    recorder.graph.edges(side_by_side=side_by_side, programmatic=programmatic)
+    graph.scale(first, second, 3.0)
+    graph.scale(second, out, 5.0)
     replay = recorder.built([a], [out]).replay
 
-    moved = recorder.floats(*range(256))
-
-    assert [memory.bytes for memory in replay.memories] == [1024, temporaries * 1024]
-    assert replay([moved])[0].tolist() == [4.0 * each for each in range(256)]
+    assert [memory.bytes for memory in replay.memories] == [8, 2 * BLOCK]
+    assert replay([recorder.floats(3, 4)])[0].tolist() == [90, 120]
+    assert len(unused) == 4096
     replay.close()
 
 
-def test_what_no_node_has_an_address_in_takes_no_memory(recorder: Recorder) -> None:
+def test_what_is_large_is_allocated_first(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, arena = recorder.floats(*range(300)), recorder.arena
+    lengths = [2, 300, 100, 300]
+    outputs = [arena.allocate(length) for length in lengths]
+    temporary = arena.allocate(200)
+    for out in outputs:
+        recorder.graph.scale(a[: out.numel()], out, 2.0)
+    recorder.graph.scale(a[:200], temporary, 2.0)
+    asked: list[int] = []
+
+    def allocate(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        asked.append(size[0] * dtype.itemsize)
+        return recorder.allocator(size, stride, dtype)
+
+    monkeypatch.setattr(_torch, "allocator", lambda _device: allocate)
+    replay = recorder.built([a], outputs).replay
+
+    made = replay([recorder.floats(*range(1, 301))])
+
+    assert asked == [1200, 1200, 1024, 400, 8]
+    assert [each.tolist() for each in made] == [[2.0 * x for x in range(1, n + 1)] for n in lengths]
+    assert made[1].data_ptr() != made[3].data_ptr()
+    replay.close()
+
+
+def test_without_temporaries_that_nodes_know_of_there_is_no_scratch(recorder: Recorder) -> None:
     a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
     recorder.arena.allocate(4096)
     recorder.graph.scale(a, out, 2.0)
@@ -630,7 +634,7 @@ def test_every_driver_call_may_fail_and_nothing_is_left_behind(recorder: Recorde
 
     before = emulator.live()
     needed = attempt(0)
-    assert needed == 17
+    assert needed == 15
     for call in range(1, needed + 1):
         attempt(call)
         assert emulator.live() == before, f"call {call}"
@@ -753,11 +757,9 @@ def test_any_program_gives_what_it_gives_when_launched(
     together: frozenset[int],
     by: str,
     compiled_helper: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Temporaries share memory with outputs and each other, outputs an allocation, inputs stay or move, all old memory is poisoned."""
+    """Temporaries share memory with outputs, outputs an allocation, inputs stay or move, all old memory is poisoned."""
     helper.forget()
-    monkeypatch.setattr(scratch, "SMALL_BYTES", 0)
     if by == "the helper":
         assert helper.prepare(compiled_helper) is None
     steps = readable(steps, 3)

@@ -5,7 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.relocation import BLOCK, PAGE, Segment, Span, alignment, find, merge, outside, pack, scan
+from pygraphd.client.relocation import (
+    BLOCK,
+    PAGE,
+    Segment,
+    Span,
+    Table,
+    alignment,
+    as_one,
+    find,
+    merge,
+    outside,
+    pack,
+    scan,
+)
 
 SPANS = st.lists(
     st.builds(lambda start, size: Span(start, start + size), st.integers(1, 200), st.integers(0, 40))
@@ -106,3 +119,20 @@ def test_without_segments_nothing_is_found() -> None:
 
 def test_alignment_is_a_power_of_two_up_to_what_libraries_ask_for() -> None:
     assert [alignment(address) for address in (1, 6, 48, 256, 4096, 0)] == [1, 2, 16, 256, 256, 256]
+
+
+def test_slots_that_become_one_lie_one_after_the_other_without_those_that_nobody_knows_of() -> None:
+    table = Table((((0, 8),), ((1, 0), (2, 4)), (), ((3, 12),)), ((0,), (0, 1), (), (1, 2)))
+    spans = [Span(BLOCK, BLOCK + 600), Span(9 * BLOCK, 20 * BLOCK), Span(30 * BLOCK + 256, 31 * BLOCK)]
+
+    assert as_one(table, 1, spans) == (
+        Table((((0, 8),), ((1, 0), (2, 4), (3, 2 * BLOCK + 256 + 12))), ((0,), (0, 1, 2))),
+        3 * BLOCK,
+    )
+
+
+def test_slots_that_nobody_knows_of_are_none() -> None:
+    table = Table((((0, 8),), (), ()), ((0,), (), ()))
+
+    assert as_one(table, 1, [Span(0, 600), Span(600, 800)]) == (Table((((0, 8),),), ((0,),)), 0)
+    assert as_one(table, 3, []) == (table, 0)
