@@ -279,6 +279,8 @@ def test_trees_are_not_tried_where_a_part_takes_a_tensor_on_the_cpu(
     host: Host, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
 ) -> None:
     one = region(host)
+    ways: Any = Candidates(launch, trees, device_index=0, is_backward=False, make_trees=lambda: trees)
+    monkeypatch.setattr(one, "_candidates", ways)
     monkeypatch.setattr(one, "_why_not_measure", lambda: None)
     value = torch.ones(2, device="cpu" if on_cpu else "meta")
     for _ in range(WARM_UP_CALLS):
