@@ -106,6 +106,15 @@ FORWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], str]
         ),
         GEMM,
     ),
+    "grouped, of a temporary": (  # whose address, and the result's, the kernel finds where an earlier one has put them
+        lambda x, w, ends: torch._grouped_mm(x.relu(), w, offs=ends, out_dtype=torch.bfloat16).relu() + 1,
+        lambda: (
+            randn(64, 64, dtype=torch.bfloat16),
+            randn(4, 96, 64, dtype=torch.bfloat16).transpose(-2, -1),
+            torch.tensor([16, 32, 48, 64], dtype=torch.int32, device="cuda"),
+        ),
+        "triton_",
+    ),
     "fft": (lambda x: torch.fft.fft(x).real, lambda: (randn(16, 1000),), "fft"),
     "sort": (lambda x: torch.sort(x), lambda: (randn(100, 5000),), "sort"),
     "top k": (lambda x: torch.topk(x, 7), lambda: (randn(100, 5000),), "topk"),
