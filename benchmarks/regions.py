@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ class _Job:
     way: str
     repetition: int
     caches: Path
-    addresses: bool = True
+    addresses: bool
     """Whether steps whose addresses alternate are timed, too: thousands of steps."""
 
     @property
@@ -74,10 +74,7 @@ def measure_regions(
     environment = describe_host()
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as folder:
         for repetition in range(repetitions):
-            jobs = [
-                replace(job, addresses=addresses)
-                for job in _jobs(workloads, ways, repetition, caches or Path(folder))
-            ]
+            jobs = _jobs(workloads, ways, repetition, caches or Path(folder), addresses=addresses)
             for record in _together(jobs, Path(folder)) if together else map(_measure, jobs):
                 seen = record.pop("environment", None)
                 environment = {**dict.fromkeys(TORCH_FIELDS), **environment, **(seen or {})}
@@ -92,11 +89,16 @@ def default_ways(workload: Workload) -> tuple[str, ...]:
 
 
 def _jobs(
-    workloads: Sequence[Workload], ways: Sequence[str] | None, repetition: int, caches: Path
+    workloads: Sequence[Workload],
+    ways: Sequence[str] | None,
+    repetition: int,
+    caches: Path,
+    *,
+    addresses: bool,
 ) -> list[_Job]:
     backwards = -1 if repetition % 2 else 1
     return [
-        _Job(workload, way, repetition, caches)
+        _Job(workload, way, repetition, caches, addresses)
         for workload in workloads
         for way in (ways or default_ways(workload))[::backwards]
     ]

@@ -29,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     compiler = os.environ.get("CXX", "g++")
     if _FOLDER in os.environ or len(shlex.split(compiler)) != 1 or "g++" not in compiler:
         return
+    if not os.access(COMPILER, os.X_OK):  # a copy may have lost that
+        return
     folder = tempfile.mkdtemp(prefix="compiled-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ |= {_FOLDER: folder, "CXX": str(COMPILER), "REMEMBERED_COMPILER": compiler}

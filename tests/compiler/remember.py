@@ -20,7 +20,11 @@ SOURCES = (".cpp", ".hpp")
 def place_of_output(arguments: list[str]) -> int | None:
     """Return where the name of the one file stands that is made of one source; None: it is asked for something else."""
     sources = [argument for argument in arguments if argument.endswith(SOURCES)]
-    return arguments.index("-o") + 1 if "-o" in arguments[:-1] and len(sources) == 1 else None
+    lists_headers = any(
+        argument.startswith("-M") for argument in arguments
+    )  # in a file of its own, for ninja
+    is_one = "-o" in arguments[:-1] and len(sources) == 1 and not lists_headers
+    return arguments.index("-o") + 1 if is_one else None
 
 
 def question(arguments: list[str], output: int) -> str:

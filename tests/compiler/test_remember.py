@@ -86,6 +86,13 @@ def test_what_makes_no_file_of_a_source_is_the_compilers_own(compiler: Compiler)
     assert compiler.asked() == 3
 
 
+def test_what_is_to_be_listed_is_asked_for_each_time(compiler: Compiler) -> None:
+    """A list of headers, as ninja wants it, is a second file."""
+    for _ in range(2):
+        assert compiler.make("text", "here", "-MMD")[0] == 0
+    assert compiler.asked() == 2
+
+
 def test_another_compiler_is_asked_itself(compiler: Compiler, tmp_path: Path) -> None:
     compiler.make("text", "here")
     other = tmp_path / "other"

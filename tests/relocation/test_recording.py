@@ -304,7 +304,7 @@ def test_transposed_outputs_are_together_apart_from_others(recorder: Recorder) -
 def test_what_no_node_has_an_address_in_takes_no_memory(recorder: Recorder) -> None:
     """As a library's workspace, which is kept to the end of a capture whether a kernel uses it or not."""
     arena, graph = recorder.arena, recorder.graph
-    a, out, first, unused, second = (recorder.floats(1, 2), *map(arena.allocate, (2, 2, 4096, 2)))
+    a, out, first, _, second = (recorder.floats(1, 2), *map(arena.allocate, (2, 2, 4096, 2)))
     graph.scale(a, first, 2.0)
     graph.scale(first, second, 3.0)
     graph.scale(second, out, 5.0)
@@ -312,7 +312,6 @@ def test_what_no_node_has_an_address_in_takes_no_memory(recorder: Recorder) -> N
 
     assert [memory.bytes for memory in replay.memories] == [8, 2 * BLOCK]
     assert replay([recorder.floats(3, 4)])[0].tolist() == [90, 120]
-    assert len(unused) == 4096
     replay.close()
 
 
