@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import itertools
 import threading
@@ -21,9 +22,10 @@ from pygraphd.client.one_stream import OTHER_STREAM
 from pygraphd.client.parameters import OpaqueError, PassingError
 from pygraphd.client.refusals import Lasts
 from pygraphd.client.replay import Replay
+from pygraphd.client.witness import OTHERWISE, UNCLEAR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.driver import Driver
@@ -85,7 +87,7 @@ class Costs:
     capture_ms: float
     """With tensors that stand in for the inputs."""
     build_ms: float
-    """Reading and searching parameters, and instantiating."""
+    """Reading and searching parameters, for which it may be captured once more, and instantiating."""
     trial_ms: float
     """Replaying on copies."""
     compare_ms: float = 0.0
@@ -174,7 +176,7 @@ class Attempts:
     def _lasts(self, error: Exception) -> Lasts | None:
         # Which stream a call is on, or what others do, is no matter of its sizes; but a capture is much to pay for it each time.
         reason = str(error)
-        if reason in {OTHER_STREAM, INTERRUPTED, NEW_THREAD}:
+        if reason in {OTHER_STREAM, INTERRUPTED, NEW_THREAD, UNCLEAR, OTHERWISE}:
             self._disturbed[reason] += 1
             return None if self._disturbed[reason] <= MAX_DISTURBED else Lasts.IN_THIS_PROCESS
         return Lasts.IN_THIS_PROCESS
@@ -182,25 +184,26 @@ class Attempts:
     def _try(self, inputs: list[Any], to_stage: frozenset[int], leeway: Leeway) -> Attempt:
         if reason := _why_not_bind(inputs):
             raise OpaqueError(reason)
-        copies = verification.bytes_to_copy(inputs)
-        self._make_sure_of(max(copies, verification.bytes_to_stand_in(inputs, leeway)))
+        moving = recording.input_groups(inputs, ())
+        to_stand_in = verification.bytes_to_stand_in(inputs, leeway, moving)
+        self._make_sure_of(max(verification.bytes_to_copy(inputs, moving), to_stand_in))
         staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
         times = [time.perf_counter()]
-        stand_ins, places = verification.stand_ins_for(inputs, leeway)
-        bound = [staged.get(index, value) for index, value in enumerate(stand_ins)]
-        capture = self._capture(bound)
+        make = functools.partial(_stand_ins, inputs, staged, leeway, moving)
+        stood, capture = self._capture(make)
         times.append(time.perf_counter())
         built = recording.build(
-            self._recorder.driver, capture, bound, staged, self._report.fail, self._facts.gradients
+            self._recorder.driver,
+            capture,
+            stood.bound,
+            staged,
+            self._report.fail,
+            self._facts.gradients,
+            functools.partial(self._capture_again, make, to_stand_in + capture.bytes),
         )
         times.append(time.perf_counter())
         try:
-            # The launched call will need as much again, and must get it.
-            self._make_sure_of(copies + 2 * sum(memory.bytes for memory in built.replay.memories))
-            old = [*places, *capture.places(built.device)]
-            trial = verification.Trial(
-                built.replay, inputs, self._recorder.generator, old, self._facts.undefined, stand_ins
-            )
+            trial = self._trial(built, capture, stood, inputs, moving)
             times.append(time.perf_counter())
         except BaseException:
             built.replay.close()
@@ -210,6 +213,22 @@ class Attempts:
         self.costs = _costs(built, times)
         return Attempt(built.replay, trial, built.unseen, len(staged))
 
+    def _trial(
+        self,
+        built: recording.Built,
+        capture: Capture,
+        stood: _Stood,
+        inputs: list[Any],
+        moving: recording.Moving,
+    ) -> verification.Trial:
+        replay, undefined = built.replay, self._facts.undefined
+        copies = verification.bytes_to_copy(inputs, moving)
+        # The launched call will need as much again, and must get it.
+        self._make_sure_of(copies + 2 * sum(memory.bytes for memory in replay.memories))
+        old = [*stood.places, *capture.places(built.device)]
+        generator = self._recorder.generator
+        return verification.Trial(replay, inputs, generator, old, undefined, stood.stand_ins, moving)
+
     def _make_sure_of(self, size: int) -> None:
         """Raise PassingError if so many bytes cannot be had."""
         if size > self._recorder.room():
@@ -217,12 +236,25 @@ class Attempts:
             if size > self._recorder.room():
                 raise PassingError(NO_ROOM)
 
-    def _capture(self, bound: Sequence[Any]) -> Capture:
+    def _capture(self, make: Callable[[], _Stood]) -> tuple[_Stood, Capture]:
+        stood = make()
         self.captures += 1
         try:
-            return self._recorder.capture(self._launch, list(bound))
-        except PassingError as error:
+            return stood, self._capture_on(stood)
+        except PassingError:
             self.captures -= 1  # nothing was
+            raise
+
+    def _capture_again(self, make: Callable[[], _Stood], size: int) -> tuple[Capture, list[torch.Tensor]]:
+        """Capture a call once more, beside the first capture, which takes so many bytes; return the memory of its inputs, too."""
+        self._make_sure_of(size)
+        stood = make()
+        return self._capture_on(stood), stood.places
+
+    def _capture_on(self, stood: _Stood) -> Capture:
+        try:
+            return self._recorder.capture(self._launch, list(stood.bound))
+        except PassingError as error:
             self.of_recorder.add(_first_line(error))
             raise
         except _OURS:
@@ -235,6 +267,23 @@ class Attempts:
                 raise UnfitError(NEW_THREAD) from error
             # Whatever the callable may raise, it raises because it is being captured: it has run on these inputs' kind before.
             raise OpaqueError(f"it cannot be captured: {_first_line(error)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Stood:
+    """What a call is captured on: tensors that stand in for its inputs, their memory, and both these and the buffers of `staged` ones."""
+
+    stand_ins: list[Any]
+    places: list[torch.Tensor]
+    bound: list[Any]
+
+
+def _stand_ins(
+    inputs: list[Any], staged: Mapping[int, torch.Tensor], leeway: Leeway, moving: recording.Moving
+) -> _Stood:
+    stand_ins, places = verification.stand_ins_for(inputs, leeway, moving)
+    bound = [staged.get(index, value) for index, value in enumerate(stand_ins)]
+    return _Stood(stand_ins, places, bound)
 
 
 @contextlib.contextmanager

@@ -58,6 +58,12 @@ class _Node:
         """How many words its blocks take."""
         return sum(map(_words, self.blocks))
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What it is but for the values of its arguments."""
+        kernel = (self.struct.func, self.struct.kern) if isinstance(self.struct, KernelNodeParams) else ()
+        return (self.node_type, *kernel, *map(len, self.blocks))
+
 
 class Parameters:
     """The parameters of a graph's nodes, as `words`, and which of these may be addresses, as (indices, node) in `candidates`."""
@@ -65,7 +71,7 @@ class Parameters:
     def __init__(self, driver: Driver, graph: int) -> None:
         """Read a graph's nodes; raises `OpaqueError` or `DriverError`."""
         self._driver = driver
-        self._nodes = [node for handle in driver.nodes(graph) if (node := _read(driver, handle)) is not None]
+        self._nodes = _read_all(driver, graph)
         self._context = driver.context()
         self._lay_out()
         self.candidates = list(self._candidates())
@@ -76,6 +82,14 @@ class Parameters:
         other._lay_out()
         other.words[:] = self.words
         return other
+
+    def of_another(self, graph: int) -> Sequence[int] | None:
+        """Return the words of another graph, in the same order; None if it is not of the same kernels. Raises as the constructor does."""
+        nodes = _read_all(self._driver, graph)
+        if [node.form for node in nodes] != [node.form for node in self._nodes]:
+            return None
+        blocks = (block for node in nodes for block in node.blocks)
+        return memoryview(b"".join(block.ljust(_words(block) * WORD, b"\0") for block in blocks)).cast("Q")
 
     def __len__(self) -> int:
         """Return how many nodes can be written."""
@@ -148,6 +162,10 @@ class Parameters:
 def _words(block: bytes) -> int:
     """Return how many words a block takes with what aligns the next one."""
     return -(-len(block) // _ALIGNMENT) * _ALIGNMENT // WORD
+
+
+def _read_all(driver: Driver, graph: int) -> list[_Node]:
+    return [node for handle in driver.nodes(graph) if (node := _read(driver, handle)) is not None]
 
 
 def _read(driver: Driver, handle: int) -> _Node | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.binding import Binding, InputGroup
+from pygraphd.client.binding import Binding, InputGroup, UnfitError
 from pygraphd.client.bulk import helper
 from pygraphd.client.executables import Bindings
 from pygraphd.client.outputs import Empty, Fixed, Input, Outputs, Part, View, Whole
@@ -35,9 +36,10 @@ from pygraphd.client.relocation import (
     scan,
 )
 from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
+from pygraphd.client.witness import OTHERWISE, false_addresses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
 
     from pygraphd.client.driver import Driver
     from pygraphd.client.outputs import Output
@@ -77,6 +79,11 @@ class Capture:
     ticket: Ticket | None = None
     pool: Pool | None = None
 
+    @property
+    def bytes(self) -> int:
+        """How much memory was allocated during the capture, but for what was used again."""
+        return sum(span.size for span in merge(self.allocations))
+
     def places(self, device: torch.device) -> list[torch.Tensor]:
         """Return the memory that the capture worked on and that nobody holds, as 64-bit integers."""
         spans = [span for span in merge(self.allocations) if span not in self.held]
@@ -90,8 +97,20 @@ class Capture:
         if pool is not None:
             pool.release()
 
+    def discard(self, driver: Driver) -> None:
+        """Give back everything."""
+        try:
+            driver.destroy_graph(self.graph)
+        finally:
+            if self.ticket is not None:
+                self.ticket.close()
+            self.let_go()
+
 
 # --- building ----------------------------------------------------------------------------------------------------
+
+Elsewhere = Callable[[], tuple[Capture, Sequence[torch.Tensor]]]
+"""Captures the same call once more, while the memory of the first capture stays; returns the memory of its inputs, too."""
 
 
 def build(
@@ -101,20 +120,18 @@ def build(
     staged: Mapping[int, torch.Tensor],
     note: Callable[[str], None],
     together: Collection[int] = (),
+    elsewhere: Elsewhere | None = None,
 ) -> Built:
     """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers; `note` is told what fails later.
 
     Outputs that are `together`, by index, share allocations: making one for each takes most of the host's time of a call.
-    Takes over the capture's graph and ticket; its memory stays until it is let go. Raises `OpaqueError` or `DriverError`; then
-    nothing is left of it.
+    `elsewhere` captures the call once more, if it has to be told what is an address (None: what looks like one is). Takes over the capture's graph and
+    ticket; its memory stays until it is let go. Raises `OpaqueError`, `UnfitError`, `DriverError` or what `elsewhere` does; then nothing is left of it.
     """
     try:
-        return _build(driver, capture, inputs, staged, note, together)
+        return _build(driver, capture, inputs, staged, note, together, elsewhere)
     except BaseException:
-        driver.destroy_graph(capture.graph)
-        if capture.ticket is not None:
-            capture.ticket.close()
-        capture.let_go()
+        capture.discard(driver)
         raise
 
 
@@ -135,6 +152,7 @@ def _build(
     staged: Mapping[int, torch.Tensor],
     note: Callable[[str], None],
     together: Collection[int],
+    elsewhere: Elsewhere | None,
 ) -> Built:
     device = _device(inputs, capture.outputs)
     groups = input_groups(inputs, staged)
@@ -146,10 +164,8 @@ def _build(
     segments += memory_segments
     first = len(groups) + len(memories)
     segments += [Segment(span, slot) for slot, span in enumerate(clusters.scratch, start=first)]
-    in_place = [Segment(span, IN_PLACE) for span in capture.held]
-    table = scan(
-        parameters.words, parameters.candidates, [*segments, *in_place], first + len(clusters.scratch)
-    )
+    known = [*segments, *[Segment(span, IN_PLACE) for span in capture.held]]
+    table = _search(driver, parameters, known, first + len(clusters.scratch), elsewhere)
     table, size = as_one(table, first, clusters.scratch)
     if size:
         memories = (*memories, Memory((size,), (1,), torch.uint8))
@@ -179,6 +195,30 @@ def _build(
     return Built(replay, _unseen(table, layout), device, len(parameters))
 
 
+def _search(
+    driver: Driver,
+    parameters: Parameters,
+    known: Sequence[Segment],
+    slots: int,
+    elsewhere: Elsewhere | None,
+) -> Table:
+    """Find the words that hold addresses, without those that only look like one."""
+    table = scan(parameters.words, parameters.candidates, known, slots)
+    if not table.doubtful or elsewhere is None:
+        return table
+    capture, places = elsewhere()
+    try:
+        words = parameters.of_another(capture.graph)
+        if words is None:
+            raise UnfitError(OTHERWISE)
+        given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in places]
+        spans = merge((*given, *capture.allocations, *capture.held))
+        false = false_addresses(table.doubtful, parameters.words, words, spans)
+    finally:
+        capture.discard(driver)
+    return scan(parameters.words, parameters.candidates, known, slots, false) if false else table
+
+
 def _unseen(table: Table, layout: Layout) -> frozenset[int]:
     slots = table.unseen()
     groups = [group for slot, group in enumerate(layout.groups) if slot in slots]
@@ -201,6 +241,10 @@ def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:
         _torch.stream_watch(device),
         _torch.empty_cache,
     )
+
+
+Moving = Sequence[tuple[InputGroup, Span]]
+"""Inputs that can move, of `input_groups`."""
 
 
 def input_groups(inputs: Sequence[Any], staged: Collection[int]) -> list[tuple[InputGroup, Span]]:

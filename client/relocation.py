@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
 BLOCK = 512
 """The allocator's granularity, in bytes: every allocation begins at a multiple of it."""
@@ -53,6 +53,8 @@ class Table:
 
     places: tuple[tuple[tuple[int, int], ...], ...]
     nodes: tuple[tuple[int, ...], ...]
+    doubtful: tuple[int, ...] = ()
+    """Of these words those in a structure, whose gaps may hold what only looks like an address; see `witness`."""
 
     def unseen(self) -> frozenset[int]:
         """Return the slots that show up in no node: unused, or reached in a way that relocation cannot see."""
@@ -60,12 +62,16 @@ class Table:
 
 
 def scan(
-    words: Sequence[int], candidates: Iterable[tuple[range, int]], segments: Iterable[Segment], slots: int
+    words: Sequence[int],
+    candidates: Iterable[tuple[range, int]],
+    segments: Iterable[Segment],
+    slots: int,
+    without: Container[int] = (),
 ) -> Table:
     """Find the words that hold addresses within `segments`, which must not overlap, or the address where one ends.
 
     Where another segment begins there, it is that one's; and at the border of a page, nobody's that is known. `candidates` are the
-    words to look at, as (indices, node).
+    words to look at, as (indices, node): those of an argument, or apart those of a copy. Words `without` are known to hold none.
     """
     ordered = sorted(segments, key=lambda segment: segment.span)
     starts = [segment.span.start for segment in ordered]
@@ -73,15 +79,19 @@ def scan(
     low, high = (starts[0], ordered[-1].span.end) if ordered else (1, 0)
     places: list[list[tuple[int, int]]] = [[] for _ in range(slots)]
     nodes: list[dict[int, None]] = [{} for _ in range(slots)]
+    doubtful: list[int] = []
     for indices, node in candidates:
         for index, value in zip(indices, _at(words, indices), strict=True):
             if not low <= value <= high:
                 continue
             segment = ordered[bisect.bisect_right(starts, value) - 1]
-            if not _is_beyond(value, segment.span.end) and segment.slot != IN_PLACE:
-                places[segment.slot].append((index, value - segment.span.start + segment.offset))
-                nodes[segment.slot][node] = None
-    return Table(tuple(map(tuple, places)), tuple(map(tuple, nodes)))
+            if _is_beyond(value, segment.span.end) or segment.slot == IN_PLACE or index in without:
+                continue
+            places[segment.slot].append((index, value - segment.span.start + segment.offset))
+            nodes[segment.slot][node] = None
+            if len(indices) > 1 and indices.step == 1:
+                doubtful.append(index)
+    return Table(tuple(map(tuple, places)), tuple(map(tuple, nodes)), tuple(doubtful))
 
 
 def as_one(table: Table, first: int, spans: Sequence[Span]) -> tuple[Table, int]:
@@ -91,7 +101,7 @@ def as_one(table: Table, first: int, spans: Sequence[Span]) -> tuple[Table, int]
     """
     seen = [place for place, places in enumerate(table.places[first:]) if places]
     if not seen:
-        return Table(table.places[:first], table.nodes[:first]), 0
+        return Table(table.places[:first], table.nodes[:first], table.doubtful), 0
     offsets, size = pack([spans[place] for place in seen])
     places = [
         (index, offset + begin)
@@ -99,7 +109,10 @@ def as_one(table: Table, first: int, spans: Sequence[Span]) -> tuple[Table, int]
         for index, offset in table.places[first + place]
     ]
     nodes = dict.fromkeys(node for nodes in table.nodes[first:] for node in nodes)
-    return Table((*table.places[:first], tuple(places)), (*table.nodes[:first], tuple(nodes))), size
+    table = Table(
+        (*table.places[:first], tuple(places)), (*table.nodes[:first], tuple(nodes)), table.doubtful
+    )
+    return table, size
 
 
 def _is_beyond(value: int, end: int) -> bool:

@@ -23,6 +23,7 @@ from pygraphd.client.relocation import BLOCK, Span, alignment, blocks
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from pygraphd.client.recording import Moving
     from pygraphd.client.replay import Replay
 
 POISON = 0xFF
@@ -80,17 +81,19 @@ class Trial:
         old: Sequence[torch.Tensor] = (),
         undefined: Collection[int] = (),
         stand_ins: Sequence[Any] = (),
+        moving: Moving | None = None,
     ) -> None:
         """Run the replay, and put the generator back where it was.
 
-        Raises what `copies_of` and `Replay.run` raise; inputs and generator are as they were in any case.
+        `moving` are the inputs' groups. Raises what `copies_of` and `Replay.run` raise; inputs and generator are as they were in any case.
         """
         self._inputs = list(inputs)
-        self._copies = copies_of(inputs)
+        moving = _moving(inputs, moving)
+        self._copies = copies_of(inputs, moving)
         poison, self._memory = lay_out(replay.memories, replay.allocate_bytes)
         poison.fill_(POISON)
         self._undefined = undefined
-        poisoned = _poison(old, stand_ins, inputs)
+        poisoned = _poison(old, stand_ins, inputs, moving)
         self._generator = generator
         began = generator.get_offset() if generator is not None else 0
         try:
@@ -144,13 +147,13 @@ class Trial:
 
 
 def _poison(
-    old: Sequence[torch.Tensor], stand_ins: Sequence[Any], inputs: Sequence[Any]
+    old: Sequence[torch.Tensor], stand_ins: Sequence[Any], inputs: Sequence[Any], moving: Moving
 ) -> list[tuple[torch.Tensor, torch.Tensor | int]]:
     """Make memory hold what shows that it was read; return each with what it holds now."""
     for each in old:
         each.fill_(OLD_POISON)
     filled = set()
-    for index in _indices(inputs) if stand_ins else ():
+    for index in _indices(inputs, moving) if stand_ins else ():
         stand_ins[index].copy_(other_indices(inputs[index]))
         filled.add(stand_ins[index].untyped_storage().data_ptr())
     return [
@@ -158,9 +161,9 @@ def _poison(
     ]
 
 
-def _indices(inputs: Sequence[Any]) -> Iterator[int]:
+def _indices(inputs: Sequence[Any], moving: Moving) -> Iterator[int]:
     """Yield the inputs that may be indices."""
-    for group, _ in input_groups(inputs, ()):
+    for group, _ in moving:
         index, tensor = group.members[0][0], inputs[group.members[0][0]]
         is_one = len(group.members) == 1 and tensor.is_contiguous() and tensor.nbytes <= MAX_INDICES_BYTES
         if is_one and tensor.dtype in {torch.int32, torch.int64}:
@@ -176,14 +179,19 @@ def other_indices(indices: torch.Tensor) -> torch.Tensor:
 # --- copies ------------------------------------------------------------------------------------------------------
 
 
-def bytes_to_copy(inputs: Sequence[Any]) -> int:
+def _moving(inputs: Sequence[Any], told: Moving | None) -> Moving:
+    # For hundreds of inputs it takes milliseconds, and most of what is here needs it.
+    return input_groups(inputs, ()) if told is None else told
+
+
+def bytes_to_copy(inputs: Sequence[Any], moving: Moving | None = None) -> int:
     """Return how much memory `copies_of` takes."""
-    return sum(_room(span) for _, span in input_groups(inputs, ()))
+    return sum(_room(span) for _, span in _moving(inputs, moving))
 
 
-def copies_of(inputs: Sequence[Any]) -> list[Any]:
-    """Return the inputs with all tensors copied; what overlaps does so again, and alignment is the same."""
-    copies, groups = list(inputs), input_groups(inputs, ())
+def copies_of(inputs: Sequence[Any], moving: Moving | None = None) -> list[Any]:
+    """Return the inputs with all tensors copied; what overlaps does so again, and alignment is the same. `moving` are their groups."""
+    copies, groups = list(inputs), _moving(inputs, moving)
     arena = Arena(sum(_room(span) for _, span in groups), _device_of(inputs)) if groups else None
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     for group, span in groups:
@@ -207,13 +215,14 @@ def _device_of(inputs: Sequence[Any]) -> torch.device:
 def stand_ins_for(
     inputs: Sequence[Any],
     leeway: Leeway = Leeway(),  # noqa: B008 - it is frozen
+    moving: Moving | None = None,
 ) -> tuple[list[Any], list[torch.Tensor]]:
     """Return tensors like the inputs in memory of their own, without their values, and that memory as 64-bit integers.
 
-    They are aligned as the inputs are, or worse, and overlap as these do unless they are to lie apart.
+    They are aligned as the inputs are, or worse, and overlap as these do unless they are to lie apart. `moving` are the inputs' groups.
     """
     copies, places = list(inputs), []
-    for group, span in _groups(inputs, leeway):
+    for group, span in _groups(inputs, leeway, moving):
         members = [(index, inputs[index]) for index, _ in group.members]
         copy, base = _room_for(*members[0], span, leeway if len(members) == 1 else Leeway())
         places.append(copy.view(torch.int64))
@@ -229,10 +238,12 @@ def stand_ins_for(
     return copies, places
 
 
-def _groups(inputs: Sequence[Any], leeway: Leeway) -> Iterator[tuple[InputGroup, Span]]:
+def _groups(
+    inputs: Sequence[Any], leeway: Leeway, moving: Moving | None
+) -> Iterator[tuple[InputGroup, Span]]:
     """Yield the inputs that can move, those that overlap together unless they are to lie apart."""
     if not leeway.apart:
-        yield from input_groups(inputs, ())
+        yield from _moving(inputs, moving)
         return
     for index, value in enumerate(inputs):
         if _is_tensor(value) and value.numel():
@@ -240,9 +251,9 @@ def _groups(inputs: Sequence[Any], leeway: Leeway) -> Iterator[tuple[InputGroup,
             yield InputGroup(((index, 0),), alignment(span.start), span.start), span
 
 
-def bytes_to_stand_in(inputs: Sequence[Any], leeway: Leeway) -> int:
+def bytes_to_stand_in(inputs: Sequence[Any], leeway: Leeway, moving: Moving | None = None) -> int:
     """Return how much memory `stand_ins_for` takes."""
-    return sum(_room(span) for _, span in _groups(inputs, leeway))
+    return sum(_room(span) for _, span in _groups(inputs, leeway, moving))
 
 
 def _room_for(index: int, member: torch.Tensor, span: Span, leeway: Leeway) -> tuple[torch.Tensor, int]:

@@ -95,10 +95,18 @@ def either_helper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(autouse=True)
 def mode_is_left_behind() -> Iterator[None]:
-    """Undo what compiling in two threads at once leaves in torch 2.11: the options of a mode, set for the whole process."""
-    import torch._inductor.config as config
+    """Undo what compiling or calling in two threads at once leaves in torch 2.11: options set for the whole process.
 
-    with config.patch({"triton.cudagraphs": config.triton.cudagraphs}):
+    Those of a mode, and those of `dynamic`: what is left of `dynamic=False` has every number be compiled for anew, also in later tests.
+    """
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
+
+    sizes = ("automatic_dynamic_shapes", "assume_static_by_default")
+    with (
+        inductor.patch({"triton.cudagraphs": inductor.triton.cudagraphs}),
+        dynamo.patch({name: getattr(dynamo, name) for name in sizes}),
+    ):
         yield
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-from ctypes import c_char_p, c_int, c_int32, c_int64, c_long, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import c_char_p, c_int, c_int32, c_int64, c_long, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,12 @@ class Parts(ctypes.Structure):
     _fields_ = (("magic", c_uint64), ("parts", c_void_p * 3), ("count", c_int32), ("length", c_int32))
 
 
+class Gapped(ctypes.Structure):
+    """The structure that kernel `first` takes by value, with what lies in its gap."""
+
+    _fields_ = (("source", c_void_p), ("length", c_int32), ("gap", c_uint32))
+
+
 class Graph:
     """A graph that is being made, node by node; `n` counts floats."""
 
@@ -73,6 +79,10 @@ class Graph:
         """Add `out = cat(parts)`, the addresses in a structure behind the number `magic`."""
         pointers = (c_void_p * 3)(*[part.data_ptr() for part in parts])
         self.kernel("gather", Parts(magic, pointers, len(parts), parts[0].numel()), _pointer(out))
+
+    def first(self, a: torch.Tensor, out: torch.Tensor, gap: int = 0) -> None:
+        """Add `out = a[: len(out)]`, the address and the length in a structure with a gap, in which half of an address may lie."""
+        self.kernel("first", Gapped(a.data_ptr(), out.numel(), gap), _pointer(out))
 
     def through_table(self, table: Any, out: torch.Tensor) -> None:
         """Add `out = *table`: the input's address lies in `table`, an array of host memory."""

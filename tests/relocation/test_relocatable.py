@@ -51,6 +51,7 @@ class Operations(Protocol):
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: ...
     def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None: ...
+    def first(self, a: torch.Tensor, n: int) -> torch.Tensor: ...
     def look_up(self, tensor: torch.Tensor) -> torch.Tensor: ...
     def random(self) -> torch.Tensor: ...
     def attention(self) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -83,6 +84,9 @@ class Launching:
 
     def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None:
         a += b
+
+    def first(self, a: torch.Tensor, n: int) -> torch.Tensor:
+        return self._allocator.tensor(a[:n])
 
     def look_up(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._allocator.tensor(tensor)
@@ -127,6 +131,12 @@ class Recording:
 
     def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self.graph.accumulate(a, b)
+
+    def first(self, a: torch.Tensor, n: int) -> torch.Tensor:
+        """Hand a kernel a structure in whose gap half of its own address has been left."""
+        out = self.arena.allocate(n)
+        self.graph.first(a, out, a.data_ptr() >> 32)
+        return out
 
     def look_up(self, tensor: torch.Tensor) -> torch.Tensor:
         out = self.arena.allocate(tensor.numel())
@@ -1166,7 +1176,7 @@ def test_whichever_driver_call_of_a_replay_fails_what_is_drawn_and_changed_is_so
 def test_an_error_of_ours_costs_the_recording_and_not_the_call(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pygraphd.client.verification.copies_of", lambda inputs: 1 // 0)
+    monkeypatch.setattr("pygraphd.client.verification.copies_of", lambda *inputs: 1 // 0)
     run = case.make(add)
 
     for _ in range(3):

@@ -1,0 +1,41 @@
+"""What only looks like an address, told by a second capture of the call: in other memory, an address is another one.
+
+Structures that kernels are given have gaps, in which lies what the host had there before: half of an address, say. With a number below
+it, as it has in the memory of the program, that reads as an address near the beginning of 4 GiB. Of 1,042 recordings of ResNet-50's forward and backward
+whose memory lay anywhere, two that held such a word ended the process, and two were wrong (H200, torch 2.11, cuDNN 9.19).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pygraphd.client.binding import UnfitError
+from pygraphd.client.relocation import find
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pygraphd.client.relocation import Span
+
+UNCLEAR = "what is an address in it could not be told"
+OTHERWISE = "two captures of it are not of the same kernels"
+_HALF = 1 << 32
+
+
+def false_addresses(
+    doubtful: Iterable[int], words: Sequence[int], elsewhere: Sequence[int], spans: Sequence[Span]
+) -> frozenset[int]:
+    """Return which of some words are no addresses, in view of what they are `elsewhere`.
+
+    `spans` are all of the memory that the second capture worked on, sorted and disjoint; none of it may have been the first one's.
+    Raises `UnfitError` where both captures have an address for a word, but one that differs only in the half that may lie in a gap.
+    """
+    found = set()
+    for index in doubtful:
+        here, there = words[index], elsewhere[index]
+        # Where a span ends is an address of it, too.
+        if find(spans, there) is None and find(spans, there - 1) is None:
+            found.add(index)
+        elif not (there - here) % _HALF:
+            raise UnfitError(UNCLEAR)
+    return frozenset(found)

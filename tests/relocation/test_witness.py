@@ -1,0 +1,264 @@
+"""Words that only look like addresses: a number with half of an address beside it, in a gap of a structure."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pygraphd.client import attempts, verification
+from pygraphd.client.binding import UnfitError
+from pygraphd.client.parameters import Parameters
+from pygraphd.client.relocation import Segment, Span, find, scan
+from pygraphd.client.witness import OTHERWISE, UNCLEAR, false_addresses
+from tests.relocation.test_relocatable import Case, add
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.relocation.conftest import Allocator, Emulator
+    from tests.relocation.test_relocatable import Operations
+
+pytestmark = pytest.mark.torch
+
+HALF = 1 << 32
+_ROOM = 1 << 16
+_PROT_READ_WRITE = 3
+_MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE = 0x100022
+
+
+class Edges:
+    """Memory that begins where 4 GiB do, so that small numbers are the lower halves of its addresses."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._next = 0x1000 * HALF
+        self._mapped: list[int] = []
+
+    def room(self) -> torch.Tensor:
+        """Return bytes."""
+        while True:
+            self._next += HALF
+            wanted = ctypes.c_void_p(self._next)
+            protection, flags = _PROT_READ_WRITE, _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE
+            given_at = self._libc.mmap(
+                wanted, ctypes.c_size_t(_ROOM), protection, flags, -1, ctypes.c_long(0)
+            )
+            if given_at == self._next:
+                break
+        self._mapped.append(self._next)
+        bytes_there = (ctypes.c_uint8 * _ROOM).from_address(self._next)
+        return torch.frombuffer(bytes_there, dtype=torch.uint8)
+
+    def close(self) -> None:
+        for each in self._mapped:
+            self._libc.munmap(ctypes.c_void_p(each), ctypes.c_size_t(_ROOM))
+
+
+@pytest.fixture
+def edges() -> Iterator[Edges]:
+    edges = Edges()
+    yield edges
+    edges.close()
+
+
+@pytest.fixture
+def case(emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
+    case = Case(emulator, allocator)
+    yield case
+    case.close()
+
+
+def first_two(operations: Operations, inputs: list[Any]) -> Any:
+    return (operations.first(inputs[0], 2),)
+
+
+def put_stand_ins(monkeypatch: pytest.MonkeyPatch, edges: Edges, which: Callable[[int], bool]) -> None:
+    """Have those stand-ins, by how many were made before, lie at an edge."""
+    made, usual = [0], verification._room_for
+
+    def room_for(index: int, member: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
+        made[0] += 1
+        return (edges.room(), 0) if which(made[0] - 1) else usual(index, member, *rest)
+
+    monkeypatch.setattr(verification, "_room_for", room_for)
+
+
+def call(run: Any, case: Case, value: float) -> None:
+    assert run([case.floats(value, 2, 3, 4)])[0].tolist() == [value, 2]
+
+
+# --- what is left alone ------------------------------------------------------------------------------------------
+
+
+def test_a_number_beside_half_an_address_is_left_alone(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_stand_ins(monkeypatch, edges, lambda number: number == 0)
+    run = case.make(first_two)
+
+    for value in range(20):
+        call(run, case, value)
+
+    case.expect(captured=1, staged=0)
+    assert case.recorder.captures == 2
+    assert run.replays[0].counts.replays == 19
+
+
+def test_it_would_be_taken_for_an_address(emulator: Emulator, edges: Edges) -> None:
+    """The test before this one has something to find."""
+    graph, arena = emulator.graph(), emulator.arena()
+    at_edge, out = edges.room().view(torch.float32), arena.allocate(2)
+    graph.first(at_edge, out, at_edge.data_ptr() >> 32)
+    parameters = Parameters(emulator.driver, graph.handle)
+
+    start = at_edge.data_ptr()
+    segments = [Segment(Span(start, start + _ROOM), 0)]
+    table = scan(parameters.words, parameters.candidates, segments, 1)
+
+    assert [offset for _, offset in table.places[0]] == [0, out.numel()]
+    assert table.doubtful == tuple(index for index, _ in table.places[0])
+    emulator.driver.destroy_graph(graph.handle)
+
+
+def test_where_there_are_no_structures_it_is_captured_once(case: Case) -> None:
+    run = case.make(add)
+
+    for _ in range(3):
+        run([case.floats(1, 2), case.floats(3, 4)])
+
+    case.expect(captured=1)
+    assert case.recorder.captures == 1
+
+
+def test_where_it_cannot_be_told_it_is_tried_elsewhere(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both captures have their memory at an edge, and what lies in the gap is half of an address of it."""
+    put_stand_ins(monkeypatch, edges, lambda number: number < 2)
+    run = case.make(first_two)
+
+    for value in range(4):
+        call(run, case, value)
+
+    case.expect(captured=1)
+    assert case.report.fallbacks[UNCLEAR] == 1
+    assert (case.recorder.captures, run._attempts.captures) == (4, 2)
+
+
+def test_where_it_can_never_be_told_it_is_launched(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_stand_ins(monkeypatch, edges, lambda _: True)
+    run = case.make(first_two)
+
+    for value in range(12):
+        call(run, case, value)
+
+    case.expect(captured=0)
+    assert run.refusal == UNCLEAR
+    assert run._attempts.captures == attempts.MAX_DISTURBED + 1
+
+
+def test_what_is_another_graph_when_it_is_captured_again_is_tried_again(case: Case) -> None:
+    """As what fills a cache of its own when it is captured first."""
+    seen: list[torch.Tensor] = []
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if operations is not case.recorder.launching and not seen:
+            seen.append(operations.add(inputs[0], inputs[0]))
+        return (operations.first(inputs[0], 2),)
+
+    run = case.make(body)
+
+    for value in range(4):
+        call(run, case, value)
+
+    case.expect(captured=1)
+    assert case.report.fallbacks[OTHERWISE] == 1
+
+
+def test_what_is_captured_once_more_needs_room(case: Case) -> None:
+    run = case.make(first_two)
+    call(run, case, 0)
+    # As much as what stands in for the input takes, but not the output, too.
+    case.recorder.free = verification.bytes_to_copy([case.floats(0, 2, 3, 4)])
+
+    call(run, case, 1)
+    assert case.recorder.captures == 1
+    assert case.report.fallbacks[attempts.NO_ROOM] == 1
+
+    case.recorder.free = 1 << 40
+    for value in range(2, 40):
+        call(run, case, value)
+    case.expect(captured=1)
+
+
+def test_every_driver_call_may_fail_while_it_is_captured_twice(case: Case) -> None:
+    """And nothing is left, which the fixtures see to."""
+    failed_at_once = failed_in_the_second = 0
+    for fail_at in range(1, 200):
+        run = case.make(first_two)
+        call(run, case, 0)
+        before = case.recorder.captures
+        case.emulator.fail_at(fail_at)
+        call(run, case, 1)
+        was_called = case.emulator.calls()
+        case.emulator.fail_at(0)
+        if was_called < fail_at:
+            break
+        if run.refusal is not None:
+            failed_at_once += case.recorder.captures == before + 1
+            failed_in_the_second += case.recorder.captures == before + 2
+        call(run, case, 2)
+
+    assert failed_at_once > 3
+    assert failed_in_the_second > 3
+    assert run.refusal is None
+
+
+# --- telling -----------------------------------------------------------------------------------------------------
+
+ADDRESSES = st.integers(0, 63)
+
+
+@given(
+    words=st.lists(st.tuples(st.booleans(), st.integers(0, 255), st.integers(0, 3)), max_size=20),
+    here=st.integers(0, 2).map(lambda window: window * HALF),
+    there=st.integers(0, 2).map(lambda window: window * HALF),
+    shift=st.integers(256, 1 << 20),
+)
+def test_exactly_what_has_not_moved_is_false(
+    words: list[tuple[bool, int, int]], here: int, there: int, shift: int
+) -> None:
+    """Real words lie at an offset into 256 bytes; others are a number below half of any address, the same in both captures."""
+    spans = [Span(there + shift, there + shift + 256)]
+    first = [here + offset if real else window * HALF + offset for real, offset, window in words]
+    again = [there + shift + offset if real else window * HALF + offset for real, offset, window in words]
+    assume(here + 256 <= spans[0].start or spans[0].end <= here)
+    doubtful = [index for index, value in enumerate(first) if here <= value <= here + 256]
+
+    found = false_addresses(doubtful, first, again, spans)
+
+    assert found == {index for index in doubtful if not words[index][0]}
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 5))
+def test_what_has_moved_by_half_a_word_alone_is_not_decided(low: int, windows: int) -> None:
+    spans = [Span(windows * HALF, windows * HALF + (1 << 20))]
+
+    with pytest.raises(UnfitError, match=UNCLEAR):
+        false_addresses([0], [low], [windows * HALF + low], spans)
+
+
+def test_the_end_of_what_a_kernel_is_given_is_an_address_of_it() -> None:
+    spans = [Span(1000, 2000)]
+
+    assert find(spans, 2000) is None
+    assert false_addresses([0], [500], [2000], spans) == frozenset()
+    assert false_addresses([0], [500], [2001], spans) == {0}
