@@ -1,0 +1,65 @@
+"""A number with half of an address beside it, where a recording's memory begins at 4 GiB: it is no address, and is left alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client import verification
+from pygraphd.client.witness import UNCLEAR
+
+if TYPE_CHECKING:
+    from tests.gpu.conftest import Relocated
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+HALF = 1 << 32
+CALLS = 12
+
+
+class Edge:
+    """Memory of the device in which addresses with a lower half of zero are, for stand-ins to begin there."""
+
+    def __init__(self, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given = 0
+        self._wanted = wanted
+        self._memory = torch.empty(wanted * HALF + (1 << 20), dtype=torch.uint8, device="cuda")
+        self._usual = verification._room_for
+        monkeypatch.setattr(verification, "_room_for", self._room_for)
+
+    def _room_for(self, index: int, member: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
+        room, base = self._usual(index, member, *rest)
+        if self.given == self._wanted:
+            return room, base
+        begin = -self._memory.data_ptr() % HALF + self.given * HALF
+        self.given += 1
+        return self._memory[begin : begin + room.numel()], 0
+
+
+def run(edge: Edge) -> None:
+    from tests.gpu.operators import leading
+
+    compiled = torch.compile(lambda x: leading(x, 16) * 2, mode="reduce-overhead", dynamic=False)
+    for _ in range(CALLS):
+        x = torch.randn(1000, device="cuda")
+        assert torch.equal(compiled(x), x[:16] * 2)
+    assert edge.given == edge._wanted
+
+
+def test_a_number_beside_half_an_address_is_left_alone(
+    relocated: Relocated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(Edge(1, monkeypatch))
+
+    relocated.expect_all_captured()
+
+
+def test_where_two_captures_cannot_tell_others_are_made(
+    relocated: Relocated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(Edge(2, monkeypatch))
+
+    assert relocated.report.counts["captured"] == 1
+    assert relocated.report.fallbacks[UNCLEAR] == 1
