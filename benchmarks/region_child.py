@@ -281,10 +281,11 @@ def measure(workload_name: str, way: str, full_speed: Path, *, with_addresses: b
     torch.cuda.synchronize()
     reserved = reserved_mb(device)
     regions.switch("_on_gpu")
+    sleeps = []
     for _ in range(STEPS // 2):
         inputs = case.draw(generator)
         torch.cuda.synchronize()
-        torch.cuda._sleep(_BUSY_CYCLES)
+        sleeps.append(_keep_busy())
         step(inputs)
         del inputs
     torch.cuda.synchronize()
@@ -297,6 +298,7 @@ def measure(workload_name: str, way: str, full_speed: Path, *, with_addresses: b
     return {
         "reserved_mb": reserved,
         "first_steps_reserved_mb": peak,
+        "gpu_mhz": summarize([_BUSY_CYCLES / (begin.elapsed_time(end) * 1e3) for begin, end in sleeps]),
         "regions": [
             {**figure, "recorded_again": _costs(each.relocatable)}
             for figure, each in zip(figures, regions.all, strict=True)
@@ -308,6 +310,15 @@ def measure(workload_name: str, way: str, full_speed: Path, *, with_addresses: b
         "disturbed": cores.disturbed,
         "environment": describe(device),
     }
+
+
+def _keep_busy() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Have the GPU count cycles for a while; how long that takes says what its clock is."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    torch.cuda._sleep(_BUSY_CYCLES)
+    end.record()
+    return begin, end
 
 
 def _addresses(

@@ -24,7 +24,7 @@ LARGE_INPUTS = frozenset({"autoencoder-inference"})
 """Workloads with moving inputs so large that copying them shows: held against launched calls, which copy none."""
 _HEAD = (
     *("workload", "way", "reserved MB", "of trees'", "host us", "of trees'"),
-    *("GPU us", "of trees'", "of launched", ""),
+    *("GPU us", "of trees'", "of launched", "MHz", ""),
 )
 
 
@@ -37,6 +37,8 @@ class Way:
     reserved_mb: float
     host_us: tuple[float, ...]
     gpu_us: float | None
+    gpu_mhz: float | None
+    """The GPU's clock meanwhile; older files do not say."""
 
 
 Ways = dict[str, dict[str, Way]]
@@ -58,16 +60,20 @@ def ways(records: Sequence[Mapping[str, Any]]) -> Ways:
     good = [each for each in records if "error" not in each]
     for workload, way in dict.fromkeys((each["workload"], each["way"]) for each in good):
         of_way = [each for each in good if (each["workload"], each["way"]) == (workload, way)]
-        gpu_us = [_gpu_us(each) for each in of_way]
-        known = [each for each in gpu_us if each is not None]
+        clocks = [each["gpu_mhz"]["median"] for each in of_way if each.get("gpu_mhz")]
         found.setdefault(workload, {})[way] = Way(
             workload,
             way,
             statistics.median(each["reserved_mb"] for each in of_way),
             _host_us(of_way),
-            statistics.median(known) if known else None,
+            _median([gpu_us for each in of_way if (gpu_us := _gpu_us(each)) is not None]),
+            _median(clocks),
         )
     return found
+
+
+def _median(figures: Sequence[float]) -> float | None:
+    return statistics.median(figures) if figures else None
 
 
 def _host_us(records: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
@@ -113,7 +119,8 @@ def _row(each: Way, of_workload: Mapping[str, Way]) -> tuple[str, ...]:
             NOTHING if each.gpu_us is None else f"{each.gpu_us:.0f}",
             _number(_gpu_of(TREES, each, of_workload)),
         ),
-        *(_number(_gpu_of(LAUNCH, each, of_workload)), more),
+        _number(_gpu_of(LAUNCH, each, of_workload)),
+        *(NOTHING if each.gpu_mhz is None else f"{each.gpu_mhz:.0f}", more),
     )
 
 

@@ -171,9 +171,11 @@ def _lines(record: dict[str, Any]) -> list[str]:
         f"{_again(region['recorded_again'])}"
         for region in record["regions"]
     ]
-    lines.append(
-        f"{head} reserved {record['reserved_mb']:.0f} MB (first steps {record['first_steps_reserved_mb']:.0f})"
+    clock = f"the GPU's clock {record['gpu_mhz']['median']:.0f} MHz" if record["gpu_mhz"] else ""
+    reserved = (
+        f"reserved {record['reserved_mb']:.0f} MB (first steps {record['first_steps_reserved_mb']:.0f})"
     )
+    lines.append(f"{head} {reserved}, {clock}".rstrip(", "))
     if "addresses_ms" not in record:
         return lines
     steps = ", ".join(f"{name} {_figure(figure)}" for name, figure in record["addresses_ms"].items())

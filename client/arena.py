@@ -39,6 +39,11 @@ class Arena:
         self._as = {torch.uint8: self._bytes}
         self._end = 0
 
+    @property
+    def whole(self) -> torch.Tensor:
+        """All of its bytes."""
+        return self._bytes
+
     def take(self, size: int, like: int) -> int:
         """Return where so many bytes begin that are aligned as the address `like` is."""
         start: int = self._end + (like - self._bytes.data_ptr() - self._end) % BLOCK

@@ -25,7 +25,7 @@ from pygraphd.client.replay import Replay
 from pygraphd.client.witness import OTHERWISE, UNCLEAR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.driver import Driver
@@ -185,12 +185,12 @@ class Attempts:
         if reason := _why_not_bind(inputs):
             raise OpaqueError(reason)
         moving = recording.input_groups(inputs, ())
-        to_stand_in = verification.bytes_to_stand_in(inputs, leeway, moving)
-        self._make_sure_of(max(verification.bytes_to_copy(inputs, moving), to_stand_in))
+        copies = verification.bytes_to_copy(inputs, moving)
+        self._make_sure_of(max(copies, verification.bytes_to_stand_in(inputs, leeway, moving)))
         staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
         times = [time.perf_counter()]
-        make = functools.partial(_stand_ins, inputs, staged, leeway, moving)
-        stood, capture = self._capture(make)
+        stood = _Stood.of(verification.stand_ins_for(inputs, leeway, moving), staged)
+        capture = self._capture(stood)
         times.append(time.perf_counter())
         built = recording.build(
             self._recorder.driver,
@@ -199,7 +199,7 @@ class Attempts:
             staged,
             self._report.fail,
             self._facts.gradients,
-            functools.partial(self._capture_again, make, to_stand_in + capture.bytes),
+            functools.partial(self._capture_again, inputs, staged, leeway, moving, capture.bytes),
         )
         times.append(time.perf_counter())
         try:
@@ -236,19 +236,25 @@ class Attempts:
             if size > self._recorder.room():
                 raise PassingError(NO_ROOM)
 
-    def _capture(self, make: Callable[[], _Stood]) -> tuple[_Stood, Capture]:
-        stood = make()
+    def _capture(self, stood: _Stood) -> Capture:
         self.captures += 1
         try:
-            return stood, self._capture_on(stood)
+            return self._capture_on(stood)
         except PassingError:
             self.captures -= 1  # nothing was
             raise
 
-    def _capture_again(self, make: Callable[[], _Stood], size: int) -> tuple[Capture, list[torch.Tensor]]:
-        """Capture a call once more, beside the first capture, which takes so many bytes; return the memory of its inputs, too."""
-        self._make_sure_of(size)
-        stood = make()
+    def _capture_again(
+        self,
+        inputs: list[Any],
+        staged: Mapping[int, torch.Tensor],
+        leeway: Leeway,
+        moving: recording.Moving,
+        allocated: int,
+    ) -> tuple[Capture, list[torch.Tensor]]:
+        """Capture a call once more, beside the first capture, which has allocated so much; return the memory of its inputs, too."""
+        self._make_sure_of(verification.bytes_to_stand_in(inputs, leeway, moving) + allocated)
+        stood = _Stood.of(verification.elsewhere_for(inputs, leeway, moving), staged)
         return self._capture_on(stood), stood.places
 
     def _capture_on(self, stood: _Stood) -> Capture:
@@ -277,13 +283,11 @@ class _Stood:
     places: list[torch.Tensor]
     bound: list[Any]
 
-
-def _stand_ins(
-    inputs: list[Any], staged: Mapping[int, torch.Tensor], leeway: Leeway, moving: recording.Moving
-) -> _Stood:
-    stand_ins, places = verification.stand_ins_for(inputs, leeway, moving)
-    bound = [staged.get(index, value) for index, value in enumerate(stand_ins)]
-    return _Stood(stand_ins, places, bound)
+    @classmethod
+    def of(cls, made: tuple[list[Any], list[torch.Tensor]], staged: Mapping[int, torch.Tensor]) -> _Stood:
+        """Return what `verification` has made, with these buffers."""
+        stand_ins, places = made
+        return cls(stand_ins, places, [staged.get(index, value) for index, value in enumerate(stand_ins)])
 
 
 @contextlib.contextmanager

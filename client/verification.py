@@ -256,13 +256,37 @@ def bytes_to_stand_in(inputs: Sequence[Any], leeway: Leeway, moving: Moving | No
     return sum(_room(span) for _, span in _groups(inputs, leeway, moving))
 
 
+def elsewhere_for(
+    inputs: Sequence[Any],
+    leeway: Leeway = Leeway(),  # noqa: B008 - it is frozen
+    moving: Moving | None = None,
+) -> tuple[list[Any], list[torch.Tensor]]:
+    """Return tensors as `stand_ins_for` does, but side by side in one allocation, and that: it takes less time to make."""
+    copies, groups = list(inputs), list(_groups(inputs, leeway, moving))
+    if not groups:
+        return copies, []
+    arena = Arena(sum(_room(span) for _, span in groups), _device_of(inputs))
+    for group, span in groups:
+        first = group.members[0][0]
+        like = _base_like(first, inputs[first], span, leeway if len(group.members) == 1 else Leeway())
+        start = arena.take(span.size, like)
+        for index, _ in group.members:
+            copies[index] = arena.tensor(start + inputs[index].data_ptr() - span.start, inputs[index])
+    return copies, [arena.whole]
+
+
 def _room_for(index: int, member: torch.Tensor, span: Span, leeway: Leeway) -> tuple[torch.Tensor, int]:
     """Return bytes that a span has room in, and where in them its member is aligned as it is, or worse."""
     room = torch.empty(_room(span), dtype=torch.uint8, device=member.device)
-    address = member.data_ptr()
+    return room, (_base_like(index, member, span, leeway) - room.data_ptr()) % BLOCK
+
+
+def _base_like(index: int, member: torch.Tensor, span: Span, leeway: Leeway) -> int:
+    """Return an address that a span's is to be like, up to multiples of a block, for its member to be aligned as it is, or worse."""
+    address: int = member.data_ptr()
     worst = leeway.alignments.get(index, BLOCK)
     like = worst if worst < alignment(address) else address
-    return room, (like - (address - span.start) - room.data_ptr()) % BLOCK
+    return like - (address - span.start)
 
 
 def _room(span: Span) -> int:

@@ -19,7 +19,14 @@ RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
 def record(workload: str, way: str, reserved_mb: float, *gpu_us: float | None) -> dict[str, Any]:
     regions = [{"gpu_us": {"median": each, "mad": 0.0, "n": 30} if each else None} for each in gpu_us]
-    return {"workload": workload, "way": way, "reserved_mb": reserved_mb, "regions": regions}
+    clock = {"median": 1980.4, "mad": 0.0, "n": 30}
+    return {
+        "workload": workload,
+        "way": way,
+        "reserved_mb": reserved_mb,
+        "regions": regions,
+        "gpu_mhz": clock,
+    }
 
 
 def cells(records: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -46,9 +53,9 @@ def test_a_line_for_each_way_over_trees_and_over_launched_calls() -> None:
     ]
 
     assert cells(records)[:3] == [
-        ["autoencoder-inference", "trees", "4000", "1.000", "-", "-", "300", "1.000", "1.500"],
-        ["autoencoder-inference", "relocate", "3000", "0.750", "-", "-", "210", "0.700", "1.050"],
-        ["autoencoder-inference", "launch", "3000", "0.750", "-", "-", "200", "0.667", "1.000"],
+        ["autoencoder-inference", "trees", "4000", "1.000", "-", "-", "300", "1.000", "1.500", "1980"],
+        ["autoencoder-inference", "relocate", "3000", "0.750", "-", "-", "210", "0.700", "1.050", "1980"],
+        ["autoencoder-inference", "launch", "3000", "0.750", "-", "-", "200", "0.667", "1.000", "1980"],
     ]
     assert render(records).splitlines()[4:] == [
         "relocatable graphs reserve more than they may in 0 of 1 workloads"

@@ -94,7 +94,14 @@ def test_steps_whose_addresses_alternate_are_timed_if_they_are_wanted(
         told.append(arguments)
         figure = {"median": 1.0, "mad": 0.0, "n": 3}
         timed = {name: {"fixed": figure} for name in ADDRESSES} if addresses else {}
-        answer = {"regions": [], "reserved_mb": 2.0, "first_steps_reserved_mb": 3.0, **timed}
+        clock = {"median": 1980.4, "mad": 0.0, "n": 3}
+        answer = {
+            "regions": [],
+            "reserved_mb": 2.0,
+            "first_steps_reserved_mb": 3.0,
+            "gpu_mhz": clock,
+            **timed,
+        }
         Path(arguments[4]).write_text(json.dumps(answer))
         return Outcome(None, "")
 
@@ -105,5 +112,5 @@ def test_steps_whose_addresses_alternate_are_timed_if_they_are_wanted(
     )
 
     assert [each[6:] for each in told] == [["addresses"] if addresses else []]
-    assert lines[0].endswith("trees     reserved 2 MB (first steps 3)")
+    assert lines[0].endswith("trees     reserved 2 MB (first steps 3), the GPU's clock 1980 MHz")
     assert any("beyond fixed addresses" in line for line in lines) is addresses

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pygraphd.client import verification
+from pygraphd.client.arena import Arena
 from pygraphd.client.witness import UNCLEAR
 
 if TYPE_CHECKING:
@@ -20,22 +21,31 @@ CALLS = 12
 
 
 class Edge:
-    """Memory of the device in which addresses with a lower half of zero are, for stand-ins to begin there."""
+    """Memory of the device in which addresses with a lower half of zero are, for what stands in for inputs to begin there."""
 
-    def __init__(self, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.given = 0
-        self._wanted = wanted
-        self._memory = torch.empty(wanted * HALF + (1 << 20), dtype=torch.uint8, device="cuda")
+    def __init__(self, captures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = captures
+        """How many captures, the first and then the second one, are still to have theirs there."""
+        self._memory = torch.empty(captures * HALF + (1 << 20), dtype=torch.uint8, device="cuda")
         self._usual = verification._room_for
         monkeypatch.setattr(verification, "_room_for", self._room_for)
+        monkeypatch.setattr(verification, "Arena", self._arena)
 
     def _room_for(self, index: int, member: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
         room, base = self._usual(index, member, *rest)
-        if self.given == self._wanted:
-            return room, base
-        begin = -self._memory.data_ptr() % HALF + self.given * HALF
-        self.given += 1
-        return self._memory[begin : begin + room.numel()], 0
+        return (room, base) if not self.left else (self._next(room.numel()), 0)
+
+    def _arena(self, size: int, device: torch.device) -> Arena:
+        arena = Arena(size, device)
+        if self.left:
+            arena._bytes = self._next(arena.whole.numel())
+            arena._as = {torch.uint8: arena.whole}
+        return arena
+
+    def _next(self, size: int) -> torch.Tensor:
+        self.left -= 1
+        begin = -self._memory.data_ptr() % HALF + self.left * HALF
+        return self._memory[begin : begin + size]
 
 
 def run(edge: Edge) -> None:
@@ -45,7 +55,7 @@ def run(edge: Edge) -> None:
     for _ in range(CALLS):
         x = torch.randn(1000, device="cuda")
         assert torch.equal(compiled(x), x[:16] * 2)
-    assert edge.given == edge._wanted
+    assert edge.left == 0
 
 
 def test_a_number_beside_half_an_address_is_left_alone(

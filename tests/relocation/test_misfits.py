@@ -158,19 +158,22 @@ def test_as_many_captures_as_are_allowed_are_made_and_no_more(case: Case) -> Non
     st.lists(st.integers(0, 31).map(lambda n: 16 * n), min_size=1, max_size=4),
     st.dictionaries(st.integers(0, 3), st.sampled_from([16, 32, 64, 128])),
     st.booleans(),
+    st.booleans(),
 )
 def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
-    offsets: list[int], worst: dict[int, int], apart: bool
+    offsets: list[int], worst: dict[int, int], apart: bool, side_by_side: bool
 ) -> None:
+    """Those of a second capture, side by side in one allocation, as well."""
     room = torch.zeros(8 * BLOCK, dtype=torch.uint8)
     start = -room.data_ptr() % BLOCK
     inputs: list[Any] = [room[start + each : start + each + 8].view(torch.float32) for each in offsets]
 
-    stand_ins, places = verification.stand_ins_for(inputs, Leeway(worst, apart))
+    make = verification.elsewhere_for if side_by_side else verification.stand_ins_for
+    stand_ins, places = make(inputs, Leeway(worst, apart))
 
     spans = sorted((each.data_ptr(), each.data_ptr() + 8) for each in stand_ins)
     if apart:
-        assert len(places) == len(inputs)
+        assert len(places) == (1 if side_by_side else len(inputs))
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
     for index, (mine, given_input) in enumerate(zip(stand_ins, inputs, strict=True)):
         alone = apart or offsets.count(offsets[index]) == 1
@@ -179,6 +182,8 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
         )
         assert alignment(mine.data_ptr()) == expected
         assert verification._form(mine) == verification._form(given_input)
+    rooms = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in places]
+    assert all(any(begin <= start and end <= stop for begin, stop in rooms) for start, end in spans)
     taken = sum(each.nbytes for each in places)
     assert taken == verification.bytes_to_stand_in(inputs, Leeway(worst, apart))
 

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pygraphd.client import attempts, verification
+from pygraphd.client.arena import Arena
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.parameters import Parameters
 from pygraphd.client.relocation import Segment, Span, find, scan
@@ -18,7 +19,7 @@ from pygraphd.client.witness import OTHERWISE, UNCLEAR, false_addresses
 from tests.relocation.test_relocatable import Case, add
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.relocation.conftest import Allocator, Emulator
     from tests.relocation.test_relocatable import Operations
@@ -78,15 +79,24 @@ def first_two(operations: Operations, inputs: list[Any]) -> Any:
     return (operations.first(inputs[0], 2),)
 
 
-def put_stand_ins(monkeypatch: pytest.MonkeyPatch, edges: Edges, which: Callable[[int], bool]) -> None:
-    """Have those stand-ins, by how many were made before, lie at an edge."""
-    made, usual = [0], verification._room_for
+def put_stand_ins(monkeypatch: pytest.MonkeyPatch, edges: Edges, first: int, second: int = 0) -> None:
+    """Have so many of the first captures, and so many of the second ones, have what stands in for their input at an edge."""
+    left, usual = {"first": first, "second": second}, verification._room_for
 
     def room_for(index: int, member: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
-        made[0] += 1
-        return (edges.room(), 0) if which(made[0] - 1) else usual(index, member, *rest)
+        left["first"] -= 1
+        return (edges.room(), 0) if left["first"] >= 0 else usual(index, member, *rest)
+
+    class AtEdge(Arena):
+        def __init__(self, size: int, device: torch.device) -> None:
+            super().__init__(size, device)
+            left["second"] -= 1
+            if left["second"] >= 0:
+                self._bytes = edges.room()
+                self._as = {torch.uint8: self._bytes}
 
     monkeypatch.setattr(verification, "_room_for", room_for)
+    monkeypatch.setattr(verification, "Arena", AtEdge)
 
 
 def call(run: Any, case: Case, value: float) -> None:
@@ -99,7 +109,7 @@ def call(run: Any, case: Case, value: float) -> None:
 def test_a_number_beside_half_an_address_is_left_alone(
     case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_stand_ins(monkeypatch, edges, lambda number: number == 0)
+    put_stand_ins(monkeypatch, edges, first=1)
     run = case.make(first_two)
 
     for value in range(20):
@@ -140,7 +150,7 @@ def test_where_it_cannot_be_told_it_is_tried_elsewhere(
     case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both captures have their memory at an edge, and what lies in the gap is half of an address of it."""
-    put_stand_ins(monkeypatch, edges, lambda number: number < 2)
+    put_stand_ins(monkeypatch, edges, first=1, second=1)
     run = case.make(first_two)
 
     for value in range(4):
@@ -154,7 +164,7 @@ def test_where_it_cannot_be_told_it_is_tried_elsewhere(
 def test_where_it_can_never_be_told_it_is_launched(
     case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_stand_ins(monkeypatch, edges, lambda _: True)
+    put_stand_ins(monkeypatch, edges, first=100, second=100)
     run = case.make(first_two)
 
     for value in range(12):
