@@ -298,7 +298,7 @@ def measure(workload_name: str, way: str, full_speed: Path, *, with_addresses: b
     return {
         "reserved_mb": reserved,
         "first_steps_reserved_mb": peak,
-        "gpu_mhz": summarize([_BUSY_CYCLES / (begin.elapsed_time(end) * 1e3) for begin, end in sleeps]),
+        "gpu_mhz": clock_mhz([begin.elapsed_time(end) for begin, end in sleeps]),
         "regions": [
             {**figure, "recorded_again": _costs(each.relocatable)}
             for figure, each in zip(figures, regions.all, strict=True)
@@ -319,6 +319,12 @@ def _keep_busy() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     torch.cuda._sleep(_BUSY_CYCLES)
     end.record()
     return begin, end
+
+
+def clock_mhz(sleeps_ms: Sequence[float]) -> dict[str, float] | None:
+    """Return the clock of a GPU that takes so long to count `_BUSY_CYCLES`, as it is written to files."""
+    found = summarize([_BUSY_CYCLES / (ms * 1e3) for ms in sleeps_ms])
+    return dataclasses.asdict(found) if found else None
 
 
 def _addresses(
