@@ -251,11 +251,11 @@ class Attempts:
         leeway: Leeway,
         moving: recording.Moving,
         allocated: int,
-    ) -> tuple[Capture, list[torch.Tensor]]:
-        """Capture a call once more, beside the first capture, which has allocated so much; return the memory of its inputs, too."""
+    ) -> recording.Second:
+        """Capture a call once more, beside the first capture, which has allocated so much."""
         self._make_sure_of(verification.bytes_to_stand_in(inputs, leeway, moving) + allocated)
         stood = _Stood.of(verification.elsewhere_for(inputs, leeway, moving), staged)
-        return self._capture_on(stood), stood.places
+        return recording.Second(self._capture_on(stood), stood.bound, stood.places)
 
     def _capture_on(self, stood: _Stood) -> Capture:
         try:

@@ -7,6 +7,7 @@ in which nothing lies but outputs that may be together are packed into one alloc
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ from pygraphd.client.relocation import (
     scan,
 )
 from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
-from pygraphd.client.witness import OTHERWISE, false_addresses
+from pygraphd.client.witness import OTHERWISE, Moved, false_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -109,8 +110,18 @@ class Capture:
 
 # --- building ----------------------------------------------------------------------------------------------------
 
-Elsewhere = Callable[[], tuple[Capture, Sequence[torch.Tensor]]]
-"""Captures the same call once more, while the memory of the first capture stays; returns the memory of its inputs, too."""
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """Another capture of the same call, while the memory of the first one stays: with its inputs, and their memory."""
+
+    capture: Capture
+    inputs: Sequence[Any]
+    places: Sequence[torch.Tensor]
+
+
+Elsewhere = Callable[[], Second]
+"""Captures a call once more."""
 
 
 def build(
@@ -165,7 +176,12 @@ def _build(
     first = len(groups) + len(memories)
     segments += [Segment(span, slot) for slot, span in enumerate(clusters.scratch, start=first)]
     known = [*segments, *[Segment(span, IN_PLACE) for span in capture.held]]
-    table = _search(driver, parameters, known, first + len(clusters.scratch), elsewhere)
+    slots = first + len(clusters.scratch)
+    table = scan(parameters.words, parameters.candidates, known, slots)
+    if table.doubtful and elsewhere is not None:
+        false = _false(driver, parameters, table, _First(capture, inputs, groups), elsewhere())
+        if false:
+            table = scan(parameters.words, parameters.candidates, known, slots, false)
     table, size = as_one(table, first, clusters.scratch)
     if size:
         memories = (*memories, Memory((size,), (1,), torch.uint8))
@@ -195,28 +211,41 @@ def _build(
     return Built(replay, _unseen(table, layout), device, len(parameters))
 
 
-def _search(
-    driver: Driver,
-    parameters: Parameters,
-    known: Sequence[Segment],
-    slots: int,
-    elsewhere: Elsewhere | None,
-) -> Table:
-    """Find the words that hold addresses, without those that only look like one."""
-    table = scan(parameters.words, parameters.candidates, known, slots)
-    if not table.doubtful or elsewhere is None:
-        return table
-    capture, places = elsewhere()
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The capture that a recording is made of."""
+
+    capture: Capture
+    inputs: Sequence[Any]
+    groups: Sequence[tuple[InputGroup, Span]]
+
+    def moved_to(self, second: Second) -> list[Moved]:
+        """Return where all that it worked on is in another capture; raises `UnfitError` if that cannot be told."""
+        mine, other = self.capture.allocations, second.capture.allocations
+        if [span.size for span in mine] != [span.size for span in other]:
+            raise UnfitError(OTHERWISE)
+        moved = [Moved(span, to.start) for span, to in zip(mine, other, strict=True)]
+        for group, span in self.groups:
+            index = group.members[0][0]
+            by = second.inputs[index].data_ptr() - self.inputs[index].data_ptr()
+            moved.append(Moved(span, span.start + by))
+        return moved
+
+
+def _false(
+    driver: Driver, parameters: Parameters, table: Table, first: _First, second: Second
+) -> frozenset[int]:
+    """Return which words only look like addresses, in view of a second capture, of which nothing is left."""
     try:
-        words = parameters.of_another(capture.graph)
+        words = parameters.of_another(second.capture.graph)
         if words is None:
             raise UnfitError(OTHERWISE)
-        given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in places]
-        spans = merge((*given, *capture.allocations, *capture.held))
-        false = false_addresses(table.doubtful, parameters.words, words, spans)
+        given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in second.places]
+        spans = merge((*given, *second.capture.allocations, *second.capture.held))
+        moved = functools.partial(first.moved_to, second)
+        return false_addresses(table.doubtful, parameters.words, words, spans, moved)
     finally:
-        capture.discard(driver)
-    return scan(parameters.words, parameters.candidates, known, slots, false) if false else table
+        second.capture.discard(driver)
 
 
 def _unseen(table: Table, layout: Layout) -> frozenset[int]:

@@ -7,35 +7,55 @@ whose memory lay anywhere, two that held such a word ended the process, and two 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.client.binding import UnfitError
-from pygraphd.client.relocation import find
+from pygraphd.client.relocation import Span, find
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from pygraphd.client.relocation import Span
+    from collections.abc import Callable, Iterable, Sequence
 
 UNCLEAR = "what is an address in it could not be told"
 OTHERWISE = "two captures of it are not of the same kernels"
 _HALF = 1 << 32
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Memory of the first capture, and where the second one has what lies there."""
+
+    span: Span
+    to: int
+
+
 def false_addresses(
-    doubtful: Iterable[int], words: Sequence[int], elsewhere: Sequence[int], spans: Sequence[Span]
+    doubtful: Iterable[int],
+    words: Sequence[int],
+    elsewhere: Sequence[int],
+    spans: Sequence[Span],
+    moved: Callable[[], Sequence[Moved]],
 ) -> frozenset[int]:
     """Return which of some words are no addresses, in view of what they are `elsewhere`.
 
-    `spans` are all of the memory that the second capture worked on, sorted and disjoint; none of it may have been the first one's.
-    Raises `UnfitError` where both captures have an address for a word, but one that differs only in the half that may lie in a gap.
+    `spans` are all of the memory that the second capture worked on, sorted and disjoint; none of it may have been the first one's. `moved` tells where
+    it has what, and is asked only where both captures have an address for a word, but one that differs in the half alone that may lie in a
+    gap, as it may in large models. Raises `UnfitError` if it is the very address that it would be.
     """
     found = set()
+    places: Sequence[Moved] | None = None
     for index in doubtful:
         here, there = words[index], elsewhere[index]
         # Where a span ends is an address of it, too.
         if find(spans, there) is None and find(spans, there - 1) is None:
             found.add(index)
         elif not (there - here) % _HALF:
-            raise UnfitError(UNCLEAR)
+            places = moved() if places is None else places
+            if any(each.to - each.span.start == there - here for each in places if _holds(each.span, here)):
+                raise UnfitError(UNCLEAR)
+            found.add(index)
     return frozenset(found)
+
+
+def _holds(span: Span, address: int) -> bool:
+    return span.start <= address <= span.end

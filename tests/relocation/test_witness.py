@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pygraphd.client import attempts, verification
+from pygraphd.client import attempts, relocatable, verification
 from pygraphd.client.arena import Arena
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.parameters import Parameters
+from pygraphd.client.recording import Capture, Second, _First
 from pygraphd.client.relocation import Segment, Span, find, scan
-from pygraphd.client.witness import OTHERWISE, UNCLEAR, false_addresses
+from pygraphd.client.witness import OTHERWISE, UNCLEAR, Moved, false_addresses
 from tests.relocation.test_relocatable import Case, add
 
 if TYPE_CHECKING:
@@ -91,9 +92,14 @@ def put_stand_ins(monkeypatch: pytest.MonkeyPatch, edges: Edges, first: int, sec
         def __init__(self, size: int, device: torch.device) -> None:
             super().__init__(size, device)
             left["second"] -= 1
-            if left["second"] >= 0:
+            self.is_at_edge = left["second"] >= 0
+            if self.is_at_edge:
                 self._bytes = edges.room()
                 self._as = {torch.uint8: self._bytes}
+
+        def take(self, size: int, like: int) -> int:
+            # As the first capture has it, too: from the very beginning.
+            return super().take(size, self._bytes.data_ptr() if self.is_at_edge else like)
 
     monkeypatch.setattr(verification, "_room_for", room_for)
     monkeypatch.setattr(verification, "Arena", AtEdge)
@@ -159,6 +165,28 @@ def test_where_it_cannot_be_told_it_is_tried_elsewhere(
     case.expect(captured=1)
     assert case.report.fallbacks[UNCLEAR] == 1
     assert (case.recorder.captures, run._attempts.captures) == (4, 2)
+
+
+def test_half_an_address_of_other_memory_of_the_second_capture_is_told_from_one_that_has_moved(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in large models, whose memory is where any small number beside half of an address points to."""
+    put_stand_ins(monkeypatch, edges, first=2, second=1)
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return operations.add(inputs[0], inputs[0]), operations.first(inputs[1], 2)
+
+    run = case.make(body)
+
+    for value in range(4):
+        # In the second capture the first of them is where the number beside half of the second one's address points to.
+        given_inputs = [case.floats(value, 2, 3, 4) for _ in range(2)]
+        given_inputs.sort(key=torch.Tensor.data_ptr)
+        assert [each.tolist() for each in run(given_inputs)] == [[2 * value, 4, 6, 8], [value, 2]]
+
+    case.expect(captured=1)
+    assert set(case.report.fallbacks) == {relocatable.NOT_YET}
+    assert case.recorder.captures == 2
 
 
 def test_where_it_can_never_be_told_it_is_launched(
@@ -253,22 +281,52 @@ def test_exactly_what_has_not_moved_is_false(
     assume(here + 256 <= spans[0].start or spans[0].end <= here)
     doubtful = [index for index, value in enumerate(first) if here <= value <= here + 256]
 
-    found = false_addresses(doubtful, first, again, spans)
+    found = false_addresses(
+        doubtful, first, again, spans, lambda: [Moved(Span(here, here + 256), there + shift)]
+    )
 
     assert found == {index for index in doubtful if not words[index][0]}
 
 
-@given(st.integers(1, 1 << 20), st.integers(1, 5))
-def test_what_has_moved_by_half_a_word_alone_is_not_decided(low: int, windows: int) -> None:
-    spans = [Span(windows * HALF, windows * HALF + (1 << 20))]
+@given(
+    low=st.integers(1, 1 << 20),
+    windows=st.integers(1, 5),
+    moved_by=st.integers(1, 5).map(lambda count: count * HALF) | st.integers(1, 1 << 40),
+)
+def test_what_has_moved_by_half_a_word_alone_is_false_unless_all_there_has(
+    low: int, windows: int, moved_by: int
+) -> None:
+    """Another piece of memory, which has moved so, says nothing of it."""
+    first, size = Span(0, 1 << 20), 1 << 45
+    moved = [Moved(first, moved_by), Moved(Span(HALF, 2 * HALF), (1 + windows) * HALF)]
 
-    with pytest.raises(UnfitError, match=UNCLEAR):
-        false_addresses([0], [low], [windows * HALF + low], spans)
+    def found() -> frozenset[int]:
+        return false_addresses([0], [low], [windows * HALF + low], [Span(HALF, size)], lambda: moved)
+
+    if moved_by == windows * HALF:
+        with pytest.raises(UnfitError, match=UNCLEAR):
+            found()
+    else:
+        assert found() == {0}
+
+
+def nothing_asked() -> NoReturn:
+    raise AssertionError
+
+
+def test_where_something_has_moved_is_not_told_of_captures_that_allocate_otherwise() -> None:
+    first = Capture(0, [], (Span(0, 512), Span(512, 1024)))
+    alike = Second(Capture(0, [], (Span(8192, 8704), Span(9216, 9728))), [], [])
+    otherwise = Second(Capture(0, [], (Span(8192, 8704), Span(9216, 9720))), [], [])
+
+    assert _First(first, [], []).moved_to(alike) == [Moved(Span(0, 512), 8192), Moved(Span(512, 1024), 9216)]
+    with pytest.raises(UnfitError, match=OTHERWISE):
+        _First(first, [], []).moved_to(otherwise)
 
 
 def test_the_end_of_what_a_kernel_is_given_is_an_address_of_it() -> None:
     spans = [Span(1000, 2000)]
 
     assert find(spans, 2000) is None
-    assert false_addresses([0], [500], [2000], spans) == frozenset()
-    assert false_addresses([0], [500], [2001], spans) == {0}
+    assert false_addresses([0], [500], [2000], spans, nothing_asked) == frozenset()
+    assert false_addresses([0], [500], [2001], spans, nothing_asked) == {0}
