@@ -107,7 +107,7 @@ class CudaRecorder:
             # Whatever the GPU still does must not be waited for within the capture.
             torch.cuda.synchronize()
             with _workspaces_in_capture(), torch.cuda.stream(self._stream):
-                # Where graphs share the generator's state, beginning a capture overwrites it, on this stream.
+                # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `_torch.capturing`.
                 self._random_numbers.move(self._stream.cuda_stream)
                 with pool.capturing(graph):
                     outputs: Sequence[Any] = launch(inputs)

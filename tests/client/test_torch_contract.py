@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import torch
@@ -406,3 +408,45 @@ def test_whether_graphs_share_the_state_of_random_numbers_is_as_the_header_has_i
         pytest.skip("this torch has no headers")
 
     assert _torch.graphs_share_random_state() is ("CUDAGeneratorCaptureState" not in header.read_text())
+
+
+class Beginning:
+    """A graph: beginning to capture it does what `during` does."""
+
+    def __init__(self, during: Callable[[], None]) -> None:
+        self.during = during
+        self.options: dict[str, Any] = {}
+
+    def capture_begin(self, **options: Any) -> None:
+        self.options = options
+        self.during()
+
+
+def test_no_tensor_is_filled_while_a_capture_begins() -> None:
+    """What else is done to tensors is, and other threads' are filled."""
+    ours, others, added = torch.zeros(2), torch.zeros(2), torch.zeros(2)
+    thread = threading.Thread(target=others.fill_, args=(3,))
+
+    def during() -> None:
+        thread.start()
+        thread.join()
+        assert ours.fill_(3) is ours
+        added.add_(1)
+        assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
+
+    graph = Beginning(during)
+    _torch._begin_capture(graph, pool=(0, 1))
+
+    assert graph.options == {"capture_error_mode": "thread_local", "pool": (0, 1)}
+    assert [each.tolist() for each in (ours, others, added)] == [[0, 0], [3, 3], [1, 1]]
+
+
+def test_tensors_are_filled_again_when_a_capture_has_begun_or_failed_to() -> None:
+    def fail() -> NoReturn:
+        raise RuntimeError
+
+    for during in (lambda: None, fail):
+        with contextlib.suppress(RuntimeError):
+            _torch._begin_capture(Beginning(during))
+
+        assert torch.zeros(2).fill_(3).tolist() == [3, 3]

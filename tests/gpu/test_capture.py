@@ -1,0 +1,41 @@
+"""What a capture has the GPU do: nothing, as work on its stream has all graphs of the process take longer from the seventh kernel on."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from pygraphd.client import driver
+from pygraphd.client.capture import CudaRecorder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+CAPTURES = 4
+
+
+def test_captures_have_the_gpu_launch_no_kernel(tmp_path: Path) -> None:
+    """What draws random numbers, for which PyTorch makes ready as a capture begins, and products, which have a library do so."""
+    x = torch.randn(64, 64, device="cuda")
+    recorder = CudaRecorder(driver.load(), 0)
+
+    def program() -> torch.Tensor:
+        return torch.nn.functional.dropout(x @ x, 0.5)
+
+    program()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(CAPTURES):
+            recorder.capture(lambda _: [program()], []).discard(recorder.driver)
+        x.cos_()  # that one is seen
+        torch.cuda.synchronize()
+
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    kernels = [event["name"] for event in events if event.get("cat") == "kernel"]
+    assert ["cos" in each for each in kernels] == [True], kernels
