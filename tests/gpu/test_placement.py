@@ -285,7 +285,8 @@ def test_gradients_are_those_of_the_value_at_that_call(watched: Watched) -> None
         x = torch.randn(9, 9, device=DEVICE, requires_grad=True)
         (expected,) = torch.autograd.grad(soften(x, by).square().sum(), x)
         (found,) = torch.autograd.grad(compiled(x, by).square().sum(), x)
-        torch.testing.assert_close(found, expected)
+        # Sums that cancel: in 32 bits they are off by 5e-7 of the largest gradient now and then, and by 6e-4 and more with another call's value.
+        torch.testing.assert_close(found, expected, rtol=0, atol=5e-6 * float(expected.abs().max()))
 
     watched.expect()
     assert watched.report.counts["placed_inputs"] >= 2
