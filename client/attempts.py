@@ -59,8 +59,11 @@ class Recorder(Protocol):
     def generator(self) -> Generator | None:
         """What kernels draw random numbers from."""
 
-    def capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
-        """Record one call; raises `OpaqueError`, `DriverError` or RuntimeError with nothing run and nothing left."""
+    def capture(self, launch: Runnable, inputs: list[Any], *, is_shifted: bool = False) -> Capture:
+        """Record one call; raises `OpaqueError`, `DriverError` or RuntimeError with nothing run and nothing left.
+
+        If it `is_shifted`, what is allocated does not lie as it would otherwise, up to multiples of 4 GiB.
+        """
 
     def room(self) -> int:
         """Return how many bytes could be allocated now."""
@@ -253,13 +256,21 @@ class Attempts:
         allocated: int,
     ) -> recording.Second:
         """Capture a call once more, beside the first capture, which has allocated so much."""
-        self._make_sure_of(verification.bytes_to_stand_in(inputs, leeway, moving) + allocated)
+        # What is free in the first capture's pool counts as room, and is none for another.
+        self._make_sure_of(verification.bytes_to_stand_in(inputs, leeway, moving) + 2 * allocated)
         stood = _Stood.of(verification.elsewhere_for(inputs, leeway, moving), staged)
-        return recording.Second(self._capture_on(stood), stood.bound, stood.places)
-
-    def _capture_on(self, stood: _Stood) -> Capture:
         try:
-            return self._recorder.capture(self._launch, list(stood.bound))
+            capture = self._capture_on(stood, is_shifted=True)
+        except PassingError:
+            raise
+        except OpaqueError as error:
+            # It has been captured just now, but may not be so where inputs share a storage.
+            raise UnfitError(OTHERWISE) from error
+        return recording.Second(capture, stood.bound, stood.places)
+
+    def _capture_on(self, stood: _Stood, *, is_shifted: bool = False) -> Capture:
+        try:
+            return self._recorder.capture(self._launch, list(stood.bound), is_shifted=is_shifted)
         except PassingError as error:
             self.of_recorder.add(_first_line(error))
             raise

@@ -18,7 +18,7 @@ from pygraphd.client.one_stream import OneStream
 from pygraphd.client.parameters import PassingError
 from pygraphd.client.random_numbers import GeneratorTicket
 from pygraphd.client.recording import Capture
-from pygraphd.client.relocation import Span, find, merge
+from pygraphd.client.relocation import BLOCK, Span, find, merge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +31,9 @@ OTHER_ALLOCATOR = "PyTorch's own allocator is not in use"
 REUSE = "graph_capture_record_stream_reuse"
 BUSY = "something else is being captured"
 
+
+SHIFTS = (BLOCK, (1 << 20) + BLOCK)
+"""What a shifted capture allocates first, in bytes: of memory for small allocations, and of that for large ones."""
 
 _one_at_a_time = threading.Lock()
 """The allocator's history is one for all devices and threads."""
@@ -57,13 +60,17 @@ class CudaRecorder:
         """
         return torch.cuda.default_generators[self._device_index].graphsafe_get_state()
 
-    def capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
-        """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured."""
+    def capture(self, launch: Runnable, inputs: list[Any], *, is_shifted: bool = False) -> Capture:
+        """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured.
+
+        With expandable segments each pool begins where a range of addresses does, which are reserved a multiple of 4 GiB apart. If it `is_shifted`,
+        what is allocated lies elsewhere from there than in another capture.
+        """
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise PassingError(reason)
             self._prepare_thread()
-            return self._capture(launch, inputs)
+            return self._capture(launch, inputs, SHIFTS if is_shifted else ())
 
     def why_not(self) -> str | None:
         """Return why nothing can be captured now, for a reason that does not lie in what is; waits for nobody."""
@@ -74,17 +81,17 @@ class CudaRecorder:
         finally:
             _one_at_a_time.release()
 
-    def _capture(self, launch: Runnable, inputs: list[Any]) -> Capture:
+    def _capture(self, launch: Runnable, inputs: list[Any], shifts: Sequence[int]) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         pool = _Pool(self.device.index)
         try:
             with _torch.allocation_history(self.device.index, pool.handle) as history:
-                outputs = self._run(graph, pool, launch, inputs)
+                outputs = self._run(graph, pool, launch, inputs, shifts)
                 allocations, alive = lifetimes(history())
             return Capture(
                 self._take_over(graph),
                 list(outputs),
-                allocations,
+                allocations[len(shifts) :],
                 held(alive, outputs),
                 as_tuple=isinstance(outputs, tuple),
                 ticket=GeneratorTicket(
@@ -99,7 +106,12 @@ class CudaRecorder:
             raise
 
     def _run(
-        self, graph: torch.cuda.CUDAGraph, pool: _Pool, launch: Runnable, inputs: list[Any]
+        self,
+        graph: torch.cuda.CUDAGraph,
+        pool: _Pool,
+        launch: Runnable,
+        inputs: list[Any],
+        shifts: Sequence[int] = (),
     ) -> Sequence[Any]:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
@@ -110,7 +122,9 @@ class CudaRecorder:
                 # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `_torch.capturing`.
                 self._random_numbers.move(self._stream.cuda_stream)
                 with pool.capturing(graph):
+                    taken = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in shifts]
                     outputs: Sequence[Any] = launch(inputs)
+                    del taken
             self._stream.synchronize()
         return outputs
 

@@ -221,14 +221,16 @@ class _First:
 
     def moved_to(self, second: Second) -> list[Moved]:
         """Return where all that it worked on is in another capture; raises `UnfitError` if that cannot be told."""
-        mine, other = self.capture.allocations, second.capture.allocations
-        if [span.size for span in mine] != [span.size for span in other]:
+        made, again = self.capture.allocations, second.capture.allocations
+        if [span.size for span in made] != [span.size for span in again]:
             raise UnfitError(OTHERWISE)
-        moved = [Moved(span, to.start) for span, to in zip(mine, other, strict=True)]
+        moved = [Moved(span, to.start) for span, to in zip(made, again, strict=True)]
         for group, span in self.groups:
-            index = group.members[0][0]
-            by = second.inputs[index].data_ptr() - self.inputs[index].data_ptr()
-            moved.append(Moved(span, span.start + by))
+            mine, other = self.inputs[group.members[0][0]], second.inputs[group.members[0][0]]
+            moved.append(Moved(span, span.start + other.data_ptr() - mine.data_ptr()))
+            # A kernel may be given the beginning of a storage, which is another one in the second capture.
+            begin, there = (each.untyped_storage().data_ptr() for each in (mine, other))
+            moved.append(Moved(Span(begin, begin), there))
         return moved
 
 

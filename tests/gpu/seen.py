@@ -45,7 +45,9 @@ class Seeing(CudaRecorder):
         super().__init__(driver, device_index)
         self._seen = seen
 
-    def capture(self, launch: Callable[[list[Any]], Any], inputs: list[Any]) -> Capture:
-        capture = super().capture(launch, inputs)
+    def capture(
+        self, launch: Callable[[list[Any]], Any], inputs: list[Any], *, is_shifted: bool = False
+    ) -> Capture:
+        capture = super().capture(launch, inputs, is_shifted=is_shifted)
         self._seen.note(self.driver, capture.graph)
         return capture

@@ -1,4 +1,4 @@
-"""What a capture has the GPU do: nothing, as work on its stream has all graphs of the process take longer from the seventh kernel on."""
+"""What a capture has the GPU do, which is nothing, as kernels on its stream have all graphs take longer, and where it allocates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from pygraphd.client import driver
+from pygraphd.client import capture, driver
 from pygraphd.client.capture import CudaRecorder
 
 if TYPE_CHECKING:
@@ -39,3 +39,23 @@ def test_captures_have_the_gpu_launch_no_kernel(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     kernels = [event["name"] for event in events if event.get("cat") == "kernel"]
     assert ["cos" in each for each in kernels] == [True], kernels
+
+
+def test_a_shifted_capture_allocates_the_same_elsewhere() -> None:
+    """Small and large, in their order, and nothing beside; what begins a pool does not begin the other one."""
+    x = torch.randn(512, 512, device="cuda")
+    recorder = CudaRecorder(driver.load(), 0)
+
+    def program() -> list[torch.Tensor]:
+        return [x[0] * 2, x @ x, torch.cat([x] * 3)]
+
+    program()
+    plain, shifted = (recorder.capture(lambda _: program(), [], is_shifted=each) for each in (False, True))
+
+    spans, others = plain.allocations, shifted.allocations
+    assert len(spans) >= 3
+    assert [span.size for span in spans] == [span.size for span in others]
+    begin = plain.outputs[0].data_ptr() % (2 << 20), shifted.outputs[0].data_ptr() % (2 << 20)
+    assert begin[1] - begin[0] == capture.SHIFTS[0]
+    plain.discard(recorder.driver)
+    shifted.discard(recorder.driver)

@@ -119,3 +119,50 @@ def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrite
     assert seen == [shares, shares]
     made._random_numbers.enter(7)  # what the capture wrote is written
     assert made._one_stream() is not made._one_stream() or shares
+
+
+def test_a_shifted_capture_takes_memory_before_what_it_captures_does_and_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, emulator: Emulator
+) -> None:
+    """Of either kind: what the allocator has more than 1 MiB for it takes elsewhere. What is taken is none of the capture's."""
+    made, seen, taken = recorder(monkeypatch, None), list[str](), dict[int, int]()
+    made.driver, made._shares_state = emulator.driver, False
+    made._random_numbers = OneStream(emulator.driver, lambda: bool)
+    made.__dict__["_stream"] = Stream()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(capture, "_workspaces_in_capture", contextlib.nullcontext)
+
+    def empty(size: int, **_: Any) -> Taken:
+        return Taken(size, taken)
+
+    class Pool:
+        @contextlib.contextmanager
+        def capturing(self, _: object) -> Iterator[None]:
+            seen.append("begun")
+            monkeypatch.setattr(torch, "empty", empty)
+            yield
+            monkeypatch.undo()
+            seen.append("ended")
+
+    def launch(_: list[Any]) -> list[Any]:
+        seen.append(f"launched beside {sorted(taken)}")
+        return []
+
+    pool: Any = Pool()
+    made._run(None, pool, launch, [], capture.SHIFTS)
+
+    assert capture.SHIFTS[0] <= 1 << 20 < capture.SHIFTS[1]
+    assert seen == ["begun", f"launched beside {sorted(capture.SHIFTS)}", "ended"]
+    assert taken == {}
+
+
+class Taken:
+    """Memory: as long as it is there, so many bytes are taken."""
+
+    def __init__(self, size: int, taken: dict[int, int]) -> None:
+        self._size, self._taken = size, taken
+        taken[size] = size
+
+    def __del__(self) -> None:
+        del self._taken[self._size]

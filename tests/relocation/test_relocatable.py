@@ -241,7 +241,9 @@ class HostRecorder:
 
         return launch
 
-    def capture(self, launch: Callable[[list[Any]], Any], inputs: list[Any]) -> Capture:
+    def capture(
+        self, launch: Callable[[list[Any]], Any], inputs: list[Any], *, is_shifted: bool = False
+    ) -> Capture:
         self.captures += 1
         self.between()
         if self.refuses is not None:
@@ -249,6 +251,8 @@ class HostRecorder:
         state = self._allocator.tensor(torch.zeros(BLOCK // 4))
         recording = Recording(self._emulator, state)
         self.operations = recording
+        if is_shifted:
+            recording.arena.allocate(1)
         try:
             outputs = launch(inputs)
         except BaseException:
@@ -260,7 +264,7 @@ class HostRecorder:
         self.tickets.append(ticket)
         self.recordings.append(recording)
         held = (Span(state.data_ptr(), state.data_ptr() + BLOCK),)
-        spans = tuple(recording.arena.allocations)
+        spans = tuple(recording.arena.allocations[is_shifted:])
         return Capture(recording.graph.handle, list(outputs), spans, held, ticket=ticket, pool=recording)
 
     def why_not(self) -> str | None:
@@ -1343,7 +1347,7 @@ def test_another_thread_launches_while_one_records(case: Case) -> None:
 
 
 def test_a_recorder_that_refuses_gives_the_reason(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OpaqueError("not today")
 
     monkeypatch.setattr(case.recorder, "capture", refuse)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client import attempts, relocatable, verification
 from pygraphd.client.arena import Arena
-from pygraphd.client.binding import UnfitError
+from pygraphd.client.binding import InputGroup, UnfitError
 from pygraphd.client.parameters import Parameters
 from pygraphd.client.recording import Capture, Second, _First
 from pygraphd.client.relocation import Segment, Span, find, scan
@@ -222,19 +222,65 @@ def test_what_is_another_graph_when_it_is_captured_again_is_tried_again(case: Ca
 
 
 def test_what_is_captured_once_more_needs_room(case: Case) -> None:
+    """For what stands in for its input, and its output twice: as much may be free in the pool of the first capture, and for nobody else."""
     run = case.make(first_two)
     call(run, case, 0)
-    # As much as what stands in for the input takes, but not the output, too.
-    case.recorder.free = verification.bytes_to_copy([case.floats(0, 2, 3, 4)])
+    enough = verification.bytes_to_copy([case.floats(0, 2, 3, 4)]) + 2 * 2 * 4
+    case.recorder.free = enough - 1
 
     call(run, case, 1)
     assert case.recorder.captures == 1
     assert case.report.fallbacks[attempts.NO_ROOM] == 1
 
-    case.recorder.free = 1 << 40
+    case.recorder.free = enough
     for value in range(2, 40):
         call(run, case, value)
     case.expect(captured=1)
+
+
+def test_what_both_captures_allocate_a_multiple_of_4_gib_apart_is_told(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with expandable segments, where each pool begins at such an address."""
+    usual = case.emulator.arena
+
+    def at_edge(blocks: int = 64) -> Any:
+        made = usual(blocks)
+        made._memory = edges.room().view(torch.float32).fill_(float("nan"))
+        made._base = made._memory.data_ptr()
+        return made
+
+    def first_two_of_a_sum(operations: Operations, inputs: list[Any]) -> Any:
+        return (operations.first(operations.add(inputs[0], inputs[0]), 2),)
+
+    monkeypatch.setattr(case.emulator, "arena", at_edge)
+    run = case.make(first_two_of_a_sum)
+
+    for value in range(6):
+        assert run([case.floats(value, 2, 3, 4)])[0].tolist() == [2 * value, 4]
+
+    case.expect(captured=1)
+    assert set(case.report.fallbacks) == {relocatable.NOT_YET}
+    assert case.recorder.captures == 2
+
+
+def test_what_cannot_be_captured_where_inputs_share_a_storage_is_launched_in_this_process_alone(
+    case: Case,
+) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if inputs[0].untyped_storage().data_ptr() == inputs[1].untyped_storage().data_ptr():
+            raise RuntimeError
+        return operations.first(inputs[0], 2), operations.add(inputs[1], inputs[1])
+
+    run = case.make(body)
+
+    for value in range(12):
+        found = run([case.floats(value, 2, 3, 4), case.floats(1, 2)])
+        assert [each.tolist() for each in found] == [[value, 2], [2, 4]]
+
+    assert run.refusal == OTHERWISE
+    assert not run.refused_for_good
+    assert run._attempts.captures == attempts.MAX_DISTURBED + 1
 
 
 def test_every_driver_call_may_fail_while_it_is_captured_twice(case: Case) -> None:
@@ -322,6 +368,36 @@ def test_where_something_has_moved_is_not_told_of_captures_that_allocate_otherwi
     assert _First(first, [], []).moved_to(alike) == [Moved(Span(0, 512), 8192), Moved(Span(512, 1024), 9216)]
     with pytest.raises(UnfitError, match=OTHERWISE):
         _First(first, [], []).moved_to(otherwise)
+
+
+class Placed:
+    """A tensor, as far as where it and its storage begin."""
+
+    def __init__(self, address: int, storage: int) -> None:
+        self._address, self._storage = address, storage
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def untyped_storage(self) -> Placed:
+        return Placed(self._storage, self._storage)
+
+
+def test_where_an_input_and_its_storage_have_moved_otherwise_both_are_told() -> None:
+    """A kernel may be given the one or the other."""
+    span, group = Span(HALF, HALF + 512), InputGroup(((0, 0),), 256, HALF)
+    first = _First(Capture(0, [], ()), [Placed(HALF, HALF)], [(group, span)])
+    second = Second(Capture(0, [], ()), [Placed(3 * HALF + 1024, 3 * HALF)], [])
+
+    def found(word: int, again: int) -> frozenset[int]:
+        return false_addresses(
+            [0], [word], [again], [Span(3 * HALF, 4 * HALF)], lambda: first.moved_to(second)
+        )
+
+    with pytest.raises(UnfitError, match=UNCLEAR):
+        found(HALF, 3 * HALF)
+    assert found(HALF, 3 * HALF + 1024) == frozenset()
+    assert found(HALF + 8, 3 * HALF + 8) == {0}
 
 
 def test_the_end_of_what_a_kernel_is_given_is_an_address_of_it() -> None:
