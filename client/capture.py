@@ -63,8 +63,8 @@ class CudaRecorder:
     def capture(self, launch: Runnable, inputs: list[Any], *, is_shifted: bool = False) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured.
 
-        With expandable segments each pool begins where a range of addresses does, which are reserved a multiple of 4 GiB apart. If it `is_shifted`,
-        what is allocated lies elsewhere from there than in another capture.
+        Two pools may begin a multiple of 4 GiB apart, by chance or, it may be, as expandable segments have their addresses reserved. If it
+        `is_shifted`, what is allocated lies further from there than in another capture.
         """
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
@@ -119,7 +119,7 @@ class CudaRecorder:
             # Whatever the GPU still does must not be waited for within the capture.
             torch.cuda.synchronize()
             with _workspaces_in_capture(), torch.cuda.stream(self._stream):
-                # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `_torch.capturing`.
+                # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `_torch._begin_capture`.
                 self._random_numbers.move(self._stream.cuda_stream)
                 with pool.capturing(graph):
                     taken = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in shifts]
