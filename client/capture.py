@@ -122,7 +122,8 @@ class CudaRecorder:
                 # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `_torch._begin_capture`.
                 self._random_numbers.move(self._stream.cuda_stream)
                 with pool.capturing(graph):
-                    taken = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in shifts]
+                    # Not tensors, which deterministic mode fills: with a kernel of the graph.
+                    taken = [torch.UntypedStorage(size, device=self.device) for size in shifts]
                     outputs: Sequence[Any] = launch(inputs)
                     del taken
             self._stream.synchronize()
