@@ -98,9 +98,8 @@ class Binding:
         self._groups = groups
         self._indices = [index for group in groups for index, _ in group.members]
         places = [bound[slot] + offset for slot, group in enumerate(groups) for _, offset in group.members]
-        self._pointers = bulk.addresses([0] * (max(self._indices, default=-1) + 1))
-        for index, place in zip(self._indices, places, strict=True):
-            self._pointers[index] = place
+        self.pointers = bulk.addresses(_by_index(self._indices, places))
+        """Where each input lies that can move, by index,"""
         self._positions = {index: position for position, index in enumerate(self._indices)}
         self.addresses = [*places, *bound[len(groups) :]]
         """Where each input lies that can move, and then each memory: a *position* each."""
@@ -111,9 +110,10 @@ class Binding:
         ends = list(itertools.accumulate(len(group.members) for group in groups))
         self._members = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
         """Of each group, the positions."""
-        self._memory = bulk.addresses(bound[len(groups) :])
+        self.memory = bulk.addresses(bound[len(groups) :])
+        """and each memory that a call makes."""
         self._bulk = bulk
-        self.inputs, self._memories = bulk.watch(self._indices), bulk.watch([*range(len(self._memory))])
+        self.inputs, self._memories = bulk.watch(self._indices), bulk.watch([*range(len(self.memory))])
         self.number = 0
         """Of the set of recycled memory that it is bound to; 0: of none."""
         self.is_patched = False
@@ -137,16 +137,16 @@ class Binding:
         """
         return (
             number == self.number
-            and fresh.watch.unchanged(memory, self._memory)
-            and self.inputs.unchanged(inputs, self._pointers)
+            and fresh.watch.unchanged(memory, self.memory)
+            and self.inputs.unchanged(inputs, self.pointers)
         )
 
     def moved(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> dict[int, int]:
         """Return the positions that do not lie where they are bound to, and where they lie; see `fits`."""
         positions, first = self._positions, self._first_memory
         watch = fresh.watch if number == self.number else self._memories
-        moved = {positions[index]: at for index, at in self.inputs.moved(inputs, self._pointers).items()}
-        for slot, at in watch.moved(memory, self._memory).items():
+        moved = {positions[index]: at for index, at in self.inputs.moved(inputs, self.pointers).items()}
+        for slot, at in watch.moved(memory, self.memory).items():
             moved[first + slot] = at
         return moved
 
@@ -196,8 +196,8 @@ class Binding:
         """
         assert self.following is not None
         self.raise_if_torn()
-        given = self.inputs.moved(inputs, self._pointers)
-        made = self._memories.moved(memory, self._memory)
+        given = self.inputs.moved(inputs, self.pointers)
+        made = self._memories.moved(memory, self.memory)
         if not self.following.are_aligned(given):
             return None
         if not given and not made:
@@ -205,8 +205,8 @@ class Binding:
             return NOTHING
         self.number = TORN
         nodes = {
-            *move(self.following.inputs, given, self._pointers, self._words),
-            *move(self.following.memory, made, self._memory, self._words),
+            *move(self.following.inputs, given, self.pointers, self._words),
+            *move(self.following.memory, made, self.memory, self._words),
         }
         self._parameters.write(self.executable, nodes)
         self.number = number
@@ -215,8 +215,8 @@ class Binding:
 
     def catch_up(self) -> None:
         """Have `addresses` say where `follow` has been."""
-        pointers = self._pointers
-        self.addresses = [*(pointers[index] for index in self._indices), *self._memory]
+        pointers = self.pointers
+        self.addresses = [*(pointers[index] for index in self._indices), *self.memory]
 
     def another(self, addresses: list[int], moved: Collection[int], number: int) -> Binding:
         """Return another executable of the graph, bound to other addresses; see `bind`, and this one is as it was."""
@@ -226,7 +226,7 @@ class Binding:
         other = copy.copy(self)
         other._parameters = self._parameters.again()
         other._words = other._parameters.words
-        other._pointers, other._memory = self._pointers[:], self._memory[:]
+        other.pointers, other.memory = self.pointers[:], self.memory[:]
         other._move_to(addresses, moved, bases)
         other.number = number
         other._patience = PATIENCE
@@ -275,9 +275,9 @@ class Binding:
         first, indices = self._first_memory, self._indices
         for position in moved:
             if position < first:
-                self._pointers[indices[position]] = addresses[position]
+                self.pointers[indices[position]] = addresses[position]
             else:
-                self._memory[position - first] = addresses[position]
+                self.memory[position - first] = addresses[position]
         words, places = self._words, self._table.places
         for slot, base in bases.items():
             for index, offset in places[slot]:
@@ -322,3 +322,11 @@ class Binding:
         if executable:
             with contextlib.suppress(DriverError):
                 self._driver.destroy_executable(executable)
+
+
+def _by_index(indices: Sequence[int], values: Sequence[int]) -> list[int]:
+    """Return a list with each value at its index, and 0 elsewhere."""
+    placed = [0] * (max(indices, default=-1) + 1)
+    for index, value in zip(indices, values, strict=True):
+        placed[index] = value
+    return placed

@@ -386,6 +386,8 @@ static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t give
     return result;
 }
 
+#include "call.h"
+
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
      "configure(type, offset, get_data_ptr, reinterpret, view_as, destroy, wrap): of tensors, where in an object one is, and functions."},
@@ -405,6 +407,11 @@ static PyMethodDef methods[] = {
     {"picks", (PyCFunction)(void (*)(void))picks, METH_FASTCALL, "picks(pairs): what `gather` picks: (list, index) each."},
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL,
      "gather(picks, memory, made, inputs): return a tuple of what is picked."},
+    {"recipe", recipe, METH_VARARGS,
+     "recipe(allocate, arguments, slots, plan, picks): what `call` does; slots are those of `memory` that what is allocated goes to."},
+    {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
+     "call(recipe, looked_at, inputs, addresses, memory, memory_addresses, blank, launch, executable, stream): return (outputs, what\n"
+     "launch(executable, stream) returned) if the inputs looked at and what is allocated lie at these addresses, or None."},
     {NULL, NULL, 0, NULL}};
 
 /* In two phases, so that it is not put where a user's own module of this name would be looked for. */

@@ -46,6 +46,30 @@ class Watch(NamedTuple):
     """Whether all lie where the addresses say."""
     moved: Callable[[list[Any], Addresses], dict[int, int]]
     """Where those lie that do not, by index."""
+    looked_at: Any = None
+    """The indices, as a `Call` wants them."""
+
+
+class Call(Protocol):
+    """Does a whole call of a graph that is bound to its addresses already."""
+
+    def __call__(
+        self,
+        looked_at: Any,
+        inputs: list[Any],
+        addresses: Addresses,
+        memory: list[Any],
+        memory_addresses: Addresses,
+        blank: list[Any],
+        launch: Callable[[int, int], Any],
+        executable: int,
+        stream: int,
+        /,
+    ) -> tuple[Any, Any] | None:
+        """Return the outputs and what `launch(executable, stream)` has returned; None with nothing launched, if anything lies elsewhere.
+
+        What is allocated is put into `memory`, at its slots, and taken out again. Raises what allocating and launching do.
+        """
 
 
 class Bulk(Protocol):
@@ -70,6 +94,19 @@ class Bulk(Protocol):
         self, picks: Sequence[tuple[int, int]], sizes: tuple[int, int]
     ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
         """Return what picks objects out of three lists, as (list, index); `sizes` are those of the first two lists."""
+
+    def calling(
+        self,
+        allocate: Callable[..., Any],
+        arguments: Sequence[tuple[Any, ...]],
+        slots: Sequence[int],
+        pieces: Sequence[Piece],
+        picks: Sequence[tuple[int, int]],
+    ) -> Call | None:
+        """Return what allocates, with each of these arguments and for each of these slots, launches, fills and gathers.
+
+        None, if all that has to be done step by step.
+        """
 
 
 class InPython:
@@ -130,6 +167,18 @@ class InPython:
         pick = _picker([begins[which] + index for which, index in picks])
         return lambda memory, made, inputs: pick([*memory, *made, *inputs])
 
+    def calling(
+        self,
+        allocate: Callable[..., Any],
+        arguments: Sequence[tuple[Any, ...]],
+        slots: Sequence[int],
+        pieces: Sequence[Piece],
+        picks: Sequence[tuple[int, int]],
+    ) -> Call | None:
+        """See `Bulk`."""
+        del allocate, arguments, slots, pieces, picks
+        return None
+
 
 def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     if len(indices) > 1:
@@ -158,21 +207,43 @@ class Compiled:
         return Watch(
             functools.partial(self._module.unchanged, looked_at),
             functools.partial(self._module.moved, looked_at),
+            looked_at,
         )
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """See `Bulk`."""
+        plan = self._plan(pieces)
+        return InPython().filling(pieces) if plan is None else functools.partial(self._module.fill, plan)
+
+    def _plan(self, pieces: Sequence[Piece]) -> Any:
+        """Return what the module is to make; None if it cannot make one of them."""
         try:
             told = [piece._replace(dtype=_torch.dtype_code(piece.dtype)) for piece in pieces]
         except LookupError:
-            return InPython().filling(pieces)
-        return functools.partial(self._module.fill, self._module.plan([tuple(piece) for piece in told]))
+            return None
+        return self._module.plan([tuple(piece) for piece in told])
 
     def gathering(
         self, picks: Sequence[tuple[int, int]], _sizes: tuple[int, int]
     ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
         """See `Bulk`."""
         return functools.partial(self._module.gather, self._module.picks(list(picks)))
+
+    def calling(
+        self,
+        allocate: Callable[..., Any],
+        arguments: Sequence[tuple[Any, ...]],
+        slots: Sequence[int],
+        pieces: Sequence[Piece],
+        picks: Sequence[tuple[int, int]],
+    ) -> Call | None:
+        """See `Bulk`."""
+        module, plan = self._module, self._plan(pieces)
+        if plan is None:
+            return None
+        filled, picked = module.indices(list(slots)), module.picks(list(picks))
+        recipe = module.recipe(allocate, tuple(map(tuple, arguments)), filled, plan, picked)
+        return functools.partial(module.call, recipe)
 
 
 def _configure(module: Any) -> str | None:

@@ -127,6 +127,26 @@ class Bindings:
             self._new_in_a_row = self._unseen = 0
             if binding.is_patched:
                 self._settle(binding)
+        return self._note_use(binding, latest)
+
+    def expected(self, number: int) -> Binding | None:
+        """Return the executable that a call is probably bound to; None if finding out is for `bound`.
+
+        `came` is to be called if it was that one.
+        """
+        latest = self._all[0]
+        binding = latest.follower or latest
+        return None if binding.number != number or self._unseen else binding
+
+    def came(self, binding: Binding) -> None:
+        """Note a call that was bound to the executable that was `expected`."""
+        self.written = self._new_in_a_row = 0
+        self._calls += 1
+        if binding.is_patched:
+            self._settle(binding)
+        self._note_use(binding, self._all[0])
+
+    def _note_use(self, binding: Binding, latest: Binding) -> Binding:
         if binding is not latest:
             self._to_front(self._all.index(binding))
         latest.follower = binding

@@ -128,6 +128,11 @@ class Outputs:
         """Return what makes some of `made`, by index."""
         return Making(self.made, which, self._dtypes, bulk)
 
+    @property
+    def picks(self) -> Sequence[tuple[int, int]] | None:
+        """Where each output of a call is found, as (0: memories, 1: what was made, 2: inputs; index); None if they are no tuple."""
+        return self._picks if self._as_tuple else None
+
     def gathering(self, bulk: Bulk) -> Callable[[list[Any], list[Any], list[Any]], Any]:
         """Return what puts the outputs of a call in their order: called with memories, what was made, and inputs."""
         gather = bulk.gathering(self._picks, (len(self._dtypes), len(self.made)))
@@ -146,7 +151,7 @@ class Making:
         self, made: Sequence[Output], which: Iterable[int], dtypes: Sequence[torch.dtype], bulk: Bulk
     ) -> None:
         self._made = made
-        pieces: list[Piece] = []
+        self._pieces = pieces = list[Piece]()
         self._others: list[int] = []
         for index in which:
             each = made[index]
@@ -159,6 +164,11 @@ class Making:
             elif not isinstance(each, Fixed):
                 self._others.append(index)
         self._fill = bulk.filling(pieces) if pieces else None
+
+    @property
+    def pieces(self) -> Sequence[Piece] | None:
+        """What it makes, if that is nothing but tensors over memory and inputs."""
+        return None if self._others else self._pieces
 
     def fill(self, made: list[Any], inputs: list[Any], memory: list[Any]) -> list[Any]:
         """Put what was made into `made`, from `Outputs.blank`, at its indices; returns it."""

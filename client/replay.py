@@ -1,7 +1,7 @@
 """The hot path of a relocatable graph: bind it to the inputs of a call and to fresh memory, launch it, hand out tensors.
 
 Everything was worked out by `recording`; here indices are followed. Words are written only for what has moved since the last
-call, and a call whose addresses are those of the call before writes nothing.
+call, and a call whose addresses are those of the call before writes nothing: that one is done by the compiled helper in one go.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from pygraphd.client._torch import Allocator
+    from pygraphd.client.bulk import Call
     from pygraphd.client.driver import Driver
     from pygraphd.client.executables import Bindings
+    from pygraphd.client.outputs import Making
     from pygraphd.client.random_numbers import Draw
     from pygraphd.client.recycling import Saved
 
@@ -94,6 +96,8 @@ class Counts:
     """Replays for which something had moved."""
     written: int = 0
     """Nodes written into an executable."""
+    at_once: int = 0
+    """Replays that the compiled helper did in one go."""
 
     def add(self, written: int) -> None:
         """Count a replay for which so many nodes were written."""
@@ -121,6 +125,7 @@ class _Recipe:
         self.fresh = Fresh(self.slots, bulk.watch(self.slots))
         # The allocator takes the smallest gap that is large enough, and leaves fewer behind if what is large comes first.
         largest_first = sorted(self.slots, key=lambda slot: -memories[slot].bytes)
+        self._largest_first = largest_first
         places = {slot: place for place, slot in enumerate(largest_first)}
         self._is_sorted = largest_first == self.slots
         self._by_slot = operator.itemgetter(*[places[slot] for slot in self.slots] or [0])
@@ -133,6 +138,34 @@ class _Recipe:
     def make(self, allocate: Allocator) -> list[torch.Tensor]:
         made = list(map(allocate, *self._columns))
         return made if self._is_sorted else list(self._by_slot(made))
+
+    def calling(self, allocate: Allocator, outputs: Outputs, making: Making, bulk: Bulk) -> Call | None:
+        """Return what does a whole call, `making` included; None if there is nothing that can."""
+        pieces, picks = making.pieces, outputs.picks
+        if pieces is None or picks is None:
+            return None
+        return bulk.calling(allocate, [*zip(*self._columns, strict=True)], self._largest_first, pieces, picks)
+
+
+class _Drawing:
+    """Launches a graph that draws random numbers."""
+
+    def __init__(self, ticket: Ticket, driver: Driver) -> None:
+        self._ticket = ticket
+        self._driver = driver
+
+    def launch(self, executable: int, stream: int) -> Draw:
+        """Do so on a stream, which is the current one; raises `UnfitError` or `DriverError`, with the generator as it was."""
+        ticket = self._ticket
+        with ticket.one_stream.lock:
+            ticket.one_stream.enter(stream)
+            drawn = ticket.advance(stream)
+            try:
+                self._driver.launch(executable, stream)
+            except DriverError:
+                ticket.take_back(drawn)
+                raise
+            return drawn
 
 
 class Replay:
@@ -154,6 +187,9 @@ class Replay:
         self._layout = layout
         self._device = device
         self._ticket = ticket
+        self._start: Callable[[int, int], Draw | None] = (
+            driver.launch if ticket is None else _Drawing(ticket, driver).launch
+        )
         self._lock = threading.Lock()
         self._staging = OneStream(driver, device.watch_stream) if layout.staged else None
         self._bindings: Bindings | None = bindings
@@ -164,6 +200,9 @@ class Replay:
         self._making = self._fresh_making = layout.outputs.making(
             range(len(layout.outputs.made)), device.bulk
         )
+        self._no_memory: list[Any] = [None] * len(layout.memories)
+        self._blank = layout.outputs.blank()
+        self._call = self._fresh_call = None if layout.staged else self._calling(self._recipe, self._making)
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Run the graph on a call's inputs, clear the list, and return the outputs.
@@ -175,19 +214,52 @@ class Replay:
 
     def drawing(self, inputs: list[Any]) -> tuple[Any, Draw | None]:
         """Do the same, and return also what random numbers it was given, if it draws any."""
-        outputs = self._layout.outputs
         with self._lock:
             stream = self._device.stream()
             saved = self._take(stream) if self._recycler is not None else None
-            if saved is None:
-                memory = self._recipe.make(self._device.allocate)
-                drawn = self._launch(inputs, memory, 0, self._recipe.fresh, stream)
-                made = self._making.fill(outputs.blank(), inputs, memory)
-                result = self._gather(memory, made, inputs)
-            else:
-                result, drawn = self._with(saved, inputs, stream)
+            done = self._at_once(saved, inputs, stream)
+            if done is None:
+                done = self._without(inputs, stream) if saved is None else self._with(saved, inputs, stream)
         inputs.clear()
-        return result, drawn
+        return done
+
+    def _at_once(self, saved: Saved | None, inputs: list[Any], stream: int) -> tuple[Any, Draw | None] | None:
+        """Run in one go; None, with nothing launched, if something may have moved, or if that is not for the helper."""
+        if saved is None:
+            call, number, memory, blank = self._call, 0, self._no_memory.copy(), self._blank
+        else:
+            call, number, memory, blank = self._fresh_call, saved.number, saved.memory, saved.made
+        bindings = self._bindings
+        if call is None or bindings is None or (binding := bindings.expected(number)) is None:
+            return None
+        looked_at, addresses = binding.inputs.looked_at, binding.pointers
+        done = call(
+            looked_at,
+            inputs,
+            addresses,
+            memory,
+            binding.memory,
+            blank,
+            self._start,
+            binding.executable,
+            stream,
+        )
+        if done is not None:
+            bindings.came(binding)
+            self.counts.replays += 1
+            self.counts.at_once += 1
+        return done
+
+    def _without(self, inputs: list[Any], stream: int) -> tuple[Any, Draw | None]:
+        """Run on memory that all comes from the allocator."""
+        memory = self._recipe.make(self._device.allocate)
+        drawn = self._launch(inputs, memory, 0, self._recipe.fresh, stream)
+        made = self._making.fill(self._blank.copy(), inputs, memory)
+        return self._gather(memory, made, inputs), drawn
+
+    def _calling(self, recipe: _Recipe, making: Making) -> Call | None:
+        device = self._device
+        return recipe.calling(device.allocate, self._layout.outputs, making, device.bulk)
 
     def memory(self) -> list[torch.Tensor]:
         """Allocate what one call needs beside its inputs."""
@@ -195,10 +267,9 @@ class Replay:
 
     def run(self, inputs: list[Any], memory: list[torch.Tensor]) -> Any:
         """Run the graph on a call's inputs and on memory from `memory()`; see `__call__`."""
-        outputs = self._layout.outputs
         with self._lock:
             self._launch(inputs, memory, 0, self._recipe.fresh, self._device.stream())
-            made = self._making.fill(outputs.blank(), inputs, memory)
+            made = self._making.fill(self._blank.copy(), inputs, memory)
             result = self._gather(memory, made, inputs)
         inputs.clear()
         return result
@@ -224,24 +295,9 @@ class Replay:
         except Exception as error:
             # Nothing has run yet, so whatever it is that these inputs have, they can be launched.
             raise UnfitError(f"a replay failed: {type(error).__name__}") from error
-        drawn = None
-        if self._ticket is None:
-            self._driver.launch(binding.executable, stream)
-        else:
-            drawn = self._draw_and_launch(self._ticket, binding.executable, stream)
+        drawn = self._start(binding.executable, stream)
         self.counts.add(bindings.written)
         return drawn
-
-    def _draw_and_launch(self, ticket: Ticket, executable: int, stream: int) -> Draw:
-        with ticket.one_stream.lock:
-            ticket.one_stream.enter(stream)
-            drawn = ticket.advance(stream)
-            try:
-                self._driver.launch(executable, stream)
-            except DriverError:
-                ticket.take_back(drawn)
-                raise
-            return drawn
 
     def _stage(self, inputs: list[Any]) -> None:
         for index, buffer in self._layout.staged:
@@ -262,6 +318,8 @@ class Replay:
                 )
                 self._fresh = _Recipe(layout.memories, self._recycler.fresh, device.bulk)
                 self._fresh_making = self._recycler.making
+                if self._call is not None:
+                    self._fresh_call = self._calling(self._fresh, self._fresh_making)
 
     def release(self) -> None:
         """Give back what memory it keeps that nobody holds."""
@@ -348,5 +406,6 @@ class Replay:
         """Stop advancing the generator: the graph draws no random numbers."""
         with self._lock:
             ticket, self._ticket = self._ticket, None
+            self._start = self._driver.launch
         if ticket is not None:
             ticket.close()

@@ -133,14 +133,14 @@ def test_a_shifted_capture_takes_memory_before_what_it_captures_does_and_keeps_i
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(capture, "_workspaces_in_capture", contextlib.nullcontext)
 
-    def empty(size: int, **_: Any) -> Taken:
+    def storage(size: int, **_: Any) -> Taken:
         return Taken(size, taken)
 
     class Pool:
         @contextlib.contextmanager
         def capturing(self, _: object) -> Iterator[None]:
             seen.append("begun")
-            monkeypatch.setattr(torch, "empty", empty)
+            monkeypatch.setattr(torch, "UntypedStorage", storage)
             yield
             monkeypatch.undo()
             seen.append("ended")

@@ -246,10 +246,10 @@ def test_one_of_many_that_was_interrupted_is_not_found_by_the_addresses_that_it_
     move = Binding._move_to
 
     def interrupted(binding: Binding, *arguments: Any) -> None:
-        before = binding.addresses, binding._pointers[:], binding._memory[:]
+        before = binding.addresses, binding.pointers[:], binding.memory[:]
         move(binding, *arguments)
         binding._parameters.write(binding.executable, range(binding.nodes))
-        binding.addresses, binding._pointers, binding._memory = before
+        binding.addresses, binding.pointers, binding.memory = before
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -277,7 +277,7 @@ def test_addresses_that_are_half_of_one_call_find_no_other_executable(
 
     def interrupted(binding: Binding, addresses: list[int], moved: Iterable[int], _: Any) -> None:
         for position in moved:
-            binding._pointers[binding._indices[position]] = addresses[position]
+            binding.pointers[binding._indices[position]] = addresses[position]
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -617,8 +617,8 @@ def _check(replay: Replay) -> None:
     assert bindings is not None
     for each in bindings._all:
         first, addresses = each._first_memory, each.addresses
-        assert [each._pointers[index] for index in each._indices] == addresses[:first]
-        assert list(each._memory) == addresses[first:]
+        assert [each.pointers[index] for index in each._indices] == addresses[:first]
+        assert list(each.memory) == addresses[first:]
         for slot, places in enumerate(each._table.places):
             base = each._base(slot, addresses)
             # What was packed lay nowhere as a whole when it was recorded, and an executable may never have been used.

@@ -1,0 +1,112 @@
+/* A whole call of a graph that is bound to its addresses already: looks, allocates, launches, and makes what is returned.
+ *
+ * Part of `bulk.c`. What it does one after the other is what `client/replay.py` does step by step: there, each step is a few calls
+ * of Python's, and of 100 us that a call of 300 tensors took, 20 were spent between the steps. */
+
+/* What is the same at every call. */
+typedef struct {
+    PyObject *allocate;  /* called with each of */
+    PyObject *arguments; /* a tuple of tuples; what comes of each goes */
+    PyObject *slots;     /* to one of these indices of the memory. */
+    PyObject *plan;      /* of `fill` */
+    PyObject *picks;     /* of `gather` */
+} Recipe;
+
+#define RECIPE "pygraph.recipe"
+
+static void free_recipe(PyObject *capsule) {
+    Recipe *recipe = PyCapsule_GetPointer(capsule, RECIPE);
+    Py_XDECREF(recipe->allocate);
+    Py_XDECREF(recipe->arguments);
+    Py_XDECREF(recipe->slots);
+    Py_XDECREF(recipe->plan);
+    Py_XDECREF(recipe->picks);
+    PyMem_Free(recipe);
+}
+
+static int are_tuples(PyObject *tuple) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++)
+        if (!PyTuple_Check(PyTuple_GET_ITEM(tuple, i))) {
+            PyErr_SetString(PyExc_TypeError, "what an allocation is called with is a tuple");
+            return 0;
+        }
+    return 1;
+}
+
+static PyObject *recipe(PyObject *module, PyObject *args) {
+    PyObject *allocate, *arguments, *slots, *plan, *picks;
+    if (!PyArg_ParseTuple(args, "OO!OOO", &allocate, &PyTuple_Type, &arguments, &slots, &plan, &picks)) return NULL;
+    const Indices *indices = PyCapsule_GetPointer(slots, INDICES);
+    if (indices == NULL || PyCapsule_GetPointer(plan, PLAN) == NULL || PyCapsule_GetPointer(picks, PICKS) == NULL) return NULL;
+    if (!are_tuples(arguments)) return NULL;
+    if (indices->count != PyTuple_GET_SIZE(arguments)) {
+        PyErr_SetString(PyExc_ValueError, "there are not as many slots as allocations");
+        return NULL;
+    }
+    Recipe *made = PyMem_Malloc(sizeof(Recipe));
+    if (made == NULL) return PyErr_NoMemory();
+    *made = (Recipe){Py_NewRef(allocate), Py_NewRef(arguments), Py_NewRef(slots), Py_NewRef(plan), Py_NewRef(picks)};
+    PyObject *capsule = PyCapsule_New(made, RECIPE, free_recipe);
+    if (capsule == NULL) PyMem_Free(made);
+    return capsule;
+}
+
+/* Returns -1 with an exception set, and with some of it in `memory`. */
+static int allocate(const Recipe *recipe, PyObject *memory) {
+    const Indices *slots = PyCapsule_GetPointer(recipe->slots, INDICES);
+    for (Py_ssize_t i = 0; i < slots->count; i++) {
+        PyObject *made = PyObject_Call(recipe->allocate, PyTuple_GET_ITEM(recipe->arguments, i), NULL);
+        if (made == NULL || PyList_SetItem(memory, slots->at[i], made) < 0) return -1;
+    }
+    return 0;
+}
+
+/* Leaves what was allocated to whoever was given it. */
+static void let_go(const Recipe *recipe, PyObject *memory) {
+    const Indices *slots = PyCapsule_GetPointer(recipe->slots, INDICES);
+    for (Py_ssize_t i = 0; i < slots->count; i++) PyList_SetItem(memory, slots->at[i], Py_NewRef(Py_None));
+}
+
+/* Returns (what the graph returns, what `launch` does), or NULL with an exception set. */
+static PyObject *launch_and_make(const Recipe *recipe, PyObject *inputs, PyObject *memory, PyObject *blank, PyObject *const *launch) {
+    PyObject *launched = PyObject_Vectorcall(launch[0], launch + 1, 2, NULL);
+    PyObject *made = launched == NULL ? NULL : PyList_GetSlice(blank, 0, PyList_GET_SIZE(blank));
+    PyObject *filled = NULL, *result = NULL, *both = NULL;
+    if (made != NULL) filled = fill(NULL, (PyObject *[]){recipe->plan, memory, inputs, made}, 4);
+    if (filled != NULL) result = gather(NULL, (PyObject *[]){recipe->picks, memory, made, inputs}, 4);
+    if (result != NULL) both = PyTuple_Pack(2, result, launched);
+    Py_XDECREF(result);
+    Py_XDECREF(filled);
+    Py_XDECREF(made);
+    Py_XDECREF(launched);
+    return both;
+}
+
+/* Whether all tensors lie where the addresses say; -1 with an exception set. */
+static int all_lie_there(PyObject *indices, PyObject *tensors, PyObject *addresses) {
+    PyObject *same = unchanged(NULL, (PyObject *[]){indices, tensors, addresses}, 3);
+    int answer = same == NULL ? -1 : same == Py_True;
+    Py_XDECREF(same);
+    return answer;
+}
+
+enum { CALL_RECIPE, LOOKED_AT, INPUTS, ADDRESSES, MEMORY, MEMORY_ADDRESSES, BLANK, LAUNCH, EXECUTABLE, STREAM, CALL_ARGUMENTS };
+
+static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (given != CALL_ARGUMENTS || !PyList_Check(args[INPUTS]) || !PyList_Check(args[MEMORY]) || !PyList_Check(args[BLANK])) {
+        PyErr_SetString(PyExc_TypeError, "10 arguments are wanted; inputs, memory and what is made are lists");
+        return NULL;
+    }
+    const Recipe *recipe = PyCapsule_GetPointer(args[CALL_RECIPE], RECIPE);
+    if (recipe == NULL) return NULL;
+    /* First, so that nothing is allocated for what does not fit. Inputs that cannot be looked at are told of step by step. */
+    int fits = all_lie_there(args[LOOKED_AT], args[INPUTS], args[ADDRESSES]);
+    if (fits < 0) PyErr_Clear();
+    if (fits <= 0) Py_RETURN_NONE;
+    PyObject *result = NULL;
+    fits = allocate(recipe, args[MEMORY]) < 0 ? -1 : all_lie_there(recipe->slots, args[MEMORY], args[MEMORY_ADDRESSES]);
+    if (fits > 0) result = launch_and_make(recipe, args[INPUTS], args[MEMORY], args[BLANK], args + LAUNCH);
+    if (fits == 0) result = Py_NewRef(Py_None);
+    let_go(recipe, args[MEMORY]);
+    return result;
+}
