@@ -942,15 +942,19 @@ def references_show_uses() -> bool:
         return held > before == sys.getrefcount(tensor)
 
 
-def storage_uses(storage: torch.UntypedStorage) -> int:
-    """Return how many hold a storage: tensors, Python objects."""
-    uses: int = torch._C._storage_Use_Count(storage._cdata)
-    return uses
+def storage_uses(storage: torch.UntypedStorage) -> Callable[[], int]:
+    """Return what tells how many hold a storage, tensors and Python objects, for as long as it is there."""
+    return functools.partial(torch._C._storage_Use_Count, storage._cdata)
+
+
+def saved_tensors_hooks() -> Callable[[], object]:
+    """Return what returns the hooks that the user has on what autograd saves, or None."""
+    return functools.partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
 
 
 def saved_tensors_are_seen() -> bool:
-    """Whether the user has hooks on what autograd saves."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    """Whether the user has such hooks."""
+    return saved_tensors_hooks()() is not None
 
 
 def history_is_recorded() -> bool:

@@ -307,14 +307,34 @@ static PyObject *plan(PyObject *module, PyObject *const *args, Py_ssize_t given)
     return capsule;
 }
 
-static PyObject *make(const Piece *piece, PyObject *memory, PyObject *inputs) {
+/* The latest tensor that was seen as one of another type: making one takes longer than all else, and what comes next may want it, too. */
+typedef struct {
+    Py_ssize_t from;
+    int32_t dtype;
+    void *tensor; /* NULL: none */
+} View;
+
+static void forget(View *view) {
+    if (view->tensor != NULL) torch.destroy(view->tensor);
+    view->tensor = NULL;
+}
+
+/* Returns 0 and, in `view`, a tensor as one of a piece's type. */
+static int see(View *view, void *tensor, const Piece *piece) {
+    if (view->tensor != NULL && view->from == piece->from && view->dtype == piece->dtype) return 0;
+    forget(view);
+    view->from = piece->from;
+    view->dtype = piece->dtype;
+    return torch.view_as(tensor, piece->dtype, &view->tensor);
+}
+
+static PyObject *make(const Piece *piece, PyObject *memory, PyObject *inputs, View *view) {
     PyObject *base = piece->from >= 0 ? item(memory, piece->from) : item(inputs, ~piece->from);
-    void *made, *viewed = NULL, *tensor = base == NULL ? NULL : tensor_of(base);
+    void *made, *tensor = base == NULL ? NULL : tensor_of(base);
     if (tensor == NULL) return NULL;
-    int failed = piece->dtype >= 0 && torch.view_as(tensor, piece->dtype, &viewed) != 0;
-    if (viewed != NULL) tensor = viewed;
+    int failed = piece->dtype >= 0 && see(view, tensor, piece) != 0;
+    if (piece->dtype >= 0) tensor = view->tensor;
     failed = failed || torch.reinterpret(tensor, piece->dimensions, piece->size, piece->stride, piece->offset, &made) != 0;
-    if (viewed != NULL) torch.destroy(viewed);
     if (failed) {
         PyErr_SetString(PyExc_RuntimeError, "a tensor cannot be made over another's memory");
         return NULL;
@@ -331,13 +351,15 @@ static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t given)
     }
     const Plan *plan = PyCapsule_GetPointer(args[0], PLAN);
     if (plan == NULL) return NULL;
-    for (Py_ssize_t i = 0; i < plan->count; i++) {
+    View view = {0, 0, NULL};
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < plan->count; i++) {
         const Piece *piece = &plan->pieces[i];
-        if (item(args[3], piece->target) == NULL) return NULL;
-        PyObject *object = make(piece, args[1], args[2]);
-        if (object == NULL || PyList_SetItem(args[3], piece->target, object) < 0) return NULL;
+        PyObject *object = item(args[3], piece->target) == NULL ? NULL : make(piece, args[1], args[2], &view);
+        failed = object == NULL || PyList_SetItem(args[3], piece->target, object) < 0;
     }
-    Py_RETURN_NONE;
+    forget(&view);
+    return failed ? NULL : Py_NewRef(Py_None);
 }
 
 /* Pairs of (list, index): of three lists, the items in their order. */

@@ -221,6 +221,8 @@ class Compiled:
             told = [piece._replace(dtype=_torch.dtype_code(piece.dtype)) for piece in pieces]
         except LookupError:
             return None
+        # Those of one type over one memory in a row: that is then seen as of this type once.
+        told.sort(key=lambda piece: (piece.base, piece.dtype))
         return self._module.plan([tuple(piece) for piece in told])
 
     def gathering(

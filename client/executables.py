@@ -141,10 +141,11 @@ class Bindings:
     def came(self, binding: Binding) -> None:
         """Note a call that was bound to the executable that was `expected`."""
         self.written = self._new_in_a_row = 0
-        self._calls += 1
+        self._calls = binding.latest_use = self._calls + 1
         if binding.is_patched:
             self._settle(binding)
-        self._note_use(binding, self._all[0])
+        if binding is not self._all[0] or binding.follower is not binding:
+            self._note_use(binding, self._all[0])
 
     def _note_use(self, binding: Binding, latest: Binding) -> Binding:
         if binding is not latest:

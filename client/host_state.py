@@ -71,6 +71,8 @@ class _Begun:
 class WithHostState(Relocatable):
     """A `Relocatable` whose graph has a `State`. What is recorded and verified has it on the GPU, callers have it on the CPU."""
 
+    _hears_of_draws = True
+
     def __init__(
         self,
         launch: Runnable,
@@ -170,9 +172,8 @@ class WithHostState(Relocatable):
 
     # --- what a replay hands out ---
 
-    def _handed_out(self, replay: Replay, outputs: Any, drawn: Draw | None) -> Any:
+    def _drew(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
         self._call.drawn = self._numbers(replay, outputs, drawn) if self._state.drawn else ()
-        return outputs
 
     def _numbers(self, replay: Replay, outputs: Sequence[Any], drawn: Draw | None) -> Sequence[torch.Tensor]:
         if drawn is not None and (begun := self._begun.get(replay)) is not None:

@@ -60,6 +60,7 @@ class Saved:
         self._count_references, self._same_references = bulk.references, bulk.same_references
         self._arena = arena
         self._storage = arena.untyped_storage()
+        self._uses = _torch.storage_uses(self._storage)
         self._tensors = tensors
 
     @property
@@ -69,7 +70,7 @@ class Saved:
 
     def rest(self) -> None:
         """Note what nobody else holding any of it looks like; to be called when that is so."""
-        self._storage_uses = _torch.storage_uses(self._storage)
+        self._storage_uses = self._uses()
         self._storage_references = sys.getrefcount(self._storage)
         self._references = self._count_references(self._tensors)
 
@@ -77,7 +78,7 @@ class Saved:
         """Whether anybody holds any of it: another tensor over the same memory, a reference from Python or (one is seen) C++."""
         # Whoever asks a tensor for its storage gets the very object that is kept here.
         return (
-            _torch.storage_uses(self._storage) != self._storage_uses
+            self._uses() != self._storage_uses
             or sys.getrefcount(self._storage) != self._storage_references
             or not self._same_references(self._tensors, self._references)
         )

@@ -19,6 +19,7 @@ from pygraphd.client.driver import DriverError
 from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.misfits import Misfits
 from pygraphd.client.refusals import Disagreements, Lasts, Refusals
+from pygraphd.client.stack import with_room
 
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
@@ -50,6 +51,8 @@ NO_MEMORY = "out of memory in a replay"
 class Relocatable:
     """Runs a compiled callable as relocatable graphs where it can; call it with Inductor's list of inputs."""
 
+    _hears_of_draws = False
+
     def __init__(
         self,
         launch: Runnable,
@@ -80,6 +83,7 @@ class Relocatable:
         self._recording = threading.Lock()
         self._changing = threading.Lock()
 
+    @with_room
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         on_device = self._recorder.on_device()
         if on_device is None:
@@ -111,15 +115,20 @@ class Relocatable:
         if reason is not None:
             # Not within `except`: the error's traceback keeps what was allocated for the replay.
             return self._otherwise(sizes, inputs, reason, misfit)
+        link = self._link
+        if sizes != self._latest or self._hears_of_draws or (link is not None and link.pending):
+            self._note_replay(sizes, replay, outputs, drawn)
+        return outputs
+
+    def _note_replay(self, sizes: tuple[int, ...], replay: Replay, outputs: Any, drawn: Draw | None) -> None:
         if sizes != self._latest:
             self._note_use(sizes)
         if self._link is not None and not replay.recycles:
             self._link.replayed(replay, outputs)
-        return self._handed_out(replay, outputs, drawn)
+        self._drew(replay, outputs, drawn)
 
-    def _handed_out(self, _replay: Replay, outputs: Any, _drawn: Draw | None) -> Any:
-        """Return what a call returns, of what its replay has."""
-        return outputs
+    def _drew(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
+        """Note what random numbers a replay was given, if `_hears_of_draws`."""
 
     @property
     def refusal(self) -> str | None:

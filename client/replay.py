@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 CLOSED = "its recording has gone for others"
+SMALL_SCRATCH = 2 << 20
+"""Bytes that a set of recycled memory has beside what is saved, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,7 @@ class Replay:
         self._bindings: Bindings | None = bindings
         self._recipe = _Recipe(layout.memories, range(len(layout.memories)), device.bulk)
         self._recycler: Recycler | None = None
+        self._hooks = _torch.saved_tensors_hooks()
         self._fresh = self._recipe
         self._gather = layout.outputs.gathering(device.bulk)
         self._making = self._fresh_making = layout.outputs.making(
@@ -216,7 +219,9 @@ class Replay:
         """Do the same, and return also what random numbers it was given, if it draws any."""
         with self._lock:
             stream = self._device.stream()
-            saved = self._take(stream) if self._recycler is not None else None
+            recycler = self._recycler
+            # With hooks on what is saved, user code sees it, and may hand it to other streams.
+            saved = recycler.take(stream) if recycler is not None and self._hooks() is None else None
             done = self._at_once(saved, inputs, stream)
             if done is None:
                 done = self._without(inputs, stream) if saved is None else self._with(saved, inputs, stream)
@@ -308,18 +313,28 @@ class Replay:
     def recycle(self, slots: Collection[int]) -> None:
         """From now on, keep the memory of these slots from call to call while nobody sees what lies there.
 
-        None of them may hold what user code can see.
+        None of them may hold what user code can see. What holds no output is kept with them if it is small: to allocate
+        that takes the host longer than it is worth.
         """
         with self._lock:
             if self._recycler is None and slots:
                 layout, device = self._layout, self._device
+                kept = {*slots, *self._small_scratch()}
                 self._recycler = Recycler(
-                    layout.memories, layout.outputs, slots, device.allocate, device.trim, device.bulk
+                    layout.memories, layout.outputs, kept, device.allocate, device.trim, device.bulk
                 )
                 self._fresh = _Recipe(layout.memories, self._recycler.fresh, device.bulk)
                 self._fresh_making = self._recycler.making
                 if self._call is not None:
                     self._fresh_call = self._calling(self._fresh, self._fresh_making)
+
+    def _small_scratch(self) -> set[int]:
+        """Return the slots that only the graph itself has anything in, and that are small."""
+        outputs, memories = self._layout.outputs, self._layout.memories
+        seen = {outputs.memory_of(index) for index in range(len(outputs.all))}
+        return {
+            slot for slot, each in enumerate(memories) if slot not in seen and each.bytes <= SMALL_SCRATCH
+        }
 
     def release(self) -> None:
         """Give back what memory it keeps that nobody holds."""
@@ -337,11 +352,6 @@ class Replay:
         return {
             outputs[index].untyped_storage().data_ptr(): slot for index, slot in slots if slot is not None
         }
-
-    def _take(self, stream: int) -> Saved | None:
-        # With hooks on what is saved, user code sees it, and may hand it to other streams.
-        recycler = self._recycler
-        return None if recycler is None or _torch.saved_tensors_are_seen() else recycler.take(stream)
 
     def _with(self, saved: Saved, inputs: list[Any], stream: int) -> tuple[Any, Draw | None]:
         """Run on memory of a set."""

@@ -190,18 +190,19 @@ def test_what_cannot_be_picked_is_an_error_and_no_crash(
 def test_what_it_makes_goes_when_nobody_holds_it(compiled: Bulk) -> None:
     memory = torch.zeros(16)
     storage = memory.untyped_storage()
-    before = _torch.storage_uses(storage)
+    uses = _torch.storage_uses(storage)
+    before = uses()
     made: list[Any] = [None]
     fill = compiled.filling([Piece(0, 0, None, 4, (2, 2), (2, 1))])
 
     for _ in range(100):
         fill([memory], [], made)
 
-    assert _torch.storage_uses(storage) == before + 1
+    assert uses() == before + 1
     (gone,) = map(weakref.ref, made)
     made.clear()
     assert gone() is None
-    assert _torch.storage_uses(storage) == before
+    assert uses() == before
 
 
 @pytest.mark.parametrize(

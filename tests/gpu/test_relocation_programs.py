@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from pygraphd.client import relocatable
-from pygraphd.client.driver import DriverError
 from pygraphd.client.misfits import Misfit
 
 if TYPE_CHECKING:
@@ -510,10 +509,7 @@ def test_a_failed_launch_is_launched_plainly(relocated: Relocated, monkeypatch: 
     warm(run, x())
     a = x()
 
-    def fail(*_: object) -> None:
-        raise DriverError("cuGraphLaunch", 999)
-
-    monkeypatch.setattr(driver.load(), "launch", fail)
+    monkeypatch.setattr(driver.load(), "_launch", lambda *_: 999)
     torch.testing.assert_close(run(a), affine(a))
 
     assert relocated.report.fallbacks["cuGraphLaunch failed with CUresult 999"] == 1

@@ -309,7 +309,7 @@ def test_a_visible_output_is_the_callers_alone(forward: Forward, monkeypatch: py
         forward.replay(inputs)
     assert inputs == [a]
     alive = [each() for each in failed if each() is not None]
-    assert len(alive) == len(failed) - 2  # the visible output and scratch
+    assert len(alive) == len(failed) - 1
 
 
 def test_two_forwards_in_flight_keep_apart_and_have_an_executable_each(forward: Forward) -> None:
