@@ -12,9 +12,9 @@ from benchmarks.compare import RIVALS
 from benchmarks.errors import BenchmarkError, UnknownNameError
 from benchmarks.lanes import VISIBLE, gpu_names
 from benchmarks.peers import select_peers
-from benchmarks.region_table import ACTIVATIONS_DOMINATE, RELOCATE
+from benchmarks.region_table import RELOCATE
 from benchmarks.regions import WAYS
-from benchmarks.workloads import WORKLOADS, select_workloads
+from benchmarks.workloads import FOR_REGIONS, WORKLOADS, select_workloads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SECONDS = "SECONDS"
 """Among a command's arguments: the whole seconds that it may take."""
 ALL = "all"
-"""All workloads but those that are there for their memory."""
+"""All workloads but those that are there for `regions`."""
 _USUAL_S = 580.0
 """For so long a campaign the limits of steps are meant; they grow with it."""
 _WORKERS = 13
@@ -199,7 +199,7 @@ def _recheck(place: Place) -> Step:
 def _known(workloads: str) -> str:
     """Return names of workloads, all of which there are, as one argument."""
     if workloads == ALL:
-        return ",".join(name for name in WORKLOADS if name not in ACTIVATIONS_DOMINATE)
+        return ",".join(name for name in WORKLOADS if name not in FOR_REGIONS)
     return ",".join(each.name for each in select_workloads(workloads.split(",")))
 
 

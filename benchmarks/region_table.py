@@ -24,7 +24,7 @@ LARGE_INPUTS = frozenset({"autoencoder-inference"})
 """Workloads with moving inputs so large that copying them shows: held against launched calls, which copy none."""
 _HEAD = (
     *("workload", "way", "reserved MB", "of trees'", "host us", "of trees'"),
-    *("GPU us", "of trees'", "of launched", "MHz", ""),
+    *("GPU us", "of trees'", "of launched", "MHz", "again ms", ""),
 )
 
 
@@ -39,6 +39,8 @@ class Way:
     gpu_us: float | None
     gpu_mhz: float | None
     """The GPU's clock meanwhile; older files do not say."""
+    again_ms: tuple[float, ...] = ()
+    """What recording each region once more took, with all that is done once in a process left out."""
 
 
 Ways = dict[str, dict[str, Way]]
@@ -68,6 +70,7 @@ def ways(records: Sequence[Mapping[str, Any]]) -> Ways:
             _host_us(of_way),
             _median([gpu_us for each in of_way if (gpu_us := _gpu_us(each)) is not None]),
             _median(clocks),
+            _again_ms(of_way),
         )
     return found
 
@@ -83,6 +86,23 @@ def _host_us(records: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
         return ()
     return tuple(
         statistics.median(figure["median"] for figure in figures if figure)
+        for figures in zip(*of_regions, strict=True)
+    )
+
+
+def again_ms(region: Mapping[str, Any]) -> float | None:
+    """Return what recording and verifying a region once more took, in ms; None if it was not."""
+    costs = region.get("recorded_again")
+    return sum(value for name, value in costs.items() if name.endswith("_ms")) if costs else None
+
+
+def _again_ms(records: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """Return a figure for each region; none if processes differ in how many there are, or something is missing."""
+    of_regions = [[again_ms(region) for region in each["regions"]] for each in records]
+    if len({len(each) for each in of_regions}) > 1 or any(None in each for each in of_regions):
+        return ()
+    return tuple(
+        statistics.median(each for each in figures if each is not None)
         for figures in zip(*of_regions, strict=True)
     )
 
@@ -120,7 +140,11 @@ def _row(each: Way, of_workload: Mapping[str, Way]) -> tuple[str, ...]:
             _number(_gpu_of(TREES, each, of_workload)),
         ),
         _number(_gpu_of(LAUNCH, each, of_workload)),
-        *(NOTHING if each.gpu_mhz is None else f"{each.gpu_mhz:.0f}", more),
+        *(
+            NOTHING if each.gpu_mhz is None else f"{each.gpu_mhz:.0f}",
+            _together(f"{ms:.0f}" for ms in each.again_ms),
+        ),
+        more,
     )
 
 

@@ -168,7 +168,7 @@ def _lines(record: dict[str, Any]) -> list[str]:
     lines = [
         f"{head} {region['kind']:9} {region['inputs']:4} in {region['outputs']:4} out  "
         f"host {_figure(region['host_us'])} us{_moved(region['host_moved_us'])}  GPU {_figure(region['gpu_us'])} us  {_costs(region['recording'])}"
-        f"{_again(region['recorded_again'])}"
+        f"{_again(region_table.again_ms(region))}"
         for region in record["regions"]
     ]
     clock = f"the GPU's clock {record['gpu_mhz']['median']:.0f} MHz" if record["gpu_mhz"] else ""
@@ -197,11 +197,9 @@ def _moved(figure: dict[str, float] | None) -> str:
     return f" (moved: {figure['median']:.3f}, {figure['n']} calls)" if figure else ""
 
 
-def _again(costs: dict[str, float] | None) -> str:
+def _again(ms: float | None) -> str:
     """Say what a recording costs in a process that has made one."""
-    if not costs:
-        return ""
-    return f"; recorded again in {sum(value for name, value in costs.items() if name.endswith('_ms')):.0f} ms"
+    return f"; recorded again in {ms:.0f} ms" if ms is not None else ""
 
 
 def _figure(figure: dict[str, float] | None) -> str:

@@ -100,6 +100,13 @@ _WORKLOADS = (
         "99 linear layers of 64 numbers in float32: 200 inputs, of which one moves",
     ),
     Workload(
+        "deep-inference",
+        Mode.INFERENCE,
+        64,
+        "synthetic:deep_inference",
+        "250 layers of 256 numbers in bf16, a product of matrices and another kernel each: a graph of 500 nodes",
+    ),
+    Workload(
         "autoencoder-inference",
         Mode.INFERENCE,
         4096,
@@ -206,6 +213,8 @@ _WORKLOADS = (
     ),
 )
 WORKLOADS = {workload.name: workload for workload in _WORKLOADS}
+FOR_REGIONS = frozenset({"resnet50-training-large", "deep-inference"})
+"""Those that are there for what `regions` says of them: their memory, or what recording them takes."""
 
 
 def select_workloads(names: list[str]) -> tuple[Workload, ...]:

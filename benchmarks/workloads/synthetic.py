@@ -56,6 +56,32 @@ def wide_inference(device: torch.device, batch: int) -> Case:
     return Case(Wide(99).to(device), draw, _call_with_values, precision=torch.float32)
 
 
+class Deep(torch.nn.Module):
+    """Layers that are a product of matrices and a kernel of Inductor's each."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.products = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(layers))
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(layers))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the last layer's output."""
+        for product, norm in zip(self.products, self.norms, strict=True):
+            values = functional.gelu(norm(product(values)))
+        return values
+
+
+def deep_inference(device: torch.device, batch: int) -> Case:
+    """Return `Deep` with 250 layers: a graph of 500 nodes."""
+    width = 256
+
+    def draw(generator: torch.Generator) -> Inputs:
+        return {"values": torch.randn(batch, width, device=device, generator=generator, dtype=torch.bfloat16)}
+
+    module = Deep(width, layers=250).to(device, torch.bfloat16)
+    return Case(module, draw, _call_with_values, precision=torch.bfloat16)
+
+
 def autoencoder_inference(device: torch.device, batch: int) -> Case:
     """Return an autoencoder of the length of a small recording's spectrum, whose input is far larger than its weights."""
     features, code = 197_951, 128

@@ -53,13 +53,36 @@ def test_a_line_for_each_way_over_trees_and_over_launched_calls() -> None:
     ]
 
     assert cells(records)[:3] == [
-        ["autoencoder-inference", "trees", "4000", "1.000", "-", "-", "300", "1.000", "1.500", "1980"],
-        ["autoencoder-inference", "relocate", "3000", "0.750", "-", "-", "210", "0.700", "1.050", "1980"],
-        ["autoencoder-inference", "launch", "3000", "0.750", "-", "-", "200", "0.667", "1.000", "1980"],
+        ["autoencoder-inference", "trees", "4000", "1.000", "-", "-", "300", "1.000", "1.500", "1980", "-"],
+        [
+            "autoencoder-inference",
+            "relocate",
+            "3000",
+            "0.750",
+            "-",
+            "-",
+            "210",
+            "0.700",
+            "1.050",
+            "1980",
+            "-",
+        ],
+        ["autoencoder-inference", "launch", "3000", "0.750", "-", "-", "200", "0.667", "1.000", "1980", "-"],
     ]
     assert render(records).splitlines()[4:] == [
         "relocatable graphs reserve more than they may in 0 of 1 workloads"
     ]
+
+
+def test_what_recording_once_more_took_is_summed_up_region_by_region() -> None:
+    def again(*ms: float) -> dict[str, Any]:
+        found = record("bert-training", "relocate", 100, *(1.0 for _ in ms))
+        for region, each in zip(found["regions"], ms, strict=True):
+            region["recorded_again"] = {"nodes": 9, "capture_ms": each, "build_ms": 10.0}
+        return found
+
+    assert cells([again(10.0, 20.0), again(30.0, 40.0)])[0][-1] == "30+40"
+    assert cells([record("bert-training", "relocate", 100, 1.0), again(10.0)])[0][-1] == "-"
 
 
 def test_the_hosts_time_is_held_against_trees_region_by_region() -> None:
