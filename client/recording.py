@@ -2,11 +2,12 @@
 
 During a capture the allocator gives dead temporaries' memory to later ones, so an output may lie where a larger temporary was.
 All allocations that overlap form a cluster, and a cluster moves as one: then no write of any kernel leaves its memory. Clusters
-in which nothing lies but outputs that may be together are packed into one allocation, and so is all that is no output's and that a node has an address in.
+in which nothing lies but outputs that may be together are packed into a few allocations, and so is all that is no output's and that a node has an address in.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections import Counter
@@ -26,18 +27,19 @@ from pygraphd.client.relocation import (
     BLOCK,
     IN_PLACE,
     Segment,
+    Share,
     Span,
     alignment,
-    as_one,
     blocks,
     find,
+    in_pieces,
     merge,
     outside,
     pack,
     scan,
 )
 from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
-from pygraphd.client.witness import OTHERWISE, Moved, false_addresses
+from pygraphd.client.witness import OTHERWISE, Moved, UnclearError, false_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -47,14 +49,18 @@ if TYPE_CHECKING:
     from pygraphd.client.relocation import Table
 
 
-TOGETHER_BYTES = 16 << 20
-"""What is together comes from the allocator in pieces of this size at most.
+SMALL_BYTES = 64 << 10
+TOGETHER = Share(count=32, least=4 << 20, most=16 << 20)
+"""What is together comes from the allocator in pieces, as small as the host's time for so many allows: these fit into gaps.
 
 In one piece, the gradients of ResNet-50 (102 MB) were reserved twice: something small had been put where they were to go again.
 """
-SMALL_BYTES = 64 << 10
-SMALL_TOGETHER_BYTES = 1 << 20
+SMALL_TOGETHER = Share(count=1, least=1 << 20, most=1 << 20)
 """The same for outputs of `SMALL_BYTES` at most: who keeps one of a bias keeps its piece."""
+SCRATCH = Share(count=32, least=4 << 20)
+"""The same for memory in which no output lies."""
+SECONDS = 2
+"""Further captures of a call, at most, that are to tell what is an address."""
 
 
 class Pool(Protocol):
@@ -179,13 +185,12 @@ def _build(
     slots = first + len(clusters.scratch)
     table = scan(parameters.words, parameters.candidates, known, slots)
     if table.doubtful and elsewhere is not None:
-        false = _false(driver, parameters, table, _First(capture, inputs, groups), elsewhere())
+        false = _false(driver, parameters, table, _First(capture, inputs, groups), elsewhere)
         if false:
             table = scan(parameters.words, parameters.candidates, known, slots, false)
-    table, size = as_one(table, first, clusters.scratch)
-    if size:
-        memories = (*memories, Memory((size,), (1,), torch.uint8))
-        bound.append(0)  # they lay apart: no address is right for all of them
+    table, sizes = in_pieces(table, first, clusters.scratch, SCRATCH)
+    memories = (*memories, *(Memory((size,), (1,), torch.uint8) for size in sizes))
+    bound += [0] * len(sizes)  # what is in a piece lay apart: no address is right for all of it
     layout = Layout(
         tuple(group for group, _ in groups),
         memories,
@@ -235,19 +240,31 @@ class _First:
 
 
 def _false(
-    driver: Driver, parameters: Parameters, table: Table, first: _First, second: Second
+    driver: Driver, parameters: Parameters, table: Table, first: _First, elsewhere: Elsewhere
 ) -> frozenset[int]:
-    """Return which words only look like addresses, in view of a second capture, of which nothing is left."""
-    try:
-        words = parameters.of_another(second.capture.graph)
-        if words is None:
-            raise UnfitError(OTHERWISE)
-        given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in second.places]
-        spans = merge((*given, *second.capture.allocations, *second.capture.held))
-        moved = functools.partial(first.moved_to, second)
-        return false_addresses(table.doubtful, parameters.words, words, spans, moved)
-    finally:
-        second.capture.discard(driver)
+    """Return which words only look like addresses, in view of a second capture, or if need be of a third: nothing is left of these."""
+    seconds: list[Second] = []
+    with contextlib.ExitStack() as stack:
+        while True:
+            # One that could not tell keeps its memory until the end: the next one is to lie elsewhere.
+            seconds.append(elsewhere())
+            stack.callback(seconds[-1].capture.discard, driver)
+            try:
+                return _false_by(seconds[-1], parameters, table, first)
+            except UnclearError:
+                if len(seconds) == SECONDS:
+                    raise
+
+
+def _false_by(second: Second, parameters: Parameters, table: Table, first: _First) -> frozenset[int]:
+    """Return which words only look like addresses, in view of one other capture."""
+    words = parameters.of_another(second.capture.graph)
+    if words is None:
+        raise UnfitError(OTHERWISE)
+    given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in second.places]
+    spans = merge((*given, *second.capture.allocations, *second.capture.held))
+    moved = functools.partial(first.moved_to, second)
+    return false_addresses(table.doubtful, parameters.words, words, spans, moved)
 
 
 def _unseen(table: Table, layout: Layout) -> frozenset[int]:
@@ -361,22 +378,22 @@ class _Clusters:
         """Return which clusters are to be together: of one type, small ones apart from others, and no cluster alone.
 
         Autograd copies a gradient that lies otherwise than its parameter, as a transposed one may, and lets go of it at once. What
-        lay beside it would keep its memory, and all of it that of a group.
+        lay beside it would keep its memory. Large ones are alone, so that the copy of the next one may lie where one was.
         """
-        groups: list[list[int]] = []
-        latest: dict[tuple[torch.dtype, int, bool], tuple[list[int], int]] = {}
+        alike: dict[tuple[torch.dtype, bool, bool], list[int]] = {}
         for cluster in clusters:
-            size = blocks(self._spans[cluster].size) * BLOCK
-            most = TOGETHER_BYTES if size > SMALL_BYTES else SMALL_TOGETHER_BYTES
+            is_small = self._size(cluster) <= SMALL_BYTES
             as_written = all(member.is_contiguous() for member in self._members[cluster])
-            key = self._type([cluster]), most, as_written
-            group, taken = latest.get(key, ([], most))
-            if taken + size > most:
-                group, taken = [], 0
-                groups.append(group)
-            group.append(cluster)
-            latest[key] = group, taken + size
+            if is_small or as_written:
+                alike.setdefault((self._type([cluster]), is_small, as_written), []).append(cluster)
+        groups: list[list[int]] = []
+        for (_, is_small, _), those in alike.items():
+            pieces = (SMALL_TOGETHER if is_small else TOGETHER).pieces([*map(self._size, those)])
+            groups += ([those[number] for number in piece] for piece in pieces)
         return [group for group in groups if len(group) > 1]
+
+    def _size(self, cluster: int) -> int:
+        return blocks(self._spans[cluster].size) * BLOCK
 
     def _cluster(self, value: Any) -> int | None:
         return (

@@ -7,6 +7,7 @@ Everything that can move by itself has a *slot*: a group of inputs that overlap,
 from __future__ import annotations
 
 import bisect
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -94,25 +95,57 @@ def scan(
     return Table(tuple(map(tuple, places)), tuple(map(tuple, nodes)), tuple(doubtful))
 
 
-def as_one(table: Table, first: int, spans: Sequence[Span]) -> tuple[Table, int]:
-    """Return a table whose slots from `first` on, in `spans`, are one in which these lie one after the other, and its size in bytes.
+def in_pieces(table: Table, first: int, spans: Sequence[Span], share: Share) -> tuple[Table, list[int]]:
+    """Return a table whose slots from `first` on, in `spans`, are pieces in which these lie one after the other, and their sizes in bytes.
 
-    A span that no word points into is left out: nothing in the graph knows where it is. If all are, there is no such slot.
+    A span that no word points into is left out: nothing in the graph knows where it is.
     """
     seen = [place for place, places in enumerate(table.places[first:]) if places]
-    if not seen:
-        return Table(table.places[:first], table.nodes[:first], table.doubtful), 0
-    offsets, size = pack([spans[place] for place in seen])
-    places = [
-        (index, offset + begin)
-        for place, begin in zip(seen, offsets, strict=True)
-        for index, offset in table.places[first + place]
-    ]
-    nodes = dict.fromkeys(node for nodes in table.nodes[first:] for node in nodes)
-    table = Table(
-        (*table.places[:first], tuple(places)), (*table.nodes[:first], tuple(nodes)), table.doubtful
-    )
-    return table, size
+    places, nodes, sizes = [*table.places[:first]], [*table.nodes[:first]], []
+    for piece in share.pieces([blocks(spans[place].size) * BLOCK for place in seen]):
+        slots = [seen[number] for number in piece]
+        offsets, size = pack([spans[place] for place in slots])
+        places.append(
+            tuple(
+                (index, offset + begin)
+                for place, begin in zip(slots, offsets, strict=True)
+                for index, offset in table.places[first + place]
+            )
+        )
+        found = (table.nodes[first + place] for place in slots)
+        nodes.append(tuple(dict.fromkeys(itertools.chain.from_iterable(found))))
+        sizes.append(size)
+    return Table(tuple(places), tuple(nodes), table.doubtful), sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Into how many pieces something is to be cut, about, and how large each may be at least and at most, in bytes."""
+
+    count: int
+    least: int
+    most: int | None = None
+
+    def limit(self, total: int) -> int:
+        """Return how large a piece of so much may be."""
+        limit = max(self.least, total // self.count)
+        return limit if self.most is None else min(limit, self.most)
+
+    def pieces(self, sizes: Sequence[int]) -> list[list[int]]:
+        """Return which of these go together, by number: those that are larger than a piece may be alone, others as many as there is room for."""
+        limit = self.limit(sum(sizes))
+        pieces: list[list[int]] = []
+        open_piece, taken = -1, limit
+        for number, size in enumerate(sizes):
+            if size > limit:
+                pieces.append([number])
+                continue
+            if taken + size > limit:
+                open_piece, taken = len(pieces), 0
+                pieces.append([])
+            pieces[open_piece].append(number)
+            taken += size
+        return pieces
 
 
 def _is_beyond(value: int, end: int) -> bool:

@@ -21,6 +21,14 @@ OTHERWISE = "two captures of it are not of the same kernels"
 _HALF = 1 << 32
 
 
+class UnclearError(UnfitError):
+    """A word is what an address would be in two captures, and what half of one beside a number would be; another capture may tell."""
+
+    def __init__(self) -> None:
+        """Say so."""
+        super().__init__(UNCLEAR)
+
+
 @dataclass(frozen=True, slots=True)
 class Moved:
     """Memory of the first capture, and where the second one has what lies there."""
@@ -40,7 +48,7 @@ def false_addresses(
 
     `spans` are all of the memory that the second capture worked on, sorted and disjoint; none of it may have been the first one's. `moved` tells where
     it has what, and is asked only where both captures have an address for a word, but one that differs in the half alone that may lie in a
-    gap, as it may in large models. Raises `UnfitError` if it is the very address that it would be.
+    gap, as it may in large models. Raises `UnclearError` if it is the very address that it would be.
     """
     found = set()
     places: Sequence[Moved] | None = None
@@ -52,7 +60,7 @@ def false_addresses(
         elif not (there - here) % _HALF:
             places = moved() if places is None else places
             if any(each.to - each.span.start == there - here for each in places if _holds(each.span, here)):
-                raise UnfitError(UNCLEAR)
+                raise UnclearError
             found.add(index)
     return frozenset(found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Built, Capture, build, input_groups
-from pygraphd.client.relocation import BLOCK, Span
+from pygraphd.client.relocation import BLOCK, Share, Span
 from tests.relocation.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -301,6 +302,42 @@ def test_transposed_outputs_are_together_apart_from_others(recorder: Recorder) -
     replay.close()
 
 
+def test_large_transposed_outputs_have_memory_of_their_own(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd's copy of the second one may lie where the first one was."""
+    monkeypatch.setattr(recording, "SMALL_BYTES", 0)
+    a, arena = recorder.floats(1, 2), recorder.arena
+    outputs = [arena.allocate(4) for _ in range(4)]
+    for out in outputs:
+        recorder.graph.scale(a, out[:2], 2.0)
+    captured = [out.view(2, 2) if index < 2 else out.view(2, 2).t() for index, out in enumerate(outputs)]
+    replay = recorder.built([a], captured, together=set(range(4))).replay
+
+    first, second, third, fourth = [each.untyped_storage().data_ptr() for each in replay([a])]
+
+    assert first == second
+    assert len({first, third, fourth}) == 3
+    replay.close()
+
+
+def test_scratch_comes_in_pieces(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other in as many as fit into the gaps that there are, and the largest alone."""
+    monkeypatch.setattr(recording, "SCRATCH", Share(1000, 3 * BLOCK))
+    arena, graph, a = recorder.arena, recorder.graph, recorder.floats(1, 2)
+    out = arena.allocate(2)
+    temporaries = [arena.allocate(length) for length in (2, 200, 2, 600, 2, 2)]  # in blocks: 1, 2, 1, 5, 1, 1
+    for source, to in itertools.pairwise([a, *temporaries, out]):
+        graph.scale(source[:2], to[:2], 2.0)
+    replay = recorder.built([a], [out]).replay
+
+    made = [replay([recorder.floats(each, 1)])[0].tolist() for each in (3, 4, 5)]
+
+    assert [memory.bytes // BLOCK for memory in replay.memories[1:]] == [3, 3, 5]
+    assert made == [[each * 128, 128] for each in (3, 4, 5)]
+    replay.close()
+
+
 def test_what_no_node_has_an_address_in_takes_no_memory(recorder: Recorder) -> None:
     """As a library's workspace, which is kept to the end of a capture whether a kernel uses it or not."""
     arena, graph = recorder.arena, recorder.graph
@@ -366,7 +403,7 @@ def test_small_outputs_are_not_put_with_large_ones(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "SMALL_BYTES", BLOCK)
-    monkeypatch.setattr(recording, "SMALL_TOGETHER_BYTES", 2 * BLOCK)
+    monkeypatch.setattr(recording, "SMALL_TOGETHER", Share(1, BLOCK, 2 * BLOCK))
     replay, storages = all_together(recorder, [2, 200, 2, 200, 2, 2])
 
     assert storages[1] == storages[3]
@@ -395,15 +432,14 @@ def test_a_replay_that_cannot_be_made_leaves_no_executable(
 def test_what_is_together_comes_in_pieces_of_bounded_size(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "TOGETHER_BYTES", 3 * BLOCK)
-    monkeypatch.setattr(recording, "SMALL_TOGETHER_BYTES", 3 * BLOCK)
+    monkeypatch.setattr(recording, "TOGETHER", Share(1, BLOCK, 3 * BLOCK))
     monkeypatch.setattr(recording, "SMALL_BYTES", 0)
     replay, storages = all_together(recorder, [2, 200, 2, 600, 2, 2])  # in blocks: 1, 2, 1, 5, 1, 1
 
     assert storages[0] == storages[1]
-    assert storages[4] == storages[5]
-    assert len(set(storages)) == 4
-    assert sorted([memory.bytes for memory in replay.memories]) == [8, 2 * BLOCK, 3 * BLOCK, 2400]
+    assert storages[2] == storages[4] == storages[5]
+    assert len(set(storages)) == 3
+    assert sorted([memory.bytes for memory in replay.memories]) == [3 * BLOCK, 3 * BLOCK, 2400]
     replay.close()
 
 

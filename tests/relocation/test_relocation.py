@@ -9,11 +9,12 @@ from pygraphd.client.relocation import (
     BLOCK,
     PAGE,
     Segment,
+    Share,
     Span,
     Table,
     alignment,
-    as_one,
     find,
+    in_pieces,
     merge,
     outside,
     pack,
@@ -121,18 +122,47 @@ def test_alignment_is_a_power_of_two_up_to_what_libraries_ask_for() -> None:
     assert [alignment(address) for address in (1, 6, 48, 256, 4096, 0)] == [1, 2, 16, 256, 256, 256]
 
 
-def test_slots_that_become_one_lie_one_after_the_other_without_those_that_nobody_knows_of() -> None:
+def test_slots_of_a_piece_lie_one_after_the_other_without_those_that_nobody_knows_of() -> None:
     table = Table((((0, 8),), ((1, 0), (2, 4)), (), ((3, 12),)), ((0,), (0, 1), (), (1, 2)))
     spans = [Span(BLOCK, BLOCK + 600), Span(9 * BLOCK, 20 * BLOCK), Span(30 * BLOCK + 256, 31 * BLOCK)]
 
-    assert as_one(table, 1, spans) == (
+    assert in_pieces(table, 1, spans, Share(1, BLOCK)) == (
         Table((((0, 8),), ((1, 0), (2, 4), (3, 2 * BLOCK + 256 + 12))), ((0,), (0, 1, 2))),
-        3 * BLOCK,
+        [3 * BLOCK],
+    )
+    assert in_pieces(table, 1, spans, Share(2, BLOCK)) == (
+        Table((((0, 8),), ((1, 0), (2, 4)), ((3, 256 + 12),)), ((0,), (0, 1), (1, 2))),
+        [2 * BLOCK, BLOCK],
     )
 
 
 def test_slots_that_nobody_knows_of_are_none() -> None:
     table = Table((((0, 8),), (), ()), ((0,), (), ()))
 
-    assert as_one(table, 1, [Span(0, 600), Span(600, 800)]) == (Table((((0, 8),),), ((0,),)), 0)
-    assert as_one(table, 3, []) == (table, 0)
+    assert in_pieces(table, 1, [Span(0, 600), Span(600, 800)], Share(1, BLOCK)) == (
+        Table((((0, 8),),), ((0,),)),
+        [],
+    )
+    assert in_pieces(table, 3, [], Share(1, BLOCK)) == (table, [])
+
+
+@given(
+    st.lists(st.integers(1, 100), max_size=40),
+    st.integers(1, 8),
+    st.integers(1, 50),
+    st.none() | st.integers(1, 60),
+)
+def test_pieces_have_each_once_and_are_as_large_as_they_may_be_and_few(
+    sizes: list[int], count: int, least: int, most: int | None
+) -> None:
+    share = Share(count, least, most)
+    pieces, limit = share.pieces(sizes), share.limit(sum(sizes))
+
+    assert sorted(number for piece in pieces for number in piece) == [*range(len(sizes))]
+    assert all(sum(sizes[number] for number in piece) <= limit or len(piece) == 1 for piece in pieces)
+    assert all(piece == sorted(piece) for piece in pieces)
+    if most is None:
+        # Any two pieces that were closed one after the other are more than one may be.
+        assert len(pieces) <= 3 * count + 2
+    else:
+        assert limit <= most

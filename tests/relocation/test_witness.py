@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -156,7 +157,7 @@ def test_where_it_cannot_be_told_it_is_tried_elsewhere(
     case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both captures have their memory at an edge, and what lies in the gap is half of an address of it."""
-    put_stand_ins(monkeypatch, edges, first=1, second=1)
+    put_stand_ins(monkeypatch, edges, first=1, second=2)
     run = case.make(first_two)
 
     for value in range(4):
@@ -164,7 +165,33 @@ def test_where_it_cannot_be_told_it_is_tried_elsewhere(
 
     case.expect(captured=1)
     assert case.report.fallbacks[UNCLEAR] == 1
-    assert (case.recorder.captures, run._attempts.captures) == (4, 2)
+    assert (case.recorder.captures, run._attempts.captures) == (5, 2)
+
+
+def test_a_third_capture_tells_what_the_second_one_does_not(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies elsewhere, as the memory of the second one is still in use."""
+    put_stand_ins(monkeypatch, edges, first=1, second=1)
+    run, usual = case.make(first_two), verification.elsewhere_for
+    places: list[weakref.ref[torch.Tensor]] = []
+    in_use: list[int] = []
+
+    def elsewhere_for(*arguments: Any) -> tuple[list[Any], list[torch.Tensor]]:
+        in_use.append(sum(place() is not None for place in places))
+        made = usual(*arguments)
+        places.extend(map(weakref.ref, made[1]))
+        return made
+
+    monkeypatch.setattr(verification, "elsewhere_for", elsewhere_for)
+
+    for value in range(4):
+        call(run, case, value)
+
+    case.expect(captured=1)
+    assert set(case.report.fallbacks) == {relocatable.NOT_YET}
+    assert (case.recorder.captures, run._attempts.captures) == (3, 1)
+    assert in_use == [0, 1]
 
 
 def test_half_an_address_of_other_memory_of_the_second_capture_is_told_from_one_that_has_moved(

@@ -34,6 +34,8 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         dist.all_reduce(loss := loss.detach())
         print(f"step {step}: loss {loss.item() / world:.5f}")
+    # Without it a rank that is done first ends connections that others are still at work on: some then abort, with and without PyGraph.
+    dist.barrier()
     dist.destroy_process_group()
 
 
