@@ -266,8 +266,8 @@ class Driver:
         if not params.kernelParams:
             return (_packed(params.extra),) if params.extra else ()
         sizes = self._parameter_sizes(params, name)
-        pointers = ctypes.cast(params.kernelParams, POINTER(c_void_p))
-        return tuple(ctypes.string_at(pointers[i] or 0, size) for i, size in enumerate(sizes))
+        pointers = (c_void_p * len(sizes)).from_address(params.kernelParams)
+        return tuple(map(ctypes.string_at, pointers, sizes))
 
     def _parameter_sizes(self, params: KernelNodeParams, name: str) -> tuple[int, ...]:
         call = "cuFuncGetParamInfo" if params.func else "cuKernelGetParamInfo"

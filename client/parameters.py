@@ -5,9 +5,12 @@ The driver is handed addresses within that array, so that a move is: change word
 
 from __future__ import annotations
 
+import bisect
 import copy
 import ctypes
-from dataclasses import dataclass
+import functools
+import itertools
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.driver import (
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pygraphd.client.driver import Driver
+
+    Struct = KernelNodeParams | MemsetNodeParams | Memcpy3D
 
 WORD = 8
 _ALIGNMENT = 64
@@ -47,22 +52,31 @@ class _Node:
 
     handle: int
     node_type: NodeType
-    struct: KernelNodeParams | MemsetNodeParams | Memcpy3D
+    struct: Struct
     blocks: tuple[bytes, ...]
     scanned: tuple[range, ...]
     """For each block, the words of it that may be addresses."""
     packed: bool = False
+    begins: list[int] = field(init=False)
+    """For each block the word at which it begins, from the node's first on, and then how many words they take."""
+
+    def __post_init__(self) -> None:
+        self.begins = [0, *itertools.accumulate(map(_words, self.blocks))]
 
     @property
     def words(self) -> int:
         """How many words its blocks take."""
-        return sum(map(_words, self.blocks))
+        return self.begins[-1]
 
     @property
     def form(self) -> tuple[object, ...]:
         """What it is but for the values of its arguments."""
-        kernel = (self.struct.func, self.struct.kern) if isinstance(self.struct, KernelNodeParams) else ()
-        return (self.node_type, *kernel, *map(len, self.blocks))
+        return (*self.kind, *map(len, self.blocks))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Its type and, of a kernel, which one it is."""
+        return _kind_of(self.node_type, self.struct)
 
 
 class Parameters:
@@ -72,6 +86,8 @@ class Parameters:
         """Read a graph's nodes; raises `OpaqueError` or `DriverError`."""
         self._driver = driver
         self._nodes = _read_all(driver, graph)
+        self._begins = [*itertools.accumulate((node.words for node in self._nodes), initial=0)][:-1]
+        """At which word each node's begin."""
         self._context = driver.context()
         self._lay_out()
         self.candidates = list(self._candidates())
@@ -83,13 +99,25 @@ class Parameters:
         other.words[:] = self.words
         return other
 
-    def of_another(self, graph: int) -> Sequence[int] | None:
-        """Return the words of another graph, in the same order; None if it is not of the same kernels. Raises as the constructor does."""
-        nodes = _read_all(self._driver, graph)
-        if [node.form for node in nodes] != [node.form for node in self._nodes]:
+    def of_another(self, graph: int, indices: Iterable[int]) -> dict[int, int] | None:
+        """Return some words of another graph, by index here; None if it is not of the same kernels. Raises as the constructor does."""
+        driver, mine = self._driver, self._nodes
+        kinds = {handle: _kind(driver, handle) for handle in driver.nodes(graph)}
+        handles = [handle for handle, kind in kinds.items() if kind != (_DOES_NOTHING,)]
+        if [kinds[handle] for handle in handles] != [node.kind for node in mine]:
             return None
-        blocks = (block for node in nodes for block in node.blocks)
-        return memoryview(b"".join(block.ljust(_words(block) * WORD, b"\0") for block in blocks)).cast("Q")
+        wanted: dict[int, list[int]] = {}
+        for index in indices:
+            wanted.setdefault(bisect.bisect_right(self._begins, index) - 1, []).append(index)
+        found: dict[int, int] = {}
+        # To read what all nodes are given would take most of the time.
+        for number, those in wanted.items():
+            node = _read(driver, handles[number])
+            if node is None or node.form != mine[number].form:
+                return None
+            words = memoryview(_laid_out([node])).cast("Q")
+            found.update((index, words[index - self._begins[number]]) for index in those)
+        return found
 
     def __len__(self) -> int:
         """Return how many nodes can be written."""
@@ -109,32 +137,27 @@ class Parameters:
             self._driver.write_node(node.node_type, handle, struct)
 
     def _lay_out(self) -> None:
-        """Make room for all blocks, copy them there, and work out how each node is written."""
+        """Make room for all blocks, put them there, and work out how each node is written."""
         self._kept: list[Any] = []
         self._writes: list[tuple[Callable[..., int], tuple[int, ...], str]] = []
-        self._memory = (ctypes.c_uint64 * max(sum(node.words for node in self._nodes), 1))()
+        laid_out = _laid_out(self._nodes)
+        self._memory = (ctypes.c_uint64 * max(len(laid_out) // WORD, 1))()
         self.words = memoryview(self._memory).cast("B").cast("Q")
-        position = 0
-        for node in self._nodes:
-            self._place(node, position)
-            position += node.words
+        first = ctypes.addressof(self._memory)
+        ctypes.memmove(first, laid_out, len(laid_out))
+        for node, begin in zip(self._nodes, self._begins, strict=True):
+            self._place(node, first + begin * WORD)
 
     def _candidates(self) -> Iterator[tuple[range, int]]:
-        position = 0
-        for index, node in enumerate(self._nodes):
-            for block, scanned in zip(node.blocks, node.scanned, strict=True):
+        for index, (node, first) in enumerate(zip(self._nodes, self._begins, strict=True)):
+            for begin, scanned in zip(node.begins, node.scanned, strict=False):
                 if scanned:
-                    yield range(position + scanned.start, position + scanned.stop, scanned.step), index
-                position += _words(block)
+                    at = first + begin
+                    yield range(at + scanned.start, at + scanned.stop, scanned.step), index
 
-    def _place(self, node: _Node, position: int) -> None:
-        """Copy a node's blocks into the array, from a word on."""
-        addresses = []
-        for block in node.blocks:
-            address = ctypes.addressof(self._memory) + position * WORD
-            ctypes.memmove(address, block, len(block))
-            addresses.append(address)
-            position += _words(block)
+    def _place(self, node: _Node, at: int) -> None:
+        """Work out how a node is written whose blocks lie in the array, from an address on."""
+        addresses = [at + begin * WORD for begin in node.begins[:-1]]
         arguments: tuple[int, ...] = (node.handle, self._struct_address(node, addresses))
         if node.node_type is not NodeType.KERNEL:
             arguments = (*arguments, self._context)
@@ -164,6 +187,21 @@ def _words(block: bytes) -> int:
     return -(-len(block) // _ALIGNMENT) * _ALIGNMENT // WORD
 
 
+def _laid_out(nodes: Iterable[_Node]) -> bytes:
+    """Return the blocks of nodes one after the other, each followed by what aligns the next one."""
+    blocks = (block for node in nodes for block in node.blocks)
+    return b"".join([block.ljust(_words(block) * WORD, b"\0") for block in blocks])
+
+
+def _kind(driver: Driver, handle: int) -> tuple[object, ...]:
+    node_type = driver.node_type(handle)
+    return _kind_of(node_type, driver.kernel(handle) if node_type is NodeType.KERNEL else None)
+
+
+def _kind_of(node_type: NodeType, struct: Struct | None) -> tuple[object, ...]:
+    return (node_type, struct.func, struct.kern) if isinstance(struct, KernelNodeParams) else (node_type,)
+
+
 def _read_all(driver: Driver, graph: int) -> list[_Node]:
     return [node for handle in driver.nodes(graph) if (node := _read(driver, handle)) is not None]
 
@@ -186,13 +224,18 @@ def _read(driver: Driver, handle: int) -> _Node | None:
 def _read_kernel(driver: Driver, handle: int) -> _Node:
     struct = driver.kernel(handle)
     name = driver.kernel_name(struct)
-    if any(mark in name for mark in _COLLECTIVES):
+    if _is_collective(name):
         raise OpaqueError(f"it holds a collective ({name})")
     blocks = driver.arguments(struct, name)
     words = tuple(range(len(block) // WORD) for block in blocks)
     return _Node(
         handle, NodeType.KERNEL, struct, blocks, words, packed=not struct.kernelParams and bool(blocks)
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_collective(name: str) -> bool:
+    return any(mark in name for mark in _COLLECTIVES)
 
 
 def _read_memcpy(driver: Driver, handle: int) -> _Node:

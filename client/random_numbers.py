@@ -114,7 +114,7 @@ class GeneratorTicket:
         state.writes[_SEED], state.writes[_OFFSET] = drawn.seed, drawn.before
         self._driver.write_words(stream, state.writes, _WRITES)
 
-    def learn(self, addresses: Collection[int], stream: int) -> bool:
+    def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
         """Find out where the state lies, of what kernels are given and is nothing else; if that cannot be told, go on as before.
 
         Return whether random numbers are drawn at all. The generator is as it was afterwards, and nobody else must draw from it meanwhile.
@@ -127,14 +127,14 @@ class GeneratorTicket:
                 self.one_stream.leave()
         return draws
 
-    def _learn(self, addresses: Collection[int], stream: int) -> bool:
+    def _learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
         began, draws = self._generator.get_offset(), False
         try:
             self._graph.replay()
             draws = self._generator.get_offset() != began
             if draws:
                 with self._driver.relaxed():
-                    self._state = self._find([each for each in set(addresses) if self._is_word(each)])
+                    self._state = self._find([each for each in set(addresses()) if self._is_word(each)])
                     if self._state is not None:
                         # Not every driver lets a stream write.
                         self._write(self._state, Draw(self._generator.initial_seed(), began, began), stream)

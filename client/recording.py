@@ -174,7 +174,8 @@ def _build(
     device = _device(inputs, capture.outputs)
     groups = input_groups(inputs, staged)
     clusters = _Clusters(capture, together)
-    outputs = tuple(clusters.output(output, inputs, groups) for output in capture.outputs)
+    given = {id(each): index for index, each in reversed([*enumerate(inputs)])}
+    outputs = tuple(clusters.output(output, inputs, given, groups) for output in capture.outputs)
     memories, memory_segments, bound = clusters.memories(len(groups))
     parameters = Parameters(driver, capture.graph)
     segments = [Segment(span, slot) for slot, (_, span) in enumerate(groups)]
@@ -200,7 +201,7 @@ def _build(
     bases = [span.start for _, span in groups] + bound
     means = replay_device(device, note)
     if capture.ticket is not None:
-        others = outside(parameters.words, parameters.candidates, segments)
+        others = functools.partial(outside, parameters.words, parameters.candidates, segments)
         if not capture.ticket.learn(others, means.stream()):
             # A recording that draws no random numbers does not wait for those that do, from its trial on.
             capture.ticket.close()
@@ -258,7 +259,7 @@ def _false(
 
 def _false_by(second: Second, parameters: Parameters, table: Table, first: _First) -> frozenset[int]:
     """Return which words only look like addresses, in view of one other capture."""
-    words = parameters.of_another(second.capture.graph)
+    words = parameters.of_another(second.capture.graph, table.doubtful)
     if words is None:
         raise UnfitError(OTHERWISE)
     given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in second.places]
@@ -400,15 +401,20 @@ class _Clusters:
             find(self._spans, value.data_ptr()) if isinstance(value, torch.Tensor) and value.numel() else None
         )
 
-    def output(self, value: Any, inputs: Sequence[Any], groups: Sequence[tuple[InputGroup, Span]]) -> Output:
-        """Return how an output is made."""
+    def output(
+        self,
+        value: Any,
+        inputs: Sequence[Any],
+        given: Mapping[int, int],
+        groups: Sequence[tuple[InputGroup, Span]],
+    ) -> Output:
+        """Return how an output is made; `given` are the inputs' indices by their identity."""
         if not isinstance(value, torch.Tensor):
             return Fixed(value)
         if not value.numel():
             return Empty(tuple(value.size()), tuple(value.stride()), value.dtype, value.device)
-        for index, each in enumerate(inputs):
-            if each is value:
-                return Input(index)
+        if (index := given.get(id(value))) is not None:
+            return Input(index)
         cluster = self._cluster(value)
         if cluster is not None:
             return self._in_cluster(cluster, value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,11 @@ class Segment:
     offset: int = 0
 
 
+# To compare spans themselves takes ten times as long, and there are thousands.
+_span_begins = operator.attrgetter("start")
+_segment_begins = operator.attrgetter("span.start")
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """For each slot: its words as (index, offset from the slot's base), and the nodes that these belong to."""
@@ -74,7 +80,7 @@ def scan(
     Where another segment begins there, it is that one's; and at the border of a page, nobody's that is known. `candidates` are the
     words to look at, as (indices, node): those of an argument, or apart those of a copy. Words `without` are known to hold none.
     """
-    ordered = sorted(segments, key=lambda segment: segment.span)
+    ordered = sorted(segments, key=_segment_begins)
     starts = [segment.span.start for segment in ordered]
     # Most words are sizes, strides and scales: tens of thousands in a large graph.
     low, high = (starts[0], ordered[-1].span.end) if ordered else (1, 0)
@@ -82,7 +88,8 @@ def scan(
     nodes: list[dict[int, None]] = [{} for _ in range(slots)]
     doubtful: list[int] = []
     for indices, node in candidates:
-        for index, value in zip(indices, _at(words, indices), strict=True):
+        for index in indices:
+            value = words[index]
             if not low <= value <= high:
                 continue
             segment = ordered[bisect.bisect_right(starts, value) - 1]
@@ -160,7 +167,7 @@ def outside(
     words: Sequence[int], candidates: Iterable[tuple[range, int]], segments: Iterable[Segment]
 ) -> set[int]:
     """Return the values of candidates that are no addresses within `segments`, which must not overlap; see `scan`."""
-    ordered = sorted(segments, key=lambda segment: segment.span)
+    ordered = sorted(segments, key=_segment_begins)
     starts = [segment.span.start for segment in ordered]
     ends = [-1, *(segment.span.end for segment in ordered)]
     values: set[int] = set()
@@ -172,7 +179,7 @@ def outside(
 def merge(spans: Iterable[Span]) -> list[Span]:
     """Join spans that overlap, transitively; spans that only touch stay apart. Empty ones are left out."""
     merged: list[Span] = []
-    for span in sorted(spans):
+    for span in sorted(spans, key=_span_begins):
         if not span.size:
             continue
         if merged and span.start < merged[-1].end:
@@ -184,7 +191,7 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 
 def find(spans: Sequence[Span], address: int) -> int | None:
     """Return the index of the span that holds an address; `spans` are sorted and disjoint."""
-    index = bisect.bisect_right(spans, address, key=lambda span: span.start) - 1
+    index = bisect.bisect_right(spans, address, key=_span_begins) - 1
     return index if index >= 0 and address < spans[index].end else None
 
 

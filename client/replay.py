@@ -68,8 +68,8 @@ class Ticket(Protocol):
     def take_back(self, drawn: Draw) -> None:
         """Put the generator back there, as nothing was launched."""
 
-    def learn(self, addresses: Collection[int], stream: int) -> bool:
-        """Find a shorter way to do so, given the addresses that kernels are given and that are nothing that is known.
+    def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
+        """Find a shorter way to do so, told what addresses kernels are given that are nothing that is known.
 
         Return whether there is anything to do.
         """

@@ -40,6 +40,9 @@ MAX_INDICES_BYTES = 16 << 20
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal. Of a graph that takes or
 returns several types it is that of the coarsest: a gradient in 32 bits of what was computed in 16 differs by as much as those."""
+SMALL_BYTES = 256 << 10
+TOGETHER_BYTES = 32 << 20
+"""Tensors of `SMALL_BYTES` at most are compared together, so many bytes at a time: they are copied for that."""
 _WHOLE_NUMBERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -150,15 +153,29 @@ def _poison(
     old: Sequence[torch.Tensor], stand_ins: Sequence[Any], inputs: Sequence[Any], moving: Moving
 ) -> list[tuple[torch.Tensor, torch.Tensor | int]]:
     """Make memory hold what shows that it was read; return each with what it holds now."""
-    for each in old:
+    for each in _joined(old):
         each.fill_(OLD_POISON)
     filled = set()
     for index in _indices(inputs, moving) if stand_ins else ():
         stand_ins[index].copy_(other_indices(inputs[index]))
         filled.add(stand_ins[index].untyped_storage().data_ptr())
+    others = [each for each in old if each.untyped_storage().data_ptr() in filled]
+    poisoned = [each for each in old if each.untyped_storage().data_ptr() not in filled]
     return [
-        (each, each.clone() if each.untyped_storage().data_ptr() in filled else OLD_POISON) for each in old
+        *((each, each.clone()) for each in others),
+        *((each, OLD_POISON) for each in _joined(poisoned)),
     ]
+
+
+def _joined(places: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the same memory, as 64-bit integers, in as few tensors as there are gaps: kernels for hundreds take milliseconds to launch."""
+    spans: list[Span] = []
+    for span in sorted(Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in places):
+        if spans and spans[-1].end == span.start:
+            spans[-1] = Span(spans[-1].start, span.end)
+        else:
+            spans.append(span)
+    return [_torch.memory_at(span.start, span.size, places[0].device).view(torch.int64) for span in spans]
 
 
 def _indices(inputs: Sequence[Any], moving: Moving) -> Iterator[int]:
@@ -314,15 +331,55 @@ def _compare(
 ) -> Disagreement | None:
     if len(replayed) != len(launched):
         return Disagreement(f"{len(replayed)} {what}s and not {len(launched)}")
-    pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    pairs: Pairs = {}
     for index, (mine, right) in enumerate(zip(replayed, launched, strict=True)):
         if _is_tensor(right) and mine is not right and _form_of(mine) == _form(right):
             pairs[index] = mine, right
         elif mine is not right and not _is_same_value(mine, right):
             return _differs(what, index)
-    differing = itertools.compress(pairs, _answers([_differ(*pair) for pair in pairs.values()]))
-    far = (index for index in differing if not _close(*pairs[index], tolerance))
+    far = (index for index in _differing(pairs) if not _close(*pairs[index], tolerance))
     return next((_differs(what, index, _by_how_much(*pairs[index])) for index in far), None)
+
+
+Pairs = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""Tensors of one form each, by index."""
+
+
+def _differing(pairs: Pairs) -> list[int]:
+    """Return which of some pairs hold other values; small ones are held against each other together, as the host launches two kernels for each."""
+    together, alone = _batches(pairs)
+    asked = [
+        _differ(*map(_as_one, zip(*(pairs[index] for index in batch), strict=True))) for batch in together
+    ]
+    asked += [_differ(*pairs[index]) for index in alone]
+    answers = _answers(asked)
+    found = [*itertools.compress(alone, answers[len(together) :])]
+    unclear = [*itertools.chain.from_iterable(itertools.compress(together, answers))]
+    found += itertools.compress(unclear, _answers([_differ(*pairs[index]) for index in unclear]))
+    return sorted(found)
+
+
+def _batches(pairs: Pairs) -> tuple[list[list[int]], list[int]]:
+    """Return which pairs are to be looked at together, and which alone."""
+    latest: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
+    together: list[list[int]] = []
+    alone = []
+    for index, (_, right) in pairs.items():
+        size = right.nbytes
+        if size > SMALL_BYTES or not _has_values(right.dtype) or not right.is_contiguous():
+            alone.append(index)
+            continue
+        batch, taken = latest.get((right.dtype, right.device), ([], TOGETHER_BYTES))
+        if taken + size > TOGETHER_BYTES:
+            batch, taken = [], 0
+            together.append(batch)
+        batch.append(index)
+        latest[right.dtype, right.device] = batch, taken + size
+    return together, alone
+
+
+def _as_one(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([each.detach().reshape(-1) for each in tensors])
 
 
 def _differs(what: str, index: int, by_how_much: str = "") -> Disagreement:
@@ -384,10 +441,14 @@ def _close(mine: torch.Tensor, right: torch.Tensor, tolerance: float) -> bool:
 
 def _differ(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return, on their device, whether two tensors of one form hold other values; what is no number differs from itself."""
-    if right.dtype in TOLERANCE or right.dtype in _WHOLE_NUMBERS:
+    if _has_values(right.dtype):
         return torch.ne(mine, right).any()
-    # Of some types values cannot be compared.
     return torch.ne(_bits(mine), _bits(right)).any()
+
+
+def _has_values(dtype: torch.dtype) -> bool:
+    """Whether values can be compared: of some types they cannot."""
+    return dtype in TOLERANCE or dtype in _WHOLE_NUMBERS
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

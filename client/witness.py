@@ -14,7 +14,7 @@ from pygraphd.client.binding import UnfitError
 from pygraphd.client.relocation import Span, find
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 UNCLEAR = "what is an address in it could not be told"
 OTHERWISE = "two captures of it are not of the same kernels"
@@ -40,11 +40,11 @@ class Moved:
 def false_addresses(
     doubtful: Iterable[int],
     words: Sequence[int],
-    elsewhere: Sequence[int],
+    elsewhere: Mapping[int, int],
     spans: Sequence[Span],
     moved: Callable[[], Sequence[Moved]],
 ) -> frozenset[int]:
-    """Return which of some words are no addresses, in view of what they are `elsewhere`.
+    """Return which of some words are no addresses, in view of what they are `elsewhere`, by index.
 
     `spans` are all of the memory that the second capture worked on, sorted and disjoint; none of it may have been the first one's. `moved` tells where
     it has what, and is asked only where both captures have an address for a word, but one that differs in the half alone that may lie in a

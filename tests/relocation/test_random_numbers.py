@@ -90,7 +90,7 @@ class Case:
 
     def learn(self, *words: int) -> None:
         """Learn from kernels that are given these words' addresses, and numbers that are none."""
-        self.ticket.learn([*map(self.address, words), 0, 7, self.address(0) + 1, -8], 0)
+        self.ticket.learn(lambda: [*map(self.address, words), 0, 7, self.address(0) + 1, -8], 0)
 
     @property
     def read(self) -> list[int]:
@@ -264,7 +264,7 @@ def test_who_draws_none_leaves_the_stream_to_whoever_does(
     if not elsewhere:
         case.one_stream.enter(7)  # others draw there
 
-    assert case.ticket.learn([], 7) is (advance > 0)
+    assert case.ticket.learn(list, 7) is (advance > 0)
 
     with contextlib.nullcontext() if elsewhere and not advance else pytest.raises(UnfitError):
         case.one_stream.enter(8)

@@ -202,3 +202,50 @@ def test_what_may_be_indices_is_given_others_only_where_that_can_be_told() -> No
     assert sorted(verification._indices(inputs, input_groups(inputs, ()))) == [0, 7]
     assert verification.other_indices(same).tolist() == [verification.OLD_POISON] * 3
     assert verification.other_indices(large).tolist() == [3, 2, 1, 0]
+
+
+@settings(deadline=None)
+@given(st.data(), st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 40)), max_size=20))
+def test_what_is_compared_together_is_told_apart(
+    data: st.DataObject, kinds: list[tuple[torch.dtype, int]]
+) -> None:
+    """Large and small, of each type, and those that lie otherwise: exactly those that hold something else are found."""
+    right = [torch.zeros(8 * size, dtype=torch.uint8).view(dtype) for dtype, size in kinds]
+    right = [
+        each.reshape(-1, 2).t() if data.draw(st.booleans()) and not each.numel() % 2 else each
+        for each in right
+    ]
+    mine = [each.clone() for each in right]
+    changed = data.draw(
+        st.sets(st.sampled_from([index for index, each in enumerate(mine) if each.numel()] or [-1]))
+    )
+    for index in changed - {-1}:
+        mine[index].untyped_storage()[0] = 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verification, "SMALL_BYTES", 200)
+        patch.setattr(verification, "TOGETHER_BYTES", data.draw(st.sampled_from([1, 500, 1 << 20])))
+        found = verification._differing(dict(enumerate(zip(mine, right, strict=True))))
+
+    assert found == sorted(changed - {-1})
+
+
+def test_a_nan_among_what_is_compared_together_is_found() -> None:
+    values = [torch.tensor([1.0]), torch.tensor([float("nan")]), torch.tensor([2.0])]
+
+    assert verification._differing({index: (each, each.clone()) for index, each in enumerate(values)}) == [1]
+
+
+def test_memory_side_by_side_is_poisoned_and_looked_at_as_one() -> None:
+    whole = torch.zeros(64, dtype=torch.int64)
+    places = [whole[16:32], whole[:16], whole[40:48], whole[48:64]]
+
+    joined = verification._joined(places)
+    for each in joined:
+        each.fill_(7)
+
+    assert [(each.data_ptr(), each.numel()) for each in joined] == [
+        (whole.data_ptr(), 32),
+        (whole[40:].data_ptr(), 24),
+    ]
+    assert whole.tolist() == [7] * 32 + [0] * 8 + [7] * 24
+    assert verification._joined([]) == []

@@ -355,7 +355,7 @@ def test_exactly_what_has_not_moved_is_false(
     doubtful = [index for index, value in enumerate(first) if here <= value <= here + 256]
 
     found = false_addresses(
-        doubtful, first, again, spans, lambda: [Moved(Span(here, here + 256), there + shift)]
+        doubtful, first, dict(enumerate(again)), spans, lambda: [Moved(Span(here, here + 256), there + shift)]
     )
 
     assert found == {index for index in doubtful if not words[index][0]}
@@ -374,7 +374,7 @@ def test_what_has_moved_by_half_a_word_alone_is_false_unless_all_there_has(
     moved = [Moved(first, moved_by), Moved(Span(HALF, 2 * HALF), (1 + windows) * HALF)]
 
     def found() -> frozenset[int]:
-        return false_addresses([0], [low], [windows * HALF + low], [Span(HALF, size)], lambda: moved)
+        return false_addresses([0], [low], {0: windows * HALF + low}, [Span(HALF, size)], lambda: moved)
 
     if moved_by == windows * HALF:
         with pytest.raises(UnfitError, match=UNCLEAR):
@@ -418,7 +418,7 @@ def test_where_an_input_and_its_storage_have_moved_otherwise_both_are_told() -> 
 
     def found(word: int, again: int) -> frozenset[int]:
         return false_addresses(
-            [0], [word], [again], [Span(3 * HALF, 4 * HALF)], lambda: first.moved_to(second)
+            [0], [word], {0: again}, [Span(3 * HALF, 4 * HALF)], lambda: first.moved_to(second)
         )
 
     with pytest.raises(UnfitError, match=UNCLEAR):
@@ -431,5 +431,5 @@ def test_the_end_of_what_a_kernel_is_given_is_an_address_of_it() -> None:
     spans = [Span(1000, 2000)]
 
     assert find(spans, 2000) is None
-    assert false_addresses([0], [500], [2000], spans, nothing_asked) == frozenset()
-    assert false_addresses([0], [500], [2001], spans, nothing_asked) == {0}
+    assert false_addresses([0], [500], {0: 2000}, spans, nothing_asked) == frozenset()
+    assert false_addresses([0], [500], {0: 2001}, spans, nothing_asked) == {0}
