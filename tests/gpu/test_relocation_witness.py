@@ -25,7 +25,7 @@ class Edge:
 
     def __init__(self, captures: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = captures
-        """How many captures, the first and then the second one, are still to have theirs there."""
+        """How many captures, the first one and then those after it, are still to have theirs there."""
         self._memory = torch.empty(captures * HALF + (1 << 20), dtype=torch.uint8, device="cuda")
         self._usual = verification._room_for
         monkeypatch.setattr(verification, "_room_for", self._room_for)
@@ -66,10 +66,18 @@ def test_a_number_beside_half_an_address_is_left_alone(
     relocated.expect_all_captured()
 
 
-def test_where_two_captures_cannot_tell_others_are_made(
+def test_where_two_captures_cannot_tell_a_third_one_does(
     relocated: Relocated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(Edge(2, monkeypatch))
+
+    relocated.expect_all_captured()
+
+
+def test_where_three_captures_cannot_tell_others_are_made(
+    relocated: Relocated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(Edge(3, monkeypatch))
 
     assert relocated.report.counts["captured"] == 1
     assert relocated.report.fallbacks[UNCLEAR] == 1
