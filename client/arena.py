@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,23 @@ def lay_out(
         _torch.reinterpret(arena, each.dtype, each.size, each.stride, offset // each.dtype.itemsize)
         for each, offset in zip(memories, offsets, strict=True)
     ]
+
+
+def lay_apart(
+    memories: Sequence[Memory], allocate: Callable[[int], torch.Tensor]
+) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    """Return the same, but in the other order and with a block behind each; these blocks, as bytes, are the third.
+
+    What is reached from where another memory begins or ends is not found there, as it would not be in a call.
+    """
+    sizes = [blocks(memory.bytes) * BLOCK for memory in memories]
+    begins = [*itertools.accumulate((size + BLOCK for size in reversed(sizes)), initial=0)][-2::-1]
+    arena = allocate(sum(sizes) + BLOCK * len(sizes))
+    tensors = [
+        _torch.reinterpret(arena, each.dtype, each.size, each.stride, begin // each.dtype.itemsize)
+        for each, begin in zip(memories, begins, strict=True)
+    ]
+    return arena, tensors, [arena[begin + size :][:BLOCK] for begin, size in zip(begins, sizes, strict=True)]
 
 
 class Arena:

@@ -254,10 +254,12 @@ class Attempts:
         leeway: Leeway,
         moving: recording.Moving,
         allocated: int,
+        beside: int,
     ) -> recording.Second:
-        """Capture a call once more, beside the first capture, which has allocated so much."""
-        # What is free in the first capture's pool counts as room, and is none for another.
-        self._make_sure_of(verification.bytes_to_stand_in(inputs, leeway, moving) + 2 * allocated)
+        """Capture a call once more, beside so many captures of it, which have allocated so much each."""
+        # What is free in the pools of these counts as room, and is none for another.
+        room = (1 + beside) * allocated
+        self._make_sure_of(verification.bytes_to_stand_in(inputs, leeway, moving) + room)
         stood = _Stood.of(verification.elsewhere_for(inputs, leeway, moving), staged)
         try:
             capture = self._capture_on(stood, is_shifted=True)

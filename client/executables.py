@@ -313,7 +313,8 @@ class Bindings:
 
     def _to_front(self, position: int) -> Binding:
         if position:
-            self._all.insert(0, self._all.pop(position))
+            # At once: an interrupt of the user's that came in between would lose one.
+            self._all[: position + 1] = [self._all[position], *self._all[:position]]
         return self._all[0]
 
     def _nearest(self, addresses: list[int], moved: Collection[int]) -> tuple[int, Collection[int]]:

@@ -126,8 +126,8 @@ class Second:
     places: Sequence[torch.Tensor]
 
 
-Elsewhere = Callable[[], Second]
-"""Captures a call once more."""
+Elsewhere = Callable[[int], Second]
+"""Captures a call once more, beside so many captures of it that have their memory still."""
 
 
 def build(
@@ -248,7 +248,7 @@ def _false(
     with contextlib.ExitStack() as stack:
         while True:
             # One that could not tell keeps its memory until the end: the next one is to lie elsewhere.
-            seconds.append(elsewhere())
+            seconds.append(elsewhere(1 + len(seconds)))
             stack.callback(seconds[-1].capture.discard, driver)
             try:
                 return _false_by(seconds[-1], parameters, table, first)

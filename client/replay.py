@@ -7,6 +7,7 @@ call, and a call whose addresses are those of the call before writes nothing: th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import threading
 from collections.abc import Callable
@@ -332,9 +333,9 @@ class Replay:
         """Return the slots that only the graph itself has anything in, and that are small."""
         outputs, memories = self._layout.outputs, self._layout.memories
         seen = {outputs.memory_of(index) for index in range(len(outputs.all))}
-        return {
-            slot for slot, each in enumerate(memories) if slot not in seen and each.bytes <= SMALL_SCRATCH
-        }
+        unseen = sorted((each.bytes, slot) for slot, each in enumerate(memories) if slot not in seen)
+        ends = itertools.accumulate(size for size, _ in unseen)
+        return {slot for (_, slot), end in zip(unseen, ends, strict=True) if end <= SMALL_SCRATCH}
 
     def release(self) -> None:
         """Give back what memory it keeps that nobody holds."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.arena import Arena, lay_out
+from pygraphd.client.arena import Arena, lay_apart
 from pygraphd.client.binding import InputGroup
 from pygraphd.client.misfits import Leeway
 from pygraphd.client.parameters import OpaqueError
@@ -43,6 +43,8 @@ returns several types it is that of the coarsest: a gradient in 32 bits of what 
 SMALL_BYTES = 256 << 10
 TOGETHER_BYTES = 32 << 20
 """Tensors of `SMALL_BYTES` at most are compared together, so many bytes at a time: they are copied for that."""
+JOINED_BYTES = 256 << 20
+"""Memory is looked at in pieces of so many, or as it was allocated: an eighth of that is needed to say which words differ."""
 _WHOLE_NUMBERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -93,7 +95,7 @@ class Trial:
         self._inputs = list(inputs)
         moving = _moving(inputs, moving)
         self._copies = copies_of(inputs, moving)
-        poison, self._memory = lay_out(replay.memories, replay.allocate_bytes)
+        poison, self._memory, between = lay_apart(replay.memories, replay.allocate_bytes)
         poison.fill_(POISON)
         self._undefined = undefined
         poisoned = _poison(old, stand_ins, inputs, moving)
@@ -108,14 +110,19 @@ class Trial:
             if generator is not None and self.random:
                 generator.set_offset(began)
         # Looked at now, so that this memory can go before the callable needs as much.
-        self._stayed = not any(_answers([torch.ne(each, held).any() for each, held in poisoned]))
+        looked_at = [*((torch.cat(between), POISON) for _ in between[:1]), *poisoned]
+        written = _answers([torch.ne(each, held).any() for each, held in looked_at])
+        self._wrote_between = bool(between) and written[0]
+        self._wrote_to_old = any(written[len(between[:1]) :])
 
     def disagreement(self, outputs: Sequence[Any]) -> Disagreement | None:
         """Return how the replay differs from the callable, which has run on the inputs and returned `outputs`."""
         if self._generator is not None and self._generator.get_offset() != self._ended:
             return Disagreement("it draws another number of random numbers")
-        if not self._stayed:
+        if self._wrote_to_old:
             return Disagreement("it writes to where it was recorded")
+        if self._wrote_between:
+            return Disagreement("it writes beyond its memory")
         tolerance = _coarsest((*self._inputs, *outputs))
         return (
             _compare("output", self._comparable(outputs), outputs, tolerance)
@@ -171,7 +178,7 @@ def _joined(places: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the same memory, as 64-bit integers, in as few tensors as there are gaps: kernels for hundreds take milliseconds to launch."""
     spans: list[Span] = []
     for span in sorted(Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in places):
-        if spans and spans[-1].end == span.start:
+        if spans and spans[-1].end == span.start and spans[-1].size + span.size <= JOINED_BYTES:
             spans[-1] = Span(spans[-1].start, span.end)
         else:
             spans.append(span)

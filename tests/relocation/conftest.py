@@ -84,6 +84,10 @@ class Graph:
         """Add `out = a[: len(out)]`, the address and the length in a structure with a gap, in which half of an address may lie."""
         self.kernel("first", Gapped(a.data_ptr(), out.numel(), gap), _pointer(out))
 
+    def until(self, a: torch.Tensor, out: torch.Tensor) -> None:
+        """Add `out = 2 * a`, with the addresses where `out` begins and where it ends."""
+        self.kernel("until", *map(_pointer, (a, out)), c_void_p(out.data_ptr() + out.nbytes))
+
     def through_table(self, table: Any, out: torch.Tensor) -> None:
         """Add `out = *table`: the input's address lies in `table`, an array of host memory."""
         self.kernel("through_table", c_void_p(ctypes.addressof(table)), _pointer(out), c_int64(out.numel()))

@@ -168,6 +168,13 @@ void first(void** a) {
     for (int32_t i = 0; i < gapped.length; ++i) argument<float*>(a, 1)[i] = gapped.source[i];
 }
 
+// Writes from one address up to another one: as libraries do that think in iterators.
+void until(void** a) {
+    float *begin = argument<float*>(a, 1), *end = argument<float*>(a, 2);
+    if (end < begin || end - begin > 4096) return;  // an address of something else
+    for (int64_t i = 0; i < end - begin; ++i) begin[i] = 2 * argument<float*>(a, 0)[i];
+}
+
 // The input's address lies in memory, where relocation cannot see it.
 void through_table(void** a) {
     for (int64_t i = 0; i < argument<int64_t>(a, 2); ++i) argument<float*>(a, 1)[i] = argument<float**>(a, 0)[0][i];
@@ -184,6 +191,7 @@ Function functions[] = {
     {"accumulate", accumulate, {8, 8, 8}},
     {"gather", gather, {sizeof(Parts), 8}},
     {"first", first, {sizeof(Gapped), 8}},
+    {"until", until, {8, 8, 8}},
     {"through_table", through_table, {8, 8, 8}},
     {"into_table", into_table, {8, 8}},
     {"ncclDevKernel_AllReduce", add, {8, 8, 8, 8}},

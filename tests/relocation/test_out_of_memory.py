@@ -29,7 +29,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "allocator": (recording, "replay_device"),
     "old memory": (Capture, "places"),
     "copies": (verification, "copies_of"),
-    "memory": (verification, "lay_out"),
+    "memory": (verification, "lay_apart"),
     "trial": (Replay, "run"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import _torch, recycling
+from pygraphd.client import _torch, recording, recycling, replay
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.bulk import InPython
 from pygraphd.client.outputs import Fixed, Input, Outputs, Part, Whole
 from pygraphd.client.recording import Capture, build
 from pygraphd.client.recycling import IDLE_CALLS, MAX_OBSERVATIONS, MAX_SETS, Link, Recycler
+from pygraphd.client.relocation import BLOCK, Share
 from pygraphd.client.replay import Memory
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recycling import Saved
     from pygraphd.client.replay import Replay
     from tests.relocation.conftest import Allocator, Emulator
+    from tests.relocation.recorder import Recorder
 
 pytestmark = pytest.mark.torch
 
@@ -269,6 +272,28 @@ def test_a_recording_says_what_it_keeps(forward: Forward) -> None:
     ((start, size),) = forward.replay.recycler.places
     assert start <= saved.data_ptr() < start + size
     assert forward.replay.layout.memories == forward.replay.memories
+
+
+@pytest.mark.parametrize(("most", "kept"), [(0, []), (BLOCK, [BLOCK]), (3 * BLOCK, [BLOCK, 2 * BLOCK])])
+def test_small_scratch_is_kept_beside_what_is_saved_up_to_so_much_in_all(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, most: int, kept: list[int]
+) -> None:
+    monkeypatch.setattr(recording, "SCRATCH", Share(1000, BLOCK))
+    monkeypatch.setattr(replay, "SMALL_SCRATCH", most)
+    arena, graph, a = recorder.arena, recorder.graph, recorder.floats(1, 2)
+    visible, saved, *temporaries = map(arena.allocate, (2, 2, 600, 2, 200))  # in blocks: 1, 1, 5, 1, 2
+    for source, to in itertools.pairwise([a, *temporaries, visible, saved]):
+        graph.scale(source[:2], to[:2], 2.0)
+    made = recorder.built([a], [visible, saved]).replay
+
+    made.recycle({1})
+    outputs = made([recorder.floats(3, 4)])
+
+    assert [each.tolist() for each in outputs] == [[48, 64], [96, 128]]
+    assert made.recycler is not None
+    sizes = [made.memories[slot].bytes for slot in made.recycler.slots]
+    assert (sizes[0], sorted(sizes[1:])) == (8, kept)
+    made.close()
 
 
 def test_saved_outputs_stay_where_they_are_and_visible_ones_do_not(forward: Forward) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import torch
 
-from pygraphd.client import attempts, host_state, relocatable, verification
+from pygraphd.client import attempts, host_state, recording, relocatable, verification
 from pygraphd.client.attention import State
 from pygraphd.client.binding import Binding
 from pygraphd.client.bulk import InPython, Watch
@@ -34,7 +34,7 @@ from pygraphd.client.parameters import OpaqueError, Parameters, PassingError
 from pygraphd.client.random_numbers import Draw
 from pygraphd.client.recording import Capture
 from pygraphd.client.relocatable import IDLE_CHANGES
-from pygraphd.client.relocation import BLOCK, Span
+from pygraphd.client.relocation import BLOCK, Share, Span
 from pygraphd.client.report import Report
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Operations(Protocol):
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: ...
     def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None: ...
     def first(self, a: torch.Tensor, n: int) -> torch.Tensor: ...
+    def until(self, a: torch.Tensor) -> torch.Tensor: ...
     def look_up(self, tensor: torch.Tensor) -> torch.Tensor: ...
     def random(self) -> torch.Tensor: ...
     def attention(self) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -87,6 +88,9 @@ class Launching:
 
     def first(self, a: torch.Tensor, n: int) -> torch.Tensor:
         return self._allocator.tensor(a[:n])
+
+    def until(self, a: torch.Tensor) -> torch.Tensor:
+        return self._allocator.tensor(2 * a)
 
     def look_up(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._allocator.tensor(tensor)
@@ -136,6 +140,12 @@ class Recording:
         """Hand a kernel a structure in whose gap half of its own address has been left."""
         out = self.arena.allocate(n)
         self.graph.first(a, out, a.data_ptr() >> 32)
+        return out
+
+    def until(self, a: torch.Tensor) -> torch.Tensor:
+        """Hand a kernel the address where its output ends."""
+        out = self.arena.allocate(a.numel())
+        self.graph.until(a, out)
         return out
 
     def look_up(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -1042,6 +1052,53 @@ def test_what_new_threads_cannot_capture_is_not_tried_in_each_of_them(case: Case
 
     assert case.recorder.captures == attempts.MAX_DISTURBED + 1
     assert (run.refusal, run.refused_for_good) == (attempts.NEW_THREAD, False)
+
+
+def doubled_up_to_the_end(operations: Operations, inputs: list[Any]) -> Any:
+    """Two temporaries of a block each, side by side, and an output."""
+    temporary = operations.until(inputs[0])
+    return (operations.add(operations.add(temporary, temporary), inputs[0]),)
+
+
+def test_where_memory_ends_is_found_if_what_follows_it_moves_along(case: Case) -> None:
+    run = case.make(doubled_up_to_the_end)
+
+    for value in range(4):
+        assert run([case.floats(*[value] * 128)])[0].tolist() == [5 * value] * 128
+
+    case.expect(captured=1)
+
+
+def test_where_memory_ends_is_not_taken_for_where_other_memory_begins(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even in the trial, where it might end just there."""
+    monkeypatch.setattr(recording, "SCRATCH", Share(1000, BLOCK))
+    run = case.make(doubled_up_to_the_end)
+
+    for value in range(4):
+        assert run([case.floats(*[value] * 128)])[0].tolist() == [5 * value] * 128
+
+    case.expect(captured=0)
+    assert str(run.refusal).startswith("verification: output 0 differs")
+
+
+def beyond(operations: Operations, inputs: list[Any]) -> Any:
+    """A block of an output, and what a kernel writes behind it if there are more of its input."""
+    out = operations.add(inputs[0][:128], inputs[0][:128])
+    if isinstance(operations, Recording):
+        operations.graph.add(inputs[0], inputs[0], out.as_strided((160,), (1,)))
+    return (out,)
+
+
+def test_what_writes_beyond_its_memory_is_launched(case: Case) -> None:
+    run = case.make(beyond)
+
+    for value in range(4):
+        assert run([case.floats(*[value] * 160)])[0].tolist() == [2 * value] * 128
+
+    case.expect(captured=0)
+    assert run.refusal == "verification: it writes beyond its memory"
 
 
 def test_an_error_of_the_users_while_it_is_recorded_is_the_users(case: Case) -> None:

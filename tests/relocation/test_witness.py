@@ -265,6 +265,27 @@ def test_what_is_captured_once_more_needs_room(case: Case) -> None:
     case.expect(captured=1)
 
 
+def test_what_is_captured_a_third_time_needs_room_beside_two(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_stand_ins(monkeypatch, edges, first=1, second=1)
+    run = case.make(first_two)
+    call(run, case, 0)
+    enough = verification.bytes_to_copy([case.floats(0, 2, 3, 4)]) + 3 * 2 * 4
+    case.recorder.free = enough - 1
+
+    call(run, case, 1)
+    assert case.recorder.captures == 2
+    assert case.report.fallbacks[attempts.NO_ROOM] == 1
+
+    put_stand_ins(monkeypatch, edges, first=1, second=1)
+    case.recorder.free = enough
+    for value in range(2, 40):
+        call(run, case, value)
+    case.expect(captured=1)
+    assert case.recorder.captures == 5
+
+
 def test_what_both_captures_allocate_a_multiple_of_4_gib_apart_is_told(
     case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
