@@ -181,9 +181,10 @@ def _of_run(peers: Sequence[str], result: Path) -> Command:
     return _benchmarks("table", str(result))
 
 
-def _price(place: Place) -> Step:
+def _price(place: Place, workloads: str = "") -> Step:
     # One process at a time: what compiles beside others says nothing of the price.
-    how = ("--caches", "fresh", "--repetitions", "1", "--windows", "1", "--no-coverage")
+    chosen = ("--workloads", _known(workloads)) if workloads else ()
+    how = ("--caches", "fresh", "--repetitions", "1", "--windows", "1", "--no-coverage", *chosen)
     peers = ("--peers", "default,pygraph-cold,pygraph-warm")
     return place.step(
         480,
@@ -226,6 +227,6 @@ USAGE = {
     "regions": "regions:WORKLOADS[:WAYS]",
     "addresses": "addresses:WORKLOAD",
     "run": "run:WORKLOADS:PEERS:REPETITIONS",
-    "price": "price",
+    "price": "price[:WORKLOADS]",
     "recheck": "recheck",
 }

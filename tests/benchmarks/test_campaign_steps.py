@@ -31,6 +31,7 @@ EXAMPLES = (
     "run:three-ops,mlp-training:default,reduce-overhead,pygraph-cold:2",
     "run:all:eager:1",
     "price",
+    "price:three-ops,mlp-training",
     "recheck",
 )
 
@@ -65,6 +66,13 @@ def test_each_step_has_a_file_of_its_own() -> None:
     results = [step.result for step in made("price", "price", "demo", "recheck")]
 
     assert results == [Path("out/1-price.json"), Path("out/2-price.json"), None, Path("out/4-recheck.json")]
+
+
+def test_the_price_is_of_the_workloads_that_are_named() -> None:
+    usual, named = made("price", "price:three-ops,mlp-training")
+
+    assert "--workloads" not in usual.commands[0].arguments
+    assert option(named.commands[0].arguments, "--workloads") == "three-ops,mlp-training"
 
 
 def test_workers_and_demos_are_spread_over_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +135,7 @@ def test_a_longer_campaign_has_longer_steps_and_a_shorter_one_the_usual_limits()
         ("run:three-ops:eager", "run:three-ops:eager should be run:WORKLOADS:PEERS:REPETITIONS"),
         ("run:three-ops:nonsense:1", "unknown peer nonsense"),
         ("run:three-ops:eager:many", "many is no number of repetitions"),
+        ("price:nonsense", "unknown workload nonsense"),
         ("run:three-ops:eager:0", "0 is no number of repetitions"),
     ],
 )
