@@ -105,8 +105,12 @@ def assert_alike(eager: Seen, without: Seen, found: Seen) -> None:
     assert [{name: bool(count) for name, count in each.items()} for each in found.writes] == [
         {name: bool(count) for name, count in each.items()} for each in eager.writes
     ]
-    for values, right in zip(found.values, eager.values, strict=True):
-        torch.testing.assert_close(values, right, rtol=1e-4, atol=1e-4)
+    for mine, others, right in zip(found.values, without.values, eager.values, strict=True):
+        torch.testing.assert_close(mine, others, rtol=1e-5, atol=1e-5)
+        for value, expected in zip(mine, right, strict=True):
+            # What is small beside others was a difference of these: compiled code rounds otherwise, with and without the rules.
+            largest = float(expected.double().abs().max()) if expected.numel() else 0.0
+            torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4 * max(largest, 1.0))
 
 
 class Keeping(torch.nn.Module):  # type: ignore[misc]
