@@ -285,16 +285,20 @@ def test_outputs_of_several_types_are_together_by_type(recorder: Recorder) -> No
     replay.close()
 
 
-def test_transposed_outputs_are_together_apart_from_others(recorder: Recorder) -> None:
-    """Autograd copies such gradients where their parameters lie otherwise, and lets go of these, and of their memory, at once."""
+def two_of_four_transposed(recorder: Recorder) -> tuple[Replay, Sequence[torch.Tensor]]:
+    """Record four outputs that may be together, of which the last two lie otherwise; return what a call makes, too."""
     a, arena = recorder.floats(1, 2), recorder.arena
     outputs = [arena.allocate(4) for _ in range(4)]
     for out in outputs:
         recorder.graph.scale(a, out[:2], 2.0)
     captured = [out.view(2, 2) if index < 2 else out.view(2, 2).t() for index, out in enumerate(outputs)]
     replay = recorder.built([a], captured, together=set(range(4))).replay
+    return replay, replay([a])
 
-    made = replay([a])
+
+def test_transposed_outputs_are_together_apart_from_others(recorder: Recorder) -> None:
+    """Autograd copies such gradients where their parameters lie otherwise, and lets go of these, and of their memory, at once."""
+    replay, made = two_of_four_transposed(recorder)
 
     assert [each.is_contiguous() for each in made] == [True, True, False, False]
     first, second, third, fourth = [each.untyped_storage().data_ptr() for each in made]
@@ -307,14 +311,9 @@ def test_large_transposed_outputs_have_memory_of_their_own(
 ) -> None:
     """Autograd's copy of the second one may lie where the first one was."""
     monkeypatch.setattr(recording, "SMALL_BYTES", 0)
-    a, arena = recorder.floats(1, 2), recorder.arena
-    outputs = [arena.allocate(4) for _ in range(4)]
-    for out in outputs:
-        recorder.graph.scale(a, out[:2], 2.0)
-    captured = [out.view(2, 2) if index < 2 else out.view(2, 2).t() for index, out in enumerate(outputs)]
-    replay = recorder.built([a], captured, together=set(range(4))).replay
+    replay, made = two_of_four_transposed(recorder)
 
-    first, second, third, fourth = [each.untyped_storage().data_ptr() for each in replay([a])]
+    first, second, third, fourth = [each.untyped_storage().data_ptr() for each in made]
 
     assert first == second
     assert len({first, third, fourth}) == 3
