@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +32,7 @@ from tests.relocation.recorder import Recorder
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+    from types import FrameType
 
     from pygraphd.client.replay import Replay
     from tests.relocation.conftest import Allocator, Emulator
@@ -55,6 +57,49 @@ def test_addresses_that_take_turns_are_written_until_each_set_has_an_executable(
     assert (replay.executables, replay.made) == (4, 5)  # the first was written to, and made anew
     assert written[:4] == [1, 1, 1, 1]
     assert written[-16:] == [0] * 16
+    replay.close()
+
+
+def test_an_interrupt_while_an_executable_comes_first_loses_none(recorder: Recorder) -> None:
+    """Before any instruction of what has it come first."""
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 3.0)
+    replay = recorder.built([a], [out]).replay
+    sets = [(recorder.floats(i, i), replay.memory()) for i in range(3)]
+
+    def call(turn: int) -> list[float]:
+        values, memory = sets[turn % 3]
+        result: list[float] = replay.run([values], memory)[0].tolist()
+        return result
+
+    for turn in range(30):
+        call(turn)
+    interrupts = 0
+    for turn in range(60):
+        left = turn + 1
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            if frame.f_code is not Bindings._to_front.__code__:
+                return None
+            frame.f_trace_opcodes = True
+            left -= event == "opcode"
+            if not left:
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            call(turn)
+        except KeyboardInterrupt:
+            interrupts += 1
+        finally:
+            sys.settrace(before)
+        assert replay.executables == 3
+        assert [call(each) for each in range(3)] == [[3.0 * each] * 2 for each in range(3)]
+
+    assert interrupts > 10
     replay.close()
 
 

@@ -248,6 +248,26 @@ def test_what_is_another_graph_when_it_is_captured_again_is_tried_again(case: Ca
     assert case.report.fallbacks[OTHERWISE] == 1
 
 
+def test_a_graph_of_as_many_nodes_is_another_one_if_a_kernel_is(case: Case) -> None:
+    """Also one that no word is asked of."""
+    captured = 0
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        nonlocal captured
+        captured += operations is not case.recorder.launching
+        twice = operations.until(inputs[0]) if captured == 1 else operations.add(inputs[0], inputs[0])
+        return operations.first(inputs[0], 2), twice
+
+    run = case.make(body)
+
+    for value in range(4):
+        results = run([case.floats(value, 2, 3, 4)])
+        assert [each.tolist() for each in results] == [[value, 2], [2 * value, 4, 6, 8]]
+
+    case.expect(captured=1)
+    assert case.report.fallbacks[OTHERWISE] == 1
+
+
 def test_what_is_captured_once_more_needs_room(case: Case) -> None:
     """For what stands in for its input, and its output twice: as much may be free in the pool of the first capture, and for nobody else."""
     run = case.make(first_two)
