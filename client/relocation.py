@@ -142,12 +142,12 @@ class Share:
         """Return which of these go together, by number: those that are larger than a piece may be alone, others as many as there is room for."""
         limit = self.limit(sum(sizes))
         pieces: list[list[int]] = []
-        open_piece, taken = -1, limit
+        open_piece, taken = -1, 0
         for number, size in enumerate(sizes):
             if size > limit:
                 pieces.append([number])
                 continue
-            if taken + size > limit:
+            if open_piece < 0 or taken + size > limit:
                 open_piece, taken = len(pieces), 0
                 pieces.append([])
             pieces[open_piece].append(number)

@@ -15,10 +15,11 @@ import torch
 from pygraphd.client import _torch
 from pygraphd.client.arena import Arena, lay_apart
 from pygraphd.client.binding import InputGroup
+from pygraphd.client.clusters import extent
 from pygraphd.client.misfits import Leeway
 from pygraphd.client.parameters import OpaqueError
-from pygraphd.client.recording import extent, input_groups
-from pygraphd.client.relocation import BLOCK, Span, alignment, blocks
+from pygraphd.client.recording import input_groups
+from pygraphd.client.relocation import BLOCK, Share, Span, alignment, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -41,7 +42,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torc
 """Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal. Of a graph that takes or
 returns several types it is that of the coarsest: a gradient in 32 bits of what was computed in 16 differs by as much as those."""
 SMALL_BYTES = 256 << 10
-TOGETHER_BYTES = 32 << 20
+AT_ONCE = Share(count=1, least=32 << 20, most=32 << 20)
 """Tensors of `SMALL_BYTES` at most are compared together, so many bytes at a time: they are copied for that."""
 JOINED_BYTES = 256 << 20
 """Memory is looked at in pieces of so many, or as it was allocated: an eighth of that is needed to say which words differ."""
@@ -368,20 +369,18 @@ def _differing(pairs: Pairs) -> list[int]:
 
 def _batches(pairs: Pairs) -> tuple[list[list[int]], list[int]]:
     """Return which pairs are to be looked at together, and which alone."""
-    latest: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
-    together: list[list[int]] = []
+    alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     alone = []
     for index, (_, right) in pairs.items():
-        size = right.nbytes
-        if size > SMALL_BYTES or not _has_values(right.dtype) or not right.is_contiguous():
+        if right.nbytes <= SMALL_BYTES and _has_values(right.dtype) and right.is_contiguous():
+            alike.setdefault((right.dtype, right.device), []).append(index)
+        else:
             alone.append(index)
-            continue
-        batch, taken = latest.get((right.dtype, right.device), ([], TOGETHER_BYTES))
-        if taken + size > TOGETHER_BYTES:
-            batch, taken = [], 0
-            together.append(batch)
-        batch.append(index)
-        latest[right.dtype, right.device] = batch, taken + size
+    together = [
+        [those[number] for number in batch]
+        for those in alike.values()
+        for batch in AT_ONCE.pieces([pairs[index][1].nbytes for index in those])
+    ]
     return together, alone
 
 

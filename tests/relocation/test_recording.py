@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import _torch, recording
+from pygraphd.client import _torch, clusters, recording
 from pygraphd.client.binding import InputGroup, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
@@ -310,7 +310,7 @@ def test_large_transposed_outputs_have_memory_of_their_own(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Autograd's copy of the second one may lie where the first one was."""
-    monkeypatch.setattr(recording, "SMALL_BYTES", 0)
+    monkeypatch.setattr(clusters, "SMALL_BYTES", 0)
     replay, made = two_of_four_transposed(recorder)
 
     first, second, third, fourth = [each.untyped_storage().data_ptr() for each in made]
@@ -401,8 +401,8 @@ def all_together(recorder: Recorder, lengths: Sequence[int]) -> tuple[Replay, li
 def test_small_outputs_are_not_put_with_large_ones(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "SMALL_BYTES", BLOCK)
-    monkeypatch.setattr(recording, "SMALL_TOGETHER", Share(1, BLOCK, 2 * BLOCK))
+    monkeypatch.setattr(clusters, "SMALL_BYTES", BLOCK)
+    monkeypatch.setattr(clusters, "SMALL_TOGETHER", Share(1, BLOCK, 2 * BLOCK))
     replay, storages = all_together(recorder, [2, 200, 2, 200, 2, 2])
 
     assert storages[1] == storages[3]
@@ -431,8 +431,8 @@ def test_a_replay_that_cannot_be_made_leaves_no_executable(
 def test_what_is_together_comes_in_pieces_of_bounded_size(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "TOGETHER", Share(1, BLOCK, 3 * BLOCK))
-    monkeypatch.setattr(recording, "SMALL_BYTES", 0)
+    monkeypatch.setattr(clusters, "TOGETHER", Share(1, BLOCK, 3 * BLOCK))
+    monkeypatch.setattr(clusters, "SMALL_BYTES", 0)
     replay, storages = all_together(recorder, [2, 200, 2, 600, 2, 2])  # in blocks: 1, 2, 1, 5, 1, 1
 
     assert storages[0] == storages[1]

@@ -10,8 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client import verification
-from pygraphd.client.recording import extent, input_groups
-from pygraphd.client.relocation import BLOCK
+from pygraphd.client.clusters import extent
+from pygraphd.client.recording import input_groups
+from pygraphd.client.relocation import BLOCK, Share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -223,7 +224,8 @@ def test_what_is_compared_together_is_told_apart(
         mine[index].untyped_storage()[0] = 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verification, "SMALL_BYTES", 200)
-        patch.setattr(verification, "TOGETHER_BYTES", data.draw(st.sampled_from([1, 500, 1 << 20])))
+        size = data.draw(st.sampled_from([1, 500, 1 << 20]))
+        patch.setattr(verification, "AT_ONCE", Share(count=1, least=size, most=size))
         found = verification._differing(dict(enumerate(zip(mine, right, strict=True))))
 
     assert found == sorted(changed - {-1})
