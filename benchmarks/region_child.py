@@ -201,7 +201,7 @@ class Regions:
         facts = _torch.facts(compiled, graph_kwargs)
         box = graph_kwargs.get("boxed_forward_device_index")
         link = None if facts.is_inference else self.links.setdefault(id(box), Link())
-        self.link = None if facts.is_backward else link
+        self.link = link
         outputs = self.families.graph_facts(id(box), facts)
         self.outputs = (outputs.of_partition(facts.maps, part) for part in range(facts.partitions))
         original()

@@ -908,6 +908,29 @@ def forward_returns() -> int | None:
     return None
 
 
+def donated_inputs() -> frozenset[int]:
+    """Return which inputs of the compiled backward that is being called it may overwrite, by index; PyTorch calls them donated buffers.
+
+    None where that cannot be told, or the user wants to run backward again.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_backward_impl" and frame.f_code.co_filename.endswith(
+            "runtime_wrappers.py"
+        ):
+            metadata = frame.f_locals.get("fw_metadata")
+            may_be_lost = not graph_is_kept()() and _is_plain(metadata)
+            return frozenset((getattr(metadata, "bw_donated_idxs", None) or ()) if may_be_lost else ())
+        frame = frame.f_back
+    return frozenset()
+
+
+def graph_is_kept() -> Callable[[], bool]:
+    """Return what says whether the user wants to run the backward that is under way again."""
+    kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+    return kept
+
+
 def _is_plain(metadata: Any) -> bool:
     outputs = getattr(metadata, "subclass_fw_graph_out_meta", None)
     names = {type(each).__name__ for each in outputs} if outputs is not None else {"unknown"}
@@ -917,6 +940,7 @@ def _is_plain(metadata: Any) -> bool:
 RECYCLING_REQUIRED = (
     ("torch", "_C._storage_Use_Count"),
     ("torch", "_C._autograd._top_saved_tensors_default_hooks"),
+    ("torch", "_C._autograd._get_current_graph_task_keep_graph"),
     ("torch.utils._python_dispatch", "_disable_current_modes"),
 )
 """What keeping the memory of saved activations needs beside `RELOCATION_REQUIRED`."""

@@ -15,22 +15,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import recording, recycling, verification
+from pygraphd.client import donation, recording, recycling, verification
 from pygraphd.client.binding import UnfitError
+from pygraphd.client.donation import NONE, Donation
 from pygraphd.client.driver import DriverError
 from pygraphd.client.one_stream import OTHER_STREAM
 from pygraphd.client.parameters import OpaqueError, PassingError
+from pygraphd.client.recorded_call import Call
 from pygraphd.client.refusals import Lasts
 from pygraphd.client.replay import Replay
 from pygraphd.client.witness import OTHERWISE, UNCLEAR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.driver import Driver
     from pygraphd.client.graph_facts import GraphFacts
     from pygraphd.client.misfits import Leeway
+    from pygraphd.client.recorded_call import Stood
     from pygraphd.client.recording import Capture
     from pygraphd.client.report import Report
     from pygraphd.client.verification import Disagreement, Generator
@@ -59,10 +62,18 @@ class Recorder(Protocol):
     def generator(self) -> Generator | None:
         """What kernels draw random numbers from."""
 
-    def capture(self, launch: Runnable, inputs: list[Any], *, is_shifted: bool = False) -> Capture:
+    def capture(
+        self,
+        launch: Runnable,
+        inputs: list[Any],
+        *,
+        is_shifted: bool = False,
+        donation: Donation = NONE,
+    ) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or RuntimeError with nothing run and nothing left.
 
-        If it `is_shifted`, what is allocated does not lie as it would otherwise, up to multiples of 4 GiB.
+        If it `is_shifted`, what is allocated does not lie as it would otherwise, up to multiples of 4 GiB. Inputs of
+        the `donation` are allocated, too, and let go of by the callable.
         """
 
     def room(self) -> int:
@@ -99,12 +110,13 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A recording that has run on copies of a call's inputs; `unseen` inputs show up in none of its nodes, so many are `staged`."""
+    """A recording that has run on copies of a call's inputs; `unseen` inputs show up in none of its nodes, so many are `staged`, and so many `donated`."""
 
     replay: Replay
     trial: verification.Trial
     unseen: frozenset[int]
     staged: int
+    donated: int
 
     def keep(self) -> Replay:
         """Return the replay, and give back all that was needed to find out."""
@@ -130,12 +142,20 @@ class Failure:
 class Attempts:
     """Makes the recordings of one callable."""
 
-    def __init__(self, launch: Runnable, recorder: Recorder, report: Report, facts: GraphFacts) -> None:
-        """Record `launch`."""
+    def __init__(
+        self,
+        launch: Runnable,
+        recorder: Recorder,
+        report: Report,
+        facts: GraphFacts,
+        offered: Callable[[], Collection[int]] = frozenset,
+    ) -> None:
+        """Record `launch`; `offered` tells which of a call's inputs it may overwrite."""
         self._launch = launch
         self._recorder = recorder
         self._report = report
         self._facts = facts
+        self._offered = offered
         self.captures = 0
         """How often it was captured, or was to be."""
         self.costs: Costs | None = None
@@ -191,9 +211,9 @@ class Attempts:
         copies = verification.bytes_to_copy(inputs, moving)
         self._make_sure_of(max(copies, verification.bytes_to_stand_in(inputs, leeway, moving)))
         staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
+        call = Call(inputs, staged, leeway, moving)
         times = [time.perf_counter()]
-        stood = _Stood.of(verification.stand_ins_for(inputs, leeway, moving), staged)
-        capture = self._capture(stood)
+        stood, capture = self._capture(call)
         times.append(time.perf_counter())
         built = recording.build(
             self._recorder.driver,
@@ -202,11 +222,11 @@ class Attempts:
             staged,
             self._report.fail,
             self._facts.gradients,
-            functools.partial(self._capture_again, inputs, staged, leeway, moving, capture.bytes),
+            functools.partial(self._capture_again, call, capture),
         )
         times.append(time.perf_counter())
         try:
-            trial = self._trial(built, capture, stood, inputs, moving)
+            trial = self._trial(built, capture, stood, call)
             times.append(time.perf_counter())
         except BaseException:
             built.replay.close()
@@ -214,23 +234,25 @@ class Attempts:
             raise
         capture.let_go()
         self.costs = _costs(built, times)
-        return Attempt(built.replay, trial, built.unseen, len(staged))
+        return Attempt(built.replay, trial, built.unseen, len(staged), len(capture.donation.overwritten))
 
     def _trial(
-        self,
-        built: recording.Built,
-        capture: Capture,
-        stood: _Stood,
-        inputs: list[Any],
-        moving: recording.Moving,
+        self, built: recording.Built, capture: Capture, stood: Stood, call: Call
     ) -> verification.Trial:
         replay, undefined = built.replay, self._facts.undefined
-        copies = verification.bytes_to_copy(inputs, moving)
+        copies = verification.bytes_to_copy(call.inputs, call.moving)
         # The launched call will need as much again, and must get it.
         self._make_sure_of(copies + 2 * sum(memory.bytes for memory in replay.memories))
-        old = [*stood.places, *capture.places(built.device)]
-        generator = self._recorder.generator
-        return verification.Trial(replay, inputs, generator, old, undefined, stood.stand_ins, moving)
+        return verification.Trial(
+            replay,
+            call.inputs,
+            self._recorder.generator,
+            [*stood.places, *capture.places(built.device)],
+            undefined,
+            stood.stand_ins,
+            donation.joined(call.moving, capture.donation.stretches, call.inputs),
+            capture.donation.overwritten,
+        )
 
     def _make_sure_of(self, size: int) -> None:
         """Raise PassingError if so many bytes cannot be had."""
@@ -239,30 +261,47 @@ class Attempts:
             if size > self._recorder.room():
                 raise PassingError(NO_ROOM)
 
-    def _capture(self, stood: _Stood) -> Capture:
+    # --- capturing ---
+
+    def _capture(self, call: Call) -> tuple[Stood, Capture]:
         self.captures += 1
         try:
-            return self._capture_on(stood)
+            return self._capture_donated(call) or self._capture_on(call.stood())
         except PassingError:
             self.captures -= 1  # nothing was
             raise
 
-    def _capture_again(
-        self,
-        inputs: list[Any],
-        staged: Mapping[int, torch.Tensor],
-        leeway: Leeway,
-        moving: recording.Moving,
-        allocated: int,
-        beside: int,
-    ) -> recording.Second:
-        """Capture a call once more, beside so many captures of it, which have allocated so much each."""
-        # What is free in the pools of these counts as room, and is none for another.
-        room = (1 + beside) * allocated
-        self._make_sure_of(verification.bytes_to_stand_in(inputs, leeway, moving) + room)
-        stood = _Stood.of(verification.elsewhere_for(inputs, leeway, moving), staged)
+    def _capture_donated(self, call: Call) -> tuple[Stood, Capture] | None:
+        """Capture a call as often as it takes to find out what of it can be laid over; None if not enough can."""
+        wanted = self.donation(call.inputs) if call.is_plain else NONE
+        for _ in range(donation.ROUNDS):
+            if not wanted.is_worth_it:
+                break
+            self._make_sure_of(call.bytes_to_stand_in(wanted))
+            stood, capture = self._capture_on(call.stood(wanted), wanted)
+            occupied = donation.occupied(capture)
+            if not occupied:
+                return stood, capture
+            wanted = wanted.keeping(occupied, capture)
+            capture.discard(self._recorder.driver)
+        return None
+
+    def donation(self, inputs: Sequence[Any]) -> Donation:
+        """Return what may be laid over in a call; nothing if that is not worth it. Raises nothing: it can be done without."""
         try:
-            capture = self._capture_on(stood, is_shifted=True)
+            offered = self._offered()
+            return donation.donation_of(inputs, offered) if offered else NONE
+        except Exception as error:  # noqa: BLE001 - it looks at what is on the stack, which may be of any kind
+            self._report.fail(f"what a backward may overwrite could not be told: {type(error).__name__}")
+            return NONE
+
+    def _capture_again(self, call: Call, first: Capture, beside: int) -> recording.Second:
+        """Capture a call once more, beside so many captures of it, which have allocated as much each as the first."""
+        same = first.donation
+        # What is free in the pools of these counts as room, and is none for another.
+        self._make_sure_of(call.bytes_to_stand_in(same) + (1 + beside) * first.bytes)
+        try:
+            stood, capture = self._capture_on(call.stood(same, together=True), same, is_shifted=True)
         except PassingError:
             raise
         except OpaqueError as error:
@@ -270,9 +309,14 @@ class Attempts:
             raise UnfitError(OTHERWISE) from error
         return recording.Second(capture, stood.bound, stood.places)
 
-    def _capture_on(self, stood: _Stood, *, is_shifted: bool = False) -> Capture:
+    def _capture_on(
+        self, stood: Stood, wanted: Donation = NONE, *, is_shifted: bool = False
+    ) -> tuple[Stood, Capture]:
+        """Return what a call is captured on, with where its donated inputs were, and the capture."""
         try:
-            return self._recorder.capture(self._launch, list(stood.bound), is_shifted=is_shifted)
+            inputs = list(stood.bound)
+            capture = self._recorder.capture(self._launch, inputs, is_shifted=is_shifted, donation=wanted)
+            return stood.with_donated(capture.donated), capture
         except PassingError as error:
             self.of_recorder.add(_first_line(error))
             raise
@@ -286,21 +330,6 @@ class Attempts:
                 raise UnfitError(NEW_THREAD) from error
             # Whatever the callable may raise, it raises because it is being captured: it has run on these inputs' kind before.
             raise OpaqueError(f"it cannot be captured: {_first_line(error)}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Stood:
-    """What a call is captured on: tensors that stand in for its inputs, their memory, and both these and the buffers of `staged` ones."""
-
-    stand_ins: list[Any]
-    places: list[torch.Tensor]
-    bound: list[Any]
-
-    @classmethod
-    def of(cls, made: tuple[list[Any], list[torch.Tensor]], staged: Mapping[int, torch.Tensor]) -> _Stood:
-        """Return what `verification` has made, with these buffers."""
-        stand_ins, places = made
-        return cls(stand_ins, places, [staged.get(index, value) for index, value in enumerate(stand_ins)])
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client import _torch
+from pygraphd.client.donation import NONE, Donation, StandIns
 from pygraphd.client.one_stream import OneStream
 from pygraphd.client.parameters import PassingError
 from pygraphd.client.random_numbers import GeneratorTicket
@@ -60,17 +61,25 @@ class CudaRecorder:
         """
         return torch.cuda.default_generators[self._device_index].graphsafe_get_state()
 
-    def capture(self, launch: Runnable, inputs: list[Any], *, is_shifted: bool = False) -> Capture:
+    def capture(
+        self,
+        launch: Runnable,
+        inputs: list[Any],
+        *,
+        is_shifted: bool = False,
+        donation: Donation = NONE,
+    ) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured.
 
         Two pools may begin a multiple of 4 GiB apart, by chance or, it may be, as expandable segments have their addresses reserved. If it
-        `is_shifted`, what is allocated lies further from there than in another capture.
+        `is_shifted`, what is allocated lies further from there than in another capture. What stands in for inputs of the
+        `donation` is allocated, too, and what `inputs` has there is only an example of it.
         """
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise PassingError(reason)
             self._prepare_thread()
-            return self._capture(launch, inputs, SHIFTS if is_shifted else ())
+            return self._capture(launch, inputs, StandIns(donation, SHIFTS if is_shifted else ()))
 
     def why_not(self) -> str | None:
         """Return why nothing can be captured now, for a reason that does not lie in what is; waits for nobody."""
@@ -81,26 +90,30 @@ class CudaRecorder:
         finally:
             _one_at_a_time.release()
 
-    def _capture(self, launch: Runnable, inputs: list[Any], shifts: Sequence[int]) -> Capture:
+    def _capture(self, launch: Runnable, inputs: list[Any], stand_ins: StandIns) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         pool = _Pool(self.device.index)
         try:
             with _torch.allocation_history(self.device.index, pool.handle) as history:
-                outputs = self._run(graph, pool, launch, inputs, shifts)
-                allocations, alive = lifetimes(history())
+                outputs = self._run(graph, pool, launch, inputs, stand_ins)
+                allocations, alive = lifetimes(history(), stand_ins.allocations)
             return Capture(
                 self._take_over(graph),
                 list(outputs),
-                allocations[len(shifts) :],
+                allocations,
                 held(alive, outputs),
                 as_tuple=isinstance(outputs, tuple),
                 ticket=GeneratorTicket(
                     graph, self.generator, self.driver, self._synchronize, self._one_stream()
                 ),
                 pool=pool,
+                donation=stand_ins.donation,
+                donated=stand_ins.places,
             )
         except BaseException:
             outputs = ()  # what lies in the pool must go before it
+            inputs.clear()
+            stand_ins.close()
             graph.reset()
             pool.release()
             raise
@@ -111,7 +124,7 @@ class CudaRecorder:
         pool: _Pool,
         launch: Runnable,
         inputs: list[Any],
-        shifts: Sequence[int] = (),
+        stand_ins: StandIns,
     ) -> Sequence[Any]:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
@@ -122,10 +135,10 @@ class CudaRecorder:
                 # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `_torch._begin_capture`.
                 self._random_numbers.move(self._stream.cuda_stream)
                 with pool.capturing(graph):
-                    # Not tensors, which deterministic mode fills: with a kernel of the graph.
-                    taken = [torch.UntypedStorage(size, device=self.device) for size in shifts]
+                    stand_ins.put(inputs, self.device)
                     outputs: Sequence[Any] = launch(inputs)
-                    del taken
+                    inputs.clear()
+                    stand_ins.close()
             self._stream.synchronize()
         return outputs
 
@@ -219,12 +232,20 @@ def _workspaces_in_capture() -> Iterator[None]:
         _torch.clear_workspaces()
 
 
-def lifetimes(events: Iterable[tuple[str, int, int]]) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """Return all allocations among an allocator's events (action, address, bytes), and those that are alive in the end."""
+def lifetimes(
+    events: Iterable[tuple[str, int, int]], skipped: int = 0
+) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    """Return all allocations among an allocator's events (action, address, bytes), and those that are alive in the end.
+
+    The first ones, so many as are `skipped`, are left out of both.
+    """
     allocations: list[Span] = []
     alive: dict[int, Span] = {}
     for action, address, size in events:
         if action == "alloc":
+            if skipped:
+                skipped -= 1
+                continue
             span = Span(address, address + size)
             allocations.append(span)
             alive[address] = span

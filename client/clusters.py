@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pygraphd.client import donation
+from pygraphd.client.extents import extent
 from pygraphd.client.outputs import Empty, Fixed, Input, Part, View, Whole
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.relocation import BLOCK, Segment, Share, Span, blocks, find, merge, pack
@@ -36,18 +38,11 @@ SMALL_TOGETHER = Share(count=1, least=1 << 20, most=1 << 20)
 """The same for outputs of `SMALL_BYTES` at most: who keeps one of a bias keeps its piece."""
 
 
-def extent(tensor: torch.Tensor) -> Span:
-    """Return the addresses from a tensor's first element to its last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return Span(start, start + (last + 1) * tensor.element_size())
-
-
 class Clusters:
     """The allocations of a capture, joined where they overlap, and which outputs lie in which."""
 
     def __init__(self, capture: Capture, together: Collection[int]) -> None:
-        self._spans = merge((*capture.allocations, *capture.held))
+        self._spans = merge((*donation.apart(capture.allocations, capture), *capture.held))
         self._held = {find(self._spans, span.start) for span in capture.held}
         if any(span not in self._spans for span in capture.held):
             raise OpaqueError("memory that must stay in place was used for something else before")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pygraphd.client import graph_text
 from pygraphd.client.attention import State
 from pygraphd.client.checking import Jury
 from pygraphd.client.gradients import Inputs, gradients_of_parameters, inputs_of
@@ -88,7 +89,9 @@ class Families:
         state = facts.state if facts.state is not None else State()
         if facts.is_backward:
             gradients = gradients_of_parameters(self._inputs.get(family), facts.text)
-            return GraphFacts(facts.undefined, gradients, state)
+            names = graph_text.returned(facts.text)
+            given = None if names is None else frozenset(i for i, name in enumerate(names) if name != "None")
+            return GraphFacts(facts.undefined, gradients, state, is_backward=True, returned=given)
         if not facts.is_inference:
             self._inputs[family] = inputs_of(facts.text, facts.static_inputs)
             self._state_in_trees[family] = False

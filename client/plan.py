@@ -125,8 +125,7 @@ class Plan:
         )
 
     def _relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Relocating | None:
-        link = None if self._facts.is_backward else self._link
-        made = self._session.relocatable(launch, device_index, link, facts)
+        made = self._session.relocatable(launch, device_index, self._link, facts)
         self._may_relocate |= made is not None
         return made
 
@@ -364,6 +363,8 @@ class Plan:
             undecided = self._open or self._by_size
             self._link.wanted = self._relocates or bool(undecided and self._may_relocate)
             self._link.pending &= self._link.wanted
+            if not self._link.wanted:
+                self._link.withdraw()
 
     def _link_is_wanted(self) -> bool:
         return self._link is not None and self._link.wanted

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import _torch
+from pygraphd.client import _torch, donation
 from pygraphd.client.binding import Binding, InputGroup, UnfitError
 from pygraphd.client.bulk import helper
-from pygraphd.client.clusters import Clusters, extent
+from pygraphd.client.clusters import Clusters
+from pygraphd.client.donation import NONE, Donation
 from pygraphd.client.executables import Bindings
+from pygraphd.client.extents import extent
 from pygraphd.client.outputs import Outputs
 from pygraphd.client.parameters import OpaqueError, Parameters
 from pygraphd.client.relocation import (
@@ -38,7 +40,7 @@ from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
 from pygraphd.client.witness import OTHERWISE, Moved, UnclearError, false_addresses
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from pygraphd.client.driver import Driver
     from pygraphd.client.relocation import Table
@@ -62,7 +64,8 @@ class Capture:
     """What a capture saw. The outputs lie where the graph, a CUgraph, writes them.
 
     `allocations` are all that were made during the capture, dead or alive; `held` are those that are alive and are nobody's
-    output, and that the graph may read again. `pool` keeps the memory of all of them.
+    output, and that the graph may read again. `pool` keeps the memory of all of them, and of what stood in for the inputs
+    of the `donation`, here as `donated`, by index; no allocation is one of these, but may lie where they were.
     """
 
     graph: int
@@ -72,15 +75,22 @@ class Capture:
     as_tuple: bool = True
     ticket: Ticket | None = None
     pool: Pool | None = None
+    donation: Donation = NONE
+    donated: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def spans(self) -> list[Span]:
+        """All that was allocated during the capture, joined where it overlaps."""
+        return merge((*self.allocations, *donation.taken(self)))
 
     @property
     def bytes(self) -> int:
         """How much memory was allocated during the capture, but for what was used again."""
-        return sum(span.size for span in merge(self.allocations))
+        return sum(span.size for span in self.spans)
 
     def places(self, device: torch.device) -> list[torch.Tensor]:
         """Return the memory that the capture worked on and that nobody holds, as 64-bit integers."""
-        spans = [span for span in merge(self.allocations) if span not in self.held]
+        spans = [span for span in self.spans if span not in self.held]
         pieces = [_torch.memory_at(span.start, blocks(span.size) * BLOCK, device) for span in spans]
         return [each.view(torch.int64) for each in pieces]
 
@@ -159,7 +169,7 @@ def _build(
     elsewhere: Elsewhere | None,
 ) -> Built:
     device = _device(inputs, capture.outputs)
-    groups = input_groups(inputs, staged)
+    groups = donation.joined(input_groups(inputs, staged), capture.donation.stretches, inputs)
     clusters = Clusters(capture, together)
     given = {id(each): index for index, each in reversed([*enumerate(inputs)])}
     outputs = tuple(clusters.output(output, inputs, given, groups) for output in capture.outputs)
@@ -184,6 +194,7 @@ def _build(
         memories,
         Outputs(outputs, [memory.dtype for memory in memories], as_tuple=capture.as_tuple),
         tuple(staged.items()),
+        capture.donation.overwritten,
     )
     bases = [span.start for _, span in groups] + bound
     means = replay_device(device, note)
@@ -250,7 +261,7 @@ def _false_by(second: Second, parameters: Parameters, table: Table, first: _Firs
     if words is None:
         raise UnfitError(OTHERWISE)
     given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in second.places]
-    spans = merge((*given, *second.capture.allocations, *second.capture.held))
+    spans = merge((*given, *second.capture.spans, *second.capture.held))
     moved = functools.partial(first.moved_to, second)
     return false_addresses(table.doubtful, parameters.words, words, spans, moved)
 

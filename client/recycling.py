@@ -17,6 +17,7 @@ import torch
 
 from pygraphd.client import _torch
 from pygraphd.client.arena import lay_out
+from pygraphd.client.donation import LEAST_BYTES
 from pygraphd.client.outputs import Part
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class Recycler:
         """Recycle the given slots of `memories`; `outputs` are those of the recording; `trim` gives free memory back."""
         self._bulk = bulk
         self._memories = memories
-        self._slots = sorted(slots)
+        # What is large lies side by side: see `donation`.
+        self._slots = sorted(slots, key=lambda slot: (memories[slot].bytes < LEAST_BYTES, slot))
         self._outputs = outputs
         self._allocate = allocate
         self._trim = trim
@@ -192,6 +194,10 @@ class Link:
         """Whether there is anything to be observed."""
         self.wanted = True
         """Whether the forward is relocated, or may be: otherwise there is no memory to be kept."""
+        self.offer: frozenset[int] | None = None
+        """The inputs of the backward, by index, that it alone has been seen to have; None: that is not known, or is not so any more."""
+        self.is_shown = False
+        """Whether the user has been able to see what forwards save."""
         self._left = 0
         self._unobserved: weakref.WeakSet[Replay] = weakref.WeakSet()
         self._latest: list[weakref.ref[Replay]] = []
@@ -205,6 +211,15 @@ class Link:
             self._unobserved.add(replay)
         self.pending = self.wanted and _torch.missing_for_recycling() is None
         self._left = MAX_OBSERVATIONS
+
+    def show(self) -> None:
+        """Note that the user sees what forwards save: hooks may keep it."""
+        self.is_shown = True
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Offer the backward nothing more."""
+        self.offer = None
 
     def forward_begins(self) -> None:
         """Forget what an earlier forward of this thread has left, which may not have come to its end."""
@@ -241,19 +256,30 @@ class Link:
         self._left -= 1
         self.pending = self.pending and self._left > 0
 
-    def backward_returned(self, inputs: Collection[int], outputs: Sequence[Any]) -> None:
-        """Note the storages of a backward's inputs, by where they begin, and all of its outputs."""
+    def backward_returned(self, inputs: Sequence[int | None], outputs: Sequence[Any]) -> None:
+        """Note where the storages of a backward's inputs begin, None of what has none, and all of its outputs."""
         given_away = _storages(outputs)
+        alone = {
+            index
+            for index, base in enumerate(inputs)
+            if base is not None and base in self._candidates and base not in given_away
+        }
         found: dict[weakref.ref[Replay], set[int]] = {}
-        for base, (replay, slot) in self._candidates.items():
-            if base in inputs and base not in given_away:
-                found.setdefault(replay, set()).add(slot)
+        for index in alone:
+            replay, slot = self._candidates[inputs[index] or 0]
+            found.setdefault(replay, set()).add(slot)
         self._candidates = {}
         for reference, slots in found.items():
             if (replay_found := reference()) is not None:
                 replay_found.recycle(slots)
         if found:
+            self._offer_if_unseen(alone)
             self._end_with(self._latest)
+
+    def _offer_if_unseen(self, inputs: set[int]) -> None:
+        """Offer what every step so far has shown the backward alone to have."""
+        if not self.is_shown:
+            self.offer = frozenset(inputs if self.offer is None else self.offer & inputs)
 
     def _end_with(self, replays: Sequence[weakref.ref[Replay]]) -> None:
         """Observe no more if these were the last: a forward has one of each dynamic size."""
@@ -261,6 +287,13 @@ class Link:
             if (replay := reference()) is not None:
                 self._unobserved.discard(replay)
         self.pending = self.pending and len(self._unobserved) > 0
+
+
+def _bases(values: Sequence[Any]) -> list[int | None]:
+    """Return where the storage of each begins; None of what is no tensor."""
+    return [
+        value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None for value in values
+    ]
 
 
 def _storages(values: Sequence[Any]) -> frozenset[int]:
@@ -288,7 +321,7 @@ class Watched:
         return outputs
 
     def _backward(self, inputs: list[Any]) -> Any:
-        before: Any = self._guarded(lambda: _storages(inputs)) or frozenset()
+        before: Any = self._guarded(lambda: _bases(inputs)) or []
         outputs = self.wrapped(inputs)
         self._guarded(lambda: self._link.backward_returned(before, outputs))
         return outputs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client import recycling
+from pygraphd.client import _torch, recycling
 from pygraphd.client.attempts import Attempts, Failure
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recycling import Link
     from pygraphd.client.replay import Replay
     from pygraphd.client.report import Report
+    from pygraphd.client.verification import Disagreement
 
 MAX_RECORDINGS = 8
 """Recordings of one callable, if nobody says otherwise; the one that was not used for longest goes first."""
@@ -39,6 +40,9 @@ IDLE_CHANGES = 16
 """Changes of size after which a recording that was not used gives back the memory that it keeps."""
 MAX_SIZES = 64
 """Sets of integer inputs that are remembered, whether or not they were recorded; others are launched."""
+
+LOOKS = 8
+"""Calls that are looked at for whether a backward may overwrite enough in them."""
 
 NOT_YET = "sizes that had not come back yet"
 TOO_MANY_SIZES = "more sizes than are remembered"
@@ -62,14 +66,19 @@ class Relocatable:
         facts: GraphFacts = GraphFacts(),  # noqa: B008 - it is frozen
         max_recordings: int = MAX_RECORDINGS,
     ) -> None:
-        """Run `launch` so; `link` is for a forward whose backward is compiled, too, and for nothing else."""
+        """Run `launch` so; `link` is what a forward and its backward share, if both are compiled, and for nothing else."""
         self._max_recordings = max_recordings
         self._launch = launch
-        self._link = link
+        self._link: Link | None = None if facts.is_backward else link
+        self._forward: Link | None = link if facts.is_backward else None
+        self._offer: frozenset[int] | None = None
+        """What the forward offered when recordings were last looked at for it."""
+        self._looks = 0
+        self._hooks, self._is_kept = _torch.saved_tensors_hooks(), _torch.graph_is_kept()
         self.facts = facts
         """What is known of it beforehand."""
         self._recorder = recorder
-        self._attempts = Attempts(launch, recorder, report, facts)
+        self._attempts = Attempts(launch, recorder, report, facts, self._offered)
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
         self._refused = Refusals()
@@ -92,14 +101,19 @@ class Relocatable:
             return self._run(inputs)
 
     def _run(self, inputs: list[Any]) -> Any:
-        if self._integers is None:
-            self._integers = [index for index, value in enumerate(inputs) if type(value) is int]
-        sizes = tuple([inputs[index] for index in self._integers])
+        sizes = self._sizes_of(inputs)
+        if (link := self._link) is not None and not link.is_shown and self._hooks() is not None:
+            link.show()
         replay = self._replays.get(sizes)
         if replay is None:
             return self._without_replay(sizes, inputs)
         if self._recorder.in_capture():
             return self._step_aside(IN_A_CAPTURE, inputs)
+        if (forward := self._forward) is not None and self._is_outdated(replay, forward):
+            return self._with_offer(forward, sizes, inputs)
+        return self._replay(replay, sizes, inputs)
+
+    def _replay(self, replay: Replay, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
         reason = misfit = None
         try:
             outputs, drawn = replay.drawing(inputs)
@@ -119,6 +133,11 @@ class Relocatable:
         if sizes != self._latest or self._hears_of_draws or (link is not None and link.pending):
             self._note_replay(sizes, replay, outputs, drawn)
         return outputs
+
+    def _sizes_of(self, inputs: list[Any]) -> tuple[int, ...]:
+        if self._integers is None:
+            self._integers = [index for index, value in enumerate(inputs) if type(value) is int]
+        return tuple([inputs[index] for index in self._integers])
 
     def _note_replay(self, sizes: tuple[int, ...], replay: Replay, outputs: Any, drawn: Draw | None) -> None:
         if sizes != self._latest:
@@ -260,6 +279,8 @@ class Relocatable:
     # --- recording ---
 
     def _record(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
+        if self._forward is not None:
+            self._take_up(self._forward)
         attempt = self._attempts.begin(inputs, self._disagreements.staged(sizes), self._misfits.leeway(sizes))
         if isinstance(attempt, Failure):
             self._note_failure(sizes, attempt)
@@ -279,9 +300,15 @@ class Relocatable:
             return outputs
         attempt.close()
         if not isinstance(found, Failure):
-            found = Failure(str(found), self._disagreements.add(sizes, found, attempt.unseen))
+            found = self._failure_of(sizes, found, attempt)
         self._note_failure(sizes, found)
         return outputs
+
+    def _failure_of(self, sizes: tuple[int, ...], found: Disagreement, attempt: Attempt) -> Failure:
+        if attempt.donated and self._forward is not None:
+            self._forward.withdraw()  # it may lie in that, which need not be
+            return Failure(str(found), None)
+        return Failure(str(found), self._disagreements.add(sizes, found, attempt.unseen))
 
     def _note_failure(self, sizes: tuple[int, ...], failure: Failure) -> None:
         self._report.step_aside(failure.reason)
@@ -297,11 +324,50 @@ class Relocatable:
         self._trim()
         if self._link is not None:
             self._link.arm(replay)
-        self._report.count(captured=1, staged=attempt.staged)
+        self._report.count(captured=1, staged=attempt.staged, donated=attempt.donated)
         if before is not None:
             before.close()
         if len(self._replays) > self._max_recordings:
             self._drop(next(iter(self._replays)))
+
+    # --- what a backward may overwrite ---
+
+    def _offered(self) -> frozenset[int]:
+        """Return which inputs of the call that is being made may be overwritten: only the backward has them, and PyTorch says that it may."""
+        if self._forward is None or not self._forward.offer:
+            return frozenset()
+        return self.facts.own_inputs(self._forward.offer & _torch.donated_inputs())
+
+    def _take_up(self, forward: Link) -> None:
+        """Let go of what overwrites more than is offered now."""
+        if forward.offer is not self._offer:
+            self._offer = forward.offer
+            for each in [each for each, replay in self._replays.items() if replay.overwrites]:
+                self._drop(each)
+
+    def _is_outdated(self, replay: Replay, forward: Link) -> bool:
+        """Whether a recording overwrites what it may not, in this call at least, or does not what it may."""
+        return forward.offer is not self._offer or (replay.overwrites and self._is_kept())
+
+    def _with_offer(self, forward: Link, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
+        """Run a call for which a recording is outdated: it is recorded anew if that matters."""
+        if self._is_kept():
+            forward.withdraw()
+        self._take_up(forward)
+        is_worth_it = self._attempts.donation(inputs).is_worth_it
+        self._looks += 1
+        if not is_worth_it and forward.offer and self._looks < LOOKS:
+            self._offer = None  # what it is offered may lie side by side at another call
+        is_due = is_worth_it and not self._why_no_more(sizes)
+        if is_due and self._recording.acquire(blocking=False):
+            try:
+                return self._record(sizes, inputs)
+            finally:
+                self._recording.release()
+        replay = self._replays.get(sizes)
+        if replay is None:
+            return self._without_replay(sizes, inputs)
+        return self._replay(replay, sizes, inputs)
 
     def _trim(self) -> None:
         try:

@@ -88,6 +88,8 @@ class Layout:
     outputs: Outputs
     staged: tuple[tuple[int, torch.Tensor], ...] = ()
     """Inputs that are copied into a buffer of fixed address, as (index, buffer)."""
+    overwritten: frozenset[int] = frozenset()
+    """Inputs that other memory is laid over, see `donation`."""
 
 
 @dataclass(slots=True)
@@ -190,6 +192,8 @@ class Replay:
         self._layout = layout
         self._device = device
         self._ticket = ticket
+        self.overwrites = bool(layout.overwritten)
+        """Whether it leaves something else in some of its inputs, which are donated."""
         self._start: Callable[[int, int], Draw | None] = (
             driver.launch if ticket is None else _Drawing(ticket, driver).launch
         )

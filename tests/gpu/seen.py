@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.capture import CudaRecorder
+from pygraphd.client.donation import NONE, Donation
 from pygraphd.client.driver import NodeType
 
 if TYPE_CHECKING:
@@ -46,8 +47,13 @@ class Seeing(CudaRecorder):
         self._seen = seen
 
     def capture(
-        self, launch: Callable[[list[Any]], Any], inputs: list[Any], *, is_shifted: bool = False
+        self,
+        launch: Callable[[list[Any]], Any],
+        inputs: list[Any],
+        *,
+        is_shifted: bool = False,
+        donation: Donation = NONE,
     ) -> Capture:
-        capture = super().capture(launch, inputs, is_shifted=is_shifted)
+        capture = super().capture(launch, inputs, is_shifted=is_shifted, donation=donation)
         self._seen.note(self.driver, capture.graph)
         return capture

@@ -143,6 +143,10 @@ class Arena:
         self.allocations.append(Span(start, start + n * 4))  # as asked for: CUDA's trace says no more
         return self._memory.as_strided((n,), (1,), (start - self._memory.data_ptr()) // 4)
 
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was allocated here, and has not been let go of."""
+        return tensor.data_ptr() in self._used
+
     def free(self, tensor: torch.Tensor) -> None:
         del self._used[tensor.data_ptr()]
 

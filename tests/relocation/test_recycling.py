@@ -380,7 +380,7 @@ class Step:
         if not launched:
             self.link.replayed(self.forward.replay, outputs)
         self.link.forward_returned(outputs)
-        inputs = recycling._storages(outputs[in_backward:])
+        inputs = recycling._bases(outputs[in_backward:])
         self.link.backward_returned(inputs, [outputs[1].view(2, 1)] if given_away else [torch.ones(1)])
 
     def recycled(self) -> list[bool]:
@@ -494,7 +494,7 @@ def test_a_forward_that_was_launched_is_not_taken_for_the_one_before(step: Step)
     step.link.forward_begins()
     step.link.forward_returned(outputs)
 
-    step.link.backward_returned(recycling._storages(outputs[1:]), [])
+    step.link.backward_returned(recycling._bases(outputs[1:]), [])
 
     assert not step.forward.replay.recycles
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import torch
 
-from pygraphd.client import attempts, host_state, recording, relocatable, verification
+from pygraphd.client import _torch, attempts, host_state, recording, relocatable, verification
 from pygraphd.client.attention import State
 from pygraphd.client.binding import Binding
 from pygraphd.client.bulk import InPython, Watch
+from pygraphd.client.donation import NONE, Donation
 from pygraphd.client.executables import (
     FEW_BINDINGS,
     IDLE_CALLS,
@@ -40,6 +41,7 @@ from pygraphd.client.report import Report
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
     from tests.relocation.conftest import Allocator, Emulator
 
@@ -58,6 +60,7 @@ class Operations(Protocol):
     def attention(self) -> tuple[torch.Tensor, torch.Tensor]: ...
     def number(self, scalar: torch.Tensor) -> torch.Tensor: ...
     def foreign(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    def done(self, tensor: torch.Tensor) -> None: ...
 
 
 class Generator:
@@ -112,6 +115,9 @@ class Launching:
     def foreign(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
 
+    def done(self, tensor: torch.Tensor) -> None:
+        """Let go of a tensor."""
+
 
 class Recording:
     """Records, as a capture does: results lie in the arena, and are not computed."""
@@ -124,6 +130,7 @@ class Recording:
         self.attentions = 0
         self.tables: list[Any] = []
         self.released = False
+        self.kept: set[int] = set()
 
     def release(self) -> None:
         self.released = True
@@ -185,6 +192,34 @@ class Recording:
         self.graph.copy(tensor, tensor)
         return tensor
 
+    def done(self, tensor: torch.Tensor) -> None:
+        """Have its memory be used again, if it lies in the capture's; what stands in for other inputs stays."""
+        if self.arena.has(tensor) and tensor.data_ptr() not in self.kept:
+            self.arena.free(tensor)
+
+    def donate(self, inputs: list[Any], donation: Donation) -> dict[int, torch.Tensor]:
+        """Put what stands in for inputs into the capture's memory, with a block behind each stretch; return where it is."""
+        made, rooms = list[int](), list[torch.Tensor]()
+        for stretch in donation.stretches:
+            for index, _ in stretch.members:
+                inputs[index] = self.arena.allocate(inputs[index].numel())
+                made.append(index)
+            self.arena.allocate(1)
+        for size in donation.rooms:
+            rooms.append(self.arena.allocate(size // 4))
+            self.arena.allocate(1)
+        for room in rooms:
+            self.arena.free(room)
+        self.kept = {inputs[index].data_ptr() for index in donation.kept if index in made}
+        self.arena.allocations.clear()
+        return {index: _somebody_elses(inputs[index]) for index in made}
+
+
+def _somebody_elses(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as a storage of its own."""
+    bytes_there = _torch.memory_at(tensor.data_ptr(), tensor.nbytes, tensor.device)
+    return _torch.reinterpret(bytes_there, tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()), 0)
+
 
 class Ticket:
     """Writes the generator's state to where recorded kernels read it."""
@@ -233,6 +268,7 @@ class HostRecorder:
         self.tickets: list[Ticket] = []
         self.recordings: list[Recording] = []
         self.captures = 0
+        self.donations: list[Donation] = []
         self.free = 1 << 40
         self.refuses: str | None = None
         self.capturing = False
@@ -252,9 +288,15 @@ class HostRecorder:
         return launch
 
     def capture(
-        self, launch: Callable[[list[Any]], Any], inputs: list[Any], *, is_shifted: bool = False
+        self,
+        launch: Callable[[list[Any]], Any],
+        inputs: list[Any],
+        *,
+        is_shifted: bool = False,
+        donation: Donation = NONE,
     ) -> Capture:
         self.captures += 1
+        self.donations.append(donation)
         self.between()
         if self.refuses is not None:
             raise PassingError(self.refuses)
@@ -263,6 +305,7 @@ class HostRecorder:
         self.operations = recording
         if is_shifted:
             recording.arena.allocate(1)
+        places = recording.donate(inputs, donation)
         try:
             outputs = launch(inputs)
         except BaseException:
@@ -274,8 +317,17 @@ class HostRecorder:
         self.tickets.append(ticket)
         self.recordings.append(recording)
         held = (Span(state.data_ptr(), state.data_ptr() + BLOCK),)
-        spans = tuple(recording.arena.allocations[is_shifted:])
-        return Capture(recording.graph.handle, list(outputs), spans, held, ticket=ticket, pool=recording)
+        spans = tuple(recording.arena.allocations)
+        return Capture(
+            recording.graph.handle,
+            list(outputs),
+            spans,
+            held,
+            ticket=ticket,
+            pool=recording,
+            donation=donation,
+            donated=places,
+        )
 
     def why_not(self) -> str | None:
         return self.refuses
@@ -317,9 +369,17 @@ class Case:
         max_recordings: int = relocatable.MAX_RECORDINGS,
         state: State = State(),  # noqa: B008 - it is frozen
     ) -> Relocatable:
+        return self.made(body, None, GraphFacts(undefined, state=state), max_recordings)
+
+    def made(
+        self,
+        body: Callable[[Operations, list[Any]], Any],
+        link: Link | None,
+        facts: GraphFacts,
+        max_recordings: int = relocatable.MAX_RECORDINGS,
+    ) -> Relocatable:
         launch = self.recorder.compiled(body)
-        facts = GraphFacts(undefined, state=state)
-        made = host_state.relocatable(launch, self.recorder, self.report, None, facts, max_recordings)
+        made = host_state.relocatable(launch, self.recorder, self.report, link, facts, max_recordings)
         self._made.append(made)
         return made
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client import verification
-from pygraphd.client.clusters import extent
+from pygraphd.client.extents import extent
 from pygraphd.client.recording import input_groups
 from pygraphd.client.relocation import BLOCK, Share
 

@@ -1,0 +1,613 @@
+"""Inputs of a backward that its recording lays other memory over: which may be, what comes of it, and when it ends."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pygraphd.client import _torch, donation, relocatable
+from pygraphd.client.binding import MisfitError
+from pygraphd.client.donation import (
+    LEAST_BYTES,
+    NONE,
+    Donation,
+    StandIns,
+    Stretch,
+    donation_of,
+    joined,
+    occupied,
+)
+from pygraphd.client.graph_facts import GraphFacts, PartitionMap
+from pygraphd.client.misfits import Misfit
+from pygraphd.client.recording import Capture, input_groups
+from pygraphd.client.recycling import Link
+from pygraphd.client.relocatable import LOOKS
+from pygraphd.client.relocation import BLOCK, Span
+from tests.relocation.test_relocatable import Case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pygraphd.client.relocatable import Relocatable
+    from tests.relocation.conftest import Allocator, Emulator
+    from tests.relocation.test_relocatable import Operations
+
+pytestmark = pytest.mark.torch
+
+FLOATS = BLOCK // 4
+"""A block of the allocator's."""
+
+
+# --- which may be ------------------------------------------------------------------------------------------------
+
+
+def block(size: int = LEAST_BYTES, at: int = 0) -> torch.Tensor:
+    """Return bytes as floats that begin so many bytes behind where blocks do."""
+    memory = torch.zeros(size + 2 * BLOCK, dtype=torch.uint8)
+    start = -memory.data_ptr() % BLOCK + at
+    return memory[start : start + size].view(torch.float32)
+
+
+def side_by_side(*sizes: int) -> list[torch.Tensor]:
+    """Return tensors of so many bytes, side by side."""
+    return list(block(sum(sizes)).split([size // 4 for size in sizes]))
+
+
+@pytest.fixture
+def worth_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donation, "WORTH_BYTES", 1)
+    monkeypatch.setattr(donation, "STRETCH_BYTES", 1)
+
+
+def found(*inputs: Any) -> Donation:
+    return donation_of(inputs, range(len(inputs)))
+
+
+@pytest.mark.usefixtures("worth_anything")
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        pytest.param(block(LEAST_BYTES - BLOCK), id="small"),
+        pytest.param(block(LEAST_BYTES + BLOCK // 2), id="part of a block"),
+        pytest.param(block(at=128), id="not aligned"),
+        pytest.param(block(2 * LEAST_BYTES)[::2], id="with gaps"),
+        pytest.param(block().view(torch.int32), id="what may be indices"),
+        pytest.param(None, id="none"),
+        pytest.param(7, id="a size"),
+    ],
+)
+def test_an_input_that_is_not_whole_blocks_is_left_as_it_is(tensor: Any) -> None:
+    assert found(tensor, block()).members == {1}
+
+
+@pytest.mark.usefixtures("worth_anything")
+def test_inputs_side_by_side_are_a_stretch() -> None:
+    size = LEAST_BYTES
+    first, second, third, small, last = side_by_side(size, size, 2 * size, BLOCK, size)
+
+    donation = found(third, block(), first, last, second)
+
+    stretches = {each.members: each.size for each in donation.stretches}
+    assert stretches == {
+        ((2, 0), (4, size), (0, 2 * size)): 4 * size,
+        ((3, 0),): size,
+        ((1, 0),): size,
+    }
+    assert donation_of([third, block(), first, last, second, small], {2, 4}).members == {2, 4}
+
+
+@pytest.mark.usefixtures("worth_anything")
+def test_what_shares_memory_with_another_input_is_left_as_it_is() -> None:
+    first, second = side_by_side(LEAST_BYTES, LEAST_BYTES)
+
+    assert found(first, second, first[10:20]) == NONE
+    assert donation_of([first, second, first[10:20]], {1}).members == {1}
+
+
+def test_it_must_be_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = [*side_by_side(LEAST_BYTES, LEAST_BYTES), block()]
+    monkeypatch.setattr(donation, "STRETCH_BYTES", 2 * LEAST_BYTES)
+    monkeypatch.setattr(donation, "WORTH_BYTES", 2 * LEAST_BYTES)
+    assert found(*inputs).members == {0, 1}
+
+    monkeypatch.setattr(donation, "WORTH_BYTES", 2 * LEAST_BYTES + 1)
+    assert found(*inputs) == NONE
+
+
+def test_a_part_of_a_graph_is_told_which_of_its_inputs_are_meant() -> None:
+    whole = GraphFacts(is_backward=True, returned=frozenset({0, 2}))
+    only = PartitionMap((3, None, 1), ((0,), (2,)))
+    of_two = [PartitionMap((3,), ((0,),)), PartitionMap((None, 1), ((2,),))]
+
+    assert whole.own_inputs({1, 3}) == {1, 3}
+    assert whole.of_partition([only], 0).own_inputs({1, 4}) == {2}
+    assert whole.of_partition([PartitionMap((3, 1), ((0,),))], 0).own_inputs({1, 3}) == frozenset()
+    assert [whole.of_partition(of_two, part).own_inputs({1, 3}) for part in range(2)] == [frozenset()] * 2
+    unknown = GraphFacts(is_backward=True)
+    assert unknown.of_partition([only], 0).own_inputs({1}) == frozenset()
+
+
+# --- what a capture has put there --------------------------------------------------------------------------------
+
+
+class Captured:
+    """A capture of two stretches, of two inputs and one, of four blocks each."""
+
+    def __init__(self) -> None:
+        self.inputs = [*side_by_side(4 * BLOCK, 4 * BLOCK), block(4 * BLOCK)]
+        stretches = (Stretch(((0, 0), (1, 4 * BLOCK)), 8 * BLOCK), Stretch(((2, 0),), 4 * BLOCK))
+        self.donation = Donation(stretches)
+
+    def at(self, index: int, begin: int, blocks: int) -> Span:
+        """Return so many blocks of an input, from one on."""
+        start = self.inputs[index].data_ptr() + begin * BLOCK
+        return Span(start, start + blocks * BLOCK)
+
+    def occupied(
+        self, allocations: list[Span], outputs: Sequence[Any] = (), held: tuple[Span, ...] = ()
+    ) -> set[int]:
+        places = dict(enumerate(self.inputs))
+        capture = Capture(0, list(outputs), tuple(allocations), held, donation=self.donation, donated=places)
+        return {*occupied(capture)}
+
+
+def test_temporaries_may_lie_anywhere_in_a_stretch() -> None:
+    captured = Captured()
+
+    within = [captured.at(0, 0, 2), captured.at(0, 3, 2), captured.at(1, 0, 4), captured.at(2, 0, 4)]
+    assert captured.occupied(within, [None, 3]) == set()
+
+
+def test_an_input_is_occupied_by_what_stays() -> None:
+    captured = Captured()
+    output, held = captured.at(0, 2, 1), captured.at(2, 3, 1)
+
+    assert captured.occupied([output, held], [captured.inputs[0][2 * FLOATS : 3 * FLOATS]]) == {0}
+    assert captured.occupied([output, held], held=(held,)) == {2}
+    whole = captured.inputs[0].as_strided((6 * FLOATS,), (1,))
+    assert captured.occupied([], [whole]) == {0, 1}
+
+
+def test_an_input_is_occupied_by_what_reaches_beyond_its_stretch() -> None:
+    captured = Captured()
+
+    assert captured.occupied([captured.at(1, 2, 3)]) == {1}
+    assert captured.occupied([captured.at(0, -1, 9)]) == {0, 1}
+
+
+def test_a_stretch_that_the_allocator_tore_is_left_as_it_is() -> None:
+    captured = Captured()
+    captured.inputs[1] = block(4 * BLOCK)
+
+    assert captured.occupied([]) == {0, 1}
+
+
+def test_the_next_capture_keeps_what_was_occupied_and_has_room_for_outputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(donation, "LEAST_BYTES", BLOCK)
+    monkeypatch.setattr(donation, "WORTH_BYTES", 4 * BLOCK)
+    captured = Captured()
+    outputs = [torch.zeros(2 * FLOATS + 1), None, torch.zeros(1), torch.zeros(FLOATS // 2)]
+    capture = Capture(0, outputs, ())
+
+    one = captured.donation.keeping(frozenset({1}), capture)
+    assert one == Donation(captured.donation.stretches, frozenset({1}), (BLOCK, BLOCK, 3 * BLOCK))
+    assert one.overwritten == {0, 2}
+    assert one.is_worth_it
+    assert one.keeping(frozenset({2}), capture).members == {0, 1}
+    misplaced = captured.inputs[0][FLOATS : 3 * FLOATS]
+    again = Capture(0, [misplaced, *outputs], (), donation=one, donated=dict(enumerate(captured.inputs)))
+    assert one.keeping(frozenset({0}), again).rooms == (*one.rooms, 2 * BLOCK)
+    none = one.keeping(frozenset({0, 2}), capture)
+    assert (none.stretches, none.is_worth_it) == ((), False)
+
+
+def test_stand_ins_are_held_by_whoever_takes_the_inputs_alone_but_for_kept_ones() -> None:
+    inputs = [torch.zeros(3), torch.zeros(8, 4, dtype=torch.bfloat16).t(), 5, torch.zeros(16)]
+    given = list(inputs)
+    stand_ins = StandIns(Donation((Stretch(((1, 0), (3, 64)), 128),), frozenset({3}), (BLOCK,)), (BLOCK,))
+
+    stand_ins.put(given, torch.device("cpu"))
+
+    assert given[0] is inputs[0]
+    assert given[2] == 5
+    assert stand_ins.allocations == 1 + 1 + 2 + 1 + 2
+    held = {each.data_ptr() for each in stand_ins._held}
+    for index in (1, 3):
+        made, like, place = given[index], inputs[index], stand_ins.places[index]
+        assert (made.size(), made.stride(), made.dtype) == (like.size(), like.stride(), like.dtype)
+        assert (place.size(), place.stride(), place.dtype) == (like.size(), like.stride(), like.dtype)
+        assert made.data_ptr() == place.data_ptr() != like.data_ptr()
+        assert (made.data_ptr() in held) == (index == 3)
+
+
+def test_inputs_of_a_stretch_move_as_one() -> None:
+    captured = Captured()
+    others = [block(), torch.zeros(0)]
+    inputs = [*captured.inputs, *others]
+
+    groups = joined(input_groups(inputs, ()), captured.donation.stretches, inputs)
+
+    assert [[index for index, _ in group.members] for group, _ in groups] == [[3], [0, 1], [2]]
+    assert [span for _, span in groups[1:]] == [captured.at(0, 0, 8), captured.at(2, 0, 4)]
+    places = [each.data_ptr() for each in captured.inputs[:2]]
+    assert groups[1][0].base(places) == places[0]
+    with pytest.raises(MisfitError):
+        groups[1][0].base([places[0], places[1] + BLOCK])
+
+
+# --- a recording that overwrites ---------------------------------------------------------------------------------
+
+
+class Backward:
+    """A backward under test, and its link to a forward."""
+
+    def __init__(self, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.named, self.is_kept = frozenset({0, 1}), False
+        monkeypatch.setattr(donation, "LEAST_BYTES", BLOCK)
+        monkeypatch.setattr(donation, "WORTH_BYTES", BLOCK)
+        monkeypatch.setattr(donation, "STRETCH_BYTES", BLOCK)
+        monkeypatch.setattr(_torch, "donated_inputs", lambda: self.named)
+        monkeypatch.setattr(_torch, "graph_is_kept", lambda: lambda: self.is_kept)
+        self.case = case
+        self.link = Link()
+        self.made: list[torch.Tensor] = []
+
+    def make(self, body: Callable[[Operations, list[Any]], Any]) -> Relocatable:
+        return self.case.made(body, self.link, GraphFacts(is_backward=True))
+
+    def inputs(self, *values: float) -> list[Any]:
+        """Return inputs side by side that lie where none was before."""
+        whole = self.case.allocator((len(values) * 4 * FLOATS,), (1,), torch.float32)
+        self.made.append(whole)
+        for part, value in zip(whole.split(4 * FLOATS), values, strict=True):
+            part.fill_(value)
+        return list(whole.split(4 * FLOATS))
+
+
+@pytest.fixture
+def backward(emulator: Emulator, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backward]:
+    case = Case(emulator, allocator)
+    yield Backward(case, monkeypatch)
+    case.close()
+
+
+def chain(operations: Operations, inputs: list[Any]) -> Any:
+    """Return `4 * first + 6 * second`, by temporaries of which the later ones lie where inputs lay."""
+    first, second = inputs
+    inputs.clear()
+    total = operations.add(first, second)
+    operations.done(first)
+    twice = operations.add(total, total)
+    other = operations.add(second, second)
+    operations.done(second)
+    operations.done(total)
+    four = operations.add(twice, twice)
+    operations.done(twice)
+    out = operations.add(four, other)
+    operations.done(four)
+    operations.done(other)
+    return (out,)
+
+
+def overwriting(operations: Operations, inputs: list[Any]) -> Any:
+    """Return a result that lies in no input, of temporaries that do."""
+    first, second = inputs
+    out = operations.add(first, second)
+    operations.done(first)
+    twice = operations.add(second, second)
+    operations.accumulate(out, twice)
+    operations.done(twice)
+    operations.done(second)
+    return (out,)
+
+
+def call(backward: Backward, run: Relocatable, first: float, second: float) -> torch.Tensor:
+    result: torch.Tensor = run(backward.inputs(first, second))[0]
+    return result
+
+
+def run_often(backward: Backward, run: Relocatable, calls: int = 4) -> None:
+    for number in range(calls):
+        assert call(backward, run, number, 10).unique().tolist() == [number + 30]
+
+
+def test_an_offer_has_a_backward_be_recorded_anew_with_less_memory(backward: Backward) -> None:
+    run = backward.make(overwriting)
+    run_often(backward, run)
+    backward.case.expect(captured=1, donated=0)
+    before = sum(memory.bytes for memory in run.replays[0]._layout.memories)
+
+    backward.link.offer = frozenset({0, 1})
+    run_often(backward, run)
+
+    backward.case.expect(captured=2, donated=2, staged=0)
+    assert backward.case.report.fallbacks == {relocatable.NOT_YET: 1}
+    assert before - sum(memory.bytes for memory in run.replays[0]._layout.memories) == 4 * BLOCK
+    assert run.replays[0].overwrites
+    assert run.replays[0].counts.replays >= 3
+
+
+def test_inputs_are_overwritten_and_all_else_is_left_alone(backward: Backward) -> None:
+    backward.link.offer = frozenset({0, 1})
+    run = backward.make(overwriting)
+    run_often(backward, run)
+
+    first, second = backward.inputs(1, 2)
+    beside = backward.inputs(3)[0]
+    run([first, second])
+
+    assert first.unique().tolist() == [4]
+    assert (second.unique().tolist(), beside.unique().tolist()) == ([2], [3])
+
+
+def test_an_input_in_which_an_output_would_lie_is_left_as_it_is(backward: Backward) -> None:
+    backward.link.offer = frozenset({0, 1})
+    run = backward.make(chain)
+
+    for number in range(4):
+        assert call(backward, run, number, 10).unique().tolist() == [4 * number + 60]
+
+    recorder = backward.case.recorder
+    assert recorder.donations[0].overwritten == {0, 1}
+    kept = [each.kept for each in recorder.donations]
+    assert all(before < after for before, after in itertools.pairwise(kept))
+    assert backward.case.report.counts["donated"] == len(recorder.donations[-1].overwritten)
+    results = [call(backward, run, number, 0) for number in range(5)]
+    assert [each.unique().tolist() for each in results] == [[4 * number] for number in range(5)]
+
+
+def test_what_is_not_named_by_pytorch_is_not_overwritten(backward: Backward) -> None:
+    backward.link.offer = frozenset({0, 1})
+    backward.named = frozenset({1})
+    run = backward.make(overwriting)
+
+    run_often(backward, run)
+
+    assert {each.overwritten for each in backward.case.recorder.donations} == {frozenset({1})}
+
+
+def test_an_offer_that_is_not_worth_it_changes_nothing(
+    backward: Backward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(donation, "WORTH_BYTES", 8 * BLOCK + 1)
+    run = backward.make(overwriting)
+    run_often(backward, run)
+    backward.link.offer = frozenset({0, 1})
+
+    run_often(backward, run)
+
+    backward.case.expect(captured=1, donated=0)
+    assert backward.case.recorder.captures == 1
+
+
+def test_what_cannot_be_told_is_not_overwritten(backward: Backward, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_torch, "donated_inputs", lambda: 1 / 0)
+    run = backward.make(overwriting)
+    run_often(backward, run)
+    backward.link.offer = frozenset({0, 1})
+
+    run_often(backward, run)
+
+    backward.case.expect(captured=1, donated=0)
+    assert [text for text in backward.case.report.failures if "ZeroDivisionError" in text]
+
+
+def end_by_hooks(backward: Backward) -> None:
+    forward = backward.case.made(lambda operations, inputs: (), backward.link, GraphFacts())
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        forward([])
+
+
+def end_by_the_plan(backward: Backward) -> None:
+    backward.link.withdraw()
+
+
+def end_by_keeping_the_graph(backward: Backward) -> None:
+    backward.is_kept = True
+
+
+@pytest.mark.parametrize("end", [end_by_hooks, end_by_the_plan, end_by_keeping_the_graph])
+def test_from_when_others_may_see_what_is_saved_nothing_is_overwritten(
+    backward: Backward, end: Callable[[Backward], None]
+) -> None:
+    backward.link.offer = frozenset({0, 1})
+    run = backward.make(overwriting)
+    run_often(backward, run)
+    (before,) = run.replays
+    assert before.overwrites
+
+    end(backward)
+    for number in range(3):
+        first, second = backward.inputs(number, 2)
+        assert run([first, second])[0].unique().tolist() == [number + 6]
+        assert first.unique().tolist() == [number]
+
+    backward.is_kept = False
+    run_often(backward, run)
+    assert backward.case.report.counts["captured"] == 2
+    assert not run.replays[0].overwrites
+    assert run.replays[0].counts.replays > 1
+
+
+def test_once_hooks_were_on_nothing_is_offered(backward: Backward) -> None:
+    end_by_hooks(backward)
+
+    backward.link._offer_if_unseen({0})
+
+    assert backward.link.offer is None
+
+
+def test_a_recording_that_disagrees_is_made_without(backward: Backward) -> None:
+    """What is hidden is read after it was overwritten: no node shows that it is needed."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        first, second = inputs
+        operations.done(first)
+        twice = operations.add(second, second)
+        out = operations.add(first, twice)
+        operations.done(twice)
+        return (out,)
+
+    backward.link.offer = frozenset({0, 1})
+    run = backward.make(body)
+
+    for number in range(5):
+        assert call(backward, run, number, 10).unique().tolist() == [number + 20]
+
+    assert not backward.link.offer
+    assert [reason for reason in backward.case.report.fallbacks if "output 0 differs" in reason]
+    backward.case.expect(captured=1, donated=0)
+    assert run.refusal is None
+    assert run.replays[0].counts.replays > 1
+
+
+def test_a_structure_s_addresses_are_told_by_a_second_capture_that_donates_too(backward: Backward) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        first, second = inputs
+        out = operations.first(second, 64)
+        operations.done(second)
+        twice = operations.add(first, first)
+        operations.accumulate(out, twice[:64])
+        operations.done(twice)
+        return (out,)
+
+    backward.link.offer = frozenset({0, 1})
+    run = backward.make(body)
+
+    for number in range(4):
+        assert call(backward, run, number, 10).unique().tolist() == [2 * number + 10]
+
+    assert [each.overwritten for each in backward.case.recorder.donations] == [{0, 1}] * 2
+    backward.case.expect(captured=1, donated=2)
+
+
+def test_inputs_that_do_not_lie_side_by_side_get_a_recording_that_leaves_them_as_they_are(
+    backward: Backward,
+) -> None:
+    """As of a forward that had to take memory of the allocator's, since others wait for their backward."""
+    backward.link.offer = frozenset({0, 1})
+    run = backward.make(overwriting)
+    run_often(backward, run)
+
+    for number in range(6):
+        (first,), (second,) = backward.inputs(number), backward.inputs(10)
+        assert run([first, second])[0].unique().tolist() == [number + 30]
+        assert first.unique().tolist() == [number]
+
+    assert backward.case.report.fallbacks[Misfit.OVERLAP.value] == 1
+    assert not run.replays[0].overwrites
+    run_often(backward, run)
+    backward.case.expect(captured=2)
+
+
+@pytest.mark.parametrize("apart", [LOOKS - 1, LOOKS])
+def test_an_offer_is_looked_at_until_inputs_lie_side_by_side_but_not_for_ever(
+    backward: Backward, apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(donation, "STRETCH_BYTES", 8 * BLOCK)
+    run = backward.make(overwriting)
+    run_often(backward, run)
+    backward.link.offer = frozenset({0, 1})
+
+    for number in range(apart):
+        (first,), (second,) = backward.inputs(number), backward.inputs(10)
+        assert run([first, second])[0].unique().tolist() == [number + 30]
+    run_often(backward, run)
+
+    assert run.replays[0].overwrites == (apart < LOOKS)
+
+
+# --- what is offered ---------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=4))
+def test_what_is_offered_was_the_backward_s_alone_in_every_step(steps: list[set[int]]) -> None:
+    link = Link()
+
+    for each in steps:
+        link._offer_if_unseen(each)
+
+    assert link.offer == frozenset.intersection(*map(frozenset, steps))
+
+
+class Told:
+    """What compiled backwards were told that they may overwrite, and what they were given."""
+
+    def __init__(self) -> None:
+        self.donated: list[tuple[frozenset[int], int]] = []
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+    """Ask within each real compiled backward, on the CPU."""
+    import torch._inductor.output_code
+
+    told = Told()
+    original = torch._inductor.output_code.CompiledFxGraph.post_compile
+
+    def post_compile(self: Any, examples: Any, constants: Any, graph_kwargs: Any) -> None:
+        original(self, examples, constants, graph_kwargs)
+        inner, is_backward = self.current_callable, graph_kwargs["is_backward"]
+
+        def run(inputs: list[Any]) -> Any:
+            if is_backward:
+                told.donated.append((_torch.donated_inputs(), len(inputs)))
+            else:
+                assert _torch.donated_inputs() == frozenset()
+            return inner(inputs)
+
+        self.current_callable = run
+
+    monkeypatch.setattr(torch._inductor.output_code.CompiledFxGraph, "post_compile", post_compile)
+    torch._dynamo.reset()
+    yield told
+    torch._dynamo.reset()
+
+
+def model(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (x @ weight).relu().matmul(weight).sigmoid().sum()
+
+
+def arguments() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)
+
+
+def test_a_compiled_backward_is_told_what_it_may_overwrite(told: Told) -> None:
+    compiled = torch.compile(model)
+
+    for _ in range(2):
+        compiled(*arguments()).backward()
+
+    (first, inputs), second = told.donated
+    assert second == (first, inputs)
+    assert 0 < len(first) < inputs
+    assert max(first) < inputs
+
+
+def test_a_backward_that_is_to_run_again_may_overwrite_nothing(told: Told) -> None:
+    compiled = torch.compile(
+        lambda *inputs: 2 * model(*inputs)
+    )  # none that a cache knows with another backward
+
+    loss = compiled(*arguments())
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+    assert [donated for donated, _ in told.donated] == [frozenset()] * 2
+
+
+def test_who_tells_pytorch_not_to_overwrite_tells_us(told: Told) -> None:
+    from torch._functorch import config
+
+    with config.patch(donated_buffer=False):
+        compiled = torch.compile(model)
+        compiled(*arguments()).backward()
+
+    assert [donated for donated, _ in told.donated] == [frozenset()]
