@@ -911,7 +911,7 @@ def forward_returns() -> int | None:
 def donated_inputs() -> frozenset[int]:
     """Return which inputs of the compiled backward that is being called it may overwrite, by index; PyTorch calls them donated buffers.
 
-    None where that cannot be told, or the user wants to run backward again.
+    There are none where that cannot be told, or the user wants to run backward again.
     """
     frame: Any = sys._getframe(1)
     while frame is not None:

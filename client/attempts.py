@@ -307,6 +307,9 @@ class Attempts:
         except OpaqueError as error:
             # It has been captured just now, but may not be so where inputs share a storage.
             raise UnfitError(OTHERWISE) from error
+        if donation.is_torn(capture):
+            capture.discard(self._recorder.driver)
+            raise UnfitError(OTHERWISE)
         return recording.Second(capture, stood.bound, stood.places)
 
     def _capture_on(

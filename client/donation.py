@@ -8,6 +8,7 @@ output into is captured anew as an input that stays.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ STRETCH_BYTES = 32 << 20
 ROUNDS = 8
 """How often a call is captured to find out which inputs no output is put into; then it is left at that."""
 _MAY_BE_INDICES = frozenset({torch.int32, torch.int64})
+"""What stands in for inputs of these types is to hold other indices in the trial, see `verification`, and so has to be there then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +139,12 @@ def _stretches(inputs: Sequence[Any], ordered: Iterable[int]) -> Iterator[Stretc
 
 
 def _is_shared(inputs: Sequence[Any], donation: Donation) -> bool:
-    """Whether any other input lies in a stretch, in part at least."""
+    """Whether any other input, or that of another stretch, lies in a stretch, in part at least."""
     taken = sorted(
         Span(_start(inputs, each), _start(inputs, each) + each.size) for each in donation.stretches
     )
+    if any(one.end > other.start for one, other in itertools.pairwise(taken)):
+        return True
     members = donation.members
     others = [
         extent(each)
@@ -228,11 +232,21 @@ def occupied(capture: Capture) -> frozenset[int]:
         start = _start(capture.donated, stretch)
         whole, lay = Span(start, start + stretch.size), dict(stretch.spans(start))
         across = [each for each in capture.allocations if _overlap(each, whole) and not _within(each, whole)]
-        if any(capture.donated[index].data_ptr() != span.start for index, span in lay.items()):
-            found.update(lay)  # the allocator has torn it
+        if _is_torn(capture, stretch):
+            found.update(lay)
         for each in (*across, *staying):
             found.update(index for index, span in lay.items() if _overlap(each, span))
     return frozenset(found - capture.donation.kept)
+
+
+def is_torn(capture: Capture) -> bool:
+    """Whether inputs of a stretch do not lie side by side in a capture, as the allocator has put them elsewhere."""
+    return any(_is_torn(capture, each) for each in capture.donation.stretches)
+
+
+def _is_torn(capture: Capture, stretch: Stretch) -> bool:
+    lie = stretch.spans(_start(capture.donated, stretch))
+    return any(capture.donated[index].data_ptr() != span.start for index, span in lie)
 
 
 def _overlap(one: Span, other: Span) -> bool:

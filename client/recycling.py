@@ -194,8 +194,7 @@ class Link:
         """Whether there is anything to be observed."""
         self.wanted = True
         """Whether the forward is relocated, or may be: otherwise there is no memory to be kept."""
-        self.offer: frozenset[int] | None = None
-        """The inputs of the backward, by index, that it alone has been seen to have; None: that is not known, or is not so any more."""
+        self._alone: frozenset[int] | None = None
         self.is_shown = False
         """Whether the user has been able to see what forwards save."""
         self._left = 0
@@ -212,14 +211,28 @@ class Link:
         self.pending = self.wanted and _torch.missing_for_recycling() is None
         self._left = MAX_OBSERVATIONS
 
+    @property
+    def offer(self) -> frozenset[int] | None:
+        """The inputs of the backward, by index, that it alone has been seen to have; None: that is not known, or is not so any more.
+
+        The same object as long as it is the same.
+        """
+        return None if self.is_shown else self._alone
+
+    def note_alone(self, inputs: Collection[int]) -> None:
+        """Note which inputs a backward was seen to have alone: what is so in every step is offered."""
+        before = self._alone
+        alone = frozenset(inputs if before is None else before.intersection(inputs))
+        if alone != before:
+            self._alone = alone
+
     def show(self) -> None:
         """Note that the user sees what forwards save: hooks may keep it."""
         self.is_shown = True
-        self.withdraw()
 
     def withdraw(self) -> None:
-        """Offer the backward nothing more."""
-        self.offer = None
+        """Offer the backward nothing more, until it is seen again what it has alone."""
+        self._alone = None
 
     def forward_begins(self) -> None:
         """Forget what an earlier forward of this thread has left, which may not have come to its end."""
@@ -273,13 +286,8 @@ class Link:
             if (replay_found := reference()) is not None:
                 replay_found.recycle(slots)
         if found:
-            self._offer_if_unseen(alone)
+            self.note_alone(alone)
             self._end_with(self._latest)
-
-    def _offer_if_unseen(self, inputs: set[int]) -> None:
-        """Offer what every step so far has shown the backward alone to have."""
-        if not self.is_shown:
-            self.offer = frozenset(inputs if self.offer is None else self.offer & inputs)
 
     def _end_with(self, replays: Sequence[weakref.ref[Replay]]) -> None:
         """Observe no more if these were the last: a forward has one of each dynamic size."""
@@ -310,8 +318,11 @@ class Watched:
         self.wrapped = wrapped
         self._link = link
         self._observed = self._backward if is_backward else self._forward
+        self._hooks = None if is_backward else _torch.saved_tensors_hooks()
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
+        if self._hooks is not None and not self._link.is_shown and self._hooks() is not None:
+            self._link.show()
         return self._observed(inputs) if self._link.pending else self.wrapped(inputs)
 
     def _forward(self, inputs: list[Any]) -> Any:

@@ -7,6 +7,7 @@ fit a call is launched, and counted with its reason.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,10 +72,10 @@ class Relocatable:
         self._launch = launch
         self._link: Link | None = None if facts.is_backward else link
         self._forward: Link | None = link if facts.is_backward else None
-        self._offer: frozenset[int] | None = None
-        """What the forward offered when recordings were last looked at for it."""
-        self._looks = 0
-        self._hooks, self._is_kept = _torch.saved_tensors_hooks(), _torch.graph_is_kept()
+        self._offers: dict[tuple[int, ...], frozenset[int] | None] = {}
+        """What the forward offered when a recording was last looked at for it, by its sizes."""
+        self._looks: Counter[tuple[int, ...]] = Counter()
+        self._is_kept = _torch.graph_is_kept()
         self.facts = facts
         """What is known of it beforehand."""
         self._recorder = recorder
@@ -102,14 +103,12 @@ class Relocatable:
 
     def _run(self, inputs: list[Any]) -> Any:
         sizes = self._sizes_of(inputs)
-        if (link := self._link) is not None and not link.is_shown and self._hooks() is not None:
-            link.show()
         replay = self._replays.get(sizes)
         if replay is None:
             return self._without_replay(sizes, inputs)
         if self._recorder.in_capture():
             return self._step_aside(IN_A_CAPTURE, inputs)
-        if (forward := self._forward) is not None and self._is_outdated(replay, forward):
+        if (forward := self._forward) is not None and self._is_outdated(replay, forward, sizes):
             return self._with_offer(forward, sizes, inputs)
         return self._replay(replay, sizes, inputs)
 
@@ -280,7 +279,7 @@ class Relocatable:
 
     def _record(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
         if self._forward is not None:
-            self._take_up(self._forward)
+            self._take_up(self._forward, sizes)
         attempt = self._attempts.begin(inputs, self._disagreements.staged(sizes), self._misfits.leeway(sizes))
         if isinstance(attempt, Failure):
             self._note_failure(sizes, attempt)
@@ -334,40 +333,46 @@ class Relocatable:
 
     def _offered(self) -> frozenset[int]:
         """Return which inputs of the call that is being made may be overwritten: only the backward has them, and PyTorch says that it may."""
-        if self._forward is None or not self._forward.offer:
-            return frozenset()
-        return self.facts.own_inputs(self._forward.offer & _torch.donated_inputs())
+        offer = self._forward.offer if self._forward is not None else None
+        return self.facts.own_inputs(offer & _torch.donated_inputs()) if offer else frozenset()
 
-    def _take_up(self, forward: Link) -> None:
-        """Let go of what overwrites more than is offered now."""
-        if forward.offer is not self._offer:
-            self._offer = forward.offer
-            for each in [each for each, replay in self._replays.items() if replay.overwrites]:
+    def _is_outdated(self, replay: Replay, forward: Link, sizes: tuple[int, ...]) -> bool:
+        """Whether a recording was not looked at for what is offered now, or overwrites what it may not in this call."""
+        return self._offers.get(sizes) is not forward.offer or (bool(replay.overwritten) and self._is_kept())
+
+    def _take_up(self, forward: Link, sizes: tuple[int, ...]) -> frozenset[int] | None:
+        """Let go of what overwrites more than is offered now; return that."""
+        offer = forward.offer
+        allowed = self.facts.own_inputs(offer or ())
+        for each, replay in list(self._replays.items()):
+            if not replay.overwritten <= allowed:
                 self._drop(each)
-
-    def _is_outdated(self, replay: Replay, forward: Link) -> bool:
-        """Whether a recording overwrites what it may not, in this call at least, or does not what it may."""
-        return forward.offer is not self._offer or (replay.overwrites and self._is_kept())
+        self._offers[sizes] = offer
+        return offer
 
     def _with_offer(self, forward: Link, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
         """Run a call for which a recording is outdated: it is recorded anew if that matters."""
         if self._is_kept():
             forward.withdraw()
-        self._take_up(forward)
-        is_worth_it = self._attempts.donation(inputs).is_worth_it
-        self._looks += 1
-        if not is_worth_it and forward.offer and self._looks < LOOKS:
-            self._offer = None  # what it is offered may lie side by side at another call
-        is_due = is_worth_it and not self._why_no_more(sizes)
-        if is_due and self._recording.acquire(blocking=False):
+        offer, replay = self._take_up(forward, sizes), self._replays.get(sizes)
+        may_gain = bool(offer) and (replay is None or not replay.overwritten)
+        if may_gain and self._is_due(sizes, inputs) and self._recording.acquire(blocking=False):
             try:
                 return self._record(sizes, inputs)
             finally:
                 self._recording.release()
-        replay = self._replays.get(sizes)
         if replay is None:
             return self._without_replay(sizes, inputs)
         return self._replay(replay, sizes, inputs)
+
+    def _is_due(self, sizes: tuple[int, ...], inputs: list[Any]) -> bool:
+        """Whether a call is to be recorded anew for what it may overwrite; if not, it may be so at another one, as it may lie side by side then."""
+        if self._attempts.donation(inputs).is_worth_it and not self._why_no_more(sizes):
+            return True
+        self._looks[sizes] += 1
+        if self._looks[sizes] < LOOKS:
+            self._offers.pop(sizes, None)
+        return False
 
     def _trim(self) -> None:
         try:

@@ -192,8 +192,8 @@ class Replay:
         self._layout = layout
         self._device = device
         self._ticket = ticket
-        self.overwrites = bool(layout.overwritten)
-        """Whether it leaves something else in some of its inputs, which are donated."""
+        self.overwritten = layout.overwritten
+        """Inputs in which it leaves something else, as they are donated."""
         self._start: Callable[[int, int], Draw | None] = (
             driver.launch if ticket is None else _Drawing(ticket, driver).launch
         )

@@ -1,8 +1,12 @@
-"""`python ddp_program.py RANK WORLD FOLDER`: one rank of a small training under DistributedDataParallel, on its own GPU."""
+"""`python ddp_program.py RANK WORLD FOLDER`: one rank of a small training under DistributedDataParallel, on its own GPU.
+
+It is compiled in the mode `DDP_MODE`, or `reduce-overhead`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -37,7 +41,7 @@ def main(rank: int, world: int, folder: Path) -> None:
     )
     torch.manual_seed(0)
     module = DistributedDataParallel(Network().cuda(), device_ids=[rank])
-    run = torch.compile(module, mode="reduce-overhead")
+    run = torch.compile(module, mode=os.environ.get("DDP_MODE", "reduce-overhead"))
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     torch.manual_seed(1 + rank)
     losses = []

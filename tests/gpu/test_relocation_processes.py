@@ -113,8 +113,11 @@ def test_a_collective_within_a_compiled_graph_is_launched(tmp_path: Path) -> Non
 
 
 def test_training_with_segments_that_expand(tmp_path: Path) -> None:
-    """What replays allocate lies in memory that is mapped as it is needed, and given back from under it."""
-    expand = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    """What replays allocate lies in memory that is mapped as it is needed, and given back from under it.
+
+    In a mode without trees: beside other tests, these may be measured to be faster.
+    """
+    expand = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "DDP_MODE": "default"}
     folder = tmp_path / "ours"
 
     plain = ranks(tmp_path / "plain", 1, lambda _: expand)

@@ -25,7 +25,7 @@ from pygraphd.client.donation import (
 from pygraphd.client.graph_facts import GraphFacts, PartitionMap
 from pygraphd.client.misfits import Misfit
 from pygraphd.client.recording import Capture, input_groups
-from pygraphd.client.recycling import Link
+from pygraphd.client.recycling import Link, Watched
 from pygraphd.client.relocatable import LOOKS
 from pygraphd.client.relocation import BLOCK, Span
 from tests.relocation.test_relocatable import Case
@@ -107,6 +107,17 @@ def test_what_shares_memory_with_another_input_is_left_as_it_is() -> None:
 
     assert found(first, second, first[10:20]) == NONE
     assert donation_of([first, second, first[10:20]], {1}).members == {1}
+
+
+@pytest.mark.usefixtures("worth_anything")
+def test_named_inputs_that_share_memory_are_left_as_they_are() -> None:
+    """PyTorch does not hold saved tensors against each other: a view may be saved beside what it is of."""
+    whole = block(4 * LEAST_BYTES)
+    first, second = whole.split(whole.numel() // 2)
+
+    assert found(whole, whole.view(4, -1)) == NONE
+    assert found(whole, first, second) == NONE
+    assert found(first, second).members == {0, 1}
 
 
 def test_it_must_be_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,6 +273,10 @@ class Backward:
     def make(self, body: Callable[[Operations, list[Any]], Any]) -> Relocatable:
         return self.case.made(body, self.link, GraphFacts(is_backward=True))
 
+    def made_of_sizes(self) -> Relocatable:
+        """Return a backward whose last input is a size."""
+        return self.make(of_size)
+
     def inputs(self, *values: float) -> list[Any]:
         """Return inputs side by side that lie where none was before."""
         whole = self.case.allocator((len(values) * 4 * FLOATS,), (1,), torch.float32)
@@ -324,18 +339,18 @@ def test_an_offer_has_a_backward_be_recorded_anew_with_less_memory(backward: Bac
     backward.case.expect(captured=1, donated=0)
     before = sum(memory.bytes for memory in run.replays[0]._layout.memories)
 
-    backward.link.offer = frozenset({0, 1})
+    backward.link.note_alone({0, 1})
     run_often(backward, run)
 
     backward.case.expect(captured=2, donated=2, staged=0)
     assert backward.case.report.fallbacks == {relocatable.NOT_YET: 1}
     assert before - sum(memory.bytes for memory in run.replays[0]._layout.memories) == 4 * BLOCK
-    assert run.replays[0].overwrites
+    assert run.replays[0].overwritten
     assert run.replays[0].counts.replays >= 3
 
 
 def test_inputs_are_overwritten_and_all_else_is_left_alone(backward: Backward) -> None:
-    backward.link.offer = frozenset({0, 1})
+    backward.link.note_alone({0, 1})
     run = backward.make(overwriting)
     run_often(backward, run)
 
@@ -348,7 +363,7 @@ def test_inputs_are_overwritten_and_all_else_is_left_alone(backward: Backward) -
 
 
 def test_an_input_in_which_an_output_would_lie_is_left_as_it_is(backward: Backward) -> None:
-    backward.link.offer = frozenset({0, 1})
+    backward.link.note_alone({0, 1})
     run = backward.make(chain)
 
     for number in range(4):
@@ -364,7 +379,7 @@ def test_an_input_in_which_an_output_would_lie_is_left_as_it_is(backward: Backwa
 
 
 def test_what_is_not_named_by_pytorch_is_not_overwritten(backward: Backward) -> None:
-    backward.link.offer = frozenset({0, 1})
+    backward.link.note_alone({0, 1})
     backward.named = frozenset({1})
     run = backward.make(overwriting)
 
@@ -379,7 +394,7 @@ def test_an_offer_that_is_not_worth_it_changes_nothing(
     monkeypatch.setattr(donation, "WORTH_BYTES", 8 * BLOCK + 1)
     run = backward.make(overwriting)
     run_often(backward, run)
-    backward.link.offer = frozenset({0, 1})
+    backward.link.note_alone({0, 1})
 
     run_often(backward, run)
 
@@ -391,7 +406,7 @@ def test_what_cannot_be_told_is_not_overwritten(backward: Backward, monkeypatch:
     monkeypatch.setattr(_torch, "donated_inputs", lambda: 1 / 0)
     run = backward.make(overwriting)
     run_often(backward, run)
-    backward.link.offer = frozenset({0, 1})
+    backward.link.note_alone({0, 1})
 
     run_often(backward, run)
 
@@ -399,8 +414,58 @@ def test_what_cannot_be_told_is_not_overwritten(backward: Backward, monkeypatch:
     assert [text for text in backward.case.report.failures if "ZeroDivisionError" in text]
 
 
+def test_a_view_that_is_donated_too_is_not_overwritten_with_what_it_is_of(backward: Backward) -> None:
+    backward.link.note_alone({0, 1})
+    run = backward.make(overwriting)
+
+    for number in range(5):
+        (first,) = backward.inputs(number)
+        assert run([first, first.view(-1)])[0].unique().tolist() == [4 * number]
+
+    backward.case.expect(captured=1, donated=0)
+
+
+def of_size(operations: Operations, inputs: list[Any]) -> Any:
+    return overwriting(operations, inputs[:2])
+
+
+def test_offers_that_come_again_have_nothing_be_recorded_again(backward: Backward) -> None:
+    """Each recording of a forward, as of another dynamic size, is observed, and the offer is the same each time."""
+    run = backward.made_of_sizes()
+
+    for latest in range(4):
+        for number in range(3):
+            run([*backward.inputs(number, 10), latest])
+        backward.link.note_alone({0, 1})
+        for size in range(latest + 1):
+            assert run([*backward.inputs(size, 10), size])[0].unique().tolist() == [size + 30]
+
+    assert run.recordings == 4
+    assert all(replay.overwritten == {0, 1} for replay in run.replays)
+    # The first size was recorded before anything was offered.
+    backward.case.expect(captured=5, donated=8)
+
+
+def test_a_smaller_offer_has_only_what_overwrites_more_be_recorded_again(backward: Backward) -> None:
+    backward.link.note_alone({0, 1})
+    backward.named = frozenset({1})
+    run = backward.make(overwriting)
+    run_often(backward, run)
+    assert run.replays[0].overwritten == {1}
+
+    backward.link.note_alone({1, 2})
+    run_often(backward, run)
+
+    assert run.replays[0].overwritten == {1}
+    backward.case.expect(captured=1)
+    backward.link.note_alone({0})
+    run_often(backward, run)
+    assert not run.replays[0].overwritten
+    backward.case.expect(captured=2)
+
+
 def end_by_hooks(backward: Backward) -> None:
-    forward = backward.case.made(lambda operations, inputs: (), backward.link, GraphFacts())
+    forward = Watched(lambda inputs: (), backward.link, is_backward=False)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
         forward([])
 
@@ -417,11 +482,11 @@ def end_by_keeping_the_graph(backward: Backward) -> None:
 def test_from_when_others_may_see_what_is_saved_nothing_is_overwritten(
     backward: Backward, end: Callable[[Backward], None]
 ) -> None:
-    backward.link.offer = frozenset({0, 1})
+    backward.link.note_alone({0, 1})
     run = backward.make(overwriting)
     run_often(backward, run)
     (before,) = run.replays
-    assert before.overwrites
+    assert before.overwritten
 
     end(backward)
     for number in range(3):
@@ -432,14 +497,14 @@ def test_from_when_others_may_see_what_is_saved_nothing_is_overwritten(
     backward.is_kept = False
     run_often(backward, run)
     assert backward.case.report.counts["captured"] == 2
-    assert not run.replays[0].overwrites
+    assert not run.replays[0].overwritten
     assert run.replays[0].counts.replays > 1
 
 
 def test_once_hooks_were_on_nothing_is_offered(backward: Backward) -> None:
     end_by_hooks(backward)
 
-    backward.link._offer_if_unseen({0})
+    backward.link.note_alone({0})
 
     assert backward.link.offer is None
 
@@ -455,7 +520,7 @@ def test_a_recording_that_disagrees_is_made_without(backward: Backward) -> None:
         operations.done(twice)
         return (out,)
 
-    backward.link.offer = frozenset({0, 1})
+    backward.link.note_alone({0, 1})
     run = backward.make(body)
 
     for number in range(5):
@@ -478,7 +543,7 @@ def test_a_structure_s_addresses_are_told_by_a_second_capture_that_donates_too(b
         operations.done(twice)
         return (out,)
 
-    backward.link.offer = frozenset({0, 1})
+    backward.link.note_alone({0, 1})
     run = backward.make(body)
 
     for number in range(4):
@@ -492,7 +557,7 @@ def test_inputs_that_do_not_lie_side_by_side_get_a_recording_that_leaves_them_as
     backward: Backward,
 ) -> None:
     """As of a forward that had to take memory of the allocator's, since others wait for their backward."""
-    backward.link.offer = frozenset({0, 1})
+    backward.link.note_alone({0, 1})
     run = backward.make(overwriting)
     run_often(backward, run)
 
@@ -502,7 +567,7 @@ def test_inputs_that_do_not_lie_side_by_side_get_a_recording_that_leaves_them_as
         assert first.unique().tolist() == [number]
 
     assert backward.case.report.fallbacks[Misfit.OVERLAP.value] == 1
-    assert not run.replays[0].overwrites
+    assert not run.replays[0].overwritten
     run_often(backward, run)
     backward.case.expect(captured=2)
 
@@ -514,14 +579,14 @@ def test_an_offer_is_looked_at_until_inputs_lie_side_by_side_but_not_for_ever(
     monkeypatch.setattr(donation, "STRETCH_BYTES", 8 * BLOCK)
     run = backward.make(overwriting)
     run_often(backward, run)
-    backward.link.offer = frozenset({0, 1})
+    backward.link.note_alone({0, 1})
 
     for number in range(apart):
         (first,), (second,) = backward.inputs(number), backward.inputs(10)
         assert run([first, second])[0].unique().tolist() == [number + 30]
     run_often(backward, run)
 
-    assert run.replays[0].overwrites == (apart < LOOKS)
+    assert bool(run.replays[0].overwritten) == (apart < LOOKS)
 
 
 # --- what is offered ---------------------------------------------------------------------------------------------
@@ -532,9 +597,12 @@ def test_what_is_offered_was_the_backward_s_alone_in_every_step(steps: list[set[
     link = Link()
 
     for each in steps:
-        link._offer_if_unseen(each)
+        link.note_alone(each)
 
     assert link.offer == frozenset.intersection(*map(frozenset, steps))
+    before = link.offer
+    link.note_alone(range(6))
+    assert link.offer is before
 
 
 class Told:
@@ -592,15 +660,20 @@ def test_a_compiled_backward_is_told_what_it_may_overwrite(told: Told) -> None:
 
 
 def test_a_backward_that_is_to_run_again_may_overwrite_nothing(told: Told) -> None:
-    compiled = torch.compile(
-        lambda *inputs: 2 * model(*inputs)
-    )  # none that a cache knows with another backward
+    """Also where PyTorch was told only after it had compiled the backward: then it names what it may overwrite."""
+    from torch._functorch import config
 
-    loss = compiled(*arguments())
-    loss.backward(retain_graph=True)
-    loss.backward()
+    compiled = torch.compile(model)
+    compiled(*arguments()).backward()
 
-    assert [donated for donated, _ in told.donated] == [frozenset()] * 2
+    with config.patch(donated_buffer=False):
+        loss = compiled(*arguments())
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    (first, _), (kept, _), (last, _) = told.donated
+    assert kept == frozenset()
+    assert first == last != kept
 
 
 def test_who_tells_pytorch_not_to_overwrite_tells_us(told: Told) -> None:
