@@ -21,6 +21,7 @@ from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.misfits import Misfits
 from pygraphd.client.refusals import Disagreements, Lasts, Refusals
 from pygraphd.client.stack import with_room
+from pygraphd.client.witness import OTHERWISE, UNCLEAR
 
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
@@ -282,6 +283,8 @@ class Relocatable:
             self._take_up(self._forward, sizes)
         attempt = self._attempts.begin(inputs, self._disagreements.staged(sizes), self._misfits.leeway(sizes))
         if isinstance(attempt, Failure):
+            if self._forward is not None and attempt.reason in {OTHERWISE, UNCLEAR}:
+                self._forward.withdraw()  # two captures may differ for that
             self._note_failure(sizes, attempt)
             self._attempts.note_launch()
             return self._launch(inputs)

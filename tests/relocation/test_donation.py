@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client import _torch, donation, relocatable
@@ -28,6 +29,7 @@ from pygraphd.client.recording import Capture, input_groups
 from pygraphd.client.recycling import Link, Watched
 from pygraphd.client.relocatable import LOOKS
 from pygraphd.client.relocation import BLOCK, Span
+from pygraphd.client.witness import OTHERWISE
 from tests.relocation.test_relocatable import Case
 
 if TYPE_CHECKING:
@@ -533,18 +535,20 @@ def test_a_recording_that_disagrees_is_made_without(backward: Backward) -> None:
     assert run.replays[0].counts.replays > 1
 
 
-def test_a_structure_s_addresses_are_told_by_a_second_capture_that_donates_too(backward: Backward) -> None:
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        first, second = inputs
-        out = operations.first(second, 64)
-        operations.done(second)
-        twice = operations.add(first, first)
-        operations.accumulate(out, twice[:64])
-        operations.done(twice)
-        return (out,)
+def structured(operations: Operations, inputs: list[Any]) -> Any:
+    """Return the beginning of `2 * first + second`, of which a kernel is given the second in a structure."""
+    first, second = inputs
+    out = operations.first(second, 64)
+    operations.done(second)
+    twice = operations.add(first, first)
+    operations.accumulate(out, twice[:64])
+    operations.done(twice)
+    return (out,)
 
+
+def test_a_structure_s_addresses_are_told_by_a_second_capture_that_donates_too(backward: Backward) -> None:
     backward.link.note_alone({0, 1})
-    run = backward.make(body)
+    run = backward.make(structured)
 
     for number in range(4):
         assert call(backward, run, number, 10).unique().tolist() == [2 * number + 10]
@@ -587,6 +591,95 @@ def test_an_offer_is_looked_at_until_inputs_lie_side_by_side_but_not_for_ever(
     run_often(backward, run)
 
     assert bool(run.replays[0].overwritten) == (apart < LOOKS)
+
+
+def test_where_the_second_capture_has_inputs_apart_nothing_is_donated(backward: Backward) -> None:
+    backward.case.recorder.tears = True
+    backward.link.note_alone({0, 1})
+    run = backward.make(structured)
+
+    for number in range(5):
+        assert call(backward, run, number, 10).unique().tolist() == [2 * number + 10]
+
+    assert backward.case.report.fallbacks[OTHERWISE] == 1
+    backward.case.expect(captured=1, donated=0)
+
+
+# --- any backward ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps over values, of which the first four are inputs: each adds two into a new one, or (`into`) the second to a temporary."""
+
+    steps: tuple[tuple[int, int, bool], ...]
+    returned: tuple[int, ...]
+
+    def run(self, operations: Operations, inputs: list[Any]) -> Any:
+        """Run it, letting go of each value after its last use, as compiled code does."""
+        values = list(inputs)
+        inputs.clear()
+        last = {value: step for step, (one, other, _) in enumerate(self.steps) for value in (one, other)}
+        for step, (one, other, into) in enumerate(self.steps):
+            if into:
+                operations.accumulate(values[one], values[other])
+            else:
+                values.append(operations.add(values[one], values[other]))
+            for value in {one, other} - {*self.returned}:
+                if last[value] == step:
+                    operations.done(values[value])
+        return tuple(values[value] for value in self.returned)
+
+    def results(self, inputs: Sequence[float]) -> list[list[float]]:
+        """Return what it is to return, of inputs that are filled with these."""
+        values = list(inputs)
+        for one, other, into in self.steps:
+            if into:
+                values[one] += values[other]
+            else:
+                values.append(values[one] + values[other])
+        return [[values[value]] for value in self.returned]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    values, steps = 4, []
+    for _ in range(draw(st.integers(1, 12))):
+        one, other = draw(st.integers(0, values - 1)), draw(st.integers(0, values - 1))
+        into = one >= 4 and draw(st.booleans())
+        steps.append((one, other, into))
+        values += not into
+    made = range(4, values)
+    chosen = draw(st.lists(st.sampled_from(made), unique=True, min_size=1, max_size=4)) if made else []
+    return Program(tuple(steps), tuple(chosen))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(programs(), st.sets(st.integers(0, 2), min_size=1))
+def test_any_backward_gives_what_it_gives_when_launched(
+    backward: Backward, program: Program, named: set[int]
+) -> None:
+    """Inputs lie elsewhere at every call, outputs of earlier ones stay as they are, and so does what is not donated."""
+    backward.named = frozenset(named)
+    backward.link = Link()
+    backward.link.note_alone(named)
+    run = backward.make(program.run)
+    kept = []
+    for number in range(1, 6):
+        given_values = [number, 10 * number, 100 * number, 1000 * number]
+        inputs = [*backward.inputs(*given_values[:3]), *backward.inputs(given_values[3])]
+
+        outputs = run(list(inputs))
+
+        kept.append((outputs, program.results(given_values)))
+        overwritten = run.replays[0].overwritten if run.replays else frozenset()
+        assert overwritten <= named
+        for index in {*range(4)} - overwritten:
+            assert inputs[index].unique().tolist() == [given_values[index]]
+    assert run.replays
+    for outputs, right in kept:
+        assert [each.unique().tolist() for each in outputs] == right
+    run.close()
 
 
 # --- what is offered ---------------------------------------------------------------------------------------------

@@ -197,13 +197,15 @@ class Recording:
         if self.arena.has(tensor) and tensor.data_ptr() not in self.kept:
             self.arena.free(tensor)
 
-    def donate(self, inputs: list[Any], donation: Donation) -> dict[int, torch.Tensor]:
+    def donate(self, inputs: list[Any], donation: Donation, *, is_torn: bool) -> dict[int, torch.Tensor]:
         """Put what stands in for inputs into the capture's memory, with a block behind each stretch; return where it is."""
         made, rooms = list[int](), list[torch.Tensor]()
         for stretch in donation.stretches:
             for index, _ in stretch.members:
                 inputs[index] = self.arena.allocate(inputs[index].numel())
                 made.append(index)
+                if is_torn:
+                    self.arena.allocate(1)
             self.arena.allocate(1)
         for size in donation.rooms:
             rooms.append(self.arena.allocate(size // 4))
@@ -269,6 +271,8 @@ class HostRecorder:
         self.recordings: list[Recording] = []
         self.captures = 0
         self.donations: list[Donation] = []
+        self.tears = False
+        """Whether the allocator puts inputs that are donated apart in further captures."""
         self.free = 1 << 40
         self.refuses: str | None = None
         self.capturing = False
@@ -305,7 +309,7 @@ class HostRecorder:
         self.operations = recording
         if is_shifted:
             recording.arena.allocate(1)
-        places = recording.donate(inputs, donation)
+        places = recording.donate(inputs, donation, is_torn=is_shifted and self.tears)
         try:
             outputs = launch(inputs)
         except BaseException:
