@@ -279,13 +279,14 @@ class Relocatable:
     # --- recording ---
 
     def _record(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
-        if self._forward is not None:
-            self._take_up(self._forward, sizes)
+        offer = self._take_up(self._forward, sizes) if self._forward is not None else None
+        if offer and sizes not in self._replays:
+            self._is_due(sizes, inputs)  # if not now, at another call
         attempt = self._attempts.begin(inputs, self._disagreements.staged(sizes), self._misfits.leeway(sizes))
         if isinstance(attempt, Failure):
-            if self._forward is not None and attempt.reason in {OTHERWISE, UNCLEAR}:
-                self._forward.withdraw()  # two captures may differ for that
             self._note_failure(sizes, attempt)
+            if attempt.reason in {OTHERWISE, UNCLEAR} and self._attempts.donation(inputs).is_worth_it:
+                self._withdraw()  # two captures may differ for that
             self._attempts.note_launch()
             return self._launch(inputs)
         # The launched call is to take what recording had, and not more of the device beside it.
@@ -298,7 +299,7 @@ class Relocatable:
         found = self._attempts.end(attempt, outputs)
         if found is None:
             self._disagreements.forget(sizes)
-            self._keep(sizes, attempt)
+            self._keep(sizes, attempt, offer)
             return outputs
         attempt.close()
         if not isinstance(found, Failure):
@@ -307,8 +308,8 @@ class Relocatable:
         return outputs
 
     def _failure_of(self, sizes: tuple[int, ...], found: Disagreement, attempt: Attempt) -> Failure:
-        if attempt.donated and self._forward is not None:
-            self._forward.withdraw()  # it may lie in that, which need not be
+        if attempt.donated:
+            self._withdraw()  # it may lie in that, which need not be
             return Failure(str(found), None)
         return Failure(str(found), self._disagreements.add(sizes, found, attempt.unseen))
 
@@ -317,8 +318,9 @@ class Relocatable:
         if failure.lasts is not None:
             self._refused.add(sizes, failure.reason, failure.lasts)
 
-    def _keep(self, sizes: tuple[int, ...], attempt: Attempt) -> None:
+    def _keep(self, sizes: tuple[int, ...], attempt: Attempt, offer: frozenset[int] | None) -> None:
         replay = attempt.keep()
+        replay.offer = offer
         with self._changing:
             before = self._replays.pop(sizes, None)
             self._replays[sizes] = replay
@@ -339,31 +341,46 @@ class Relocatable:
         offer = self._forward.offer if self._forward is not None else None
         return self.facts.own_inputs(offer & _torch.donated_inputs()) if offer else frozenset()
 
+    def _withdraw(self) -> None:
+        if self._forward is not None:
+            self._forward.withdraw()
+
     def _is_outdated(self, replay: Replay, forward: Link, sizes: tuple[int, ...]) -> bool:
         """Whether a recording was not looked at for what is offered now, or overwrites what it may not in this call."""
-        return self._offers.get(sizes) is not forward.offer or (bool(replay.overwritten) and self._is_kept())
+        offer = forward.offer
+        if replay.overwritten and (replay.offer is not offer or self._is_kept()):
+            return True
+        return self._offers.get(sizes) is not offer
 
     def _take_up(self, forward: Link, sizes: tuple[int, ...]) -> frozenset[int] | None:
         """Let go of what overwrites more than is offered now; return that."""
-        offer = forward.offer
+        offer = self._offers[sizes] = forward.offer
         allowed = self.facts.own_inputs(offer or ())
         for each, replay in list(self._replays.items()):
-            if not replay.overwritten <= allowed:
+            if replay.overwritten <= allowed:
+                replay.offer = offer
+            else:
                 self._drop(each)
-        self._offers[sizes] = offer
         return offer
 
     def _with_offer(self, forward: Link, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
         """Run a call for which a recording is outdated: it is recorded anew if that matters."""
-        if self._is_kept():
+        is_kept = self._is_kept()
+        if is_kept:
             forward.withdraw()
         offer, replay = self._take_up(forward, sizes), self._replays.get(sizes)
+        if replay is not None and replay.overwritten and (is_kept or replay.offer is not offer):
+            # It was recorded by another thread meanwhile, or the offer was renewed by one.
+            self._drop(sizes)
+            replay = None
         may_gain = bool(offer) and (replay is None or not replay.overwritten)
-        if may_gain and self._is_due(sizes, inputs) and self._recording.acquire(blocking=False):
-            try:
-                return self._record(sizes, inputs)
-            finally:
-                self._recording.release()
+        if may_gain and self._is_due(sizes, inputs):
+            if self._recording.acquire(blocking=False):
+                try:
+                    return self._record(sizes, inputs)
+                finally:
+                    self._recording.release()
+            self._offers.pop(sizes, None)
         if replay is None:
             return self._without_replay(sizes, inputs)
         return self._replay(replay, sizes, inputs)

@@ -194,6 +194,8 @@ class Replay:
         self._ticket = ticket
         self.overwritten = layout.overwritten
         """Inputs in which it leaves something else, as they are donated."""
+        self.offer: frozenset[int] | None = None
+        """What the forward offered when these were last held against that."""
         self._start: Callable[[int, int], Draw | None] = (
             driver.launch if ticket is None else _Drawing(ticket, driver).launch
         )

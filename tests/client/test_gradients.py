@@ -59,8 +59,16 @@ def test_a_partition_has_numbers_of_its_own() -> None:
 
     assert whole.of_partition((), 0) == whole
     assert whole.of_partition(maps, 0) == GraphFacts(
-        frozenset({1}), frozenset({2}), State((1,), (2,), (), (1,), (0,))
+        frozenset({1}),
+        frozenset({2}),
+        State((1,), (2,), (), (1,), (0,)),
+        inputs=maps[0].inputs,
+        is_last=False,
     )
     assert whole.of_partition(maps, 1) == GraphFacts(
-        frozenset({0}), frozenset(), State((), (), (0,), (), (2, 1))
+        frozenset({0}),
+        frozenset(),
+        State((), (), (0,), (), (2, 1)),
+        inputs=maps[1].inputs,
+        is_last=False,
     )

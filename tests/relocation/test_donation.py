@@ -431,21 +431,24 @@ def of_size(operations: Operations, inputs: list[Any]) -> Any:
     return overwriting(operations, inputs[:2])
 
 
-def test_offers_that_come_again_have_nothing_be_recorded_again(backward: Backward) -> None:
+def test_offers_that_come_again_have_nothing_be_recorded_again(
+    backward: Backward, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each recording of a forward, as of another dynamic size, is observed, and the offer is the same each time."""
+    monkeypatch.setattr(donation, "STRETCH_BYTES", 8 * BLOCK)
     run = backward.made_of_sizes()
 
     for latest in range(4):
         for number in range(3):
-            run([*backward.inputs(number, 10), latest])
+            # What the launched forward of a size that is new has saved lies apart.
+            assert run([*backward.inputs(number), *backward.inputs(10), latest])[0].unique() == number + 30
         backward.link.note_alone({0, 1})
         for size in range(latest + 1):
             assert run([*backward.inputs(size, 10), size])[0].unique().tolist() == [size + 30]
 
     assert run.recordings == 4
     assert all(replay.overwritten == {0, 1} for replay in run.replays)
-    # The first size was recorded before anything was offered.
-    backward.case.expect(captured=5, donated=8)
+    backward.case.expect(captured=8, donated=8)
 
 
 def test_a_smaller_offer_has_only_what_overwrites_more_be_recorded_again(backward: Backward) -> None:
@@ -464,6 +467,29 @@ def test_a_smaller_offer_has_only_what_overwrites_more_be_recorded_again(backwar
     run_often(backward, run)
     assert not run.replays[0].overwritten
     backward.case.expect(captured=2)
+
+
+def test_what_is_recorded_while_an_offer_ends_does_not_overwrite(backward: Backward) -> None:
+    """Another thread's forward runs under hooks, and its backward, while one is recorded; here it is the same thread."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        launches = operations is backward.case.recorder.launching
+        if launches and backward.link.offer and backward.case.recorder.captures > 1:
+            end_by_hooks(backward)
+            assert call(backward, run, 5, 10).unique().tolist() == [35]
+        return overwriting(operations, inputs)
+
+    run = backward.make(body)
+    run_often(backward, run)
+    backward.link.note_alone({0, 1})
+
+    for number in range(4):
+        first, second = backward.inputs(number, 10)
+        assert run([first, second])[0].unique().tolist() == [number + 30]
+        assert first.unique().tolist() == [number]
+
+    assert backward.case.report.counts["donated"] == 2
+    assert not run.replays[0].overwritten
 
 
 def end_by_hooks(backward: Backward) -> None:
@@ -501,6 +527,30 @@ def test_from_when_others_may_see_what_is_saved_nothing_is_overwritten(
     assert backward.case.report.counts["captured"] == 2
     assert not run.replays[0].overwritten
     assert run.replays[0].counts.replays > 1
+
+
+class Renewed(Link):
+    """A link in which another thread's step is observed whenever an offer is withdrawn."""
+
+    def withdraw(self) -> None:
+        super().withdraw()
+        self.note_alone({0, 1})
+
+
+def test_a_graph_that_is_kept_is_left_as_it_is_also_if_the_offer_is_renewed_at_once(
+    backward: Backward,
+) -> None:
+    backward.link = Renewed()
+    backward.link.note_alone({0, 1})
+    run = backward.make(overwriting)
+    run_often(backward, run)
+    assert run.replays[0].overwritten
+
+    backward.is_kept, backward.named = True, frozenset()
+    for number in range(3):
+        first, second = backward.inputs(number, 10)
+        assert run([first, second])[0].unique().tolist() == [number + 30]
+        assert first.unique().tolist() == [number]
 
 
 def test_once_hooks_were_on_nothing_is_offered(backward: Backward) -> None:
