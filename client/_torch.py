@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import itertools
 import json
 import sys
 from array import array
@@ -913,16 +914,34 @@ def donated_inputs() -> frozenset[int]:
 
     There are none where that cannot be told, or the user wants to run backward again.
     """
+    *_, last = _frames_of_backward() or [None]
+    metadata = last.f_locals.get("fw_metadata") if last is not None else None
+    may_be_lost = last is not None and not graph_is_kept()() and _is_plain(metadata)
+    return frozenset((getattr(metadata, "bw_donated_idxs", None) or ()) if may_be_lost else ())
+
+
+def held_in_backward() -> frozenset[int]:
+    """Return the identities of tensors that what calls the compiled backward, or a part of it, has in variables of its own.
+
+    It lets go of what it needs no more: generated code takes all inputs from its list, and hands those on in lists that its parts need.
+    """
+    variables = (frame.f_locals.values() for frame in _frames_of_backward())
+    return frozenset(
+        id(value) for value in itertools.chain.from_iterable(variables) if isinstance(value, torch.Tensor)
+    )
+
+
+def _frames_of_backward() -> list[Any]:
+    """Return the frames from here up to PyTorch's that runs a compiled backward, which is the last; none if there is no such."""
     frame: Any = sys._getframe(1)
+    frames = []
     while frame is not None:
-        if frame.f_code.co_name == "_backward_impl" and frame.f_code.co_filename.endswith(
-            "runtime_wrappers.py"
-        ):
-            metadata = frame.f_locals.get("fw_metadata")
-            may_be_lost = not graph_is_kept()() and _is_plain(metadata)
-            return frozenset((getattr(metadata, "bw_donated_idxs", None) or ()) if may_be_lost else ())
+        frames.append(frame)
+        code = frame.f_code
+        if code.co_name == "_backward_impl" and code.co_filename.endswith("runtime_wrappers.py"):
+            return frames
         frame = frame.f_back
-    return frozenset()
+    return []
 
 
 def graph_is_kept() -> Callable[[], bool]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import donation, recording, recycling, verification
+from pygraphd.client import _torch, donation, recording, recycling, verification
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.donation import NONE, Donation
 from pygraphd.client.driver import DriverError
@@ -290,7 +290,10 @@ class Attempts:
         """Return what may be laid over in a call; nothing if that is not worth it. Raises nothing: it can be done without."""
         try:
             offered = self._offered()
-            return donation.donation_of(inputs, offered) if offered else NONE
+            if not offered:
+                return NONE
+            held = _torch.held_in_backward()
+            return donation.donation_of(inputs, [each for each in offered if id(inputs[each]) not in held])
         except Exception as error:  # noqa: BLE001 - it looks at what is on the stack, which may be of any kind
             self._report.fail(f"what a backward may overwrite could not be told: {type(error).__name__}")
             return NONE

@@ -404,6 +404,32 @@ def test_an_offer_that_is_not_worth_it_changes_nothing(
     assert backward.case.recorder.captures == 1
 
 
+_CALLER = """
+def call(run, inputs, keeps):
+    kept = inputs[1] if keeps else None
+    return run(inputs), kept
+
+def _backward_impl(run, inputs, keeps):
+    return call(run, inputs, keeps)
+"""
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_a_caller_needs_afterwards_is_not_overwritten(backward: Backward, keeps: bool) -> None:
+    """As generated code may that calls one captured part, and then does something else with an input of it."""
+    names: dict[str, Any] = {}
+    exec(compile(_CALLER, "torch/runtime_wrappers.py", "exec"), names)
+    backward.link.note_alone({0, 1})
+    run = backward.make(overwriting)
+
+    for number in range(4):
+        inputs = backward.inputs(number, 10)
+        (result,), _ = names["_backward_impl"](run, list(inputs), keeps)
+        assert result.unique().tolist() == [number + 30]
+
+    assert run.replays[0].overwritten == ({0} if keeps else {0, 1})
+
+
 def test_what_cannot_be_told_is_not_overwritten(backward: Backward, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch, "donated_inputs", lambda: 1 / 0)
     run = backward.make(overwriting)
@@ -753,6 +779,7 @@ class Told:
 
     def __init__(self) -> None:
         self.donated: list[tuple[frozenset[int], int]] = []
+        self.held: list[set[int]] = []
 
 
 @pytest.fixture
@@ -770,6 +797,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
         def run(inputs: list[Any]) -> Any:
             if is_backward:
                 told.donated.append((_torch.donated_inputs(), len(inputs)))
+                held = _torch.held_in_backward()
+                told.held.append({index for index, each in enumerate(inputs) if id(each) in held})
             else:
                 assert _torch.donated_inputs() == frozenset()
             return inner(inputs)
@@ -800,6 +829,7 @@ def test_a_compiled_backward_is_told_what_it_may_overwrite(told: Told) -> None:
     assert second == (first, inputs)
     assert 0 < len(first) < inputs
     assert max(first) < inputs
+    assert told.held == [set(), set()]
 
 
 def test_a_backward_that_is_to_run_again_may_overwrite_nothing(told: Told) -> None:
