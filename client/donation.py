@@ -32,7 +32,7 @@ WORTH_BYTES = 1 << 30
 STRETCH_BYTES = 32 << 20
 """What a stretch must have at least."""
 ROUNDS = 8
-"""How often a call is captured to find out which inputs no output is put into; then it is left at that."""
+"""How often a call is captured to find out which inputs no output is put into; then none is laid over."""
 _MAY_BE_INDICES = frozenset({torch.int32, torch.int64})
 """What stands in for inputs of these types is to hold other indices in the trial, see `verification`, and so has to be there then."""
 
