@@ -12,20 +12,22 @@ import contextlib
 import ctypes
 import functools
 import importlib
-import itertools
 import json
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraphd.client.attention import State, state_of, undefined_outputs
 from pygraphd.client.graph_facts import PartitionMap
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 COMPILE_FX = "torch._inductor.compile_fx"
 """The module whose import means that something is about to be compiled."""
@@ -914,9 +916,12 @@ def donated_inputs() -> frozenset[int]:
 
     There are none where that cannot be told, or the user wants to run backward again.
     """
-    *_, last = _frames_of_backward() or [None]
-    metadata = last.f_locals.get("fw_metadata") if last is not None else None
-    may_be_lost = last is not None and not graph_is_kept()() and _is_plain(metadata)
+    # No frame is kept in a variable of its own: what runs there would keep all that it has until garbage is collected.
+    frame: Any = sys._getframe(1)
+    while frame is not None and not _runs_backward(frame):
+        frame = frame.f_back
+    metadata = frame.f_locals.get("fw_metadata") if frame is not None else None
+    may_be_lost = frame is not None and not graph_is_kept()() and _is_plain(metadata)
     return frozenset((getattr(metadata, "bw_donated_idxs", None) or ()) if may_be_lost else ())
 
 
@@ -924,24 +929,22 @@ def held_in_backward() -> frozenset[int]:
     """Return the identities of tensors that what calls the compiled backward, or a part of it, has in variables of its own.
 
     It lets go of what it needs no more: generated code takes all inputs from its list, and hands those on in lists that its parts need.
+    Until Python 3.13, what a frame has when it is asked stays with it until it returns: it is not to be asked at every call.
     """
-    variables = (frame.f_locals.values() for frame in _frames_of_backward())
-    return frozenset(
-        id(value) for value in itertools.chain.from_iterable(variables) if isinstance(value, torch.Tensor)
-    )
-
-
-def _frames_of_backward() -> list[Any]:
-    """Return the frames from here up to PyTorch's that runs a compiled backward, which is the last; none if there is no such."""
+    held: set[int] = set()
     frame: Any = sys._getframe(1)
-    frames = []
     while frame is not None:
-        frames.append(frame)
-        code = frame.f_code
-        if code.co_name == "_backward_impl" and code.co_filename.endswith("runtime_wrappers.py"):
-            return frames
+        held.update(id(value) for value in frame.f_locals.values() if isinstance(value, torch.Tensor))
+        if _runs_backward(frame):
+            return frozenset(held)
         frame = frame.f_back
-    return []
+    return frozenset()
+
+
+def _runs_backward(frame: FrameType) -> bool:
+    """Whether this is PyTorch's frame that runs a compiled backward."""
+    code = frame.f_code
+    return code.co_name == "_backward_impl" and code.co_filename.endswith("runtime_wrappers.py")
 
 
 def graph_is_kept() -> Callable[[], bool]:

@@ -290,8 +290,9 @@ class Attempts:
         """Return what may be laid over in a call; nothing if that is not worth it. Raises nothing: it can be done without."""
         try:
             offered = self._offered()
-            if not offered:
-                return NONE
+            found = donation.donation_of(inputs, offered)
+            if not found.is_worth_it:
+                return found
             held = _torch.held_in_backward()
             return donation.donation_of(inputs, [each for each in offered if id(inputs[each]) not in held])
         except Exception as error:  # noqa: BLE001 - it looks at what is on the stack, which may be of any kind

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from pygraphd.client import _torch, donation
+from pygraphd.client.relocatable import LOOKS
 from tests.gpu.guards import Guarded
 
 if TYPE_CHECKING:
@@ -155,6 +157,29 @@ def test_what_a_user_s_hooks_have_seen_is_left_as_it_is(relocated: Relocated) ->
         changed_by_a_backward(same)
         assert ours <= changed_by_a_backward(same)
     assert relocated.report.counts["donated"] > 0
+
+
+def test_a_backward_that_is_looked_at_in_vain_keeps_nothing(
+    relocated: Relocated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking at what calls it must not keep its gradients, not even until Python collects garbage."""
+    monkeypatch.setattr(donation, "WORTH_BYTES", 1 << 60)
+    module = model()
+    compiled = torch.compile(module, mode="reduce-overhead")
+    given = batches(LOOKS + 8)
+    allocated = []
+    gc.disable()
+    try:
+        for batch in given:
+            compiled(batch).square().mean().backward()
+            module.zero_grad(set_to_none=True)
+            allocated.append(torch.cuda.memory_allocated())
+    finally:
+        gc.enable()
+
+    assert not backward_of(relocated).overwritten
+    settled = 5
+    assert len(set(allocated[settled:])) == 1, allocated
 
 
 def test_a_backward_that_is_to_run_again_overwrites_nothing(relocated: Relocated) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -428,6 +430,27 @@ def test_what_a_caller_needs_afterwards_is_not_overwritten(backward: Backward, k
         assert result.unique().tolist() == [number + 30]
 
     assert run.replays[0].overwritten == ({0} if keeps else {0, 1})
+
+
+class Given(list[Any]):
+    """Inputs of which it can be seen whether anybody has them still."""
+
+
+@pytest.mark.parametrize("ask", [_torch.donated_inputs, _torch.held_in_backward])
+def test_nothing_is_kept_of_a_backward_that_has_been_asked(ask: Callable[[], frozenset[int]]) -> None:
+    """Not until garbage is collected either: what it returns are gradients."""
+    names: dict[str, Any] = {}
+    exec(compile(_CALLER, "torch/runtime_wrappers.py", "exec"), names)
+    given = Given([torch.zeros(1), torch.zeros(1)])
+    seen = weakref.ref(given)
+    gc.disable()
+    try:
+        (asked, kept) = names["_backward_impl"](lambda _: ask(), given, keeps=True)
+        assert asked == ({id(kept)} if ask is _torch.held_in_backward else set())
+        del given
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_what_cannot_be_told_is_not_overwritten(backward: Backward, monkeypatch: pytest.MonkeyPatch) -> None:
