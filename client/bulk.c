@@ -10,6 +10,7 @@
 
 static struct {
     PyTypeObject *type;
+    PyTypeObject *subtypes[2]; /* that were seen last, as a program has tensors and parameters */
     Py_ssize_t offset;
     int32_t (*get_data_ptr)(void *tensor, void **address);
     int32_t (*reinterpret)(void *tensor, int64_t dimensions, const int64_t *size, const int64_t *stride, int64_t offset,
@@ -37,9 +38,25 @@ static PyObject *configure(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Whether a type that was not seen lately is one of tensors. */
+static int is_subtype(PyTypeObject *type) {
+    if (torch.type == NULL || !PyType_IsSubtype(type, torch.type)) return 0;
+    Py_INCREF(type); /* no other type must get its address */
+    Py_XDECREF(torch.subtypes[1]);
+    torch.subtypes[1] = torch.subtypes[0];
+    torch.subtypes[0] = type;
+    return 1;
+}
+
+/* Asking Python for each of hundreds, thrice, takes as long as all else. */
+static inline int is_tensor(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    return type == torch.subtypes[0] || type == torch.subtypes[1] || is_subtype(type);
+}
+
 /* Returns the C++ tensor in an object, borrowed, or NULL with an exception set. */
 static void *tensor_of(PyObject *object) {
-    if (torch.type == NULL || !PyObject_TypeCheck(object, torch.type)) {
+    if (!is_tensor(object)) {
         PyErr_SetString(PyExc_TypeError, "not a tensor, or `configure` was not called");
         return NULL;
     }
@@ -53,11 +70,15 @@ static int are_lists(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted)
     return right;
 }
 
+static int is_within(PyObject *list, Py_ssize_t index) {
+    if (index >= 0 && index < PyList_GET_SIZE(list)) return 1;
+    PyErr_SetString(PyExc_IndexError, "an index is beyond the end of a list");
+    return 0;
+}
+
 /* Returns an item of a list, borrowed, or NULL with an exception set. */
 static PyObject *item(PyObject *list, Py_ssize_t index) {
-    if (index >= 0 && index < PyList_GET_SIZE(list)) return PyList_GET_ITEM(list, index);
-    PyErr_SetString(PyExc_IndexError, "an index is beyond the end of a list");
-    return NULL;
+    return is_within(list, index) ? PyList_GET_ITEM(list, index) : NULL;
 }
 
 /* --- looking ---------------------------------------------------------------------------------------------------------- */
@@ -130,8 +151,7 @@ static int begin_look(Look *look, PyObject *const *args, Py_ssize_t given) {
 
 static char *tensor_ahead(const Look *look, Py_ssize_t i) {
     PyObject *object = look->tensors[look->indices->at[i]];
-    int is_tensor = torch.type != NULL && PyObject_TypeCheck(object, torch.type);
-    return is_tensor ? *(char **)((char *)object + torch.offset) : NULL;
+    return is_tensor(object) ? *(char **)((char *)object + torch.offset) : NULL;
 }
 
 static void fetch(const Look *look, Py_ssize_t i) {
@@ -355,7 +375,7 @@ static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t given)
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < plan->count; i++) {
         const Piece *piece = &plan->pieces[i];
-        PyObject *object = item(args[3], piece->target) == NULL ? NULL : make(piece, args[1], args[2], &view);
+        PyObject *object = is_within(args[3], piece->target) ? make(piece, args[1], args[2], &view) : NULL;
         failed = object == NULL || PyList_SetItem(args[3], piece->target, object) < 0;
     }
     forget(&view);
@@ -393,19 +413,32 @@ static PyObject *picks(PyObject *module, PyObject *const *args, Py_ssize_t given
     return capsule;
 }
 
+/* Where a pick is found, in one of three lists; NULL with an exception set if it is beyond the end. */
+static PyObject **pick(const Picks *picks, PyObject *const *lists, Py_ssize_t i) {
+    PyObject *list = lists[picks->pairs[2 * i]];
+    Py_ssize_t index = picks->pairs[2 * i + 1];
+    return is_within(list, index) ? &((PyListObject *)list)->ob_item[index] : NULL;
+}
+
+/* Returns a tuple of what is picked; what is not in `made`, the second list, is in `blank`, if there is one. */
+static PyObject *picked(const Picks *picks, PyObject *const *lists, PyObject *blank) {
+    PyObject *result = PyTuple_New(picks->count);
+    for (Py_ssize_t i = 0; result != NULL && i < picks->count; i++) {
+        PyObject **at = pick(picks, lists, i), *object = at == NULL ? NULL : *at;
+        if (at != NULL && object == NULL && blank != NULL) object = item(blank, picks->pairs[2 * i + 1]);
+        if (object == NULL) Py_CLEAR(result);
+        else PyTuple_SET_ITEM(result, i, Py_NewRef(object));
+    }
+    return result;
+}
+
 static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     if (given < 1 || !are_lists(args + 1, given - 1, 3)) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "picks and 3 lists are wanted");
         return NULL;
     }
     const Picks *picks = PyCapsule_GetPointer(args[0], PICKS);
-    PyObject *result = picks == NULL ? NULL : PyTuple_New(picks->count);
-    for (Py_ssize_t i = 0; result != NULL && i < picks->count; i++) {
-        PyObject *object = item(args[1 + picks->pairs[2 * i]], picks->pairs[2 * i + 1]);
-        if (object == NULL) Py_CLEAR(result);
-        else PyTuple_SET_ITEM(result, i, Py_NewRef(object));
-    }
-    return result;
+    return picks == NULL ? NULL : picked(picks, args + 1, NULL);
 }
 
 #include "call.h"
@@ -431,6 +464,9 @@ static PyMethodDef methods[] = {
      "gather(picks, memory, made, inputs): return a tuple of what is picked."},
     {"recipe", recipe, METH_VARARGS,
      "recipe(allocate, arguments, slots, plan, picks): what `call` does; slots are those of `memory` that what is allocated goes to."},
+    {"launcher", launcher, METH_VARARGS,
+     "launcher(function, fail): what `call` launches by without Python: the address of an int (*)(void *executable, void *stream), and\n"
+     "what is called with what that has returned, if it is not 0, and raises."},
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(recipe, looked_at, inputs, addresses, memory, memory_addresses, blank, launch, executable, stream): return (outputs, what\n"
      "launch(executable, stream) returned) if the inputs looked at and what is allocated lie at these addresses, or None."},

@@ -11,12 +11,13 @@ import functools
 import operator
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from pygraphd.client import _torch, native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, MutableSequence, Sequence
+    from collections.abc import Iterable, MutableSequence, Sequence
     from pathlib import Path
 
     import torch
@@ -50,6 +51,10 @@ class Watch(NamedTuple):
     """The indices, as a `Call` wants them."""
 
 
+Launch = Callable[[int, int], Any]
+"""Launches an executable on a stream; for a `Call`, what `Bulk.launching` has made is one, too."""
+
+
 class Call(Protocol):
     """Does a whole call of a graph that is bound to its addresses already."""
 
@@ -61,12 +66,12 @@ class Call(Protocol):
         memory: list[Any],
         memory_addresses: Addresses,
         blank: list[Any],
-        launch: Callable[[int, int], Any],
+        launch: Launch,
         executable: int,
         stream: int,
         /,
     ) -> tuple[Any, Any] | None:
-        """Return the outputs and what `launch(executable, stream)` has returned; None with nothing launched, if anything lies elsewhere.
+        """Return the outputs and what launching has returned; None with nothing launched, if anything lies elsewhere.
 
         What is allocated is put into `memory`, at its slots, and taken out again. Raises what allocating and launching do.
         """
@@ -106,6 +111,12 @@ class Bulk(Protocol):
         """Return what allocates, with each of these arguments and for each of these slots, launches, fills and gathers.
 
         None, if all that has to be done step by step.
+        """
+
+    def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
+        """Return what launches by the driver's function at an address, for a `Call` alone; `fail` is told what that returns but 0.
+
+        None, if Python has to call it.
         """
 
 
@@ -179,6 +190,11 @@ class InPython:
         del allocate, arguments, slots, pieces, picks
         return None
 
+    def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
+        """See `Bulk`."""
+        del function, fail
+        return None
+
 
 def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     if len(indices) > 1:
@@ -246,6 +262,11 @@ class Compiled:
         filled, picked = module.indices(list(slots)), module.picks(list(picks))
         recipe = module.recipe(allocate, tuple(map(tuple, arguments)), filled, plan, picked)
         return functools.partial(module.call, recipe)
+
+    def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
+        """See `Bulk`."""
+        made: Launch = self._module.launcher(function, fail)
+        return made
 
 
 def _configure(module: Any) -> str | None:

@@ -67,16 +67,72 @@ static void let_go(const Recipe *recipe, PyObject *memory) {
     for (Py_ssize_t i = 0; i < slots->count; i++) PyList_SetItem(memory, slots->at[i], Py_NewRef(Py_None));
 }
 
+/* A function of the driver's that launches. */
+typedef struct {
+    int (*launch)(void *executable, void *stream);
+    PyObject *fail; /* called with what that has returned, if it is not 0; raises */
+} Launcher;
+
+#define LAUNCHER "pygraph.launcher"
+
+static void free_launcher(PyObject *capsule) {
+    Launcher *launcher = PyCapsule_GetPointer(capsule, LAUNCHER);
+    Py_XDECREF(launcher->fail);
+    PyMem_Free(launcher);
+}
+
+static PyObject *launcher(PyObject *module, PyObject *args) {
+    unsigned long long launch;
+    PyObject *fail;
+    if (!PyArg_ParseTuple(args, "KO", &launch, &fail)) return NULL;
+    Launcher *made = PyMem_Malloc(sizeof(Launcher));
+    if (made == NULL) return PyErr_NoMemory();
+    *made = (Launcher){(int (*)(void *, void *))(uintptr_t)launch, Py_NewRef(fail)};
+    PyObject *capsule = PyCapsule_New(made, LAUNCHER, free_launcher);
+    if (capsule == NULL) {
+        Py_DECREF(fail);
+        PyMem_Free(made);
+    }
+    return capsule;
+}
+
+/* Launches without Python; returns None, or NULL with an exception set. */
+static PyObject *launch_by(const Launcher *launcher, PyObject *executable, PyObject *stream) {
+    void *handle = PyLong_AsVoidPtr(executable), *on = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(stream);
+    if (PyErr_Occurred()) return NULL;
+    int code;
+    Py_BEGIN_ALLOW_THREADS /* it may wait for a launch that waits for a callback in Python */
+    code = launcher->launch(handle, on);
+    Py_END_ALLOW_THREADS
+    return code == 0 ? Py_NewRef(Py_None) : PyObject_CallFunction(launcher->fail, "i", code);
+}
+
+/* `launch` is what launches, an executable and a stream. */
+static PyObject *launched_by(PyObject *const *launch) {
+    if (!PyCapsule_CheckExact(launch[0])) return PyObject_Vectorcall(launch[0], launch + 1, 2, NULL);
+    const Launcher *launcher = PyCapsule_GetPointer(launch[0], LAUNCHER);
+    return launcher == NULL ? NULL : launch_by(launcher, launch[1], launch[2]);
+}
+
+/* Returns what was filled, in its place of an empty list as long as `blank`. What looks for garbage does not see that. */
+static PyObject *filled(const Recipe *recipe, PyObject *inputs, PyObject *memory, PyObject *blank) {
+    PyObject *made = PyList_New(PyList_GET_SIZE(blank));
+    if (made == NULL) return NULL;
+    PyObject_GC_UnTrack(made);
+    PyObject *done = fill(NULL, (PyObject *[]){recipe->plan, memory, inputs, made}, 4);
+    if (done == NULL) Py_CLEAR(made);
+    Py_XDECREF(done);
+    return made;
+}
+
 /* Returns (what the graph returns, what `launch` does), or NULL with an exception set. */
 static PyObject *launch_and_make(const Recipe *recipe, PyObject *inputs, PyObject *memory, PyObject *blank, PyObject *const *launch) {
-    PyObject *launched = PyObject_Vectorcall(launch[0], launch + 1, 2, NULL);
-    PyObject *made = launched == NULL ? NULL : PyList_GetSlice(blank, 0, PyList_GET_SIZE(blank));
-    PyObject *filled = NULL, *result = NULL, *both = NULL;
-    if (made != NULL) filled = fill(NULL, (PyObject *[]){recipe->plan, memory, inputs, made}, 4);
-    if (filled != NULL) result = gather(NULL, (PyObject *[]){recipe->picks, memory, made, inputs}, 4);
-    if (result != NULL) both = PyTuple_Pack(2, result, launched);
+    const Picks *picks = PyCapsule_GetPointer(recipe->picks, PICKS);
+    PyObject *launched = picks == NULL ? NULL : launched_by(launch);
+    PyObject *made = launched == NULL ? NULL : filled(recipe, inputs, memory, blank);
+    PyObject *result = made == NULL ? NULL : picked(picks, (PyObject *[]){memory, made, inputs}, blank);
+    PyObject *both = result == NULL ? NULL : PyTuple_Pack(2, result, launched);
     Py_XDECREF(result);
-    Py_XDECREF(filled);
     Py_XDECREF(made);
     Py_XDECREF(launched);
     return both;

@@ -11,7 +11,7 @@ import ctypes
 import enum
 import functools
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -204,7 +204,17 @@ class Driver:
         """Launch an executable on a stream of the current device."""
         code = self._launch(executable, stream)
         if code:
-            raise DriverError("cuGraphLaunch", code)
+            self.fail_launch(code)
+
+    @property
+    def launch_address(self) -> int:
+        """Where the function is that launches: int (*)(executable, stream)."""
+        return ctypes.cast(self._launch, c_void_p).value or 0
+
+    @staticmethod
+    def fail_launch(code: int) -> NoReturn:
+        """Raise DriverError for what it has returned."""
+        raise DriverError("cuGraphLaunch", code)
 
     def write_words(self, stream: int, writes: Any, count: int) -> None:
         """Have a stream write some words when it has come there; `writes` is of `word_writes`."""

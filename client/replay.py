@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from pygraphd.client._torch import Allocator
-    from pygraphd.client.bulk import Call
+    from pygraphd.client.bulk import Call, Launch
     from pygraphd.client.driver import Driver
     from pygraphd.client.executables import Bindings
     from pygraphd.client.outputs import Making
@@ -199,6 +199,7 @@ class Replay:
         self._start: Callable[[int, int], Draw | None] = (
             driver.launch if ticket is None else _Drawing(ticket, driver).launch
         )
+        self._start_at_once = self._launching()
         self._lock = threading.Lock()
         self._staging = OneStream(driver, device.watch_stream) if layout.staged else None
         self._bindings: Bindings | None = bindings
@@ -252,7 +253,7 @@ class Replay:
             memory,
             binding.memory,
             blank,
-            self._start,
+            self._start_at_once,
             binding.executable,
             stream,
         )
@@ -272,6 +273,12 @@ class Replay:
     def _calling(self, recipe: _Recipe, making: Making) -> Call | None:
         device = self._device
         return recipe.calling(device.allocate, self._layout.outputs, making, device.bulk)
+
+    def _launching(self) -> Launch:
+        """Return what launches in a `Call`: the driver, if nothing has to be done before."""
+        driver = self._driver
+        by_itself = self._device.bulk.launching(driver.launch_address, driver.fail_launch)
+        return self._start if self._ticket is not None or by_itself is None else by_itself
 
     def memory(self) -> list[torch.Tensor]:
         """Allocate what one call needs beside its inputs."""
@@ -424,5 +431,6 @@ class Replay:
         with self._lock:
             ticket, self._ticket = self._ticket, None
             self._start = self._driver.launch
+            self._start_at_once = self._launching()
         if ticket is not None:
             ticket.close()

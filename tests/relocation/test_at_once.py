@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import shutil
 import weakref
@@ -317,8 +318,24 @@ def drawing(case: Case) -> Ticket:
     from pygraphd.client.replay import _Drawing
 
     ticket = Ticket()
-    case.replay._start = _Drawing(ticket, case.emulator.driver).launch
+    case.replay._start = case.replay._start_at_once = _Drawing(ticket, case.emulator.driver).launch
     return ticket
+
+
+def test_the_driver_launches_without_python(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(case.replay, "_start", lambda *_: pytest.fail("by Python"))
+
+    case.expect(at_once=4)
+
+
+def test_a_launch_that_fails_is_told_with_its_code(case: Case) -> None:
+    case.emulator.fail_at(1)
+
+    with pytest.raises(DriverError, match="cuGraphLaunch") as raised:
+        case.call()
+
+    case.emulator.fail_at(0)
+    assert raised.value.code > 0
 
 
 def test_what_was_drawn_is_returned(case: Case) -> None:
@@ -482,3 +499,58 @@ def test_a_call_of_something_else_is_refused_before_it_launches(
 def test_too_few_arguments_are_refused(by_the_helper: None) -> None:
     with pytest.raises(TypeError, match="10 arguments"):
         module().call(1, 2)
+
+
+def launching(made: Any, code: int) -> tuple[Any, list[tuple[int, ...]], list[int]]:
+    """Return what launches by a function of C that returns this code, and what that and `fail` were told."""
+    seen: list[tuple[int, ...]] = []
+    failed: list[int] = []
+
+    def launch(*told: int) -> int:
+        seen.append(told)
+        return code
+
+    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(launch)
+
+    def fail(told: int) -> None:
+        failed.append(told)
+        raise DriverError("cuGraphLaunch", told) from None
+
+    fail.keeps = function  # type: ignore[attr-defined]
+    return made.launcher(ctypes.cast(function, ctypes.c_void_p).value, fail), seen, failed
+
+
+def test_a_function_of_c_gets_executable_and_stream(by_the_helper: None) -> None:
+    launch, seen, failed = launching(module(), 0)
+
+    (output,), launched = calling(module(), launch, executable=(1 << 63) + 3)
+
+    assert (seen, failed, launched) == ([((1 << 63) + 3, 4)], [], None)
+    assert isinstance(output, torch.Tensor)
+
+
+def test_what_a_function_of_c_returns_is_told(by_the_helper: None) -> None:
+    launch, seen, failed = launching(module(), 700)
+
+    with pytest.raises(DriverError, match="700"):
+        calling(module(), launch)
+
+    assert (len(seen), failed) == (1, [700])
+
+
+@pytest.mark.parametrize("wrong", [{"executable": "3"}, {"stream": None}])
+def test_what_is_no_handle_is_refused_before_it_launches(by_the_helper: None, wrong: dict[str, Any]) -> None:
+    launch, seen, _ = launching(module(), 0)
+
+    with pytest.raises(TypeError):
+        calling(module(), launch, **wrong)
+
+    assert seen == []
+
+
+def test_what_else_is_in_a_capsule_launches_nothing(by_the_helper: None) -> None:
+    made = module()
+    with pytest.raises(ValueError, match="PyCapsule"):
+        calling(made, made.indices([0]))
+    with pytest.raises(TypeError):
+        made.launcher("here", None)
