@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pygraphd.client.outputs import Making
     from pygraphd.client.random_numbers import Draw
     from pygraphd.client.recycling import Saved
+    from pygraphd.client.single_kernel import SingleKernel
 
 
 CLOSED = "its recording has gone for others"
@@ -155,9 +156,9 @@ class _Recipe:
 class _Drawing:
     """Launches a graph that draws random numbers."""
 
-    def __init__(self, ticket: Ticket, driver: Driver) -> None:
+    def __init__(self, ticket: Ticket, launch: Launch) -> None:
         self._ticket = ticket
-        self._driver = driver
+        self._launch = launch
 
     def launch(self, executable: int, stream: int) -> Draw:
         """Do so on a stream, which is the current one; raises `UnfitError` or `DriverError`, with the generator as it was."""
@@ -166,7 +167,7 @@ class _Drawing:
             ticket.one_stream.enter(stream)
             drawn = ticket.advance(stream)
             try:
-                self._driver.launch(executable, stream)
+                self._launch(executable, stream)
             except DriverError:
                 ticket.take_back(drawn)
                 raise
@@ -179,15 +180,17 @@ class Replay:
     def __init__(
         self,
         driver: Driver,
+        launch: Launch,
         graph: int,
-        bindings: Bindings,
+        bindings: Bindings | SingleKernel,
         layout: Layout,
         device: Device,
         ticket: Ticket | None = None,
     ) -> None:
-        """Take over `graph`, its executables and `ticket`."""
+        """Take over `graph`, its executables, which `launch` launches, and `ticket`."""
         self.counts = Counts()
         self._driver = driver
+        self._plain_launch = launch
         self._graph = graph
         self._layout = layout
         self._device = device
@@ -197,12 +200,12 @@ class Replay:
         self.offer: frozenset[int] | None = None
         """What the forward offered when these were last held against that."""
         self._start: Callable[[int, int], Draw | None] = (
-            driver.launch if ticket is None else _Drawing(ticket, driver).launch
+            launch if ticket is None else _Drawing(ticket, launch).launch
         )
         self._start_at_once = self._launching()
         self._lock = threading.Lock()
         self._staging = OneStream(driver, device.watch_stream) if layout.staged else None
-        self._bindings: Bindings | None = bindings
+        self._bindings: Bindings | SingleKernel | None = bindings
         self._recipe = _Recipe(layout.memories, range(len(layout.memories)), device.bulk)
         self._recycler: Recycler | None = None
         self._hooks = _torch.saved_tensors_hooks()
@@ -277,8 +280,9 @@ class Replay:
     def _launching(self) -> Launch:
         """Return what launches in a `Call`: the driver, if nothing has to be done before."""
         driver = self._driver
-        by_itself = self._device.bulk.launching(driver.launch_address, driver.fail_launch)
-        return self._start if self._ticket is not None or by_itself is None else by_itself
+        if self._start != driver.launch or driver.launch_address is None:
+            return self._start
+        return self._device.bulk.launching(driver.launch_address, driver.fail_launch) or self._start
 
     def memory(self) -> list[torch.Tensor]:
         """Allocate what one call needs beside its inputs."""
@@ -430,7 +434,7 @@ class Replay:
         """Stop advancing the generator: the graph draws no random numbers."""
         with self._lock:
             ticket, self._ticket = self._ticket, None
-            self._start = self._driver.launch
+            self._start = self._plain_launch
             self._start_at_once = self._launching()
         if ticket is not None:
             ticket.close()

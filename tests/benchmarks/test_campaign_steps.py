@@ -186,3 +186,10 @@ def test_a_run_and_what_needs_a_gpu_on_a_cpu(tmp_path: Path) -> None:
     assert "torch sees no CUDA device here" in done.stdout.partition("-- regions")[2]
     assert "step ms" in done.stdout  # the table of the run
     assert (tmp_path / "campaign.log").read_text().count("=== -m benchmarks") == 5
+
+
+def test_no_process_of_a_run_is_killed_before_the_step_is() -> None:
+    (step,) = made("run:three-ops:eager:1")
+
+    (command,) = step.commands
+    assert option(command.arguments, "--timeout-s") == option(command.arguments, "--budget-s") == SECONDS
