@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pygraphd.client.bulk import Piece, helper
 from pygraphd.client.relocatable import IN_A_CAPTURE, MAX_RECORDINGS, Relocatable
 
 if TYPE_CHECKING:
@@ -63,9 +65,10 @@ class _Call(threading.local):
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """By how much each offset is beyond where a replay found the generator."""
+    """By how much each offset is beyond where a replay found the generator, and what makes a tensor of each, over one of all."""
 
     offsets: tuple[int, ...]
+    fill: Callable[[list[Any], list[Any], list[Any]], None]
 
 
 class WithHostState(Relocatable):
@@ -86,6 +89,7 @@ class WithHostState(Relocatable):
         # Of what is handed out nobody holds these: they need no memory each.
         facts = replace(facts, gradients=facts.gradients.union(facts.state.drawn))
         super().__init__(self._on_gpu, recorder, report, link, facts, max_recordings)
+        self._is_in_capture = bool  # `_why_as_compiled` asks before
         self._as_compiled = launch
         self._state = facts.state
         self._taken = (*facts.state.inputs, *facts.state.idle_inputs)
@@ -195,19 +199,26 @@ class WithHostState(Relocatable):
         follows = all(drawn.before <= each < drawn.after for each in offsets)
         if not follows or any(each != _signed(drawn.seed) for each in seeds):
             return None
-        return _Begun(tuple(each - drawn.before for each in offsets))
+        pieces = [Piece(index, 0, None, index, (), ()) for index in range(len(offsets))]
+        fill = helper.bulk(self._report.fail).filling(pieces)
+        return _Begun(tuple(each - drawn.before for each in offsets), fill)
 
     def _known(self, begun: _Begun, drawn: Draw) -> Sequence[torch.Tensor]:
         seed = self._seed
         if int(seed) != _signed(drawn.seed):
             seed = self._seed = _number(_signed(drawn.seed))
-        # Not views of one tensor: each of those would be detached when it is saved.
-        offsets = [_number(drawn.before + each) for each in begun.offsets]
+        offsets: list[Any] = [None] * len(begun.offsets)
+        # Not views, as autograd knows them: each of those would be detached when it is saved.
+        begun.fill([_numbers([drawn.before + each for each in begun.offsets])], [], offsets)
         return [seed] * len(self._state.seeds) + offsets
 
 
 def _number(value: int) -> torch.Tensor:
     return torch.scalar_tensor(value, dtype=torch.int64, device=_CPU)  # whatever the user's default device is
+
+
+def _numbers(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=_CPU)
 
 
 def _signed(seed: int) -> int:

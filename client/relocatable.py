@@ -20,7 +20,6 @@ from pygraphd.client.driver import DriverError
 from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.misfits import Misfits
 from pygraphd.client.refusals import Disagreements, Lasts, Refusals
-from pygraphd.client.stack import with_room
 from pygraphd.client.witness import OTHERWISE, UNCLEAR
 
 if TYPE_CHECKING:
@@ -80,6 +79,8 @@ class Relocatable:
         self.facts = facts
         """What is known of it beforehand."""
         self._recorder = recorder
+        self._is_in_capture = recorder.in_capture
+        """Whether a call that could be replayed is a part of a capture of the user's."""
         self._attempts = Attempts(launch, recorder, report, facts, self._offered)
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
@@ -94,7 +95,6 @@ class Relocatable:
         self._recording = threading.Lock()
         self._changing = threading.Lock()
 
-    @with_room
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         on_device = self._recorder.on_device()
         if on_device is None:
@@ -107,7 +107,7 @@ class Relocatable:
         replay = self._replays.get(sizes)
         if replay is None:
             return self._without_replay(sizes, inputs)
-        if self._recorder.in_capture():
+        if self._is_in_capture():
             return self._step_aside(IN_A_CAPTURE, inputs)
         if (forward := self._forward) is not None and self._is_outdated(replay, forward, sizes):
             return self._with_offer(forward, sizes, inputs)
@@ -135,9 +135,10 @@ class Relocatable:
         return outputs
 
     def _sizes_of(self, inputs: list[Any]) -> tuple[int, ...]:
-        if self._integers is None:
-            self._integers = [index for index, value in enumerate(inputs) if type(value) is int]
-        return tuple([inputs[index] for index in self._integers])
+        integers = self._integers
+        if integers is None:
+            integers = self._integers = [index for index, value in enumerate(inputs) if type(value) is int]
+        return tuple([inputs[index] for index in integers]) if integers else ()
 
     def _note_replay(self, sizes: tuple[int, ...], replay: Replay, outputs: Any, drawn: Draw | None) -> None:
         if sizes != self._latest:

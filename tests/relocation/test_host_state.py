@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,11 +15,13 @@ from hypothesis import strategies as st
 
 from pygraphd.client import relocatable
 from pygraphd.client.attention import State
+from pygraphd.client.bulk import helper
 from pygraphd.client.host_state import NOT_SENT, ON_THE_GPU, READ_BACK, WithHostState
 from tests.relocation.test_relocatable import Case
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from tests.relocation.conftest import Allocator, Emulator
     from tests.relocation.test_relocatable import Operations
@@ -104,6 +108,38 @@ def test_a_backward_finds_what_its_forward_drew_whichever_way_they_run(
         assert generator.offset == began + 8
     case.expect(captured=ahead + behind, staged=0)
     assert case.report.fallbacks == ({relocatable.NOT_YET: ahead + behind} if ahead or behind else {})
+
+
+def attend_twice(operations: Operations, inputs: list[Any]) -> Any:
+    """Return x + x, an offset, the seed, what attention hands over that drops nothing, and another offset."""
+    seed, first = operations.attention()
+    _, second = operations.attention()
+    return operations.add(inputs[0], inputs[0]), first, seed, torch.empty((), dtype=torch.int64), second
+
+
+@pytest.fixture(params=["by Python", "by the helper"])
+def either_way(request: pytest.FixtureRequest, compiled_helper: Path) -> Iterator[None]:
+    helper.forget()
+    if request.param == "by the helper":
+        if shutil.which("cc") is None:
+            pytest.skip("needs a C compiler")
+        assert helper.prepare(compiled_helper) is None
+    yield
+    helper.forget()
+
+
+def test_what_is_handed_out_stays_what_it_is(either_way: None, case: Case) -> None:
+    run = case.make(attend_twice, state=replace(AHEAD, offsets=(1, 4)))
+    seen = []
+    for _ in range(8):
+        began = case.recorder.generator.offset
+        _, first, seed, _, second = run([case.floats(1.0)])
+        seen.append(((first, second, seed), (began + 4, began + 12, case.recorder.generator.seed)))
+
+    for handed_out, expected in seen:
+        assert tuple(map(int, handed_out)) == expected
+        assert not any(each._is_view() or each.requires_grad for each in handed_out)
+    case.expect(captured=1)
 
 
 def test_a_seed_of_64_bits_is_handed_out_with_a_sign(case: Case) -> None:
