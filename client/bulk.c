@@ -442,6 +442,7 @@ static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t give
 }
 
 #include "call.h"
+#include "stack.h"
 
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
@@ -470,6 +471,9 @@ static PyMethodDef methods[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(recipe, looked_at, inputs, addresses, memory, memory_addresses, blank, launch, executable, stream): return (outputs, what\n"
      "launch(executable, stream) returned) if the inputs looked at and what is allocated lie at these addresses, or None."},
+    {"keep_stack", keep_stack, METH_NOARGS, "keep_stack(): keep pieces of Python's stack instead of unmapping them, from now on."},
+    {"let_go_of_stack", let_go_of_stack, METH_NOARGS, "let_go_of_stack(): keep none any more."},
+    {"pieces_kept", pieces_kept, METH_NOARGS, "pieces_kept(): how many are kept that no frame lies in."},
     {NULL, NULL, 0, NULL}};
 
 /* In two phases, so that it is not put where a user's own module of this name would be looked for. */

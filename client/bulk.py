@@ -213,6 +213,10 @@ class Compiled:
         self.same_references = module.same_references
         self._module = module
 
+    def close(self) -> None:
+        """Have Python's stack be as without the helper."""
+        self._module.let_go_of_stack()
+
     def addresses(self, values: Iterable[int], /) -> Addresses:
         """See `Bulk`."""
         return array.array("Q", values)
@@ -312,6 +316,7 @@ class Helper:
         self._path = None
         reason = module if isinstance(module, str) else _configure(module)
         if reason is None:
+            module.keep_stack()
             self._bulk = Compiled(module)
         else:
             note(f"compiled helper: {reason}")
@@ -325,6 +330,8 @@ class Helper:
 
     def forget(self) -> None:
         """Be as at the beginning of a process."""
+        if isinstance(self._bulk, Compiled):
+            self._bulk.close()
         self._path = self._bulk = None
 
 

@@ -1,4 +1,4 @@
-"""Has `bulk.c`, with its part `call.h`, compiled once for each user, Python and version of it, and loads it. Knows nothing of torch.
+"""Has `bulk.c`, with its parts, compiled once for each user, Python and version of it, and loads it. Knows nothing of torch.
 
 The compiler is the one that Triton finds, so that who runs Inductor's kernels has it, and Python's headers, too. Nobody waits
 for it: the process that starts it goes on without, and whoever records a graph later loads what is there by then.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SOURCE = Path(__file__).with_name("bulk.c")
-PART = SOURCE.with_name("call.h")
+PARTS = tuple(SOURCE.with_name(name) for name in ("call.h", "stack.h"))
 _NAME = "bulk"
 _COMPILERS = ("gcc", "clang", "cc")
 _SPAWN_S = 5.0
@@ -41,7 +41,7 @@ _TRY_AGAIN_S = 86_400.0
 
 def place(cache: Path) -> Path:
     """Return where the compiled file of this user, Python and source belongs in a cache folder."""
-    content = hashlib.sha256(SOURCE.read_bytes() + PART.read_bytes()).hexdigest()[:16]
+    content = hashlib.sha256(b"".join(each.read_bytes() for each in (SOURCE, *PARTS))).hexdigest()[:16]
     return (
         cache / "compiled" / str(os.geteuid()) / f"{_NAME}-{content}.{sysconfig.get_config_var('SOABI')}.so"
     )
