@@ -128,7 +128,7 @@ class Binding:
         """None: it cannot be bound by `follow`."""
         self.follower: Binding | None = None
         """The executable that was used after this one the last time: where addresses rotate, so do executables."""
-        self.executable = self._instantiated()
+        self.executable = driver.instantiate(graph)
 
     def fits(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> bool:
         """Whether it is bound to these inputs and this memory already.
@@ -182,7 +182,7 @@ class Binding:
         nodes = self._nodes_of(bases)
         self.number = TORN
         self._move_to(addresses, moved, bases)
-        self._write(nodes)
+        self._parameters.write(self.executable, nodes)
         self.number = number
         self.is_patched |= bool(nodes)
         self._found_bound = 0
@@ -208,18 +208,10 @@ class Binding:
             *move(self.following.inputs, given, self.pointers, self._words),
             *move(self.following.memory, made, self.memory, self._words),
         }
-        self._write(nodes)
+        self._parameters.write(self.executable, nodes)
         self.number = number
         self.is_patched |= bool(nodes)
         return len(nodes)
-
-    def _instantiated(self) -> int:
-        """Return an executable of the graph as it is."""
-        return self._driver.instantiate(self._graph)
-
-    def _write(self, nodes: Collection[int]) -> None:
-        """Write some nodes; raises DriverError."""
-        self._parameters.write(self.executable, nodes)
 
     def catch_up(self) -> None:
         """Have `addresses` say where `follow` has been."""
@@ -250,7 +242,7 @@ class Binding:
         """
         with self._driver.relaxed():
             self._parameters.write_graph()
-            self.executable = self._instantiated()
+            self.executable = self._driver.instantiate(self._graph)
         self.is_patched = False
 
     def settle(self) -> None:

@@ -64,17 +64,6 @@ class MemoryType(enum.IntEnum):
     UNIFIED = 4
 
 
-class KernelAttribute(enum.IntEnum):
-    """CUlaunchAttributeID, of those that a kernel may not be launched without."""
-
-    COOPERATIVE = 2
-    CLUSTER_DIMENSION = 4
-
-
-_ATTRIBUTE_WORDS = 16
-"""Of a CUlaunchAttributeValue."""
-
-
 class KernelNodeParams(ctypes.Structure):
     """CUDA_KERNEL_NODE_PARAMS_v2; sizes in threads and bytes."""
 
@@ -86,18 +75,6 @@ class KernelNodeParams(ctypes.Structure):
         ("extra", c_void_p),
         ("kern", c_void_p),
         ("ctx", c_void_p),
-    )
-
-
-class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig; sizes in threads and bytes."""
-
-    _fields_ = (
-        *((f"{what}Dim{axis}", c_uint) for what in ("grid", "block") for axis in "XYZ"),
-        ("sharedMemBytes", c_uint),
-        ("hStream", c_void_p),
-        ("attrs", c_void_p),
-        ("numAttrs", c_uint),
     )
 
 
@@ -148,9 +125,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphInstantiateWithFlags": (POINTER(c_void_p), c_void_p, c_uint64),
     "cuGraphExecDestroy": (c_void_p,),
     "cuGraphLaunch": (c_void_p, c_void_p),
-    "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
     "cuGraphNodeGetType": (c_void_p, POINTER(c_int)),
-    "cuGraphKernelNodeGetAttribute": (c_void_p, c_int, c_void_p),
     "cuGraphKernelNodeGetParams_v2": (c_void_p, POINTER(KernelNodeParams)),
     "cuGraphMemcpyNodeGetParams": (c_void_p, POINTER(Memcpy3D)),
     "cuGraphMemsetNodeGetParams": (c_void_p, POINTER(MemsetNodeParams)),
@@ -280,16 +255,6 @@ class Driver:
         params = KernelNodeParams()
         self._call("cuGraphKernelNodeGetParams_v2", node, byref(params))
         return params
-
-    def kernel_attribute(self, node: int, attribute: KernelAttribute) -> tuple[int, ...]:
-        """Return what a kernel node is launched with, as words of 32 bits; what the attribute does not use is 0."""
-        value = (c_uint * _ATTRIBUTE_WORDS)()
-        self._call("cuGraphKernelNodeGetAttribute", node, attribute, value)
-        return tuple(value)
-
-    def kernel_launcher(self) -> Any:
-        """Return the call that launches a kernel: (address of a `LaunchConfig`, function, addresses of arguments, packed list)."""
-        return self._calls["cuLaunchKernelEx"]
 
     def memcpy(self, node: int) -> Memcpy3D:
         """Return a copy node's parameters."""

@@ -123,13 +123,6 @@ class Parameters:
         """Return how many nodes can be written."""
         return len(self._nodes)
 
-    def only_kernel(self) -> tuple[int, KernelNodeParams] | None:
-        """Return the node, if it is the only one and a kernel, and what it is launched with: its arguments are `words`, as they are then."""
-        if [node.node_type for node in self._nodes] != [NodeType.KERNEL]:
-            return None
-        ((_, (handle, struct, *_), _),) = self._writes
-        return handle, KernelNodeParams.from_address(struct)
-
     def write(self, executable: int, nodes: Iterable[int]) -> None:
         """Write the words of some nodes into an executable; raises DriverError, with some of them written."""
         for index in nodes:

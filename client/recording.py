@@ -37,13 +37,11 @@ from pygraphd.client.relocation import (
     scan,
 )
 from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
-from pygraphd.client.single_kernel import Arguments, SingleKernel, kernel_of
 from pygraphd.client.witness import OTHERWISE, Moved, UnclearError, false_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from pygraphd.client.bulk import Bulk, Launch
     from pygraphd.client.driver import Driver
     from pygraphd.client.relocation import Table
 
@@ -207,33 +205,14 @@ def _build(
             capture.ticket.close()
             capture.ticket = None
     parameters.candidates.clear()  # one for each argument, and of use only to the search
-    bindings, launch = _bindings(
-        driver, capture.graph, parameters, table, layout.groups, bases, means.bulk, note
-    )
+    binding = Binding(driver, capture.graph, parameters, table, layout.groups, bases, means.bulk)
+    bindings = Bindings(binding, note)
     try:
-        replay = Replay(driver, launch, capture.graph, bindings, layout, means, capture.ticket)
+        replay = Replay(driver, capture.graph, bindings, layout, means, capture.ticket)
     except BaseException:
         bindings.close()
         raise
     return Built(replay, _unseen(table, layout), device, len(parameters))
-
-
-def _bindings(
-    driver: Driver,
-    graph: int,
-    parameters: Parameters,
-    table: Table,
-    groups: Sequence[InputGroup],
-    bases: Sequence[int],
-    bulk: Bulk,
-    note: Callable[[str], None],
-) -> tuple[Bindings | SingleKernel, Launch]:
-    """Return what is bound to the addresses of calls, and what launches that."""
-    if (kernel := kernel_of(driver, parameters)) is not None:
-        arguments = Arguments(driver, graph, parameters, table, groups, bases, bulk)
-        if arguments.following is not None:
-            return SingleKernel(arguments), kernel.launch
-    return Bindings(Binding(driver, graph, parameters, table, groups, bases, bulk), note), driver.launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pygraphd.client.outputs import Making
     from pygraphd.client.random_numbers import Draw
     from pygraphd.client.recycling import Saved
-    from pygraphd.client.single_kernel import SingleKernel
 
 
 CLOSED = "its recording has gone for others"
@@ -156,9 +155,9 @@ class _Recipe:
 class _Drawing:
     """Launches a graph that draws random numbers."""
 
-    def __init__(self, ticket: Ticket, launch: Launch) -> None:
+    def __init__(self, ticket: Ticket, driver: Driver) -> None:
         self._ticket = ticket
-        self._launch = launch
+        self._driver = driver
 
     def launch(self, executable: int, stream: int) -> Draw:
         """Do so on a stream, which is the current one; raises `UnfitError` or `DriverError`, with the generator as it was."""
@@ -167,7 +166,7 @@ class _Drawing:
             ticket.one_stream.enter(stream)
             drawn = ticket.advance(stream)
             try:
-                self._launch(executable, stream)
+                self._driver.launch(executable, stream)
             except DriverError:
                 ticket.take_back(drawn)
                 raise
@@ -180,17 +179,15 @@ class Replay:
     def __init__(
         self,
         driver: Driver,
-        launch: Launch,
         graph: int,
-        bindings: Bindings | SingleKernel,
+        bindings: Bindings,
         layout: Layout,
         device: Device,
         ticket: Ticket | None = None,
     ) -> None:
-        """Take over `graph`, its executables, which `launch` launches, and `ticket`."""
+        """Take over `graph`, its executables and `ticket`."""
         self.counts = Counts()
         self._driver = driver
-        self._plain_launch = launch
         self._graph = graph
         self._layout = layout
         self._device = device
@@ -200,12 +197,12 @@ class Replay:
         self.offer: frozenset[int] | None = None
         """What the forward offered when these were last held against that."""
         self._start: Callable[[int, int], Draw | None] = (
-            launch if ticket is None else _Drawing(ticket, launch).launch
+            driver.launch if ticket is None else _Drawing(ticket, driver).launch
         )
         self._start_at_once = self._launching()
         self._lock = threading.Lock()
         self._staging = OneStream(driver, device.watch_stream) if layout.staged else None
-        self._bindings: Bindings | SingleKernel | None = bindings
+        self._bindings: Bindings | None = bindings
         self._recipe = _Recipe(layout.memories, range(len(layout.memories)), device.bulk)
         self._recycler: Recycler | None = None
         self._hooks = _torch.saved_tensors_hooks()
@@ -280,7 +277,7 @@ class Replay:
     def _launching(self) -> Launch:
         """Return what launches in a `Call`: the driver, if nothing has to be done before."""
         driver = self._driver
-        if self._start != driver.launch or driver.launch_address is None:
+        if self._ticket is not None or driver.launch_address is None:
             return self._start
         return self._device.bulk.launching(driver.launch_address, driver.fail_launch) or self._start
 
@@ -434,7 +431,7 @@ class Replay:
         """Stop advancing the generator: the graph draws no random numbers."""
         with self._lock:
             ticket, self._ticket = self._ticket, None
-            self._start = self._plain_launch
+            self._start = self._driver.launch
             self._start_at_once = self._launching()
         if ticket is not None:
             ticket.close()

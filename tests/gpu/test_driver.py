@@ -24,7 +24,6 @@ def test_this_driver_has_all_calls() -> None:
     ("mine", "theirs"),
     [
         (driver.KernelNodeParams, "CUDA_KERNEL_NODE_PARAMS"),
-        (driver.LaunchConfig, "CUlaunchConfig"),
         (driver.MemsetNodeParams, "CUDA_MEMSET_NODE_PARAMS"),
         (driver.Memcpy3D, "CUDA_MEMCPY3D"),
     ],
@@ -58,11 +57,3 @@ def test_node_types_are_nvidias() -> None:
     theirs = {each.name.removeprefix("CU_GRAPH_NODE_TYPE_"): each.value for each in bindings.CUgraphNodeType}
 
     assert {each.name: each.value for each in driver.NodeType}.items() <= theirs.items()
-
-
-def test_attributes_of_kernels_are_nvidias() -> None:
-    bindings = pytest.importorskip("cuda.bindings.driver")
-    prefix = "CU_LAUNCH_ATTRIBUTE_"
-    theirs = {each.name.removeprefix(prefix): each.value for each in bindings.CUlaunchAttributeID}
-
-    assert {each.name: each.value for each in driver.KernelAttribute}.items() <= theirs.items()

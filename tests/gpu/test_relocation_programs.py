@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import recording, relocatable
+from pygraphd.client import relocatable
 from pygraphd.client.misfits import Misfit
 
 if TYPE_CHECKING:
@@ -38,15 +38,6 @@ def x(n: int = 1000) -> torch.Tensor:
 def warm(run: Callable[..., Any], *inputs: Any, calls: int = 3) -> None:
     for _ in range(calls):
         run(*inputs)
-
-
-@pytest.fixture(autouse=True, params=["as a kernel", "as a graph"])
-def one_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Say how graphs of one kernel are launched, which most of these are."""
-    if request.param == "as a graph":
-        monkeypatch.setattr(recording, "kernel_of", lambda *_: None)
-    how: str = request.param
-    return how
 
 
 # --- what breaks PyTorch's own graphs ----------------------------------------------------------------------------
@@ -420,9 +411,8 @@ NEVER_FAIL = frozenset(
         "cuThreadExchangeStreamCaptureMode",  # would leave this thread as it was not
     }
 )  # fmt: skip
-FOR_A_SHORTER_WAY = frozenset({"cuMemcpyDtoH_v2", "cuStreamBatchMemOp_v2", "cuGraphKernelNodeGetAttribute"})
-"""What finds out where the generator's state lies, without which PyTorch writes that, and whether a kernel can be launched by itself,
-without which its graph is: the recording is used."""
+FOR_A_SHORTER_WAY = frozenset({"cuMemcpyDtoH_v2", "cuStreamBatchMemOp_v2"})
+"""What finds out where the generator's state lies: without it PyTorch writes that, and the recording is used."""
 
 
 class FailingCalls:
@@ -513,22 +503,15 @@ def test_every_driver_call_may_fail(
     assert torch.cuda.memory_reserved() <= before
 
 
-def test_a_failed_launch_is_launched_plainly(
-    relocated: Relocated, monkeypatch: pytest.MonkeyPatch, one_kernel: str
-) -> None:
+def test_a_failed_launch_is_launched_plainly(relocated: Relocated, monkeypatch: pytest.MonkeyPatch) -> None:
     from pygraphd.client import driver
 
-    loaded, failing = driver.load(), [False]
-    name = "cuLaunchKernelEx" if one_kernel == "as a kernel" else "cuGraphLaunch"
-    launch = loaded._calls[name]
-    monkeypatch.setitem(loaded._calls, name, lambda *told: 999 if failing[0] else launch(*told))
-    monkeypatch.setattr(loaded, "_launch", loaded._calls["cuGraphLaunch"])
-    monkeypatch.setattr(loaded, "launch_address", None)
+    monkeypatch.setattr(driver.load(), "launch_address", None)
     run = compiled(affine)
     warm(run, x())
     a = x()
 
-    failing[0] = True
+    monkeypatch.setattr(driver.load(), "_launch", lambda *_: 999)
     torch.testing.assert_close(run(a), affine(a))
 
-    assert relocated.report.fallbacks[f"{name} failed with CUresult 999"] == 1
+    assert relocated.report.fallbacks["cuGraphLaunch failed with CUresult 999"] == 1

@@ -36,9 +36,6 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "emulator_fail_at": ((c_long,), None),
     "emulator_calls": ((), c_long),
     "emulator_patched_launches": ((), c_long),
-    "emulator_kernel_launches": ((), c_long),
-    "emulator_kernel_stream": ((), c_void_p),
-    "emulator_kernels_are": ((c_int, c_uint), None),
     "emulator_live_graphs": ((), c_long),
     "emulator_live_executables": ((), c_long),
 }
@@ -194,19 +191,6 @@ class Emulator:
         launches: int = self._library.emulator_patched_launches()
         return launches
 
-    def kernel_launches(self) -> int:
-        """Return how many kernels were launched so far without a graph."""
-        launches: int = self._library.emulator_kernel_launches()
-        return launches
-
-    def kernel_stream(self) -> int:
-        """Return the stream of the latest of these."""
-        return self._library.emulator_kernel_stream() or 0
-
-    def kernels_are(self, *, cooperative: bool = False, blocks: int = 0) -> None:
-        """Have all kernels of graphs be launched in a manner of their own: as one, or in clusters."""
-        self._library.emulator_kernels_are(cooperative, blocks)
-
     def host_memory(self, address: int, size: int) -> None:
         """Declare memory to be the host's."""
         self._library.emulator_host_memory(address, size)
@@ -243,16 +227,6 @@ class Allocator:
             assert (memory[:start] == GUARD).all()
             assert (memory[end:] == GUARD).all()
         self._given.clear()
-
-
-@pytest.fixture(autouse=True)
-def executables_for_one_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have graphs of one kernel, which tests make for brevity, stand for those of many, but where it is about the former."""
-    is_about_them = request.path.name == "test_single_kernel.py"
-    if not is_about_them and request.node.get_closest_marker("torch"):
-        from pygraphd.client import recording
-
-        monkeypatch.setattr(recording, "kernel_of", lambda *_: None)
 
 
 @pytest.fixture
@@ -293,7 +267,6 @@ def emulator(emulator_library: Path) -> Iterator[Emulator]:
         call.argtypes, call.restype = arguments, result
     emulator = Emulator(library)
     emulator.fail_at(0)
-    emulator.kernels_are()
     before = emulator.live()
     yield emulator
     emulator.fail_at(0)

@@ -31,13 +31,6 @@ struct KernelParams {
     void* ctx;
 };
 
-struct LaunchConfig {
-    unsigned grid[3], block[3], shared;
-    void* stream;
-    void* attributes;
-    unsigned numAttributes;
-};
-
 struct MemsetParams {
     uint64_t dst;
     size_t pitch;
@@ -125,10 +118,7 @@ struct Executable {
 struct State {
     long calls = 0, fail_at = 0;
     long graphs = 0, executables = 0, patched_launches = 0;
-    long kernel_launches = 0;
-    int capture_mode = 0, cooperative = 0;
-    unsigned cluster[3] = {};
-    void* stream = nullptr;
+    int capture_mode = 0;
     std::vector<std::pair<uint64_t, uint64_t>> host, gone;
 };
 
@@ -306,30 +296,6 @@ CALL(cuGraphLaunch, void* executable, void*) {
     for (Node* node : static_cast<Executable*>(executable)->order) run(*node);
     state.patched_launches += static_cast<Executable*>(executable)->patched;
     return 0;
-}
-
-CALL(cuLaunchKernelEx, const LaunchConfig* config, void* function, void** pointers, void** extra) {
-    FAIL_IF_ASKED;
-    if (config->attributes || config->numAttributes) return kInvalidValue;
-    state.stream = config->stream;
-    Node node;
-    node.function = static_cast<Function*>(function);
-    node.arguments.layout(*node.function);
-    KernelParams params{};
-    params.kernelParams = pointers;
-    params.extra = extra;
-    node.arguments.take(*node.function, params);
-    run(node);
-    ++state.kernel_launches;
-    return 0;
-}
-
-CALL(cuGraphKernelNodeGetAttribute, void*, int attribute, void* value) {
-    FAIL_IF_ASKED;
-    std::memset(value, 0, 64);
-    if (attribute == 2) *static_cast<int*>(value) = state.cooperative;
-    if (attribute == 4) std::memcpy(value, state.cluster, sizeof state.cluster);
-    return attribute == 2 || attribute == 4 ? 0 : kInvalidValue;
 }
 
 CALL(cuGraphNodeGetType, void* node, int* type) {
@@ -519,11 +485,5 @@ extern "C" void emulator_fail_at(long call) {
 
 extern "C" long emulator_calls() { return state.calls; }
 extern "C" long emulator_patched_launches() { return state.patched_launches; }
-extern "C" long emulator_kernel_launches() { return state.kernel_launches; }
-extern "C" void* emulator_kernel_stream() { return state.stream; }
-extern "C" void emulator_kernels_are(int cooperative, unsigned blocks) {
-    state.cooperative = cooperative;
-    for (unsigned& each : state.cluster) each = blocks;
-}
 extern "C" long emulator_live_graphs() { return state.graphs; }
 extern "C" long emulator_live_executables() { return state.executables; }

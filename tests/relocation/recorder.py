@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client.executables import Bindings
 from pygraphd.client.recording import Built, Capture, build
 
 if TYPE_CHECKING:
@@ -14,12 +13,6 @@ if TYPE_CHECKING:
 
     from pygraphd.client.replay import Replay
     from tests.relocation.conftest import Allocator, Arena, Emulator, Graph
-
-
-def executables_of(replay: Replay) -> Bindings:
-    """Return the executables of a recording of more than one kernel."""
-    assert isinstance(replay._bindings, Bindings)
-    return replay._bindings
 
 
 class Recorder:

@@ -318,7 +318,7 @@ def drawing(case: Case) -> Ticket:
     from pygraphd.client.replay import _Drawing
 
     ticket = Ticket()
-    case.replay._start = case.replay._start_at_once = _Drawing(ticket, case.emulator.driver.launch).launch
+    case.replay._start = case.replay._start_at_once = _Drawing(ticket, case.emulator.driver).launch
     return ticket
 
 

@@ -27,7 +27,7 @@ from pygraphd.client.executables import (
     Bindings,
 )
 from pygraphd.client.parameters import Parameters
-from tests.relocation.recorder import Recorder, executables_of
+from tests.relocation.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -217,7 +217,8 @@ def test_many_executables_are_found_in_any_order_however_many_addresses_were_met
         written.append(replay.counts.written - before)
 
     assert not any(written[5:])  # then what is never used again has an executable for itself
-    bindings = executables_of(replay)
+    bindings = replay._bindings
+    assert bindings is not None
     assert len(bindings._met) == MET
     assert len(bindings._bound_to) <= MET
     replay.close()
@@ -657,7 +658,8 @@ def _overlapping(memory: torch.Tensor) -> list[torch.Tensor]:
 
 def _check(replay: Replay) -> None:
     """Assert that all that an executable knows of its addresses agrees."""
-    bindings = executables_of(replay)
+    bindings = replay._bindings
+    assert bindings is not None
     for each in bindings._all:
         first, addresses = each._first_memory, each.addresses
         assert [each.pointers[index] for index in each._indices] == addresses[:first]

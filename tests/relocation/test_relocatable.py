@@ -37,7 +37,6 @@ from pygraphd.client.recording import Capture
 from pygraphd.client.relocatable import IDLE_CHANGES
 from pygraphd.client.relocation import BLOCK, Share, Span
 from pygraphd.client.report import Report
-from tests.relocation.recorder import executables_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -1603,7 +1602,7 @@ def test_layers_that_share_a_graph_have_an_executable_each_if_they_are_not_too_m
 
     assert replay.executables == min(layers, MAX_BINDINGS)
     assert replay.counts.written - before <= 2 * MANY_NODES * max(0, layers - MAX_BINDINGS)
-    assert len(executables_of(replay)._bound_to) <= MET
+    assert len(replay._bindings._bound_to) <= MET  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("nodes", "weights"), [(1, 0), (MANY_NODES - 1, 0), (10, 9), (40, 39)])
@@ -1779,7 +1778,7 @@ def test_of_many_inputs_any_may_move_and_no_more_is_written_than_follows_it(case
     for _ in range(3):
         run([total, *values])
     (replay,) = run._replays.values()
-    executables_of(replay)._most = 1
+    replay._bindings._most = 1  # type: ignore[union-attr]
     for index in range(count - 1):
         total.zero_()
         written = replay.counts.written

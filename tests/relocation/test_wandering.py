@@ -24,7 +24,7 @@ from pygraphd.client.executables import (
 )
 from pygraphd.client.parameters import Parameters
 from pygraphd.client.wandering import MOST_NODES, MOST_TENSORS
-from tests.relocation.recorder import Recorder, executables_of
+from tests.relocation.recorder import Recorder
 from tests.relocation.test_executables import _check
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def wander(recorder: Recorder, replay: Replay, memory: list[torch.Tensor], input
     for turn in range(WANDERING):
         written = doubled(replay, memory, *(recorder.floats(turn, i) for i in range(inputs)))
         assert written == inputs
-    assert executables_of(replay)._unseen == UNSEEN
+    assert replay._bindings is not None
+    assert replay._bindings._unseen == UNSEEN
 
 
 @pytest.mark.parametrize(
@@ -156,9 +157,8 @@ def test_an_executable_that_was_made_in_place_is_made_anew_once_it_stays(recorde
     replay = recorder.doubling([recorder.floats(1, 2)])
     memory, stays = replay.memory(), recorder.floats(5, 6)
     wander(recorder, replay, memory)
-    executables_of(replay)._all[
-        0
-    ].is_patched = False  # as of one that nearly came back, and so has just been made
+    assert replay._bindings is not None
+    replay._bindings._all[0].is_patched = False  # as of one that nearly came back, and so has just been made
 
     assert [doubled(replay, memory, stays) for _ in range(5)] == [1, 0, 0, 0, 0]
 
@@ -225,14 +225,15 @@ def test_what_takes_turns_again_ends_it_soon(recorder: Recorder, nodes: int) -> 
         replay.run([each], memory)
     for turn in range((WANDERING if nodes < MANY_NODES else 2 * MAX_BINDINGS) + 1):
         replay.run([recorder.floats(turn, turn)], memory)
-    assert executables_of(replay)._unseen
+    assert replay._bindings is not None
+    assert replay._bindings._unseen
     before = replay.counts.written
 
     for each in sets * 40:
         assert replay.run([each], memory)[0].tolist() == (each * 2).tolist()
 
     assert replay.counts.written - before <= ASKED * nodes
-    assert executables_of(replay)._unseen == 0
+    assert replay._bindings._unseen == 0
     replay.close()
 
 
@@ -336,7 +337,7 @@ def test_whatever_comes_results_are_right_and_what_is_known_of_addresses_agrees(
     replay = recorder.built(recorded, outputs).replay
     memories = [replay.memory() for _ in range(3)]
 
-    bindings = executables_of(replay)
+    bindings = replay._bindings
     assert bindings is not None
     bindings._wanders_after = 1
     with pytest.MonkeyPatch.context() as patch:
