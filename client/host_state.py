@@ -75,6 +75,7 @@ class WithHostState(Relocatable):
     """A `Relocatable` whose graph has a `State`. What is recorded and verified has it on the GPU, callers have it on the CPU."""
 
     _hears_of_draws = True
+    _asks_of_captures = False  # as `_why_as_compiled` does so before
 
     def __init__(
         self,
@@ -89,7 +90,6 @@ class WithHostState(Relocatable):
         # Of what is handed out nobody holds these: they need no memory each.
         facts = replace(facts, gradients=facts.gradients.union(facts.state.drawn))
         super().__init__(self._on_gpu, recorder, report, link, facts, max_recordings)
-        self._is_in_capture = bool  # `_why_as_compiled` asks before
         self._as_compiled = launch
         self._state = facts.state
         self._taken = (*facts.state.inputs, *facts.state.idle_inputs)

@@ -57,6 +57,8 @@ class Relocatable:
     """Runs a compiled callable as relocatable graphs where it can; call it with Inductor's list of inputs."""
 
     _hears_of_draws = False
+    _asks_of_captures = True
+    """Whether it has to be asked if a call that can be replayed is a part of a capture of the user's."""
 
     def __init__(
         self,
@@ -79,8 +81,6 @@ class Relocatable:
         self.facts = facts
         """What is known of it beforehand."""
         self._recorder = recorder
-        self._is_in_capture = recorder.in_capture
-        """Whether a call that could be replayed is a part of a capture of the user's."""
         self._attempts = Attempts(launch, recorder, report, facts, self._offered)
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
@@ -107,7 +107,7 @@ class Relocatable:
         replay = self._replays.get(sizes)
         if replay is None:
             return self._without_replay(sizes, inputs)
-        if self._is_in_capture():
+        if self._asks_of_captures and self._recorder.in_capture():
             return self._step_aside(IN_A_CAPTURE, inputs)
         if (forward := self._forward) is not None and self._is_outdated(replay, forward, sizes):
             return self._with_offer(forward, sizes, inputs)
