@@ -118,7 +118,7 @@ def _tests(place: Place) -> Step:
         pytest_plugin.GPUS: str(place.gpus),
     }
     plugins = ("-p", "no:benchmark", "-p", "benchmarks.pytest_plugin")
-    workers = ("-n", str(_WORKERS * place.gpus), "--dist", "worksteal")
+    workers = ("-n", str(_WORKERS * place.gpus), "--dist", "worksteal", "--durations", "20")
     return place.step(
         420,
         Command(("-m", "pytest", "-m", "gpu", *plugins, *workers), tuple(environ.items())),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "BENCHMARK_GATE"
 """For a child: the file that says that it is ready."""
+THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Of Inductor's: with one, it starts no processes to compile in."""
 AFTER_VARIABLE = "BENCHMARK_AFTER"
 """For a child: the file that says so of the one that compiles before it."""
 _EXPECTED = "expected"
@@ -31,7 +33,7 @@ _POLL_S = 0.05
 class Gate:
     """The parent's side: a folder that processes meet in, each given as (its name, what it shares when it compiles).
 
-    `environ` is what all of them get beside what they need for that.
+    `environ` is what all of them get beside what they need for that; they have so many `cores`, or all of this process's.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Gate:
         folder: Path,
         expected: Sequence[tuple[str, Hashable]],
         environ: Mapping[str, str] = MappingProxyType({}),
+        cores: int | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _EXPECTED).write_text(str(len(expected)))
@@ -46,14 +49,21 @@ class Gate:
         self._environ = environ
         self._after: dict[str, Path] = {}
         latest: dict[Hashable, str] = {}
+        side_by_side = max(1, len({shared for _, shared in expected}))
+        self._threads = max(1, (cores or len(os.sched_getaffinity(0))) // side_by_side)
         for name, shared in expected:
             if shared in latest:
                 self._after[name] = self._file(latest[shared])
             latest[shared] = name
 
     def place(self, name: str) -> Place:
-        """Return the place of one of the processes."""
-        return Place(self._file(name), self._after.get(name), self._environ)
+        """Return the place of one of the processes.
+
+        Those that come later find most of it compiled, and need no pool of processes for the rest.
+        """
+        after = self._after.get(name)
+        threads = os.environ.get(THREADS_VARIABLE) or str(1 if after else self._threads)
+        return Place(self._file(name), after, {THREADS_VARIABLE: threads, **self._environ})
 
     def _file(self, name: str) -> Path:
         return self._folder / (name + _READY)

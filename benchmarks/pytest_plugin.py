@@ -13,19 +13,20 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from benchmarks.environment import describe_host
 from benchmarks.lanes import VISIBLE, gpu_names
 from benchmarks.processes import last_error, last_exception
 from benchmarks.records import SCHEMA, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pytest
+    from collections.abc import Collection, Mapping
 
 FILE, GPUS = "BENCHMARK_TESTS", "BENCHMARK_GPUS"
 """Variables: the file to write, and how many GPUs there are for the workers."""
 _ERROR = "E   "
+_MAX_MISSING = 20
 _BY_THEMSELVES = {0, 1, 5}
 """Exit codes of pytest: all did well, some failed, there were none."""
 
@@ -55,10 +56,22 @@ class Outcomes:
         self._environment = describe_host()
         self._counts: Counter[str] = Counter()
         self._failed: dict[str, str] = {}
+        self._missing: set[str] = set()
         self._save(ended=False)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note which tests there are."""
+        self._missing.update(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Collection[str]) -> None:
+        """Note which tests there are for workers, each of which finds all of them, before it runs any."""
+        self._missing.update(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of a test's call, or of what comes before and after it if that is not as it should be."""
+        if report.when == "teardown":
+            self._missing.discard(report.nodeid)
         if report.failed:
             self._note_failure(report)
         elif report.when == "call" or report.skipped:
@@ -80,7 +93,8 @@ class Outcomes:
 
     def _save(self, *, ended: bool) -> None:
         failed = [{"test": test, "error": error} for test, error in self._failed.items()]
-        counts = {"counts": dict(self._counts), "failed": failed, "ended": ended}
+        missing = [] if ended else sorted(self._missing)
+        counts = {"counts": dict(self._counts), "failed": failed, "ended": ended, "missing": missing}
         write_json(self._file, {"schema": SCHEMA, "environment": self._environment, **counts})
 
 
@@ -97,6 +111,8 @@ def main(arguments: list[str]) -> int:
     content = json.loads(Path(arguments[0]).read_text())
     for each in content["failed"]:
         print(f"{each['test']}: {each['error']}")
+    for each in content["missing"][:_MAX_MISSING]:
+        print(f"{each}: not done")
     counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(content["counts"].items()))
     print((counts or "no test ran") + ("" if content["ended"] else "; ended before they were done"))
     return 0

@@ -130,7 +130,8 @@ class Run:
             wave = [turn for turn in possible if (turn.peer.cache is Cache.WARM) is warm]
             if wave and not trials.is_stopped:
                 expected = [(turn.name, trials.compiles_with(turn)) for turn in wave]
-                gate = Gate(Path(f"{folder}.{warm}"), expected, dict(lane.environ))
+                cores = len(lane.cores) if lane.cores is not None else None
+                gate = Gate(Path(f"{folder}.{warm}"), expected, dict(lane.environ), cores)
                 with ThreadPoolExecutor(len(wave), initializer=lane.enter) as pool:
                     running = {pool.submit(trials.run, turn, gate): turn for turn in wave}
                     for done in as_ended(running):  # noted at once, as the run may be ended early

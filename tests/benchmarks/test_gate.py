@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gate import Gate, wait_for_turn
+from benchmarks.gate import THREADS_VARIABLE, Gate, wait_for_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -99,3 +99,29 @@ def test_who_waits_ends_with_whoever_started_it(tmp_path: Path) -> None:
     while "has gone" not in ended.read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "has gone" in ended.read_text()
+
+
+EXPECTED = [("a", "same"), ("b", "other"), ("c", "same")]
+
+
+def threads(gate: Gate) -> dict[str, str]:
+    return {name: gate.place(name).environ[THREADS_VARIABLE] for name, _ in EXPECTED}
+
+
+def test_those_that_come_later_compile_in_no_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(THREADS_VARIABLE, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
+
+    assert threads(Gate(tmp_path, EXPECTED)) == {"a": "3", "b": "3", "c": "1"}
+    assert threads(Gate(tmp_path, EXPECTED, cores=4)) == {"a": "2", "b": "2", "c": "1"}
+    assert threads(Gate(tmp_path, EXPECTED, cores=1)) == {"a": "1", "b": "1", "c": "1"}
+
+
+def test_who_says_how_many_threads_compile_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(THREADS_VARIABLE, "5")
+
+    assert threads(Gate(tmp_path, EXPECTED)) == {"a": "5", "b": "5", "c": "5"}

@@ -100,6 +100,7 @@ def test_each_failed_test_has_its_error(tmp_path: Path, workers: tuple[str, ...]
         "test_without_a_fixture": "fixture 'nothing' not found",
     }
     assert found["environment"]["commit"] == "abc"
+    assert found["missing"] == []
     lines = printed(tmp_path)
     assert lines[-1] == "3 failed, 1 passed, 1 skipped"
     assert sum("::test_compared: assert 3 == 4" in line for line in lines) == 1
@@ -140,8 +141,10 @@ def test_what_failed_before_the_end_is_kept_and_printed(tmp_path: Path) -> None:
 
     assert "ValueError: at once" in output
     assert [each["error"] for each in content(tmp_path)["failed"]] == ["ValueError: at once"]
-    first, last = printed(tmp_path)
+    assert [each.partition("::")[2] for each in content(tmp_path)["missing"]] == ["test_slow"]
+    first, missing, last = printed(tmp_path)
     assert first.endswith("::test_bad: ValueError: at once")
+    assert missing.endswith("::test_slow: not done")
     assert last == "1 failed; ended before they were done"
 
 
