@@ -62,11 +62,13 @@ class Outcomes:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note which tests there are."""
         self._missing.update(item.nodeid for item in session.items)
+        self._save(ended=False)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Collection[str]) -> None:
         """Note which tests there are for workers, each of which finds all of them, before it runs any."""
         self._missing.update(ids)
+        self._save(ended=False)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of a test's call, or of what comes before and after it if that is not as it should be."""

@@ -290,9 +290,8 @@ class Attempts:
         """Return what may be laid over in a call; nothing if that is not worth it. Raises nothing: it can be done without."""
         try:
             offered = self._offered()
-            found = donation.donation_of(inputs, offered)
-            if not found.is_worth_it:
-                return found
+            if not donation.are_large_enough(inputs, offered):
+                return NONE
             held = _torch.held_in_backward()
             return donation.donation_of(inputs, [each for each in offered if id(inputs[each]) not in held])
         except Exception as error:  # noqa: BLE001 - it looks at what is on the stack, which may be of any kind

@@ -29,6 +29,7 @@ static PyObject *configure(PyObject *module, PyObject *args) {
         return NULL;
     Py_INCREF(type); /* for good: what was configured before may be in use */
     torch.type = (PyTypeObject *)type;
+    for (int i = 0; i < 2; i++) Py_CLEAR(torch.subtypes[i]);
     torch.offset = offset;
     torch.get_data_ptr = (int32_t(*)(void *, void **))(uintptr_t)get_data_ptr;
     torch.reinterpret = (int32_t(*)(void *, int64_t, const int64_t *, const int64_t *, int64_t, void **))(uintptr_t)reinterpret;
@@ -42,9 +43,10 @@ static PyObject *configure(PyObject *module, PyObject *args) {
 static int is_subtype(PyTypeObject *type) {
     if (torch.type == NULL || !PyType_IsSubtype(type, torch.type)) return 0;
     Py_INCREF(type); /* no other type must get its address */
-    Py_XDECREF(torch.subtypes[1]);
+    PyTypeObject *oldest = torch.subtypes[1];
     torch.subtypes[1] = torch.subtypes[0];
     torch.subtypes[0] = type;
+    Py_XDECREF(oldest);
     return 1;
 }
 

@@ -103,9 +103,15 @@ class Donation:
 NONE = Donation()
 
 
+def are_large_enough(inputs: Sequence[Any], named: Collection[int]) -> bool:
+    """Whether the `named` inputs have enough bytes in all, wherever they lie."""
+    size: int = sum(inputs[index].nbytes for index in named if isinstance(inputs[index], torch.Tensor))
+    return size >= WORTH_BYTES
+
+
 def donation_of(inputs: Sequence[Any], named: Collection[int]) -> Donation:
     """Return what may be laid over in a call: of the `named` inputs large ones, side by side."""
-    if sum(inputs[index].nbytes for index in named if isinstance(inputs[index], torch.Tensor)) < WORTH_BYTES:
+    if not are_large_enough(inputs, named):
         return NONE
     places = sorted((extent(inputs[index]).start, index) for index in named if _fills_blocks(inputs[index]))
     stretches = tuple(_stretches(inputs, [index for _, index in places]))

@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 FEW_BINDINGS = 4
 """Executables of one recording at least: batches in rotation and kept outputs make addresses recur with short periods."""
 MAX_BINDINGS = 64
-"""At most, as long as `MAX_NODES` are the nodes of all: the layers of a model may share one graph, and have weights of their own;"""
+"""At most, as long as `MAX_NODES` are the nodes of all: the layers of a model may share one graph, and have weights of their own."""
 MAX_NODES = 1_024
 MANY_NODES = 3
-"""and of graphs with so many nodes only. Fewer are written in less time than it takes to find out which of many addresses come back: a
-call would take longer than launching what was captured until that is done. Addresses get an executable when they come for the second time, if
-half of the nodes would be written."""
+"""Nodes of a graph whose addresses get an executable when they come for the second time, if half of the nodes would be written."""
 WRITES_OF_ONE = 10
 """All other addresses that come soon again get one when writing for them has taken as long as making it does: that of a single node
 takes as long as so many calls that write a node take longer (H200: 160 us),"""
@@ -53,8 +51,6 @@ STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
 
 def _most_executables(nodes: int) -> int:
     """Return how many executables there may be of a graph with so many nodes."""
-    if nodes < MANY_NODES:
-        return FEW_BINDINGS
     return max(FEW_BINDINGS, min(MAX_BINDINGS, MAX_NODES // max(nodes, 1)))
 
 

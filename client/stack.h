@@ -1,6 +1,6 @@
 /* Pieces of Python's stack that are kept, so that no call maps memory and unmaps it.
  *
- * Part of `bulk.c`. Up to CPython 3.14, frames lie in pieces of 16 KB. A call that finds one full has the allocator of arenas map
+ * Part of `bulk.c`. In CPython before gh-142183, frames lie in pieces of 16 KB. A call that finds one full has the allocator of arenas map
  * another one, and unmap it when it returns: 6 us (20 and more where system calls are slow), at each call that is made just there. How
  * deep in its own calls a program calls us is chance, and a call of ours makes several. That allocator may be replaced, which is
  * documented; arenas are larger, and go where they went. */

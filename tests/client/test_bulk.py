@@ -409,7 +409,7 @@ def test_a_helper_that_is_forgotten_keeps_none(cache: Path) -> None:
     helper = Helper()
     assert helper.prepare(cache) is None
     module = module_of(helper.bulk(lambda reason: pytest.fail(reason)))
-    called_at_each_depth(120)
+    called_at_each_depth(500)
     assert module.pieces_kept() > 0
 
     helper.forget()

@@ -11,7 +11,7 @@ from pygraphd.client.recording import Built, Capture, build
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from pygraphd.client.replay import Replay
+    from pygraphd.client.replay import Replay, Ticket
     from tests.relocation.conftest import Allocator, Arena, Emulator, Graph
 
 
@@ -35,8 +35,9 @@ class Recorder:
         outputs: Sequence[Any],
         staged: dict[int, torch.Tensor] | None = None,
         together: Collection[int] = (),
+        ticket: Ticket | None = None,
     ) -> Built:
-        capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations))
+        capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations), ticket=ticket)
         built = build(self.emulator.driver, capture, inputs, staged or {}, self.notes.append, together)
         self.arena.let_go()
         return built

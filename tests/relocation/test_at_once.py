@@ -323,9 +323,34 @@ def drawing(case: Case) -> Ticket:
 
 
 def test_the_driver_launches_without_python(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(case.replay, "_start", lambda *_: pytest.fail("by Python"))
+    monkeypatch.setattr(case.emulator.driver, "_launch", lambda *_: pytest.fail("by Python"))
 
     case.expect(at_once=4)
+    with pytest.raises(BaseException, match="by Python"):
+        case.call(case.blocks.tensor(torch.zeros(FLOATS)), case.inputs[1])
+
+
+def test_what_draws_random_numbers_is_launched_by_what_advances_them(
+    by_the_helper: None, emulator: Emulator, blocks: Blocks
+) -> None:
+    """Until it is known to draw none."""
+    ticket, recorder = Ticket(), Recorder(emulator, blocks)  # type: ignore[arg-type] # it gives out memory, too
+    a, out = blocks.tensor(torch.ones(FLOATS)), recorder.arena.allocate(FLOATS)
+    recorder.graph.scale(a, out, 2.0)
+    replay = recorder.built([a], [out], ticket=ticket).replay
+    for _ in range(8):
+        replay([a])
+    before = replay.counts.at_once
+
+    replay([a])
+
+    assert replay.counts.at_once == before + 1
+    assert ticket.drawn == replay.counts.replays == 9
+    replay.forget_random_numbers()
+    replay([a])
+    assert replay.counts.at_once == before + 2
+    assert ticket.drawn == 9
+    replay.close()
 
 
 def test_a_launch_that_fails_is_told_with_its_code(case: Case) -> None:

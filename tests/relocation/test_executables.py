@@ -18,7 +18,6 @@ from pygraphd.client.driver import DriverError
 from pygraphd.client.executables import (
     FEW_BINDINGS,
     IDLE_CALLS,
-    MANY_NODES,
     MAX_BINDINGS,
     MET,
     NODES_OF_A_WRITE,
@@ -283,7 +282,7 @@ def test_one_of_many_that_was_interrupted_is_not_found_by_the_addresses_that_it_
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interrupt comes before it is noted where the executable is bound now."""
-    replay = recorder.doubling([a := recorder.floats(1, 2)], [a] * MANY_NODES)
+    replay = recorder.doubling([recorder.floats(1, 2)])
     memory = replay.memory()
     sets = [recorder.floats(i, i) for i in range(FEW_BINDINGS + 2)]
     for values in sets * (4 * WRITES_OF_ONE):
@@ -315,7 +314,7 @@ def test_addresses_that_are_half_of_one_call_find_no_other_executable(
     """The interrupt comes when it is noted where the inputs are, and not yet in the list by which one of many is found."""
     stays, new = recorder.floats(100, 100), recorder.floats(1000, 1000)
     sets = [recorder.floats(i, i) for i in range(FEW_BINDINGS + 2)]
-    replay = recorder.doubling([stays, sets[0]], [stays, *sets[:1] * MANY_NODES])
+    replay = recorder.doubling([stays, sets[0]])
     memory = replay.memory()
     for each in sets * (4 * WRITES_OF_ONE):
         replay.run([stays, each], memory)
