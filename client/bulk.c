@@ -474,7 +474,7 @@ static PyMethodDef methods[] = {
      "call(recipe, looked_at, inputs, addresses, memory, memory_addresses, blank, launch, executable, stream): return (outputs, what\n"
      "launch(executable, stream) returned) if the inputs looked at and what is allocated lie at these addresses, or None."},
     {"keep_stack", keep_stack, METH_NOARGS, "keep_stack(): keep pieces of Python's stack instead of unmapping them, from now on."},
-    {"let_go_of_stack", let_go_of_stack, METH_NOARGS, "let_go_of_stack(): keep none any more."},
+    {"let_go_of_stack", let_go_of_stack, METH_NOARGS, "let_go_of_stack(): keep none any more, unless somebody has replaced that allocator since."},
     {"pieces_kept", pieces_kept, METH_NOARGS, "pieces_kept(): how many are kept that no frame lies in."},
     {NULL, NULL, 0, NULL}};
 

@@ -121,9 +121,10 @@ def test_what_cannot_be_collected_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch  # it takes seconds
-def test_what_failed_before_the_end_is_kept_and_printed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "workers"])
+def test_what_failed_before_the_end_is_kept_and_printed(tmp_path: Path, workers: tuple[str, ...]) -> None:
     seen = tmp_path / "seen"
-    run = command(tmp_path, SLOW.format(seen=str(seen)), "-n", "1")
+    run = command(tmp_path, SLOW.format(seen=str(seen)), *workers)
     with subprocess.Popen(
         run, cwd=ROOT, env=environ(tmp_path), stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:

@@ -453,6 +453,21 @@ def test_nothing_is_kept_of_a_backward_that_has_been_asked(ask: Callable[[], fro
         gc.enable()
 
 
+def test_nobody_is_asked_what_a_caller_holds_if_there_is_too_little(
+    backward: Backward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked may keep memory until it returns."""
+    monkeypatch.setattr(donation, "WORTH_BYTES", 1 << 60)
+    monkeypatch.setattr(_torch, "held_in_backward", lambda: pytest.fail("asked"))
+    run = backward.make(overwriting)
+    run_often(backward, run)
+    backward.link.note_alone({0, 1})
+
+    run_often(backward, run)
+
+    assert run.replays[0].overwritten == frozenset()
+
+
 def test_what_cannot_be_told_is_not_overwritten(backward: Backward, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch, "donated_inputs", lambda: 1 / 0)
     run = backward.make(overwriting)
