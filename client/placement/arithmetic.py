@@ -98,7 +98,7 @@ def groups(graph: Graph, may_be_sent: Callable[[Node], bool]) -> list[Group]:
             continue
         if node.op == "placeholder":
             of[node] = Group({node: None})
-        elif node.op == "get_attr" or (node.target in _MAKERS and not node.all_input_nodes):
+        elif node.op == "get_attr" or makes_of_numbers(node):
             constant.add(node)
         elif node.target in ARITHMETIC:
             _join(node, of, constant)
@@ -155,23 +155,28 @@ def hoist(graph: Graph, group: Group) -> dict[Node, Node]:
     Constants are made once more for it: what else takes them may have Inductor move them to the GPU.
     """
     copies: dict[Node, Node] = {}
-    for each in _needed(group):
+    for each in needed(group.computed):
         copy = each if each.op == "placeholder" else graph.node_copy(each, lambda taken: copies[taken])
         copies[each] = copy if each.all_input_nodes else _kept_here(graph, copy)
     return {each: copies[each] for each in group.computed}
 
 
-def _needed(group: Group) -> Iterable[Node]:
-    """Return all that a group's values are computed of, each after what it takes."""
-    needed: dict[Node, None] = {}
-    waiting = list(reversed(group.computed))
+def needed(values: Iterable[Node]) -> Iterable[Node]:
+    """Return all that values are computed of, and these, each after what it takes."""
+    found: dict[Node, None] = {}
+    waiting = list(reversed(list(values)))
     while waiting:
         each = waiting[-1]
-        missing = [taken for taken in each.all_input_nodes if taken not in needed]
+        missing = [taken for taken in each.all_input_nodes if taken not in found]
         waiting += missing
         if not missing:
-            needed.setdefault(waiting.pop())
-    return needed
+            found.setdefault(waiting.pop())
+    return found
+
+
+def makes_of_numbers(node: Node) -> bool:
+    """Whether a node makes a tensor of numbers alone."""
+    return node.target in _MAKERS and not node.all_input_nodes
 
 
 def _kept_here(graph: Graph, value: Node) -> Node:

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from pygraphd.client import _torch
-from pygraphd.client.placement import arithmetic, nodes
+from pygraphd.client.placement import arithmetic, exact, nodes
 from pygraphd.client.placement.nodes import Moved
 from pygraphd.client.placement.sending import SENT, kinds_text, pieces
 
@@ -70,6 +70,7 @@ class _Input:
 
 def place_inputs(graph: Graph) -> Moved:
     """Have a graph's uses of small CPU inputs take them from the GPU, where they are sent at the beginning of a call."""
+    exact.compute_there(graph, _may_be_sent, lambda taker, value: _why_not_use(taker, value) is None)
     plan = _plan(graph)
     dealt_with = frozenset(plan.told_of.union(plan.takers))
     lines: dict[str, tuple[str, ...]] = {}
@@ -237,8 +238,8 @@ def _why_not_uses(uses: Iterable[tuple[Node, Node]]) -> str | None:
 
 
 def _why_not_value(node: Node) -> str | None:
-    value: torch.Tensor = node.meta["val"]
-    if not all(type(each) is int for each in (*value.size(), *value.stride())):
+    value = nodes.value(node)
+    if not nodes.has_static_layout(node):
         return RUN_TIME_SIZE
     plain = value.layout is torch.strided and not (value.is_conj() or value.is_neg() or value.is_quantized)
     if not plain or not value.is_contiguous() or not value.numel():
@@ -282,7 +283,7 @@ def _change(
     for each in inputs:
         _change_input(graph, device, each, there[each.value])
     for taker, value in uses:
-        _take(graph, taker, value, there[computed.get(value, value)])
+        nodes.take(graph, taker, value, there[computed.get(value, value)])
     for value, by in reversed(computed.items()):
         value.replace_all_uses_with(by)
     nodes.remove_unused(graph, computed)
@@ -294,16 +295,7 @@ def _change_input(graph: Graph, device: torch.device, each: _Input, there: Node)
         node.replace_input_with(each.value, there)
         node.meta["val"] = _torch.fake_on(device, node.meta["val"])
     for taker, value in each.uses:
-        _take(graph, taker, value, there if value is each.value else value)
-
-
-def _take(graph: Graph, taker: Node, value: Node, source: Node) -> None:
-    if taker.target is nodes.COPY:
-        nodes.replace_by_copy(graph, taker, source)
-    elif taker.target in nodes.INDEXING:
-        nodes.replace_index(taker, value, source)
-    else:
-        taker.replace_input_with(value, source)
+        nodes.take(graph, taker, value, there if value is each.value else value)
 
 
 def _send(graph: Graph, device: torch.device, values: list[Node], name: str) -> list[Node]:

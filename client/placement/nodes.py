@@ -112,6 +112,12 @@ def is_on_cpu(node: Node) -> bool:
     return found is not None and found.type == "cpu"
 
 
+def has_static_layout(node: Node) -> bool:
+    """Whether sizes and strides of a node's tensor are known when it is compiled."""
+    tensor = value(node)
+    return all(type(each) is int for each in (*tensor.size(), *tensor.stride()))
+
+
 def is_mutating(node: Node) -> bool:
     """Whether a node writes to what it is given."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
@@ -142,6 +148,16 @@ def replace_index(taker: Node, value: Node, source: Node) -> None:
     tensor, indices, *more = taker.args
     assert isinstance(indices, list | tuple)
     taker.args = (tensor, [source if each is value else each for each in indices], *more)
+
+
+def take(graph: Graph, taker: Node, value: Node, source: Node) -> None:
+    """Have a node take `source`, which is on the GPU, in place of `value`."""
+    if taker.target is COPY:
+        replace_by_copy(graph, taker, source)
+    elif taker.target in INDEXING:
+        replace_index(taker, value, source)
+    else:
+        taker.replace_input_with(value, source)
 
 
 def remove_unused(graph: Graph, unused: Iterable[Node]) -> None:

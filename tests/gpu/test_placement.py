@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._inductor.utils import run_and_get_code
 
 from pygraphd.client import options
 from pygraphd.client.placement import inputs, sending
@@ -128,7 +129,24 @@ def scaled_by_number(x: torch.Tensor, by: float) -> torch.Tensor:
     return (x @ x) * by
 
 
+def padded(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    before = torch.arange(9) < lengths[:, None]
+    later = torch.ones(9, 9, dtype=torch.bool).tril() & before
+    return x.masked_fill(~before.to(x.device), 0.5) @ x * later.to(x.device, x.dtype)
+
+
+def rolled(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(9) + by
+    return (x @ x)[torch.where(places < 9, places, places - 9)] @ x
+
+
+EXACT: list[tuple[Any, Any]] = [
+    (padded, lambda step: (torch.arange(9) + step) % 10),
+    (rolled, lambda step: torch.tensor([step % 9])),
+]
+"""Functions for which the CPU computes with an input what the GPU computes alike."""
 INPUTS: list[tuple[Any, Any]] = [
+    *EXACT,
     (soften, lambda step: torch.tensor(1.0 + step)),
     (copied, lambda step: torch.arange(9.0) * step),
     (picked, lambda step: (torch.arange(9) + step) % 9),
@@ -156,6 +174,19 @@ def test_an_input_that_changes_is_seen_by_the_next_call(watched: Watched, functi
     assert watched.report.summary()["left_on_cpu"] == {}
     assert watched.report.counts["placed_inputs"] >= 1
     assert ENOUGH // 2 <= watched.report.counts["sent"] < ENOUGH
+
+
+@pytest.mark.parametrize(("function", "value"), EXACT)
+def test_the_cpu_computes_nothing_that_the_gpu_computes_alike(
+    rules: Report, function: Any, value: Any
+) -> None:
+    compiled = torch.compile(function, mode="reduce-overhead", dynamic=False)
+    with torch.no_grad():
+        _, (code,) = run_and_get_code(compiled, torch.randn(9, 9, device=DEVICE), value(0))
+
+    assert "cpp_fused" not in code
+    assert code.count("pygraphd.sent.default([") == 1
+    assert (rules.failures, rules.counts["sent"]) == ({}, 1)
 
 
 def shaped(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:

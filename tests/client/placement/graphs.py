@@ -84,10 +84,12 @@ class _OnTheCpu(Interpreter):  # type: ignore[misc]
 
 
 def run_operator(operator: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operator on a CPU, where a copy to the GPU is a copy."""
+    """Run an operator on a CPU, where a copy to the GPU is a copy, and what is made on the GPU is made, too."""
     if operator is SENT:
         values, _, *more = args
         return operator(values, torch.device("cpu"), *more)
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
     return args[0].clone() if operator is COPY else operator(*args, **kwargs)
 
 

@@ -83,6 +83,36 @@ class Rows(Habit):
         self.index.copy_(self.index.roll(call // 2))
 
 
+class Padding(Habit):
+    """A mask of what lies before the end, which is where the user says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = torch.tensor([SIZE], device="cpu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = torch.arange(SIZE) < self.length
+        return x.masked_fill(~before.to(x.device), 0.5)
+
+    def edit(self, call: int) -> None:
+        self.length.fill_(SIZE - call // 2)
+
+
+class Shifted(Habit):
+    """Columns that are picked from a place on, which the user moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = torch.tensor([0], device="cpu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(SIZE) + self.start
+        return x[:, torch.where(places < SIZE, places, places - SIZE)]
+
+    def edit(self, call: int) -> None:
+        self.start.fill_(call % SIZE)
+
+
 class Gain(Habit):
     """A scalar of NumPy's, another one each time."""
 
@@ -170,7 +200,8 @@ class Learned(Habit):
 
 
 HABITS: tuple[type[Habit], ...] = (
-    *(Constant, Picked, Mask, Range, Temperature, Table, Rows, Gain, Schedule, Counter, Read, Made, Learned),
+    *(Constant, Picked, Mask, Range, Temperature, Table, Rows, Padding, Shifted, Gain),
+    *(Schedule, Counter, Read, Made, Learned),
 )
 
 
