@@ -47,6 +47,14 @@ def on_cpu(build: Builder, *values: int, dtype: torch.dtype = torch.int64) -> No
     return build.input(torch.tensor(values, dtype=dtype), on_gpu=False)
 
 
+def first(build: Builder, x: Node) -> Node:
+    return build.call(aten.slice.Tensor, x, 0, 0, 1)
+
+
+def full(build: Builder, value: float, dtype: torch.dtype = torch.float32) -> Node:
+    return build.call(aten.full.default, [], value, dtype=dtype)
+
+
 def before_the_end(build: Builder, lengths: Node) -> Node:
     """Compute of as many lengths the mask of as many rows."""
     return build.call(aten.lt.Tensor, places(build), build.call(aten.unsqueeze.default, lengths, 1))
@@ -82,7 +90,7 @@ def test_masks_of_two_inputs_and_of_any_size_are_sent_as_one_value(monkeypatch: 
     x = build.input(torch.randn(3, 6))
     for length in ((4, 1, 2), (6, 6, 0)):
         mask = before_the_end(build, on_cpu(build, *length))
-        chosen = build.call(aten.where.self, mask, build.call(aten.full.default, [], -1e9), build_zero(build))
+        chosen = build.call(aten.where.self, mask, full(build, -1e9), full(build, 0.0))
         x = build.call(aten.add.Tensor, x, build.to_gpu(chosen))
 
     graph, moved = changed(build, x)
@@ -90,10 +98,6 @@ def test_masks_of_two_inputs_and_of_any_size_are_sent_as_one_value(monkeypatch: 
     assert moved.left == ()
     assert sent_kinds(graph) == "int64[3] int64[3]"
     assert computed_on_cpu(graph) == []
-
-
-def build_zero(build: Builder) -> Node:
-    return build.call(aten.full.default, [], 0.0)
 
 
 def test_what_the_cpu_needs_as_well_both_compute() -> None:
@@ -110,17 +114,60 @@ def test_what_the_cpu_needs_as_well_both_compute() -> None:
     assert crossings(graph) == []
 
 
-def test_an_input_that_the_cpu_computes_with_otherwise_is_copied_in_place_of_the_mask() -> None:
+def otherwise_computed(build: Builder, lengths: Node) -> list[Node]:
+    return [build.call(aten.cumsum.default, lengths, 0)]
+
+
+def by_way_of_the_mask(build: Builder, lengths: Node) -> list[Node]:
+    return [build.call(aten.cumsum.default, before_the_end(build, lengths), 0)]
+
+
+def written_back(build: Builder, lengths: Node) -> list[Node]:
+    build.call(aten.copy_.default, lengths, build.call(aten.add.Tensor, lengths, 1))
+    return []
+
+
+@pytest.mark.parametrize("more", [otherwise_computed, by_way_of_the_mask, written_back])
+def test_what_is_made_of_an_input_that_would_not_be_sent_is_left(
+    more: Callable[[Builder, Node], list[Node]],
+) -> None:
     build = Builder()
     x, lengths = build.input(torch.randn(3, 6)), on_cpu(build, 4, 1, 2)
-    masked = build.call(aten.mul.Tensor, x, build.to_gpu(before_the_end(build, lengths)))
+    mask = build.to_gpu(before_the_end(build, lengths))
+    masked = build.call(aten.mul.Tensor, x, mask)
+    graph = build.output(masked, *more(build, lengths))
+    before = str(graph)
 
-    graph, moved = changed(build, masked, build.call(aten.cumsum.default, lengths, 0))
+    exact.compute_there(graph, lambda _: True, lambda *_: True)
 
-    assert moved.left == (
-        f"prims.device_put.default takes a CPU value to the GPU: {inputs.USED_HERE} (model.py:12)",
-    )
-    assert [each.args[0].op for each in crossings(graph)] == ["placeholder"]
+    assert str(graph) == before
+
+
+def test_what_is_left_for_one_keeps_its_inputs_for_others() -> None:
+    build = Builder()
+    x, lengths, others = build.input(torch.randn(3, 6)), on_cpu(build, 4, 1, 2), on_cpu(build, 1, 2, 3)
+    one, other = before_the_end(build, lengths), before_the_end(build, others)
+    both = build.call(aten.logical_and.default, one, other)
+    for mask in (other, both):
+        x = build.call(aten.mul.Tensor, x, build.to_gpu(mask))
+    graph = build.output(x, build.call(aten.cumsum.default, lengths, 0))
+    before = str(graph)
+
+    exact.compute_there(graph, lambda _: True, lambda *_: True)
+
+    assert str(graph) == before
+
+
+def test_inputs_of_more_than_a_few_bytes_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "MAX_INPUT_BYTES", 40)
+    build = Builder()
+    x = build.input(torch.randn(3, 6))
+    for values in ((4, 1, 2), (6, 6, 0)):
+        x = build.call(aten.mul.Tensor, x, build.to_gpu(before_the_end(build, on_cpu(build, *values))))
+
+    graph, _ = changed(build, x)
+
+    assert [each.target for each in computed_on_cpu(graph)].count(aten.lt.Tensor) == 1
 
 
 def test_an_index_is_computed_there() -> None:
@@ -137,6 +184,39 @@ def test_an_index_is_computed_there() -> None:
 @pytest.mark.parametrize(
     "make",
     [
+        pytest.param(
+            lambda build, x: build.call(
+                aten.lt.Tensor, build.call(aten.mul.Tensor, *[places(build, 60_000)] * 2), first(build, x)
+            ),
+            id="a product of places beyond 32 bits",
+        ),
+        pytest.param(
+            lambda build, x: build.call(
+                aten.lt.Tensor, build.call(aten.mul.Tensor, places(build), 1 << 30), first(build, x)
+            ),
+            id="a place times a number beyond 32 bits",
+        ),
+        pytest.param(
+            lambda build, x: build.call(
+                aten.where.self,
+                build.call(aten.gt.Scalar, x, 1),
+                full(build, 0.1, torch.bfloat16),
+                full(build, 0.0, torch.bfloat16),
+            ),
+            id="a number that a short float rounds",
+        ),
+        pytest.param(
+            lambda build, x: build.call(
+                aten.where.self, build.call(aten.gt.Scalar, x, 1), full(build, -0.0), full(build, 1.0)
+            ),
+            id="minus zero",
+        ),
+        pytest.param(
+            lambda build, x: build.call(
+                aten.where.self, build.call(aten.gt.Scalar, x, 1), x, full(build, 0.5, torch.bfloat16)
+            ),
+            id="a choice that rounds",
+        ),
         pytest.param(lambda build, x: build.call(aten.div.Tensor, x, 3), id="a quotient"),
         pytest.param(lambda build, x: build.call(aten.remainder.Scalar, x, 3), id="a remainder"),
         pytest.param(lambda build, x: build.call(aten.mul.Tensor, x, 0.5), id="a float"),
@@ -153,13 +233,25 @@ def test_an_index_is_computed_there() -> None:
             ),
             id="narrow",
         ),
+        pytest.param(
+            lambda build, x: build.call(
+                aten.maximum.default, *[build.call(prims.convert_element_type.default, x, torch.int16)] * 2
+            ),
+            id="the greater of narrow ones",
+        ),
+        pytest.param(
+            lambda build, x: build.call(
+                aten.lt.Scalar, build.call(prims.convert_element_type.default, x, torch.int16), 1 << 20
+            ),
+            id="narrow, held against a number",
+        ),
     ],
 )
 def test_what_might_have_other_bits_is_computed_on_the_cpu(
     make: Callable[[Builder, Node], Node],
 ) -> None:
     build = Builder()
-    x, values = build.input(torch.randn(3)), on_cpu(build, 4, 1, 2)
+    x, values = build.input(torch.randn(1)), on_cpu(build, 4, 1, 2)
     made = make(build, values)
 
     graph, _ = changed(build, build.call(aten.mul.Tensor, x, build.to_gpu(made)))
