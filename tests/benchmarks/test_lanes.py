@@ -6,13 +6,24 @@ import os
 import subprocess
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.gate import THREADS_VARIABLE, Gate
 from benchmarks.lanes import Lane, dealt, lanes, parts
+from benchmarks.peers import select_peers
+from benchmarks.run import Plan, Run
+from benchmarks.trial import CachePolicy, Settings, Trial, Trials
+from benchmarks.workloads import select_workloads
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.schedule import Turn
 
 CORES = frozenset(range(10, 18))
 
@@ -77,3 +88,29 @@ def test_each_workload_is_in_one_part_of_one_lane(items: list[int], count: int, 
     assert sorted(each for part in all_parts for each in part) == numbered
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert size is None or all(len(part) <= size for part in all_parts)
+
+
+def test_processes_of_a_lane_compile_in_as_many_threads_as_it_has_cores_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    mine = sorted(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(CORES))
+    monkeypatch.delenv(THREADS_VARIABLE, raising=False)
+    threads: list[str] = []
+
+    def note(_: Trials, turn: Turn, gate: Gate | None = None) -> Trial:
+        assert gate is not None
+        threads.append(gate.place(turn.name).environ[THREADS_VARIABLE])
+        return Trial(turn.repetition, None, None, "not run", True, 0.0)
+
+    monkeypatch.setattr(Trials, "run", note)
+    settings = Settings(1, 1, 1, 1, "cpu", CachePolicy.FRESH, 1.0, None)
+    for cores in (None, frozenset(mine[-1:])):
+        plan = Plan(
+            tuple(select_workloads(["three-ops"])), tuple(select_peers(["default"])), 1, settings, tmp_path / "out",
+            None, together=True, lanes=(Lane(0, (), cores),),
+        )  # fmt: skip
+        Run(plan).execute()
+
+    assert threads == ["8", "1"]

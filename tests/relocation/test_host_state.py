@@ -20,7 +20,7 @@ from pygraphd.client.host_state import NOT_SENT, ON_THE_GPU, READ_BACK, WithHost
 from tests.relocation.test_relocatable import Case
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tests.relocation.conftest import Allocator, Emulator
@@ -56,6 +56,10 @@ def attend(operations: Operations, inputs: list[Any]) -> Any:
     """Return x + x, the offset and the seed, and what attention hands over that drops nothing."""
     seed, offset = operations.attention()
     return operations.add(inputs[0], inputs[0]), offset, seed, torch.empty((), dtype=torch.int64)
+
+
+def doubled(operations: Operations, inputs: list[Any]) -> Any:
+    return (operations.add(inputs[0], inputs[0]),)
 
 
 class Backward:
@@ -309,3 +313,23 @@ def test_two_threads_are_handed_their_own(case: Case, monkeypatch: pytest.Monkey
     assert {tuple(map(int, each[1:])) for each in backward.launched} == {(0, 1, 2), (10, 11, 12)}
     assert isinstance(run, WithHostState)
     assert run._call.given == ()
+
+
+@pytest.mark.parametrize(("body", "state"), [(doubled, State()), (attend, AHEAD)])
+def test_a_call_asks_once_whether_the_user_captures(
+    case: Case, monkeypatch: pytest.MonkeyPatch, body: Callable[[Operations, list[Any]], Any], state: State
+) -> None:
+    run = case.make(body, state=state)
+    for _ in range(4):
+        run([case.floats(1.0)])
+    asked = []
+
+    def in_capture() -> bool:
+        asked.append(run)
+        return False
+
+    monkeypatch.setattr(case.recorder, "in_capture", in_capture)
+    run([case.floats(1.0)])
+
+    assert asked == [run]
+    case.expect(captured=1, staged=0)
