@@ -51,6 +51,18 @@ def first(build: Builder, x: Node) -> Node:
     return build.call(aten.slice.Tensor, x, 0, 0, 1)
 
 
+def chosen_places(build: Builder, end: Node) -> Node:
+    """Compute places below an end, and from there on the next ones."""
+    each = places(build, 60_000)
+    more = build.call(aten.add.Tensor, each, 1)
+    return build.call(aten.where.self, build.call(aten.lt.Tensor, each, end), each, more)
+
+
+def joined_bits(build: Builder) -> Node:
+    each = places(build, 32_769)
+    return build.call(aten.bitwise_or.Tensor, each, build.call(aten.sub.Tensor, 32_768, each))
+
+
 def full(build: Builder, value: float, dtype: torch.dtype = torch.float32) -> Node:
     return build.call(aten.full.default, [], value, dtype=dtype)
 
@@ -195,6 +207,40 @@ def test_an_index_is_computed_there() -> None:
                 aten.lt.Tensor, build.call(aten.mul.Tensor, places(build), 1 << 30), first(build, x)
             ),
             id="a place times a number beyond 32 bits",
+        ),
+        pytest.param(
+            lambda build, x: build.call(
+                aten.add.Tensor, first(build, x), places(build, 60_000), alpha=100_000
+            ),
+            id="a multiple of places that is added",
+        ),
+        pytest.param(
+            lambda build, x: build.call(aten.mul.Tensor, *[chosen_places(build, first(build, x))] * 2),
+            id="a product of places that were chosen",
+        ),
+        pytest.param(
+            lambda build, x: build.call(
+                aten.lt.Tensor, build.call(aten.mul.Tensor, *[joined_bits(build)] * 2), first(build, x)
+            ),
+            id="a product of bits of places",
+        ),
+        pytest.param(
+            lambda build, x: build.call(
+                aten.add.Tensor,
+                build.call(
+                    prims.convert_element_type.default,
+                    build.call(prims.convert_element_type.default, places(build, 300), torch.int8),
+                    torch.int64,
+                ),
+                first(build, x),
+            ),
+            id="places that were cut off",
+        ),
+        pytest.param(
+            lambda build, x: build.call(
+                aten.where.self, build.call(aten.gt.Scalar, x, 1), full(build, -1e-50), full(build, 1.0)
+            ),
+            id="a number that becomes minus zero",
         ),
         pytest.param(
             lambda build, x: build.call(
