@@ -40,10 +40,20 @@ NOT_BEGUN = "not begun: the time was up"
 INTERRUPTED = "interrupted"
 
 
-def run_campaign(names: Sequence[str], out: Path, gpus: int, end_s: float, told_commit: str | None) -> bool:
-    """Run the steps of these names, and print what each came to, also if it is ended before its end; returns whether all did well."""
+def run_campaign(
+    names: Sequence[str],
+    out: Path,
+    gpus: int,
+    end_s: float,
+    told_commit: str | None,
+    compiled: Path | None = None,
+) -> bool:
+    """Run the steps of these names, and print what each came to, also if it is ended before its end; returns whether all did well.
+
+    `compiled` is where compiled code stays for the next campaign; None: it goes with this one.
+    """
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as scratch:
-        steps = steps_of(names, out, Path(scratch), gpus, end_s)
+        steps = steps_of(names, out, Path(scratch), gpus, end_s, compiled)
         campaign = Campaign(steps, out, end_s, stated_commit(told_commit))
         try:
             campaign.execute()

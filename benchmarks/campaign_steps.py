@@ -54,12 +54,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a step is told of the campaign: its own number and name there, folders for results and for what is not kept, GPUs."""
+    """What a step is told of the campaign: its own number and name there, folders for results, compiled code and what is not kept, GPUs."""
 
     number: int
     name: str
     out: Path
     scratch: Path
+    compiled: Path
     gpus: int
     longer: float
     """How many times as long as usual it may take."""
@@ -88,11 +89,15 @@ class Place:
         return Step(self.name, limit_s * self.longer, commands, report, result, telling, sums_up)
 
 
-def steps_of(names: Sequence[str], out: Path, scratch: Path, gpus: int, end_s: float) -> list[Step]:
-    """Return the steps of these names; raises BenchmarkError if one cannot be."""
+def steps_of(
+    names: Sequence[str], out: Path, scratch: Path, gpus: int, end_s: float, compiled: Path | None = None
+) -> list[Step]:
+    """Return the steps of these names; raises BenchmarkError if one cannot be. `compiled`: where compiled code stays."""
     longer = max(1.0, end_s / _USUAL_S)
+    kept = compiled or scratch / "compiled"
     return [
-        _step(Place(number, name, out, scratch, gpus, longer)) for number, name in enumerate(names, start=1)
+        _step(Place(number, name, out, scratch, kept, gpus, longer))
+        for number, name in enumerate(names, start=1)
     ]
 
 
@@ -149,6 +154,7 @@ def _regions(place: Place, workloads: str, ways: str = "") -> Step:
     chosen = ("--ways", _known_ways(ways)) if ways else ()
     options = (
         *("--repetitions", "1", "--together", "--no-addresses", "--out", str(place.result)),
+        *("--caches", str(place.compiled / "regions")),
         *chosen,
     )
     return place.step(
@@ -170,7 +176,7 @@ def _run(place: Place, workloads: str, peers: str, repetitions: str) -> Step:
         raise BenchmarkError(f"{place.name}: {repetitions} is no number of repetitions")
     what = ("--workloads", _known(workloads), "--peers", ",".join(chosen), "--repetitions", repetitions)
     how = ("--together", "--gpus", str(place.gpus), "--at-once", str(_AT_ONCE), "--caches", "shared")
-    where = ("--compiled", str(place.scratch / "compiled"), "--out", str(place.result))
+    where = ("--compiled", str(place.compiled / "run"), "--out", str(place.result))
     # Dozens compile side by side, and wait for each other: none is to be killed before the step is.
     until = ("--budget-s", SECONDS, "--timeout-s", SECONDS)
     return place.step(

@@ -169,6 +169,12 @@ def _add_campaign(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--end-s", type=_positive, default=580, help="seconds in all (default 580)")
     parser.add_argument("--out", type=Path, default=Path("build/campaign"), metavar="DIR")
     parser.add_argument("--commit", help="what results are to name, where there is no git to ask")
+    parser.add_argument(
+        "--compiled",
+        type=Path,
+        metavar="DIR",
+        help="keep there what `run` and `regions` compile, for the next campaign",
+    )
 
 
 def _add_recheck(parser: argparse.ArgumentParser) -> None:
@@ -343,7 +349,10 @@ def _memory(options: argparse.Namespace) -> int:
 def _campaign(options: argparse.Namespace) -> int:
     from benchmarks.campaign import run_campaign
 
-    did_well = run_campaign(options.step, options.out.absolute(), options.gpus, options.end_s, options.commit)
+    compiled = options.compiled.absolute() if options.compiled else None
+    did_well = run_campaign(
+        options.step, options.out.absolute(), options.gpus, options.end_s, options.commit, compiled
+    )
     return int(not did_well)
 
 

@@ -22,6 +22,8 @@ VARIABLE = "BENCHMARK_GATE"
 """For a child: the file that says that it is ready."""
 THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
 """Of Inductor's: with one, it starts no processes to compile in."""
+VECTORS_VARIABLE = "TORCHINDUCTOR_VEC_ISA_OK"
+"""Of Inductor's: with 1, it believes what the CPU says of its vectors, and compiles nothing to see whether that is so."""
 AFTER_VARIABLE = "BENCHMARK_AFTER"
 """For a child: the file that says so of the one that compiles before it."""
 _EXPECTED = "expected"
@@ -62,8 +64,9 @@ class Gate:
         Those that come later find most of it compiled, and need no pool of processes for the rest.
         """
         after = self._after.get(name)
-        threads = os.environ.get(THREADS_VARIABLE) or str(1 if after else self._threads)
-        return Place(self._file(name), after, {THREADS_VARIABLE: threads, **self._environ})
+        told = {THREADS_VARIABLE: str(1 if after else self._threads), VECTORS_VARIABLE: "1"}
+        environ = {name: os.environ.get(name) or value for name, value in told.items()}
+        return Place(self._file(name), after, {**environ, **self._environ})
 
     def _file(self, name: str) -> Path:
         return self._folder / (name + _READY)

@@ -68,6 +68,17 @@ def test_each_step_has_a_file_of_its_own() -> None:
     assert results == [Path("out/1-price.json"), Path("out/2-price.json"), None, Path("out/4-recheck.json")]
 
 
+def test_what_is_compiled_stays_where_that_is_wanted() -> None:
+    names = ["run:three-ops:default:1", "regions:three-ops"]
+    run, regions = steps_of(names, Path("out"), Path("scratch"), 1, 580, Path("kept"))
+
+    assert option(run.commands[0].arguments, "--compiled") == str(Path("kept/run"))
+    assert option(regions.commands[0].arguments, "--caches") == str(Path("kept/regions"))
+    run, regions = made(*names)
+    assert option(run.commands[0].arguments, "--compiled") == str(Path("scratch/compiled/run"))
+    assert option(regions.commands[0].arguments, "--caches") == str(Path("scratch/compiled/regions"))
+
+
 def test_the_price_is_of_the_workloads_that_are_named() -> None:
     usual, named = made("price", "price:three-ops,mlp-training")
 

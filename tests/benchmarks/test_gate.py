@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gate import THREADS_VARIABLE, Gate, wait_for_turn
+from benchmarks.gate import THREADS_VARIABLE, VECTORS_VARIABLE, Gate, wait_for_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -117,6 +117,14 @@ def test_those_that_come_later_compile_in_no_processes_of_their_own(
     assert threads(Gate(tmp_path, EXPECTED)) == {"a": "3", "b": "3", "c": "1"}
     assert threads(Gate(tmp_path, EXPECTED, cores=4)) == {"a": "2", "b": "2", "c": "1"}
     assert threads(Gate(tmp_path, EXPECTED, cores=1)) == {"a": "1", "b": "1", "c": "1"}
+
+
+def test_no_process_tries_out_what_the_cpu_says_of_its_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for set_by_the_user, expected in (("", "1"), ("0", "0")):
+        monkeypatch.setenv(VECTORS_VARIABLE, set_by_the_user)
+        assert Gate(tmp_path, EXPECTED).place("b").environ[VECTORS_VARIABLE] == expected
 
 
 def test_who_says_how_many_threads_compile_is_believed(
