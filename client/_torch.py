@@ -442,6 +442,7 @@ PASSES_REQUIRED = (
     ("torch._inductor.lowering", "register_lowering"),
     ("torch._inductor.virtualized", "V.aot_compilation"),
     ("torch._inductor.virtualized", "V.graph"),
+    ("torch._ops", "OpOverload"),
     ("torch._subclasses.fake_tensor", "FakeTensor"),
     ("torch.utils._python_dispatch", "_disable_current_modes"),
 )
@@ -629,6 +630,21 @@ def without_modes() -> contextlib.AbstractContextManager[object]:
     modes: Any = importlib.import_module("torch.utils._python_dispatch")
     without: contextlib.AbstractContextManager[object] = modes._disable_current_modes()
     return without
+
+
+def operator_of(node: torch.fx.Node) -> Any | None:
+    """Return the operator, of one overload, that a node of a graph calls; None if it calls something else, or nothing."""
+    return node.target if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+def is_mutable(operator: Any) -> bool:
+    """Whether an operator writes to what it is given."""
+    return bool(operator._schema.is_mutable)
+
+
+def argument_kinds(operator: Any) -> list[str]:
+    """Return the types of an operator's arguments, as its schema names them."""
+    return [str(each.type) for each in operator._schema.arguments]
 
 
 def fake_on(device: torch.device, like: torch.Tensor) -> torch.Tensor:

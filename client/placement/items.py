@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pygraphd.client import _torch
 from pygraphd.client.placement import nodes
 from pygraphd.client.placement.nodes import Moved
 
@@ -73,8 +74,7 @@ def _why_not_use(node: Node, user: Node) -> str | None:
         return READ_HERE
     if not nodes.is_pointwise(user) or user.kwargs:
         return OTHER_USE
-    target: Any = user.target
-    kinds = [str(each.type) for each in target._schema.arguments]
+    kinds = _torch.argument_kinds(user.target)
     if any(each is node and kind != "Tensor" for each, kind in zip(user.args, kinds, strict=False)):
         return OTHER_USE
     value = nodes.value(node.args[0])

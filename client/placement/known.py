@@ -87,10 +87,10 @@ def _why_made_anew(node: Node, reasons: Mapping[Node, str | None]) -> str | None
     """Return why a value may be another one at each call; None of what follows from constants and sizes."""
     if node.op == "placeholder":
         return INPUT if isinstance(node.meta.get("val"), torch.Tensor) else None
-    if isinstance(node.target, torch._ops.OpOverload):
-        if node.target.namespace not in {"aten", "prims"}:
+    if (called := _torch.operator_of(node)) is not None:
+        if called.namespace not in {"aten", "prims"}:
             return NOT_PURE
-        if torch.Tag.nondeterministic_seeded in node.target.tags:
+        if torch.Tag.nondeterministic_seeded in called.tags:
             return RANDOM
     return next(filter(None, map(reasons.get, node.all_input_nodes)), None)
 
@@ -207,13 +207,13 @@ class _Known:
 
 def _why_not_computed(node: Node) -> str | None:
     """Return why a node that computes something cannot be computed now, whatever it takes."""
-    target, value = node.target, node.meta.get("val")
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in {"aten", "prims"}:
+    called, value = _torch.operator_of(node), node.meta.get("val")
+    if called is None or called.namespace not in {"aten", "prims"}:
         return NOT_PURE
     if nodes.is_mutating(node):
         return NOT_PURE
-    if torch.Tag.nondeterministic_seeded in target.tags or any(
-        name in target.name() for name in ("empty", "resize", "from_file")
+    if torch.Tag.nondeterministic_seeded in called.tags or any(
+        name in called.name() for name in ("empty", "resize", "from_file")
     ):
         return RANDOM
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu":

@@ -97,11 +97,11 @@ def lies_elsewhere(node: object) -> bool:
 
 def is_pointwise(node: Node) -> bool:
     """Whether a node computes each element from one of each tensor; a scalar may come from the CPU then."""
-    target = node.target
+    operator = _torch.operator_of(node)
     return (
-        isinstance(target, torch._ops.OpOverload)
-        and target.namespace in {"aten", "prims"}
-        and torch.Tag.pointwise in target.tags
+        operator is not None
+        and operator.namespace in {"aten", "prims"}
+        and torch.Tag.pointwise in operator.tags
         and isinstance(node.meta.get("val"), torch.Tensor)
     )
 
@@ -120,7 +120,8 @@ def has_static_layout(node: Node) -> bool:
 
 def is_mutating(node: Node) -> bool:
     """Whether a node writes to what it is given."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    operator = _torch.operator_of(node)
+    return operator is not None and _torch.is_mutable(operator)
 
 
 def part(graph: Graph, together: Node, start: int, like: torch.Tensor) -> Node:

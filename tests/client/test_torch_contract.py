@@ -42,6 +42,19 @@ def test_a_lost_name_is_named(module: str, name: str, monkeypatch: pytest.Monkey
     assert f"lacks {module}.{name}_gone" in str(_torch.missing.__wrapped__())
 
 
+def test_what_operators_say_of_themselves() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    added, written = (
+        graph.call_function(each, (x, x)) for each in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
+    )
+
+    assert [_torch.operator_of(each) for each in (x, graph.call_function(len, (x,)))] == [None, None]
+    assert _torch.operator_of(added) is torch.ops.aten.add.Tensor
+    assert [_torch.is_mutable(each.target) for each in (added, written)] == [False, True]
+    assert _torch.argument_kinds(torch.ops.aten.add.Tensor) == ["Tensor", "Tensor", "number"]
+
+
 @pytest.mark.parametrize(
     ("module", "name", "parameters"),
     [
