@@ -71,10 +71,9 @@ def _uses(exact: Mapping[Node, Exact]) -> Iterator[_Use]:
 
 
 def _is_worth_it(use: _Use) -> bool:
-    """Whether a use would cost a copy of a value with dimensions: PyTorch passes numbers to kernels without the host waiting."""
-    copies = use.taker.target is nodes.COPY or use.taker.target in nodes.INDEXING
+    """Whether a value has dimensions, and may be made elsewhere: PyTorch passes numbers to kernels without the host waiting."""
     value = nodes.value(use.value)
-    return copies and value.dim() > 0 and value.is_contiguous() and value.nbytes <= MAX_BYTES
+    return bool(value.dim() > 0 and value.is_contiguous() and value.nbytes <= MAX_BYTES)
 
 
 def _of_inputs_that_are_sent(

@@ -26,15 +26,10 @@ aten, prims = torch.ops.aten, torch.ops.prims
 MAX_INPUTS = 64
 """Of a value; one with more is left."""
 
-_WRAPPING = frozenset(
-    {
-        *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.add.Scalar, aten.sub.Scalar),
-        *(aten.mul.Scalar, aten.neg.default, aten.minimum.default, aten.maximum.default),
-    }
-)
-"""Operators that are taken if all is of the wide integers: compilers differ in how narrow ones are widened on the way."""
 _PRODUCTS = frozenset({aten.mul.Tensor, aten.mul.Scalar})
 _SUMS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar})
+_WRAPPING = frozenset({*_PRODUCTS, *_SUMS, aten.neg.default, aten.minimum.default, aten.maximum.default})
+"""Operators that are taken if all is of the wide integers: compilers differ in how narrow ones are widened on the way."""
 _OF_BITS = frozenset(
     {aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, aten.bitwise_not.default}
 )
@@ -44,9 +39,7 @@ _OF_INTEGERS = frozenset(
         *(aten.eq.Tensor, aten.ne.Tensor, aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor),
         *(aten.logical_and.default, aten.logical_or.default),
         *(aten.logical_xor.default, aten.logical_not.default),
-        *(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor),
-        *(aten.bitwise_xor.Tensor, aten.bitwise_not.default),
-        prims.convert_element_type.default,
+        *_OF_BITS,
     }
 )
 """Operators that are taken if they are given nothing but integers and truth values, and make such."""
@@ -121,7 +114,8 @@ def _is_constant(node: Node) -> bool:
     rounded = torch.tensor(number, dtype=_AS_GIVEN[dtype]).item()
     if rounded == 0:
         return number == 0 and math.copysign(1, number) > 0
-    return rounded == number or (dtype is torch.float32 and math.isfinite(rounded))
+    is_rounded_alike = dtype is torch.float32 and isinstance(number, float) and math.isfinite(rounded)
+    return rounded == number or is_rounded_alike
 
 
 def _counted(node: Node) -> tuple[Any, Any, Any]:
@@ -141,13 +135,19 @@ def _is_operator(node: Node, found: Mapping[Node, Exact]) -> bool:
     if node.target in _SHAPES:
         return True
     if node.target in _WRAPPING:
-        return {made, *kinds} <= _WIDE and node.kwargs.get("alpha", 1) == 1 and _has_small_numbers(node)
+        return {made, *kinds} <= _WIDE and not _multiplies(node) and _has_small_numbers(node)
     if node.target is prims.convert_element_type.default:
         if kinds == {torch.bool}:
             return made in _AS_GIVEN or made in _INTEGERS
         # Inductor takes places for as wide as they were: it would leave out that they are cut off.
         return kinds <= _INTEGERS and made in (_INTEGERS if found[taken[0]].places is None else _WIDE)
     return node.target in _OF_INTEGERS and {made, *kinds} <= _INTEGERS and _has_small_numbers(node)
+
+
+def _multiplies(node: Node) -> bool:
+    """Whether a sum multiplies its second term, by what may come third or be named."""
+    alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
+    return node.target in _SUMS and alpha != 1
 
 
 def _largest(node: Node, found: Mapping[Node, Exact]) -> int | None:
@@ -159,7 +159,7 @@ def _largest(node: Node, found: Mapping[Node, Exact]) -> int | None:
     if None in known:
         return None
     sizes = [each for each in known if each is not None]
-    sizes += [abs(each) for each in given if isinstance(each, int)] if node.target in _WRAPPING else []
+    sizes += [abs(each) for each in given[:2] if isinstance(each, int)] if node.target in _WRAPPING else []
     if node.target in _PRODUCTS:
         return math.prod(sizes)
     if node.target in _SUMS:

@@ -3,7 +3,8 @@
 They go there before what is captured runs, when they have changed; see `sending.py`. PyTorch copies them at every call, and
 leaves a graph uncaptured from the first of them to the last. What the CPU does with an input, and an input that is returned, stays
 as it is. Which uses are changed: copies to the GPU, indices into a tensor there, and scalars that meet tensors there. The same
-uses of what the CPU computes of inputs are changed, too; `arithmetic.py` is about that.
+uses of what the CPU computes of inputs are changed, too: the GPU computes it where that is the same (`exact.py`), or the CPU sends what
+it has computed (`arithmetic.py`).
 """
 
 from __future__ import annotations

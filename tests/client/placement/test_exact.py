@@ -38,6 +38,13 @@ def changed(build: Builder, *outputs: Node) -> tuple[Graph, nodes.Moved]:
     return graph, moved
 
 
+def assert_left(graph: Graph) -> None:
+    """See that a graph stays what it is, though all of its values are small, and may be taken."""
+    before = str(graph)
+    exact.compute_there(graph, lambda _: True, lambda *_: True)
+    assert str(graph) == before
+
+
 def places(build: Builder, count: int = 6) -> Node:
     kinds = {"dtype": torch.int64, "device": CPU, "requires_grad": False}
     return build.call(prims.iota.default, count, start=0, step=1, **kinds)
@@ -59,8 +66,8 @@ def chosen_places(build: Builder, end: Node) -> Node:
 
 
 def joined_bits(build: Builder) -> Node:
-    each = places(build, 32_769)
-    return build.call(aten.bitwise_or.Tensor, each, build.call(aten.sub.Tensor, 32_768, each))
+    more = build.call(aten.full.default, [], 32_768, dtype=torch.int64)
+    return build.call(aten.bitwise_or.Tensor, places(build, 32_768), more)
 
 
 def full(build: Builder, value: float, dtype: torch.dtype = torch.float32) -> Node:
@@ -148,26 +155,24 @@ def test_what_is_made_of_an_input_that_would_not_be_sent_is_left(
     mask = build.to_gpu(before_the_end(build, lengths))
     masked = build.call(aten.mul.Tensor, x, mask)
     graph = build.output(masked, *more(build, lengths))
-    before = str(graph)
 
-    exact.compute_there(graph, lambda _: True, lambda *_: True)
-
-    assert str(graph) == before
+    assert_left(graph)
 
 
 def test_what_is_left_for_one_keeps_its_inputs_for_others() -> None:
     build = Builder()
-    x, lengths, others = build.input(torch.randn(3, 6)), on_cpu(build, 4, 1, 2), on_cpu(build, 1, 2, 3)
-    one, other = before_the_end(build, lengths), before_the_end(build, others)
+    x = build.input(torch.randn(3, 6))
+    lengths, others, more = on_cpu(build, 4, 1, 2), on_cpu(build, 1, 2, 3), on_cpu(build, 3, 2, 1)
+    one, other, third = (before_the_end(build, each) for each in (lengths, others, more))
     both = build.call(aten.logical_and.default, one, other)
-    for mask in (other, both):
+    for mask in (other, both, third):
         x = build.call(aten.mul.Tensor, x, build.to_gpu(mask))
     graph = build.output(x, build.call(aten.cumsum.default, lengths, 0))
-    before = str(graph)
 
     exact.compute_there(graph, lambda _: True, lambda *_: True)
 
-    assert str(graph) == before
+    copied = [node.args[0] for node in graph.find_nodes(op="call_function", target=nodes.COPY)]
+    assert copied == [more, other, both]
 
 
 def test_inputs_of_more_than_a_few_bytes_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +218,12 @@ def test_an_index_is_computed_there() -> None:
                 aten.add.Tensor, first(build, x), places(build, 60_000), alpha=100_000
             ),
             id="a multiple of places that is added",
+        ),
+        pytest.param(
+            lambda build, x: build.call(
+                aten.add.Tensor, first(build, x), build.call(aten.add.Scalar, places(build), 60_000, 100_000)
+            ),
+            id="a multiple of a number that is added to places",
         ),
         pytest.param(
             lambda build, x: build.call(aten.mul.Tensor, *[chosen_places(build, first(build, x))] * 2),
@@ -305,6 +316,16 @@ def test_what_might_have_other_bits_is_computed_on_the_cpu(
     assert made.target in {each.target for each in computed_on_cpu(graph)}
 
 
+def test_places_that_an_input_chooses_are_places() -> None:
+    build = Builder()
+    x, which = build.input(torch.randn(1)), on_cpu(build, 1, dtype=torch.bool)
+    each = places(build, 60_000)
+    chosen = build.call(aten.where.self, which, each, build.call(aten.add.Tensor, each, 1))
+    product = build.call(aten.mul.Tensor, chosen, chosen)
+
+    assert_left(build.output(build.call(aten.mul.Tensor, x, build.to_gpu(product))))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_truth_values_become_numbers_of_any_type(dtype: torch.dtype) -> None:
     build = Builder()
@@ -319,25 +340,26 @@ def test_truth_values_become_numbers_of_any_type(dtype: torch.dtype) -> None:
 def test_numbers_alone_are_left_to_pytorch() -> None:
     build = Builder()
     x, count = build.input(torch.randn(3)), build.input(torch.tensor(2), on_gpu=False)
-    graph = build.output(build.call(aten.mul.Tensor, x, build.call(aten.add.Tensor, count, 1)))
-    before = str(graph)
+    more = build.call(aten.add.Tensor, count, 1)
 
-    exact.compute_there(graph, lambda _: True, lambda *_: True)
+    assert_left(build.output(build.call(aten.mul.Tensor, x, more), build.to_gpu(more)))
 
-    assert str(graph) == before
+
+def test_a_value_that_lies_otherwise_is_left() -> None:
+    build = Builder()
+    x, lengths = build.input(torch.randn(6, 3)), on_cpu(build, 4, 1, 2)
+    mask = build.call(aten.permute.default, before_the_end(build, lengths), [1, 0])
+
+    assert_left(build.output(build.call(aten.mul.Tensor, x, build.to_gpu(mask))))
 
 
 def test_what_is_taken_after_a_write_is_left() -> None:
     build = Builder()
-    x, lengths = build.input(torch.randn(3, 6)), on_cpu(build, 4, 1, 2)
+    x, lengths, count = build.input(torch.randn(3, 6)), on_cpu(build, 4, 1, 2), on_cpu(build, 0)
     mask = before_the_end(build, lengths)
-    build.call(aten.copy_.default, lengths, build.call(aten.add.Tensor, lengths, 1))
-    graph = build.output(build.call(aten.mul.Tensor, x, build.to_gpu(mask)))
-    before = str(graph)
+    build.call(aten.copy_.default, count, build.call(aten.add.Tensor, count, 1))
 
-    exact.compute_there(graph, lambda _: True, lambda *_: True)
-
-    assert str(graph) == before
+    assert_left(build.output(build.call(aten.mul.Tensor, x, build.to_gpu(mask))))
 
 
 def test_a_backward_is_left() -> None:
@@ -345,11 +367,8 @@ def test_a_backward_is_left() -> None:
     x, lengths = build.input(torch.randn(3, 6)), on_cpu(build, 4, 1, 2)
     x.name = "tangents_1"
     graph = build.output(build.call(aten.mul.Tensor, x, build.to_gpu(before_the_end(build, lengths))))
-    before = str(graph)
 
-    exact.compute_there(graph, lambda _: True, lambda *_: True)
-
-    assert str(graph) == before
+    assert_left(graph)
 
 
 def test_a_value_that_is_too_large_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
