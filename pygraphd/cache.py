@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from pygraphd import database_files, spool
+from pygraphd.exchange import ImportRequest
 from pygraphd.leases import Holder, Leases
 from pygraphd.pruning import PruneRequest
 from pygraphd.rederiving import RederiveRequest, summary
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pygraphd import queries
+    from pygraphd.exchange import ImportAnswer
     from pygraphd.peer import Peer
     from pygraphd.pruning import PruneAnswer
     from pygraphd.rederiving import Outcome, RederiveAnswer
@@ -160,6 +162,10 @@ class Cache:
         unmeasured = await self._run(self._writing, self._store.count_unmeasured)
         return summary(outcomes, unmeasured, dry_run=request.dry_run)
 
+    async def add_imported(self, body: bytes, peer: Peer) -> ImportAnswer:
+        """Store what was exported elsewhere; raises InvalidMessageError, StoreError."""
+        return await self._run(self._writing, self._add_imported, body, peer.uid)
+
     async def describe(self) -> tuple[int | None, list[str]]:
         """Return the number of entries, if it can be counted, and what is wrong."""
         return await self._run(self._writing, self._describe)
@@ -228,6 +234,9 @@ class Cache:
     def _store_body(self, body: bytes, uid: int) -> tuple[RecordRequest, int]:
         request = decode(RecordRequest, body)
         return request, self._store.record(request, uid)
+
+    def _add_imported(self, body: bytes, uid: int) -> ImportAnswer:
+        return self._store.add_imported(decode(ImportRequest, body), uid)
 
     def _describe(self) -> tuple[int | None, list[str]]:
         try:

@@ -97,7 +97,7 @@ class Catalogue:
         if graph:
             query = query.where(tables.Decision.graph.startswith(graph.lower(), autoescape=True))
         medians = self._medians()
-        return [self._entry(row, medians) for row in self._rows(query)]
+        return [self._entry(row, medians) for row in self.rows(query)]
 
     def show(self, prefix: str) -> EntryDetails:
         """Return the one entry whose id, or graph digest, begins with `prefix`; raises UsageError otherwise."""
@@ -109,28 +109,28 @@ class Catalogue:
 
     def of_prefix(self, prefix: str) -> list[EntryDetails]:
         """Return the entries, newest first, whose id or graph begins with `prefix`; UsageError if they are of several graphs."""
-        found = self._rows(_select_entries().where(_begins_with(prefix)))
+        found = self.rows(_select_entries().where(_begins_with(prefix)))
         graph = only_graph(prefix, {row["graph"] for row in found})
         return self._all_details(_begins_with(prefix), graph) if graph is not None else []
 
     def _all_details(self, where: sa.ColumnElement[bool], graph: str) -> list[EntryDetails]:
         query = _select_entries().where(where)
-        rows = self._rows(query.order_by(tables.Decision.created_at.desc(), tables.Decision.id))
+        rows = self.rows(query.order_by(tables.Decision.created_at.desc(), tables.Decision.id))
         medians = self._medians(graph)
         return [self._details(self._entry(row, medians)) for row in rows]
 
     def _details(self, entry: CachedEntry) -> EntryDetails:
         environment, graph = entry.facts["environment"], entry.facts["graph"]
-        factors = self._rows(
+        factors = self.rows(
             sa.select(*_columns(tables.Environment)).where(tables.Environment.id == environment)
         )
         measured = sa.select(*_columns(tables.Measurement)).where(
             tables.Measurement.environment == environment, tables.Measurement.graph == graph
         )
-        return EntryDetails(entry, factors[0], self._rows(measured.order_by(tables.Measurement.id.desc())))
+        return EntryDetails(entry, factors[0], self.rows(measured.order_by(tables.Measurement.id.desc())))
 
     def _one(self, prefix: str) -> CachedEntry:
-        rows = self._rows(_select_entries().where(_begins_with(prefix)).limit(100))
+        rows = self.rows(_select_entries().where(_begins_with(prefix)).limit(100))
         if not rows:
             raise UsageError(
                 f"{prefix}: no entry has an id or graph that begins so; see: pygraphd cache inspect"
@@ -147,7 +147,7 @@ class Catalogue:
         if graph:
             newest = newest.where(measurement.graph == graph)
         medians: dict[tuple[str, str], dict[str, float]] = {}
-        for row in self._rows(sa.select(*key, measurement.median_us).where(measurement.id.in_(newest))):
+        for row in self.rows(sa.select(*key, measurement.median_us).where(measurement.id.in_(newest))):
             medians.setdefault((row["environment"], row["graph"]), {})[row["deployment"]] = row["median_us"]
         return medians
 
@@ -156,7 +156,8 @@ class Catalogue:
         facts["sizes"] = [int(size) for size in facts["sizes"].split(",") if size]
         return CachedEntry(facts, medians.get((facts["environment"], facts["graph"]), {}), self.is_spool)
 
-    def _rows(self, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
+    def rows(self, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
+        """Return what a query finds; raises CommandError if the file cannot be read."""
         try:
             with self._engine.connect() as connection:
                 return [dict(row) for row in connection.execute(query).mappings()]

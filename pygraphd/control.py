@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from pygraphd.errors import CommandError
+from pygraphd.exchange import ImportAnswer, ImportRequest
 from pygraphd.peer import Peer, peer_of
 from pygraphd.pruning import PruneAnswer, PruneRequest
 from pygraphd.rederiving import RederiveAnswer, RederiveRequest
@@ -82,6 +83,12 @@ def rederive(path: Path, request: RederiveRequest) -> RederiveAnswer:
     """Have the daemon derive decisions anew; raises CommandError if it cannot."""
     body = json.dumps(request.as_json()).encode()
     return decode(RederiveAnswer, _ask_successfully(path, "POST", "/v1/rederive", body, _WRITING_TIMEOUT_S))
+
+
+def add_imported(path: Path, request: ImportRequest) -> ImportAnswer:
+    """Have the daemon store what was exported elsewhere; raises CommandError if it cannot."""
+    body = json.dumps(request.as_json()).encode()
+    return decode(ImportAnswer, _ask_successfully(path, "POST", "/v1/import", body, _WRITING_TIMEOUT_S))
 
 
 def _ask_successfully(path: Path, method: str, target: str, body: bytes, timeout_s: float) -> bytes:

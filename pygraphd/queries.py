@@ -27,8 +27,11 @@ Key = tuple[str, str]
 """(environment digest, graph digest)."""
 
 
-def record(connection: sa.Connection, request: RecordRequest, uid: int, now: float) -> None:
-    """Store a request's records and what they refer to."""
+def record(
+    connection: sa.Connection, request: RecordRequest, uid: int, now: float, measured_at: float | None = None
+) -> None:
+    """Store a request's records and what they refer to; `measured_at` is `now` unless it was before."""
+    at = now if measured_at is None else measured_at
     environment = request.environment.digest()
     connection.execute(
         insert(tables.Environment).on_conflict_do_nothing(),
@@ -36,9 +39,9 @@ def record(connection: sa.Connection, request: RecordRequest, uid: int, now: flo
     )
     for record in request.records:
         connection.execute(insert(tables.Graph).on_conflict_do_nothing(), _graph_row(record))
-        connection.execute(_UPSERT_DECISION, _decision_row(environment, record, request, uid, now))
+        connection.execute(_UPSERT_DECISION, _decision_row(environment, record, request, uid, now, at))
         if record.measurements:
-            rows = _measurement_rows(environment, record, request, uid, now)
+            rows = _measurement_rows(environment, record, request, uid, at)
             connection.execute(sa.insert(tables.Measurement), rows)
             connection.execute(_DROP_OLD_MEASUREMENTS, rows)
 
@@ -56,7 +59,7 @@ def _graph_row(record: Record) -> dict[str, Any]:
 
 
 def _decision_row(
-    environment: str, record: Record, request: RecordRequest, uid: int, now: float
+    environment: str, record: Record, request: RecordRequest, uid: int, now: float, measured_at: float
 ) -> dict[str, Any]:
     decision = record.decision
     return {
@@ -73,14 +76,14 @@ def _decision_row(
         "hits": 0,
         "last_hit": None,
         "host": request.origin.host,
-        "measured_at": now if record.measurements else None,
+        "measured_at": measured_at if record.measurements else None,
         "forward_in_trees": record.conditions.forward_in_trees,
         "backward_gain_us": record.conditions.backward_gain_us,
     }
 
 
 def _measurement_rows(
-    environment: str, record: Record, request: RecordRequest, uid: int, now: float
+    environment: str, record: Record, request: RecordRequest, uid: int, measured_at: float
 ) -> list[dict[str, Any]]:
     return [
         {
@@ -96,7 +99,7 @@ def _measurement_rows(
             "host": request.origin.host,
             "version": request.origin.version,
             "uid": uid,
-            "measured_at": now,
+            "measured_at": measured_at,
         }
         for measurement in record.measurements
     ]

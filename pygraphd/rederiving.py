@@ -127,13 +127,11 @@ def _is_of_a_pair(stored: Row, newest: Sequence[Row], after: Decision) -> bool:
     if stored["kind"] == Kind.FORWARD:
         return after.deployment is not Deployment.TREES
     kept_out = stored["kind"] == Kind.BACKWARD and stored["forward_in_trees"] == 0
-    return kept_out and policy.gain_in_trees_us([_measurement(row) for row in newest]) > 0
+    return kept_out and policy.gain_in_trees_us([measurement_of(row) for row in newest]) > 0
 
 
 def _derived(stored: Row, newest: Sequence[Row]) -> Decision:
-    in_trees = stored["forward_in_trees"]
-    conditions = Conditions(None if in_trees is None else bool(in_trees), stored["backward_gain_us"])
-    decision = policy.decide([_measurement(row) for row in newest], conditions)
+    decision = policy.decide([measurement_of(row) for row in newest], conditions_of(stored))
     decision = dataclasses.replace(decision, calls=stored["calls"])
     _, told, refusal = stored["reason"].partition(policy.NOT_RELOCATED_FOR_NOW)
     if stored["final"] or not told or not decision.final:
@@ -148,7 +146,14 @@ def _decision(row: Row) -> Decision:
     )
 
 
-def _measurement(row: Row) -> Measurement:
+def conditions_of(row: Row) -> Conditions:
+    """Return the conditions in an entry's row; raises InvalidMessageError."""
+    in_trees = row["forward_in_trees"]
+    return Conditions(None if in_trees is None else bool(in_trees), row["backward_gain_us"])
+
+
+def measurement_of(row: Row) -> Measurement:
+    """Return the measurement in a row; raises ValueError for another program's."""
     values = {field.name: row[field.name] for field in dataclasses.fields(Measurement)}
     return Measurement(**{**values, "deployment": Deployment(row["deployment"])})
 

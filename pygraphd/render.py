@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pygraphd.catalogue import CachedEntry, EntryDetails
+    from pygraphd.exchange import ImportAnswer
+    from pygraphd.exporting import Export
     from pygraphd.pruning import PruneAnswer
     from pygraphd.rederiving import RederiveAnswer
     from pygraphd.status import Status
@@ -114,6 +116,32 @@ def rederive_text(answer: RederiveAnswer) -> str:
     if answer.dry_run:
         facts.append(("dry run", "nothing was written"))
     return pairs(facts)
+
+
+def export_text(found: Export, spooled: int) -> str:
+    """Return how many entries were written, and how many were not for which reason; `spooled` files wait for the daemon."""
+    written = f"wrote {plural(len(found.entries), 'entry', 'entries')}"
+    left_out = "".join(f"; left out {count}, {reason}" for reason, count in sorted(found.left_out.items()))
+    waiting = (
+        f"; {plural(spooled, 'file waits', 'files wait')} in the spool: run `pygraphd start` first"
+        if spooled
+        else ""
+    )
+    return written + left_out + waiting
+
+
+def import_text(answer: ImportAnswer) -> str:
+    """Return what an import stored, or would store."""
+    facts = [
+        ("added", str(answer.added)),
+        ("replaced", f"{answer.replaced} that were not final, or imported before"),
+        ("kept", f"{answer.kept} that are known here"),
+    ]
+    if answer.dry_run:
+        return pairs([*facts, ("dry run", "nothing was written")])
+    return pairs(
+        [*facts, ("derived anew", f"{answer.derived} that another version of the policy had decided")]
+    )
 
 
 def kind_text(facts: dict[str, object]) -> str:

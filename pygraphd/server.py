@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-CAPABILITIES = ("lookup", "record", "lease", "stats", "prune", "rederive")
+CAPABILITIES = ("lookup", "record", "lease", "stats", "prune", "rederive", "import")
 _SHUTDOWN_S = 5.0
 
 
@@ -69,6 +69,7 @@ class Server:
                 web.get("/v1/stats", self._stats),
                 web.post("/v1/prune", self._prune),
                 web.post("/v1/rederive", self._rederive),
+                web.post("/v1/import", self._import),
             ]
         )
         return application
@@ -132,6 +133,11 @@ class Server:
     async def _rederive(self, request: web.Request) -> web.Response:
         self.last_used = time.monotonic()
         answer = await self._cache.rederive(await request.read())
+        return _json(json.dumps(answer.as_json()).encode())
+
+    async def _import(self, request: web.Request) -> web.Response:
+        self.last_used = time.monotonic()
+        answer = await self._cache.add_imported(await request.read(), _peer(request))
         return _json(json.dumps(answer.as_json()).encode())
 
     async def _stats(self, _request: web.Request) -> web.Response:

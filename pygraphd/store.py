@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import sqlalchemy as sa
 
-from pygraphd import database, database_files, queries
+from pygraphd import database, database_files, importing, queries
 from pygraphd.pruning import PruneAnswer
 from pygraphd.rederiving import summary
 from pygraphd.schema.policy import POLICY_VERSION
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from pygraphd.exchange import ImportAnswer, ImportRequest
     from pygraphd.pruning import PruneRequest
     from pygraphd.rederiving import Outcome, RederiveAnswer, RederiveRequest
     from pygraphd.schema.messages import RecordRequest
@@ -79,6 +80,14 @@ class Store:
         self._write(lambda connection: queries.record(connection, request, uid, now))
         self._fault = None
         return len(request.records)
+
+    def add_imported(self, request: ImportRequest, uid: int) -> ImportAnswer:
+        """Store what was exported elsewhere, unless it is known here, all or none. Raises StoreError."""
+        now = time.time()
+        answer = self._write(lambda connection: importing.add(connection, request, uid, now))
+        if not request.dry_run:
+            self._fault = None
+        return answer
 
     def add_hits(self, hits: Mapping[queries.Key, tuple[int, float]]) -> None:
         """Add to entries' counts: (hits, time of the last) for each key. Raises StoreError."""

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd import control
+from pygraphd.catalogue import Catalogue
 from pygraphd.client import options
 from pygraphd.client.checking import DISPUTED
 from pygraphd.client.session import Session
+from pygraphd.exchange import ImportAnswer, ImportRequest
+from pygraphd.exporting import export
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, RecordRequest, decode
 from pygraphd.store import Store
@@ -79,14 +82,27 @@ def bodies_for(home: Home, told: Session) -> list[bytes]:
     return bodies
 
 
+def recorded(database: Path, bodies: list[bytes], uid: int) -> None:
+    """Record what is told in a database, as somebody's."""
+    with Store(database) as store:
+        for body in bodies:
+            store.record(decode(RecordRequest, body), uid)
+
+
 def start_with_answers(home: Home, told: Session, by: str) -> None:
-    """Start a daemon that has the answers of another host, or user, or our own."""
+    """Start a daemon that has the answers of another host, or user, or our own, or our own by way of a file."""
     if by == "other-user":
-        bodies = bodies_for(home, told)
-        with Store(home.locations.database) as store:
-            for body in bodies:
-                store.record(decode(RecordRequest, body), os.geteuid() + 1)
+        recorded(home.locations.database, bodies_for(home, told), os.geteuid() + 1)
         home.start()
+    elif by == "import":
+        with tempfile.TemporaryDirectory() as folder:
+            known = Path(folder) / "cache.db"
+            recorded(known, bodies_for(home, told), os.geteuid())
+            with Catalogue(known) as catalogue:
+                entries = export(catalogue).entries
+        home.start()
+        answer = control.add_imported(home.locations.socket, ImportRequest(entries))
+        assert answer == ImportAnswer(added=GRAPHS)
     else:
         home.start()
         trained(told, ENOUGH, "elsewhere" if by == "other-host" else None)
@@ -105,7 +121,7 @@ def counts(told: Session, *names: str) -> tuple[int, ...]:
     return tuple(summary[name] for name in names)
 
 
-@pytest.fixture(params=["other-host", "other-user"])
+@pytest.fixture(params=["other-host", "other-user", "import"])
 def foreign(request: pytest.FixtureRequest, home: Home, session: Session) -> Home:
     start_with_answers(home, session, request.param)
     return home
@@ -174,7 +190,7 @@ def test_what_another_has_decided_and_does_not_hold_is_measured_anew(
     assert stats(foreign)["entries"] == GRAPHS
 
 
-@pytest.mark.parametrize("by", ["other-host", "other-user"])
+@pytest.mark.parametrize("by", ["other-host", "other-user", "import"])
 @pytest.mark.parametrize(("span_us", "disputed"), [(4000.0, GRAPHS), (425.0, 0)])
 def test_a_slower_gpu_is_seen_behind_a_host_that_is_as_quick(
     home: Home, session: Session, monkeypatch: pytest.MonkeyPatch, by: str, span_us: float, disputed: int

@@ -33,6 +33,7 @@ from pygraphd.schema.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import TextIO
 
 COMMAND = [sys.executable, "-m", "pygraphd"]
 
@@ -60,6 +61,30 @@ class Home:
         """Run a command to its end."""
         return subprocess.run(
             [*COMMAND, *words], env=self.environ, capture_output=True, text=True, check=False, timeout=60
+        )
+
+    def pygraphd_fed(self, text: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end that reads `text`."""
+        return subprocess.run(
+            [*COMMAND, *words],
+            env=self.environ,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def pygraphd_into(self, stream: TextIO, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end that writes to `stream`."""
+        return subprocess.run(
+            [*COMMAND, *words],
+            env=self.environ,
+            stdout=stream,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
         )
 
     def spawn(self, *prefix: str) -> subprocess.Popen[bytes]:

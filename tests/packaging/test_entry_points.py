@@ -49,7 +49,10 @@ def test_commands_are_the_documented_ones() -> None:
     assert set(COMMANDS) == {
         "pygraphd",
         *(f"pygraphd {word}" for word in ("start", "stop", "restart", "status", "run", "cache")),
-        *(f"pygraphd cache {word}" for word in ("inspect", "show", "explain", "prune", "rederive")),
+        *(
+            f"pygraphd cache {word}"
+            for word in ("inspect", "show", "explain", "prune", "rederive", "export", "import")
+        ),
     }
 
 

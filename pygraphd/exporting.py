@@ -1,0 +1,102 @@
+"""The entries of a cache as `cache export` writes them: those that are final, each with the measurements that it rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from pygraphd.exchange import Portable
+from pygraphd.rederiving import NOT_VALID, conditions_of, measurement_of
+from pygraphd.schema import tables
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Origin, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.catalogue import Catalogue
+
+NOT_FINAL = "not final: whoever meets that graph measures it"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What is to be written, and how many entries are not, by reason."""
+
+    entries: tuple[Portable, ...]
+    left_out: Mapping[str, int]
+
+
+def export(catalogue: Catalogue, gpu: str = "", graph: str = "") -> Export:
+    """Return the entries on GPUs whose name contains `gpu`, of graphs whose digest begins with `graph`, the oldest first."""
+    measured = _measured(catalogue)
+    entries: list[Portable] = []
+    left_out: Counter[str] = Counter()
+    for row in catalogue.rows(_selected(gpu, graph)):
+        if not row["final"]:
+            left_out[NOT_FINAL] += 1
+            continue
+        try:
+            entries.append(_portable(row, measured.get((row["environment"], row["graph"]), [])))
+        except ValueError:  # another program's deployment, or a time that is none
+            left_out[NOT_VALID] += 1
+    return Export(tuple(entries), left_out)
+
+
+def _selected(gpu: str, graph: str) -> sa.Select[*tuple[Any, ...]]:
+    decision, environment, of = tables.Decision, tables.Environment, tables.Graph
+    columns = [
+        *sa.inspect(decision).columns,
+        *(each for each in sa.inspect(environment).columns if each.name != "id"),
+        *(each for each in sa.inspect(of).columns if each.name != "digest"),
+    ]
+    query = (
+        sa.select(*columns)
+        .join(environment, decision.environment == environment.id)
+        .join(of, decision.graph == of.digest)
+        .order_by(decision.created_at, decision.id)
+    )
+    if gpu:
+        query = query.where(environment.gpu.icontains(gpu, autoescape=True))
+    return query.where(decision.graph.startswith(graph.lower(), autoescape=True)) if graph else query
+
+
+def _measured(catalogue: Catalogue) -> dict[tuple[str, str], list[Row]]:
+    """Return by entry the measurements that its decision rests on, at most one of each deployment."""
+    decision, measurement = tables.Decision, tables.Measurement
+    query = sa.select(*sa.inspect(measurement).columns).join(
+        decision,
+        (decision.environment == measurement.environment)
+        & (decision.graph == measurement.graph)
+        & (decision.measured_at == measurement.measured_at),
+    )
+    by_entry: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in catalogue.rows(query.order_by(measurement.id)):
+        by_entry.setdefault((row["environment"], row["graph"]), {})[row["deployment"]] = row
+    return {key: list(rows.values()) for key, rows in by_entry.items()}
+
+
+def _portable(row: Row, measured: Sequence[Row]) -> Portable:
+    if row["measured_at"] is not None and not measured:
+        raise InvalidMessageError("measured_at: what was measured then is gone")
+    environment = Environment(**{field.name: row[field.name] for field in dataclasses.fields(Environment)})
+    origin = Origin(row["host"], measured[0]["version"] if measured else "")
+    return Portable(environment, origin, _record(row, measured), row["measured_at"])
+
+
+def _record(row: Row, measured: Sequence[Row]) -> Record:
+    sizes = tuple(int(size) for size in row["sizes"].split(",") if size)
+    return Record(
+        Graph(row["graph"], Kind(row["kind"]), row["partition"], row["partitions"], row["operators"], sizes),
+        Decision(Deployment(row["deployment"]), row["reason"], row["policy"], True, row["calls"]),
+        tuple(measurement_of(each) for each in measured),
+        conditions_of(row),
+    )

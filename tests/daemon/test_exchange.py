@@ -1,0 +1,168 @@
+"""`pygraphd cache export` and `import` as processes, with a real daemon over a real socket and without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd import control
+from pygraphd.schema.messages import RecordRequest, encode
+from tests.daemon.conftest import Home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.daemon
+
+MANY = 150
+"""More entries than one request takes."""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Home]:
+    opened = Home(tmp_path / "elsewhere")
+    opened.path.mkdir(mode=0o700)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@pytest.fixture
+def file(elsewhere: Home, tmp_path: Path, make_request: Callable[..., RecordRequest]) -> Path:
+    """Return what another machine's cache has exported while its daemon ran."""
+    elsewhere.start()
+    elsewhere.ask("POST", "/v1/record", encode(make_request(*map(str, range(MANY)))))
+    path = tmp_path / "known.jsonl"
+    done = elsewhere.pygraphd("cache", "export", str(path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"wrote {MANY} entries\n")
+    return path
+
+
+def listed(home: Home) -> list[dict[str, Any]]:
+    entries = json.loads(home.pygraphd("cache", "inspect", "--json").stdout)["entries"]
+    assert isinstance(entries, list)
+    return entries
+
+
+def test_a_running_daemon_takes_them_in(home: Home, file: Path) -> None:
+    home.start()
+    dry = home.pygraphd("cache", "import", str(file), "--dry-run")
+    assert dry.stdout.splitlines() == [
+        f"added     {MANY}",
+        "replaced  0 that were not final, or imported before",
+        "kept      0 that are known here",
+        "dry run   nothing was written",
+    ]
+    assert listed(home) == []
+    done = home.pygraphd("cache", "import", str(file), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = {"schema": 1, "added": MANY, "replaced": 0, "kept": 0, "derived": 0, "dry_run": False}
+    assert json.loads(done.stdout) == answer
+    again = json.loads(home.pygraphd("cache", "import", str(file), "--json").stdout)
+    assert again == {**answer, "added": 0, "kept": MANY}
+    assert len(listed(home)) == MANY
+    shown = json.loads(home.pygraphd("cache", "show", listed(home)[0]["id"], "--json").stdout)
+    assert [each["host"] for each in shown["measurements"]] == ["import:here"]
+
+
+def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, file: Path) -> None:
+    done = home.pygraphd("cache", "import", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert control.ping(home.locations.socket) is None
+    assert len(listed(home)) == MANY
+    assert home.locations.database.stat().st_mode & 0o077 == 0
+    home.start()
+    assert home.status()["entries"] == MANY
+
+
+def test_through_a_pipe(home: Home, elsewhere: Home, file: Path) -> None:
+    written = elsewhere.pygraphd("cache", "export", "-")
+    assert written.stdout == file.read_text()
+    assert written.stderr == f"wrote {MANY} entries\n"
+    taken = home.pygraphd_fed(written.stdout, "cache", "import", "-")
+    assert (taken.returncode, len(listed(home))) == (0, MANY)
+
+
+def test_an_export_overwrites_nothing(elsewhere: Home, file: Path) -> None:
+    before = file.read_bytes()
+    done = elsewhere.pygraphd("cache", "export", str(file))
+    assert done.returncode == 2
+    assert done.stderr == f"pygraphd: {file}: exists already; give another name, or delete it first\n"
+    assert file.read_bytes() == before
+
+
+def test_an_export_that_cannot_be_written_says_so(elsewhere: Home, file: Path) -> None:
+    done = elsewhere.pygraphd("cache", "export", str(file.parent / "missing" / "file"))
+    assert done.returncode == 1
+    assert "cannot be written: No such file or directory" in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")  # noqa: PTH110
+def test_half_an_export_is_no_success(elsewhere: Home, file: Path) -> None:
+    assert file.exists()
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = elsewhere.pygraphd_into(full, "cache", "export", "-")
+    assert done.returncode == 1
+    assert "standard output: cannot be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_there_must_be_something_to_export(home: Home, tmp_path: Path) -> None:
+    done = home.pygraphd("cache", "export", str(tmp_path / "new"))
+    assert done.returncode == 1
+    assert "there is no cache yet" in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_waits_in_the_spool_is_told(
+    elsewhere: Home, file: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    elsewhere.pygraphd("stop")
+    (elsewhere.locations.spool / "some.json").write_bytes(encode(make_request("spooled")))
+    done = elsewhere.pygraphd("cache", "export", f"{file}.new")
+    assert done.stderr == f"wrote {MANY} entries; 1 file waits in the spool: run `pygraphd start` first\n"
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_of_a_bad_file_nothing_is_stored(home: Home, file: Path, running: bool) -> None:
+    if running:
+        home.start()
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]) + lines[-1].replace("sm_count", "cores"))
+    done = home.pygraphd("cache", "import", str(file))
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == f"pygraphd: {file}: line {MANY + 1}: environment: sm_count is missing; nothing was imported\n"
+    )
+    assert listed(home) == []
+
+
+def test_a_file_that_is_not_there_is_named(home: Home, tmp_path: Path) -> None:
+    done = home.pygraphd("cache", "import", str(tmp_path / "missing"))
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"pygraphd: {tmp_path / 'missing'}: cannot be read: No such file or directory\n",
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"entries": [{}]}', b'{"entries": [], "dry_run": 1}'])
+def test_a_bad_request_is_refused(shared_home: Home, body: bytes) -> None:
+    status, answer = shared_home.ask("POST", "/v1/import", body)
+    assert (status, set(answer)) == (400, {"error"})
+
+
+def test_a_daemon_that_hangs_is_named_and_nothing_is_done(home: Home, file: Path) -> None:
+    pid = home.start()
+    os.kill(pid, signal.SIGSTOP)
+    done = home.pygraphd("cache", "import", str(file))
+    assert done.returncode == 1
+    assert f"process {pid} holds the lock but does not answer; end it with: kill -9 {pid}" in done.stderr
+    os.kill(pid, signal.SIGCONT)
+    assert listed(home) == []

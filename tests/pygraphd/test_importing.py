@@ -1,0 +1,234 @@
+"""Entries carried from one real store to another: as they were there, and never in the place of what is known here."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.catalogue import Catalogue
+from pygraphd.exchange import ImportAnswer, ImportRequest
+from pygraphd.exporting import NOT_FINAL, export
+from pygraphd.pruning import PruneRequest
+from pygraphd.rederiving import NOT_VALID, RederiveRequest
+from pygraphd.schema.messages import Conditions, Deployment, Entry, LookupRequest, Origin, RecordRequest
+from pygraphd.schema.offline import read_entries
+from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pygraphd.exchange import Portable
+
+    RequestMaker = Callable[..., RecordRequest]
+
+MONTH_S = 30 * 86_400.0
+UID = 7
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """Return a second database."""
+    path = tmp_path / "there" / "cache.db"
+    path.parent.mkdir(mode=0o700)
+    return path
+
+
+def current(request: RecordRequest, **changes: Any) -> RecordRequest:
+    """Return the request as this version of the policy would have decided it."""
+    records = [
+        dataclasses.replace(
+            each, decision=dataclasses.replace(each.decision, policy=POLICY_VERSION), **changes
+        )
+        for each in request.records
+    ]
+    return dataclasses.replace(request, records=tuple(records))
+
+
+def exported(path: Path, *recorded: RecordRequest, **filters: str) -> tuple[Portable, ...]:
+    """Record requests in a new database, and return what is exported from it."""
+    with Store(path) as store:
+        for request in recorded:
+            store.record(request, UID)
+    with Catalogue(path) as catalogue:
+        return export(catalogue, **filters).entries
+
+
+def entry_of(database: Path, request: RecordRequest, index: int = 0) -> Entry:
+    graph = request.records[index].graph.digest
+    (entry,) = read_entries(database, LookupRequest(request.environment.digest(), (graph,)))
+    return entry
+
+
+def rows(database: Path, statement: str) -> list[tuple[Any, ...]]:
+    connection = sqlite3.connect(database)
+    try:
+        found = connection.execute(statement).fetchall()
+        connection.commit()
+        return found
+    finally:
+        connection.close()
+
+
+def test_what_is_imported_is_as_it_was_but_nobodys_here(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    request = current(make_request("a", "b"), conditions=Conditions(True, 12.5))
+    entries = exported(there, request)
+    assert store.add_imported(ImportRequest(entries), uid=0) == ImportAnswer(added=2)
+    before, after = entry_of(there, request), entry_of(database, request)
+    assert (after.host, after.uid) == ("import:host-a", 0)
+    assert dataclasses.replace(after, host="host-a", uid=UID) == before
+    with Catalogue(database) as catalogue:
+        back = export(catalogue).entries
+    assert {each.origin for each in back} == {Origin("import:host-a", "0.1.0")}
+    assert [dataclasses.replace(each, origin=Origin("host-a", "0.1.0")) for each in back] == list(entries)
+
+
+def test_only_what_a_decision_rests_on_goes_along(there: Path, make_request: RequestMaker) -> None:
+    first = make_request("a", median_us=50.0)
+    guess = make_request("a", median_us=70.0, final=False)
+    (entry,) = exported(there, first, make_request("a", median_us=60.0), guess)
+    assert {each.median_us for each in entry.record.measurements} == {60.0}
+    assert {each.deployment for each in entry.record.measurements} == {Deployment.LAUNCH, Deployment.TREES}
+
+
+def test_what_is_not_final_or_not_valid_is_left_out_and_counted(
+    there: Path, make_request: RequestMaker
+) -> None:
+    assert len(exported(there, make_request("a", "b", "c"), make_request("d", final=False))) == 3
+    rows(
+        there,
+        "UPDATE decision SET deployment = 'ELSEWISE' WHERE id = (SELECT min(id) FROM decision WHERE final)",
+    )
+    rows(
+        there,
+        "DELETE FROM measurement WHERE graph = (SELECT graph FROM decision WHERE final ORDER BY id DESC)",
+    )
+    with Catalogue(there) as catalogue:
+        found = export(catalogue)
+    assert (len(found.entries), found.left_out) == (1, {NOT_FINAL: 1, NOT_VALID: 2})
+
+
+def test_filters(there: Path, make_request: RequestMaker) -> None:
+    other = make_request("b", gpu="NVIDIA A100")
+    assert len(exported(there, make_request("a"), other)) == 2
+    with Catalogue(there) as catalogue:
+        (by_gpu,) = export(catalogue, gpu="a100").entries
+        (by_graph,) = export(catalogue, graph=other.records[0].graph.digest[:8].upper()).entries
+        assert export(catalogue, gpu="100%").entries == ()
+    assert by_gpu == by_graph
+    assert by_gpu.environment == other.environment
+
+
+def test_what_was_found_out_here_stays(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    ours = make_request("a", deployment=Deployment.LAUNCH)
+    store.record(ours, uid=0)
+    entries = exported(there, make_request("a", "b"))
+    assert store.add_imported(ImportRequest(entries), uid=0).kept == 1
+    assert entry_of(database, ours).decision == ours.records[0].decision
+    assert rows(database, "SELECT count(*) FROM measurement WHERE host = 'host-a'") == [(1,)]
+
+
+def test_what_is_found_out_here_takes_the_place_of_an_import(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    theirs = current(make_request("a"))
+    store.add_imported(ImportRequest(exported(there, theirs)), uid=0)
+    ours = current(make_request("a", deployment=Deployment.RELOCATE))
+    store.record(ours, uid=0)
+    assert (entry_of(database, ours).host, entry_of(database, ours).decision.deployment) == (
+        "host-a",
+        "RELOCATE",
+    )
+    assert store.add_imported(ImportRequest(exported(there, theirs)), uid=0) == ImportAnswer(kept=1)
+
+
+def test_a_guess_gives_way_to_what_a_longer_program_has_found_out(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    guess = make_request("a", deployment=Deployment.LAUNCH, final=False)
+    store.record(guess, uid=0)
+    entries = exported(there, current(make_request("a")))
+    assert store.add_imported(ImportRequest(entries), uid=0) == ImportAnswer(replaced=1)
+    assert (entry_of(database, guess).decision.deployment, entry_of(database, guess).decision.final) == (
+        "TREES",
+        True,
+    )
+
+
+def test_of_two_imports_the_one_measured_later_stays(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    request = current(make_request("a"))
+    (newer,) = exported(there, request)
+    assert newer.measured_at is not None
+    older = dataclasses.replace(newer, origin=Origin("host-b", "0.1.0"), measured_at=newer.measured_at - 60)
+
+    def import_(entry: Portable) -> tuple[ImportAnswer, str]:
+        answer = store.add_imported(ImportRequest((entry,)), uid=0)
+        return answer, entry_of(database, request).host
+
+    assert import_(older) == (ImportAnswer(added=1), "import:host-b")
+    assert import_(older) == (ImportAnswer(kept=1), "import:host-b")
+    assert import_(newer) == (ImportAnswer(replaced=1), "import:host-a")
+    assert import_(older) == (ImportAnswer(kept=1), "import:host-a")
+
+
+def test_a_dry_run_says_the_same_and_stores_nothing(
+    store: Store, there: Path, make_request: RequestMaker
+) -> None:
+    entries = exported(there, make_request("a", "b"))
+    answer = store.add_imported(ImportRequest(entries, dry_run=True), uid=0)
+    assert answer == ImportAnswer(added=2, dry_run=True)
+    assert store.count_entries() == 0
+
+
+def test_what_another_policy_has_decided_is_decided_anew(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    newer = current(make_request("a", "b"))
+    decision = dataclasses.replace(newer.records[0].decision, policy=POLICY_VERSION + 1)
+    newer = dataclasses.replace(
+        newer, records=(dataclasses.replace(newer.records[0], decision=decision), newer.records[1])
+    )
+    assert store.add_imported(ImportRequest(exported(there, newer)), uid=0) == ImportAnswer(
+        added=2, derived=1
+    )
+    assert {entry_of(database, newer, index).decision.policy for index in (0, 1)} == {POLICY_VERSION}
+    assert store.rederive(RederiveRequest()).entries == 2
+
+
+def test_an_old_measurement_is_as_old_as_it_was_but_is_not_pruned_when_it_has_just_come(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    (entry,) = exported(there, current(make_request("a")))
+    old = dataclasses.replace(entry, measured_at=time.time() - 2 * MONTH_S)
+    store.add_imported(ImportRequest((old,)), uid=0)
+    assert store.prune(PruneRequest(older_than_s=MONTH_S)).entries == 0
+    assert rows(database, "SELECT DISTINCT measured_at FROM measurement") == [(old.measured_at,)]
+
+
+def test_a_clock_that_runs_ahead_elsewhere_makes_nothing_newer_than_now(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    (entry,) = exported(there, current(make_request("a")))
+    store.add_imported(ImportRequest((dataclasses.replace(entry, measured_at=time.time() + MONTH_S),)), uid=0)
+    ((latest,),) = rows(database, "SELECT max(measured_at) FROM measurement")
+    assert latest <= time.time()
+
+
+def test_a_rule_that_rests_on_no_measurement_is_carried_too(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    ruled = current(make_request("a"), measurements=())
+    assert store.add_imported(ImportRequest(exported(there, ruled)), uid=0) == ImportAnswer(added=1)
+    entry = entry_of(database, ruled)
+    assert (entry.decision, entry.cost_us, entry.measured_at) == (ruled.records[0].decision, None, None)
