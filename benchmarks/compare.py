@@ -32,8 +32,9 @@ class Verdict(enum.StrEnum):
     """How a peer does in one workload."""
 
     FASTER = "faster"
+    FASTER_UNKNOWN = "faster (noise not known)"
     NOISE = "within noise"
-    UNKNOWN = "slower, noise not known"
+    UNKNOWN = "slower (noise not known)"
     SLOWER = "SLOWER"
     ALONE = "no rival runs"
     FAILED = "FAILED"
@@ -157,11 +158,11 @@ def _reserved(by_peer: dict[str, list[Record]], peer: str) -> float | None:
 
 
 def _verdict(ratio: float, noise: float | None) -> Verdict:
-    if ratio <= 1:
-        return Verdict.FASTER
     if noise is None:
-        return Verdict.UNKNOWN
-    return Verdict.NOISE if ratio - 1 <= noise else Verdict.SLOWER
+        return Verdict.FASTER_UNKNOWN if ratio <= 1 else Verdict.UNKNOWN
+    if abs(ratio - 1) <= noise:
+        return Verdict.NOISE
+    return Verdict.FASTER if ratio < 1 else Verdict.SLOWER
 
 
 def _row(each: Comparison, peer: str) -> tuple[str, ...]:

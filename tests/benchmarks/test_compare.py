@@ -40,8 +40,10 @@ def compared(*records: Record) -> Comparison:
 @pytest.mark.parametrize(
     ("mine", "default", "trees", "ratio", "noise", "verdict"),
     [
-        ([0.9], [1.0], [2.0], 0.9, None, Verdict.FASTER),
-        ([1.0], [2.0], [1.0], 1.0, None, Verdict.FASTER),
+        ([0.9], [1.0], [2.0], 0.9, None, Verdict.FASTER_UNKNOWN),
+        ([1.0], [2.0], [1.0], 1.0, None, Verdict.FASTER_UNKNOWN),
+        ([0.9, 0.9], [1.0, 1.05], [2.0], 0.9 / 1.025, 0.05, Verdict.FASTER),
+        ([0.9, 0.9], [1.0, 1.25], [2.0], 0.8, 0.25, Verdict.NOISE),
         ([1.1], [1.0], [2.0], 1.1, None, Verdict.UNKNOWN),
         ([1.1, 1.1], [2.0], [1.0], 1.1, 0.0, Verdict.SLOWER),
         ([1.1, 1.1], [1.0, 1.25, 1.0], [], 1.1, 0.25, Verdict.NOISE),
@@ -183,25 +185,31 @@ def test_a_line_for_each_workload_and_what_they_come_to() -> None:
         "1.100",
         "0.978",
         "25.0%",
-        "faster",
+        "within",
+        "noise",
         "2.000",
         "0.0%",
         "SLOWER",
         "-",
     ]
     assert back_to_back == "back to back: 1 of 1 lose beyond noise: three-ops 2.000"
-    assert last == "1 workloads: 1 faster; 0.978 in the median, 0.978 at most"
+    assert last == "1 workloads: 1 within noise; 0.978 in the median, 0.978 at most"
 
 
 @pytest.mark.parametrize(
     ("names", "code", "said", "back_to_back"),
     [
-        (["all-h200-4662d70"], 0, "21 workloads: 19 faster, 2 slower, noise not known", "4 of 21"),
-        (["placed-h200-28c7926"], 1, "9 workloads: 5 faster, 2 within noise, 1 SLOWER, 1 FAILED", "4 of 8"),
+        (
+            ["all-h200-4662d70"],
+            0,
+            "21 workloads: 6 faster, 13 faster (noise not known), 2 slower (noise not known)",
+            "4 of 21",
+        ),
+        (["placed-h200-28c7926"], 1, "9 workloads: 4 faster, 3 within noise, 1 SLOWER, 1 FAILED", "4 of 8"),
         (
             ["all-h200-ebe41bd", "again-h200-ebe41bd"],
             0,
-            "21 workloads: 19 faster, 2 within noise",
+            "21 workloads: 13 faster, 8 within noise",
             "3 of 21 lose beyond noise: clip-inference 1.003, bert-training 1.144, three-ops 1.480",
         ),
     ],
