@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,16 +16,12 @@ from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema.locations import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from pygraphd.exchange import ImportAnswer, ImportRequest, Portable
+    from pygraphd.exchange import ImportAnswer, Portable
     from pygraphd.pruning import PruneAnswer, PruneRequest
     from pygraphd.rederiving import RederiveAnswer, RederiveRequest
     from pygraphd.schema.locations import Locations
-    from pygraphd.schema.messages import Ping
-    from pygraphd.store import Store
-
-_Answer = TypeVar("_Answer")
 
 cache = typer.Typer(
     no_args_is_help=True,
@@ -144,7 +141,8 @@ def export(
     else:
         _write_new(Path(file), found.entries)
     # Not into what may be the file itself.
-    sys.stderr.write(f"{render.export_text(found, spool.state(locations.spool).waiting)}\n")
+    if sys.stderr is not None:
+        sys.stderr.write(f"{render.export_text(found, spool.state(locations.spool).waiting)}\n")
 
 
 @cache.command("import")
@@ -156,17 +154,18 @@ def import_(
     json: _AsJson = False,
 ) -> None:
     """Store what another cache has exported, but nothing in the place of what is known here; all or nothing of a bad file."""
-    from pygraphd import exchange, render
+    from pygraphd import render
 
-    answer = exchange.ImportAnswer(dry_run=dry_run)
-    for request in exchange.requests(_read(file), dry_run=dry_run):
-        answer += _import(locate(), request)
+    entries = _read(file)
+    answer = (_foreseen if dry_run else _import)(locate(), entries)
     _say(render.as_json(answer.as_json()) if json else render.import_text(answer))
 
 
 def _write_out(entries: Sequence[Portable]) -> None:
     from pygraphd import exchange
 
+    if sys.stdout is None:
+        raise CommandError("standard output: is closed")
     try:
         exchange.write(entries, sys.stdout)
         sys.stdout.flush()
@@ -184,8 +183,8 @@ def _write_new(path: Path, entries: Sequence[Portable]) -> None:
             try:
                 exchange.write(entries, stream)
                 stream.flush()
-            except OSError:
-                # Half a file is refused where it is read, but had better not be there.
+            except BaseException:
+                # Half a file is refused where it is read, but had better not be there: also after an interrupt.
                 with contextlib.suppress(OSError):
                     path.unlink()
                 raise
@@ -198,9 +197,11 @@ def _write_new(path: Path, entries: Sequence[Portable]) -> None:
 def _read(file: str) -> list[Portable]:
     from pygraphd import exchange
 
-    if file == "-":
-        return exchange.read_all(sys.stdin.buffer, "standard input")
     try:
+        if file == "-":
+            if sys.stdin is None:
+                raise UsageError("standard input: is closed")
+            return exchange.read_all(sys.stdin.buffer, "standard input")
         with Path(file).open("rb") as stream:
             return exchange.read_all(stream, file)
     except OSError as error:
@@ -215,66 +216,54 @@ def _age(text: str | None) -> float | None:
 
 
 def _prune(locations: Locations, request: PruneRequest) -> PruneAnswer:
-    """Have the one writer do it: the daemon, or, while nobody is the daemon, this process."""
-    from pygraphd import control
+    from pygraphd.writing import writing
 
-    if control.ping(locations.socket):
-        return control.prune(locations.socket, request)
-    return _without_daemon(locations, lambda store: store.prune(request), "delete")
+    _check_there_is_a_cache(locations, "delete")
+    with writing(locations) as writer:
+        return writer.prune(request)
 
 
 def _rederive(locations: Locations, request: RederiveRequest) -> RederiveAnswer:
+    from pygraphd.writing import writing
+
+    _check_there_is_a_cache(locations, "derive anew")
+    with writing(locations) as writer:
+        return writer.rederive(request)
+
+
+def _check_there_is_a_cache(locations: Locations, what: str) -> None:
     from pygraphd import control
 
-    running = control.ping(locations.socket)
-    if running is None:
-        return _without_daemon(locations, lambda store: store.rederive(request), "derive anew")
-    _check_capability(running, "rederive", "derive decisions anew")
-    return control.rederive(locations.socket, request)
-
-
-def _import(locations: Locations, request: ImportRequest) -> ImportAnswer:
-    from pygraphd import control, folders
-
-    running = control.ping(locations.socket)
-    if running is None:
-        if (problem := folders.prepare_cache(locations)) is not None:
-            raise CommandError(problem)
-        return _as_the_writer(locations, lambda store: store.add_imported(request, os.geteuid()))
-    _check_capability(running, "import", "import")
-    return control.add_imported(locations.socket, request)
-
-
-def _check_capability(running: Ping, capability: str, what: str) -> None:
-    if capability not in running.capabilities:
-        raise CommandError(
-            f"the daemon is version {running.version}, which cannot {what}; run: pygraphd restart"
-        )
-
-
-def _without_daemon(locations: Locations, task: Callable[[Store], _Answer], what: str) -> _Answer:
-    """Be the one writer of a cache that there is; raises CommandError."""
-    if not locations.database.exists():
+    if not locations.database.exists() and control.ping(locations.socket) is None:
         raise CommandError(f"{locations.database}: there is no cache yet, so there is nothing to {what}")
-    return _as_the_writer(locations, task)
 
 
-def _as_the_writer(locations: Locations, task: Callable[[Store], _Answer]) -> _Answer:
-    """Be the one writer for one task, under the daemon's lock; raises CommandError."""
-    from pygraphd import folders
-    from pygraphd.claim import claim, hung_text
-    from pygraphd.store import Store, StoreError
+def _import(locations: Locations, entries: Sequence[Portable]) -> ImportAnswer:
+    from pygraphd import exchange, folders
+    from pygraphd.writing import writing
 
-    os.umask(0o077)
-    folders.prepare_runtime(locations)
-    held = claim(locations, timeout_s=1.0)
-    if held is None:
-        raise CommandError(hung_text(locations))
+    if (problem := folders.prepare_cache(locations)) is not None:
+        raise CommandError(problem)
+    answer, done = exchange.ImportAnswer(), 0
     try:
-        with held, Store(locations.database) as store:
-            return task(store)
-    except StoreError as error:
-        raise CommandError(str(error)) from error
+        with writing(locations) as writer:
+            for request in exchange.requests(entries):
+                answer += writer.add_imported(request)
+                done += len(request.entries)
+    except CommandError as error:
+        so_far = f"; {done} of {len(entries)} entries were stored before that: import the file again"
+        raise CommandError(f"{error}{so_far if done else ''}") from error
+    return answer
+
+
+def _foreseen(locations: Locations, entries: Sequence[Portable]) -> ImportAnswer:
+    from pygraphd import exchange, importing
+    from pygraphd.catalogue import Catalogue
+
+    if not locations.database.exists():
+        return exchange.ImportAnswer(added=len({entry.key for entry in entries}), dry_run=True)
+    with Catalogue(locations.database) as catalogue:
+        return catalogue.read(lambda connection: importing.foresee(connection, entries, time.time()))
 
 
 def _say(text: str) -> None:

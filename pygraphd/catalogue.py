@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -12,8 +12,10 @@ from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema import offline, tables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+_T = TypeVar("_T")
 
 _ENTRY = (
     tables.Decision.id,
@@ -158,14 +160,24 @@ class Catalogue:
 
     def rows(self, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
         """Return what a query finds; raises CommandError if the file cannot be read."""
+        return self.read(lambda connection: rows_of(connection, query))
+
+    def read(self, action: Callable[[sa.Connection], _T]) -> _T:
+        """Return what `action` finds in the file, as that is at one moment; raises CommandError if it cannot be read."""
         try:
             with self._engine.connect() as connection:
-                return [dict(row) for row in connection.execute(query).mappings()]
+                connection.exec_driver_sql("BEGIN")  # sqlite3 begins nothing before a SELECT
+                return action(connection)
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
             raise CommandError(
                 f"{self._path}: cannot be read: {cause}; `pygraphd start` sets a damaged file aside"
             ) from error
+
+
+def rows_of(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Return the rows that a query finds."""
+    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def only_graph(prefix: str, digests: set[str]) -> str | None:

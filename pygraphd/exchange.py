@@ -26,6 +26,8 @@ FORMAT_VERSION = 1
 MAX_LINE_BYTES = 2**16
 MAX_ENTRIES = 64
 """Entries in one request: few enough that what others ask does not have to wait, and that it fits into a body."""
+MOST_ENTRIES = 100_000
+"""In a file: all of them are in memory before the first is stored, some KB each."""
 IMPORTED = "import:"
 """Stands before the host of what was imported. No host is named so: to whoever looks it up, it is always another's."""
 
@@ -47,8 +49,9 @@ class Header:
         if self.format != FORMAT:
             raise InvalidMessageError(f"format: {self.format!r:.40} is not {FORMAT!r}")
         check_text("pygraphd", self.pygraphd, maximum=64)
-        for name in ("version", "keys", "entries"):
-            check_int(name, getattr(self, name), maximum=2**53)
+        check_int("version", self.version, maximum=2**53, minimum=1)
+        check_int("keys", self.keys, maximum=2**53)
+        check_int("entries", self.entries, maximum=MOST_ENTRIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +74,19 @@ class Portable:
         if self.measured_at is not None:
             check_number("measured_at", self.measured_at, maximum=MAX_TIME)
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return the digests of environment and graph."""
+        return self.environment.digest(), self.record.graph.digest
+
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest:
     """Entries to be stored unless their graph is known already in their environment: the body of `POST /v1/import`."""
 
     entries: tuple[Portable, ...]
-    dry_run: bool = False
 
     def __post_init__(self) -> None:
-        check_bool("dry_run", self.dry_run)
         if len(self.entries) > MAX_ENTRIES:
             raise InvalidMessageError(f"entries: {len(self.entries)} items, at most {MAX_ENTRIES} allowed")
 
@@ -125,10 +131,10 @@ def imported_host(host: str) -> str:
     return host if host.startswith(IMPORTED) else f"{IMPORTED}{host}"[:256]
 
 
-def requests(entries: Sequence[Portable], *, dry_run: bool) -> Iterator[ImportRequest]:
+def requests(entries: Sequence[Portable]) -> Iterator[ImportRequest]:
     """Yield the requests that store all entries, in their order."""
     for start in range(0, len(entries), MAX_ENTRIES):
-        yield ImportRequest(tuple(entries[start : start + MAX_ENTRIES]), dry_run)
+        yield ImportRequest(tuple(entries[start : start + MAX_ENTRIES]))
 
 
 def write(entries: Sequence[Portable], stream: TextIO) -> None:
@@ -142,8 +148,11 @@ def write(entries: Sequence[Portable], stream: TextIO) -> None:
 def read_all(stream: BinaryIO, name: str) -> list[Portable]:
     """Return all entries of a file; raises UsageError naming the line if it is not wholly what `write` writes."""
     header = _line(stream, name, 1, Header)
-    if (problem := _why_useless(header)) is not None:
-        raise UsageError(f"{name}: {problem}; nothing was imported")
+    if header.keys != KEY_VERSION:
+        raise UsageError(
+            f"{name}: was written by pygraphd {header.pygraphd}, which names graphs otherwise, so that nothing of it would ever"
+            " be found here: export it anew with this version; nothing was imported"
+        )
     entries = [_line(stream, name, number, Portable) for number in range(2, header.entries + 2)]
     if stream.read(1):
         raise UsageError(
@@ -152,12 +161,14 @@ def read_all(stream: BinaryIO, name: str) -> list[Portable]:
     return entries
 
 
-def _why_useless(header: Header) -> str | None:
-    if header.version > FORMAT_VERSION:
-        return f"was written by pygraphd {header.pygraphd}, in version {header.version} of its format; this one reads {FORMAT_VERSION}: upgrade pygraphd"
-    if header.keys != KEY_VERSION:
-        return f"was written by pygraphd {header.pygraphd}, which names graphs otherwise, so nothing of it would ever be found"
-    return None
+def _check_version(value: object) -> None:
+    """Raise InvalidMessageError for a header of a newer format, whatever else that has."""
+    if isinstance(value, dict) and value.get("format") == FORMAT:
+        version = value.get("version")
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise InvalidMessageError(
+                f"version {version!s:.20} of the format, and this pygraphd reads {FORMAT_VERSION}: upgrade it"
+            )
 
 
 def _line(stream: BinaryIO, name: str, number: int, kind: type[_T]) -> _T:
@@ -169,6 +180,9 @@ def _line(stream: BinaryIO, name: str, number: int, kind: type[_T]) -> _T:
                 if len(data) > MAX_LINE_BYTES
                 else "the file ends here, too early"
             )
-        return read(kind, json.loads(data))
+        value = json.loads(data)
+        if kind is Header:
+            _check_version(value)
+        return read(kind, value)
     except (ValueError, RecursionError) as error:  # of which InvalidMessageError is one
         raise UsageError(f"{name}: line {number}: {error}; nothing was imported") from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from pygraphd.catalogue import rows_of
 from pygraphd.exchange import Portable
 from pygraphd.rederiving import NOT_VALID, conditions_of, measurement_of
 from pygraphd.schema import tables
@@ -37,10 +38,13 @@ class Export:
 
 def export(catalogue: Catalogue, gpu: str = "", graph: str = "") -> Export:
     """Return the entries on GPUs whose name contains `gpu`, of graphs whose digest begins with `graph`, the oldest first."""
-    measured = _measured(catalogue)
+    # Of one moment: a decision of the next one rests on other measurements.
+    rows, measured = catalogue.read(
+        lambda connection: (rows_of(connection, _selected(gpu, graph)), _measured(connection))
+    )
     entries: list[Portable] = []
     left_out: Counter[str] = Counter()
-    for row in catalogue.rows(_selected(gpu, graph)):
+    for row in rows:
         if not row["final"]:
             left_out[NOT_FINAL] += 1
             continue
@@ -69,7 +73,7 @@ def _selected(gpu: str, graph: str) -> sa.Select[*tuple[Any, ...]]:
     return query.where(decision.graph.startswith(graph.lower(), autoescape=True)) if graph else query
 
 
-def _measured(catalogue: Catalogue) -> dict[tuple[str, str], list[Row]]:
+def _measured(connection: sa.Connection) -> dict[tuple[str, str], list[Row]]:
     """Return by entry the measurements that its decision rests on, at most one of each deployment."""
     decision, measurement = tables.Decision, tables.Measurement
     query = sa.select(*sa.inspect(measurement).columns).join(
@@ -79,7 +83,7 @@ def _measured(catalogue: Catalogue) -> dict[tuple[str, str], list[Row]]:
         & (decision.measured_at == measurement.measured_at),
     )
     by_entry: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in catalogue.rows(query.order_by(measurement.id)):
+    for row in rows_of(connection, query.order_by(measurement.id)):
         by_entry.setdefault((row["environment"], row["graph"]), {})[row["deployment"]] = row
     return {key: list(rows.values()) for key, rows in by_entry.items()}
 

@@ -13,10 +13,12 @@ from pygraphd.exchange import IMPORTED, ImportAnswer, imported_host
 from pygraphd.schema import tables
 from pygraphd.schema.keys import entry_id
 from pygraphd.schema.messages import Origin, RecordRequest
-from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.policy import NOT_RELOCATED_FOR_NOW, POLICY_VERSION
 
 if TYPE_CHECKING:
-    from pygraphd.exchange import ImportRequest, Portable
+    from collections.abc import Sequence
+
+    from pygraphd.exchange import Portable
 
 
 class _Fate(enum.Enum):
@@ -27,40 +29,55 @@ class _Fate(enum.Enum):
     KEPT = enum.auto()
 
 
-def add(connection: sa.Connection, request: ImportRequest, uid: int, now: float) -> ImportAnswer:
-    """Store a request's entries as `uid`'s; `now` is when they came, and the latest that they can have been measured."""
+def add(connection: sa.Connection, entries: Sequence[Portable], uid: int, now: float) -> ImportAnswer:
+    """Store entries as `uid`'s; `now` is when they came, and the latest that they can have been measured."""
     fates: Counter[_Fate] = Counter()
     outdated: list[str] = []
-    for entry in request.entries:
-        key = (entry.environment.digest(), entry.record.graph.digest)
-        fate = _fate(connection, key, entry)
+    for entry in entries:
+        fate = _fate(connection, entry, now)
         fates[fate] += 1
-        if fate is _Fate.KEPT or request.dry_run:
-            continue
-        _store(connection, entry, uid, now)
-        if entry.record.measurements and entry.record.decision.policy != POLICY_VERSION:
-            outdated.append(entry_id(*key))
+        if fate is not _Fate.KEPT:
+            _store(connection, entry, uid, now)
+            if not _is_current(entry.record.decision.policy):
+                outdated.append(entry_id(*entry.key))
     outcomes = queries.rederive_entries(connection, outdated, now, dry_run=False)
     derived = sum(outcome.is_new for outcome in outcomes)
-    return ImportAnswer(
-        fates[_Fate.ADDED], fates[_Fate.REPLACED], fates[_Fate.KEPT], derived, request.dry_run
-    )
+    return ImportAnswer(fates[_Fate.ADDED], fates[_Fate.REPLACED], fates[_Fate.KEPT], derived)
 
 
-def _fate(connection: sa.Connection, key: queries.Key, entry: Portable) -> _Fate:
-    decision = tables.Decision
-    query = sa.select(decision.final, decision.host, decision.measured_at)
+def foresee(connection: sa.Connection, entries: Sequence[Portable], now: float) -> ImportAnswer:
+    """Return what `add` would do, each key once, without what would be derived anew; only reads."""
+    unique = {entry.key: entry for entry in entries}
+    fates = Counter(_fate(connection, entry, now) for entry in unique.values())
+    return ImportAnswer(fates[_Fate.ADDED], fates[_Fate.REPLACED], fates[_Fate.KEPT], dry_run=True)
+
+
+def _fate(connection: sa.Connection, entry: Portable, now: float) -> _Fate:
+    decision, key = tables.Decision, entry.key
+    query = sa.select(decision.final, decision.host, decision.measured_at, decision.policy, decision.reason)
     known = connection.execute(query.where(decision.environment == key[0], decision.graph == key[1])).first()
     if known is None:
         return _Fate.ADDED
     if not known.final:
-        return _Fate.REPLACED
-    is_newer = (entry.measured_at or 0.0) > (known.measured_at or 0.0)
+        # All that can be measured here for now says more than what was measured elsewhere with other means.
+        return _Fate.KEPT if NOT_RELOCATED_FOR_NOW in known.reason else _Fate.REPLACED
+    is_current = _is_current(entry.record.decision.policy)
+    if is_current is not _is_current(known.policy):
+        return _Fate.REPLACED if is_current else _Fate.KEPT  # nobody uses what another policy has decided
+    is_newer = (_measured_at(entry, now) or 0.0) > (known.measured_at or 0.0)
     return _Fate.REPLACED if known.host.startswith(IMPORTED) and is_newer else _Fate.KEPT
+
+
+def _is_current(policy: int) -> bool:
+    return policy == POLICY_VERSION
+
+
+def _measured_at(entry: Portable, now: float) -> float | None:
+    # A clock that runs ahead elsewhere must not make theirs the newest for ever.
+    return None if entry.measured_at is None else min(entry.measured_at, now)
 
 
 def _store(connection: sa.Connection, entry: Portable, uid: int, now: float) -> None:
     origin = Origin(imported_host(entry.origin.host), entry.origin.version)
     request = RecordRequest(entry.environment, origin, (entry.record,))
-    # A clock that runs ahead elsewhere must not make theirs the newest for ever.
-    queries.record(connection, request, uid, now, measured_at=min(entry.measured_at or now, now))
+    queries.record(connection, request, uid, now, measured_at=_measured_at(entry, now))

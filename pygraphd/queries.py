@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
+from pygraphd.exchange import IMPORTED
 from pygraphd.rederiving import rederive
 from pygraphd.schema import tables
 from pygraphd.schema.keys import entry_id
@@ -115,8 +116,12 @@ _UPSERT_DECISION = _decision_insert.on_conflict_do_update(
         for column in sa.inspect(tables.Decision).columns
         if column.name not in _KEPT
     },
-    # A guess made because a program ended early never replaces what a longer one found out.
-    where=_decision_insert.excluded.final >= tables.Decision.final,
+    where=sa.or_(
+        # A guess made because a program ended early never replaces what a longer one found out,
+        _decision_insert.excluded.final >= tables.Decision.final,
+        # but that was found out here, unlike what was imported and not used, or did not hold.
+        tables.Decision.host.startswith(IMPORTED) & _decision_insert.excluded.measured_at.is_not(None),
+    ),
 )
 
 _rests_on = (

@@ -84,9 +84,8 @@ class Store:
     def add_imported(self, request: ImportRequest, uid: int) -> ImportAnswer:
         """Store what was exported elsewhere, unless it is known here, all or none. Raises StoreError."""
         now = time.time()
-        answer = self._write(lambda connection: importing.add(connection, request, uid, now))
-        if not request.dry_run:
-            self._fault = None
+        answer = self._write(lambda connection: importing.add(connection, request.entries, uid, now))
+        self._fault = None
         return answer
 
     def add_hits(self, hits: Mapping[queries.Key, tuple[int, float]]) -> None:

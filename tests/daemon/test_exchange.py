@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pygraphd import control
 from pygraphd.schema.messages import RecordRequest, encode
-from tests.daemon.conftest import Home
+from tests.daemon.conftest import COMMAND, Home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,6 +82,35 @@ def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, file: 
     assert home.status()["entries"] == MANY
 
 
+def test_a_dry_run_leaves_nothing_behind(home: Home, file: Path) -> None:
+    done = home.pygraphd("cache", "import", str(file), "--dry-run", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["added"] == MANY
+    assert list(home.path.iterdir()) == []
+
+
+def test_a_daemon_that_starts_meanwhile_is_waited_for(home: Home, file: Path) -> None:
+    process = home.spawn()
+    done = home.pygraphd("cache", "import", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    home.wait_until(lambda: control.ping(home.locations.socket) is not None)
+    assert process.poll() is None
+    assert home.status()["entries"] == MANY
+
+
+def test_two_imports_at_once_take_turns(home: Home, file: Path) -> None:
+    words = [*COMMAND, "cache", "import", str(file)]
+    both = [
+        subprocess.Popen(
+            words, env=home.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    said = [(each.communicate(timeout=60)[1], each.returncode) for each in both]
+    assert said == [("", 0)] * 2
+    assert len(listed(home)) == MANY
+
+
 def test_through_a_pipe(home: Home, elsewhere: Home, file: Path) -> None:
     written = elsewhere.pygraphd("cache", "export", "-")
     assert written.stdout == file.read_text()
@@ -111,6 +141,18 @@ def test_half_an_export_is_no_success(elsewhere: Home, file: Path) -> None:
     assert done.returncode == 1
     assert "standard output: cannot be written: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_enough_gets_no_traceback(elsewhere: Home, file: Path) -> None:
+    assert file.exists()
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone:
+        done = elsewhere.pygraphd_into(gone, "cache", "export", "-")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "pygraphd: standard output: cannot be written: Broken pipe\n",
+    )
 
 
 def test_there_must_be_something_to_export(home: Home, tmp_path: Path) -> None:
@@ -152,7 +194,7 @@ def test_a_file_that_is_not_there_is_named(home: Home, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"entries": [{}]}', b'{"entries": [], "dry_run": 1}'])
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"entries": [{}]}', b'{"entries": 1}'])
 def test_a_bad_request_is_refused(shared_home: Home, body: bytes) -> None:
     status, answer = shared_home.ask("POST", "/v1/import", body)
     assert (status, set(answer)) == (400, {"error"})

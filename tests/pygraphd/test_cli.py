@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd import __version__, control
+from pygraphd import __version__, control, writing
 from pygraphd.cli import main
+from pygraphd.errors import CommandError
+from pygraphd.exchange import ImportAnswer
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import Ping
 from pygraphd.schema.version import VERSION
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from pygraphd.exchange import ImportRequest
     from pygraphd.schema.messages import RecordRequest
 
 
@@ -223,6 +228,33 @@ def test_a_database_of_a_newer_version_is_not_derived_anew(
     assert filled.database.read_bytes() == content
 
 
+def test_a_daemon_that_cannot_import_is_named(
+    filled: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "known.jsonl"
+    assert _pygraphd("cache", "export", str(file)) == 0
+    older = Ping("pygraphd", "0.0.9", 1, 1, ("lookup", "record", "stats", "prune", "rederive"))
+    monkeypatch.setattr(control, "ping", lambda path: older)
+    capsys.readouterr()
+    assert _pygraphd("cache", "import", str(file)) == 1
+    assert capsys.readouterr().err == (
+        "pygraphd: the daemon is version 0.0.9, which cannot import; run: pygraphd restart\n"
+    )
+
+
+def test_a_lock_that_cannot_be_made_is_told(
+    filled: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writing, "claim", full)
+    assert _pygraphd("cache", "rederive") == 1
+    assert capsys.readouterr().err == (
+        f"pygraphd: {filled.lock}: cannot be locked: No space left on device\n"
+    )
+
+
 def test_a_daemon_that_cannot_derive_is_named(
     filled: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +264,50 @@ def test_a_daemon_that_cannot_derive_is_named(
     assert capsys.readouterr().err == (
         "pygraphd: the daemon is version 0.0.9, which cannot derive decisions anew; run: pygraphd restart\n"
     )
+
+
+class _FullAfterOne:
+    """Stores one request."""
+
+    requests = 0
+
+    def add_imported(self, request: ImportRequest) -> ImportAnswer:
+        self.requests += 1
+        if self.requests > 1:
+            raise CommandError("the disk is full")
+        return ImportAnswer(added=len(request.entries))
+
+
+def test_an_import_that_ends_early_says_how_far_it_came(
+    filled: Locations,
+    make_request: Callable[..., RecordRequest],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    with Store(filled.database) as store:
+        store.record(make_request(*map(str, range(80))), uid=0)
+    file = tmp_path / "known.jsonl"
+    assert _pygraphd("cache", "export", str(file)) == 0
+    monkeypatch.setattr(writing, "writing", lambda _: contextlib.nullcontext(_FullAfterOne()))
+    assert _pygraphd("cache", "import", str(file)) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "wrote 83 entries",
+        "pygraphd: the disk is full; 64 of 83 entries were stored before that: import the file again",
+    ]
+
+
+@pytest.mark.parametrize(("words", "code"), [(("export", "-"), 1), (("import", "-"), 2)])
+def test_a_closed_stream_is_told(
+    filled: Locations,
+    words: tuple[str, ...],
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdout" if code == 1 else "stdin", None)
+    assert _pygraphd("cache", *words) == code
+    assert capsys.readouterr().err.endswith("is closed\n")
 
 
 def test_a_bad_configuration_is_a_usage_error(

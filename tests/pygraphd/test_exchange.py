@@ -16,6 +16,7 @@ from pygraphd.errors import UsageError
 from pygraphd.exchange import (
     MAX_ENTRIES,
     MAX_LINE_BYTES,
+    MOST_ENTRIES,
     ImportAnswer,
     ImportRequest,
     Portable,
@@ -124,8 +125,10 @@ def test_the_line_and_what_is_wrong_with_it_are_named() -> None:
     ("field", "value", "what"),
     [
         ("format", "tar", "line 1: format: 'tar' is not 'pygraphd cache'"),
-        ("version", 2, "in version 2 of its format; this one reads 1: upgrade pygraphd"),
-        ("keys", KEY_VERSION + 1, "names graphs otherwise, so nothing of it would ever be found"),
+        ("version", 2, "line 1: version 2 of the format, and this pygraphd reads 1: upgrade it"),
+        ("version", 0, "line 1: version: 0 is outside 1"),
+        ("keys", KEY_VERSION + 1, "nothing of it would ever be found here: export it anew with this version"),
+        ("entries", MOST_ENTRIES + 1, f"line 1: entries: {MOST_ENTRIES + 1} is outside 0..{MOST_ENTRIES}"),
         ("entries", 2, "line 3: the file ends here, too early"),
         ("entries", 0, "goes on after 0 entries, as many as it says"),
         ("entries", -1, "line 1: entries: -1 is outside 0"),
@@ -138,6 +141,11 @@ def test_a_header_that_promises_something_else_is_refused(field: str, value: obj
         read(changed + b"\n" + entry)
     assert what in str(caught.value)
     assert str(caught.value).endswith("; nothing was imported")
+
+
+def test_a_newer_format_is_told_whatever_else_it_has() -> None:
+    with pytest.raises(UsageError, match="upgrade it"):
+        read(b'{"format": "pygraphd cache", "version": 2}\n')
 
 
 def test_a_line_without_end_is_not_read_to_its_end() -> None:
@@ -173,7 +181,7 @@ def test_a_request_of_the_largest_entries_fits_into_a_body() -> None:
     largest = Portable(dataclasses.replace(HERE, **names), Origin(text[:256], text[:64]), record, 1e11)
     entries = [largest] * (MAX_ENTRIES + 1)
     assert read(written(entries)) == entries
-    bodies = [json.dumps(each.as_json()).encode() for each in requests(entries, dry_run=True)]
+    bodies = [json.dumps(each.as_json()).encode() for each in requests(entries)]
     assert max(map(len, bodies)) <= MAX_BODY_BYTES
     assert [len(decode(ImportRequest, body).entries) for body in bodies] == [MAX_ENTRIES, 1]
     with pytest.raises(InvalidMessageError, match=f"at most {MAX_ENTRIES}"):

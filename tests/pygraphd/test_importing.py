@@ -8,15 +8,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sqlalchemy as sa
 
 from pygraphd.catalogue import Catalogue
 from pygraphd.exchange import ImportAnswer, ImportRequest
 from pygraphd.exporting import NOT_FINAL, export
+from pygraphd.importing import foresee
 from pygraphd.pruning import PruneRequest
 from pygraphd.rederiving import NOT_VALID, RederiveRequest
+from pygraphd.schema import tables
 from pygraphd.schema.messages import Conditions, Deployment, Entry, LookupRequest, Origin, RecordRequest
 from pygraphd.schema.offline import read_entries
-from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.policy import NOT_RELOCATED_FOR_NOW, POLICY_VERSION
 from pygraphd.store import Store
 
 if TYPE_CHECKING:
@@ -129,10 +132,11 @@ def test_filters(there: Path, make_request: RequestMaker) -> None:
 def test_what_was_found_out_here_stays(
     store: Store, database: Path, there: Path, make_request: RequestMaker
 ) -> None:
-    ours = make_request("a", deployment=Deployment.LAUNCH)
+    ours = current(make_request("a", deployment=Deployment.LAUNCH))
     store.record(ours, uid=0)
-    entries = exported(there, make_request("a", "b"))
-    assert store.add_imported(ImportRequest(entries), uid=0).kept == 1
+    (first, second) = exported(there, current(make_request("a", "b")))
+    later = dataclasses.replace(first, measured_at=time.time() + 5)
+    assert store.add_imported(ImportRequest((later, second)), uid=0) == ImportAnswer(added=1, kept=1)
     assert entry_of(database, ours).decision == ours.records[0].decision
     assert rows(database, "SELECT count(*) FROM measurement WHERE host = 'host-a'") == [(1,)]
 
@@ -164,6 +168,74 @@ def test_a_guess_gives_way_to_what_a_longer_program_has_found_out(
     )
 
 
+def test_all_that_can_be_found_out_here_for_now_stays(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    ours = current(make_request("a", final=False))
+    decision = dataclasses.replace(
+        ours.records[0].decision, reason=f"TREES is faster{NOT_RELOCATED_FOR_NOW}no memory"
+    )
+    ours = dataclasses.replace(ours, records=(dataclasses.replace(ours.records[0], decision=decision),))
+    store.record(ours, uid=0)
+    entries = exported(there, current(make_request("a", deployment=Deployment.RELOCATE)))
+    assert store.add_imported(ImportRequest(entries), uid=0) == ImportAnswer(kept=1)
+    assert entry_of(database, ours).decision == decision
+
+
+def test_what_is_found_out_here_for_now_takes_the_place_of_an_import_that_was_not_used(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    theirs = current(make_request("a", deployment=Deployment.RELOCATE))
+    store.add_imported(ImportRequest(exported(there, theirs)), uid=0)
+    unmeasured = current(make_request("a", final=False), measurements=())
+    store.record(unmeasured, uid=0)
+    assert entry_of(database, theirs).host == "import:host-a"
+
+    store.record(ours := current(make_request("a", final=False)), uid=0)
+
+    assert (entry_of(database, ours).host, entry_of(database, ours).decision.final) == ("host-a", False)
+    store.record(current(make_request("a")), uid=0)
+    store.record(ours, uid=0)
+    assert entry_of(database, ours).decision.final is True
+
+
+def test_what_is_current_takes_the_place_of_what_nobody_uses_and_never_the_other_way_round(
+    store: Store, database: Path, there: Path, tmp_path: Path, make_request: RequestMaker
+) -> None:
+    outdated = make_request("a", deployment=Deployment.LAUNCH)
+    store.record(outdated, uid=0)
+    fresh = exported(there, current(make_request("a")))
+    assert store.add_imported(ImportRequest(fresh), uid=0) == ImportAnswer(replaced=1)
+    (tmp_path / "third").mkdir(mode=0o700)
+    (older,) = exported(tmp_path / "third" / "cache.db", outdated)
+    later = dataclasses.replace(older, measured_at=time.time())
+    assert store.add_imported(ImportRequest((later,)), uid=0) == ImportAnswer(kept=1)
+    assert entry_of(database, outdated).decision.policy == POLICY_VERSION
+
+
+def test_of_rules_without_figures_the_current_one_stays(
+    store: Store, there: Path, make_request: RequestMaker
+) -> None:
+    request = current(make_request("a"), measurements=())
+    (rule,) = exported(there, request)
+    older = dataclasses.replace(
+        rule,
+        record=dataclasses.replace(
+            rule.record, decision=dataclasses.replace(rule.record.decision, policy=POLICY_VERSION - 1)
+        ),
+    )
+
+    def import_(entry: Portable) -> ImportAnswer:
+        return store.add_imported(ImportRequest((entry,)), uid=0)
+
+    assert [import_(older), import_(rule), import_(older), import_(rule)] == [
+        ImportAnswer(added=1),
+        ImportAnswer(replaced=1),
+        ImportAnswer(kept=1),
+        ImportAnswer(kept=1),
+    ]
+
+
 def test_of_two_imports_the_one_measured_later_stays(
     store: Store, database: Path, there: Path, make_request: RequestMaker
 ) -> None:
@@ -182,13 +254,27 @@ def test_of_two_imports_the_one_measured_later_stays(
     assert import_(older) == (ImportAnswer(kept=1), "import:host-a")
 
 
-def test_a_dry_run_says_the_same_and_stores_nothing(
-    store: Store, there: Path, make_request: RequestMaker
+def foreseen(database: Path, entries: tuple[Portable, ...]) -> ImportAnswer:
+    with Catalogue(database) as catalogue:
+        return catalogue.read(lambda connection: foresee(connection, entries, time.time()))
+
+
+def test_what_is_foreseen_comes_true_and_stores_nothing(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
 ) -> None:
-    entries = exported(there, make_request("a", "b"))
-    answer = store.add_imported(ImportRequest(entries, dry_run=True), uid=0)
-    assert answer == ImportAnswer(added=2, dry_run=True)
-    assert store.count_entries() == 0
+    store.record(make_request("a"), uid=0)
+    store.record(make_request("b", final=False), uid=0)
+    entries = exported(there, current(make_request("a", "b", "c")))
+    entries += entries[-1:]  # twice
+    counts = (store.count_entries(), rows(database, "SELECT count(*) FROM measurement"))
+
+    foretold = foreseen(database, entries)
+
+    assert foretold == ImportAnswer(
+        added=1, replaced=2, dry_run=True
+    )  # what an older policy has decided here, too
+    assert (store.count_entries(), rows(database, "SELECT count(*) FROM measurement")) == counts
+    assert store.add_imported(ImportRequest(entries), uid=0) == ImportAnswer(added=1, replaced=2, kept=1)
 
 
 def test_what_another_policy_has_decided_is_decided_anew(
@@ -220,9 +306,37 @@ def test_a_clock_that_runs_ahead_elsewhere_makes_nothing_newer_than_now(
     store: Store, database: Path, there: Path, make_request: RequestMaker
 ) -> None:
     (entry,) = exported(there, current(make_request("a")))
-    store.add_imported(ImportRequest((dataclasses.replace(entry, measured_at=time.time() + MONTH_S),)), uid=0)
+    ahead = dataclasses.replace(entry, measured_at=time.time() + MONTH_S)
+    store.add_imported(ImportRequest((ahead,)), uid=0)
     ((latest,),) = rows(database, "SELECT max(measured_at) FROM measurement")
     assert latest <= time.time()
+    theirs = dataclasses.replace(entry, origin=Origin("host-b", "0.1.0"), measured_at=latest + 1e-3)
+    time.sleep(0.01)
+    assert store.add_imported(ImportRequest((theirs,)), uid=0) == ImportAnswer(replaced=1)
+
+
+def test_the_oldest_time_of_all_is_no_later_one(
+    store: Store, database: Path, there: Path, make_request: RequestMaker
+) -> None:
+    (entry,) = exported(there, current(make_request("a")))
+    store.add_imported(ImportRequest((dataclasses.replace(entry, measured_at=0.0),)), uid=0)
+    assert rows(database, "SELECT DISTINCT measured_at FROM measurement") == [(0.0,)]
+    assert store.add_imported(ImportRequest((entry,)), uid=0) == ImportAnswer(replaced=1)
+
+
+def test_an_export_is_of_one_moment(store: Store, database: Path, make_request: RequestMaker) -> None:
+    store.record(make_request("a", median_us=50.0), uid=0)
+
+    def action(connection: sa.Connection) -> list[float | None]:
+        found = []
+        for median in (60.0, 70.0):
+            found.append(connection.scalar(sa.select(sa.func.max(tables.Measurement.median_us))))
+            store.record(make_request("a", median_us=median), uid=0)
+        return found
+
+    with Catalogue(database) as catalogue:
+        assert catalogue.read(action) == [50.0, 50.0]
+        assert {each.median_us for each in export(catalogue).entries[0].record.measurements} == {70.0}
 
 
 def test_a_rule_that_rests_on_no_measurement_is_carried_too(
