@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd import __version__, control, writing
+from pygraphd import __version__, control, exchange, writing
 from pygraphd.cli import main
 from pygraphd.errors import CommandError
 from pygraphd.exchange import ImportAnswer
@@ -21,6 +21,7 @@ from pygraphd.store import Store
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import TextIO
 
     from pygraphd.exchange import ImportRequest
     from pygraphd.schema.messages import RecordRequest
@@ -264,6 +265,21 @@ def test_a_daemon_that_cannot_derive_is_named(
     assert capsys.readouterr().err == (
         "pygraphd: the daemon is version 0.0.9, which cannot derive decisions anew; run: pygraphd restart\n"
     )
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_half_an_export_is_taken_away(
+    filled: Locations, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException
+) -> None:
+    def failing(_: object, stream: TextIO) -> None:
+        stream.write("half")
+        raise error
+
+    monkeypatch.setattr(exchange, "write", failing)
+    file = tmp_path / "known.jsonl"
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        main(["cache", "export", str(file)])
+    assert not file.exists()
 
 
 class _FullAfterOne:
