@@ -26,6 +26,7 @@ def run(out: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], d
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280, check=False
     )
+    assert out.exists(), done.stderr
     return done, json.loads(out.read_text())
 
 
