@@ -130,12 +130,13 @@ def export(
     graph: _Graph = "",
 ) -> None:
     """Write what is known to a file, for `cache import` on another machine or in an image. Decisions that are not final stay."""
-    from pygraphd import exporting, render, spool
+    from pygraphd import exchange, exporting, render, spool
     from pygraphd.catalogue import Catalogue
 
     locations = locate()
     with Catalogue(locations.database) as catalogue:
         found = exporting.export(catalogue, gpu, graph)
+    exchange.check_count(found.entries)
     if file == "-":
         _write_out(found.entries)
     else:
@@ -153,7 +154,7 @@ def import_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be stored.")] = False,
     json: _AsJson = False,
 ) -> None:
-    """Store what another cache has exported, but nothing in the place of what is known here; all or nothing of a bad file."""
+    """Store what another cache has exported, unless it was found out here; nothing of a file that is not valid."""
     from pygraphd import render
 
     entries = _read(file)
@@ -251,7 +252,7 @@ def _import(locations: Locations, entries: Sequence[Portable]) -> ImportAnswer:
                 answer += writer.add_imported(request)
                 done += len(request.entries)
     except CommandError as error:
-        so_far = f"; {done} of {len(entries)} entries were stored before that: import the file again"
+        so_far = f"; {done} of {len(entries)} entries had been gone through: import the file again"
         raise CommandError(f"{error}{so_far if done else ''}") from error
     return answer
 

@@ -137,6 +137,14 @@ def requests(entries: Sequence[Portable]) -> Iterator[ImportRequest]:
         yield ImportRequest(tuple(entries[start : start + MAX_ENTRIES]))
 
 
+def check_count(entries: Sequence[Portable]) -> None:
+    """Raise UsageError for more entries than a file may have."""
+    if len(entries) > MOST_ENTRIES:
+        raise UsageError(
+            f"{len(entries)} entries, at most {MOST_ENTRIES} in a file: export some with --gpu or --graph"
+        )
+
+
 def write(entries: Sequence[Portable], stream: TextIO) -> None:
     """Write a file's lines."""
     header = Header(FORMAT, FORMAT_VERSION, KEY_VERSION, VERSION, len(entries))
