@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.bulk import Watch
 from pygraphd.client.driver import DriverError
 from pygraphd.client.misfits import Misfit
-from pygraphd.client.wandering import following, move
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,12 +19,11 @@ if TYPE_CHECKING:
     from pygraphd.client.driver import Driver
     from pygraphd.client.parameters import Parameters
     from pygraphd.client.relocation import Table
+    from pygraphd.client.wandering import Following
 
 PATIENCE = 2
 """Calls that find an executable bound since it was written to, after which it is made anew; then `LESS_OFTEN` times as many."""
 LESS_OFTEN = 4
-NOTHING = -1
-"""Not even zero nodes were written: all lies where it did."""
 TORN = -1
 """No set's number: of an executable that something has come in between of while it was written to, as an interrupt of the user's may."""
 
@@ -94,8 +92,9 @@ class Binding:
         self._graph = graph
         self._parameters = parameters
         self._words = parameters.words
-        self._table = table
-        self._groups = groups
+        self.table = table
+        """What follows its slots."""
+        self.groups = groups
         self._indices = [index for group in groups for index, _ in group.members]
         places = [bound[slot] + offset for slot, group in enumerate(groups) for _, offset in group.members]
         self.pointers = bulk.addresses(_by_index(self._indices, places))
@@ -124,8 +123,7 @@ class Binding:
         """The number of the call that used it."""
         self.new_at = 0
         """The number of the call that it was bound for, if nobody had come with these addresses before, as far as is remembered."""
-        self.following = following(table, groups, len(parameters))
-        """None: it cannot be bound by `follow`."""
+        self._placed: tuple[int, Any] = (0, None)  # an executable, and what the helper knows of it
         self.follower: Binding | None = None
         """The executable that was used after this one the last time: where addresses rotate, so do executables."""
         self.executable = driver.instantiate(graph)
@@ -188,33 +186,29 @@ class Binding:
         self._found_bound = 0
         return len(nodes)
 
-    def follow(self, inputs: list[Any], memory: list[Any], number: int) -> int | None:
-        """Bind to a call's addresses, whatever these are; return how many nodes were written, or `NOTHING` if all lies where it did.
+    def track(self, following: Following) -> Any:
+        """Return what the helper needs to bind executables of this graph by itself; None if it cannot."""
+        if self._driver.launch_address is None:
+            return None  # nobody is to call the driver but Python
+        return self._bulk.track(following, self._parameters.fail_to_write)
 
-        None, with nothing changed, if they do not fit; see `bind`. It does at once what `moved`, `addresses_with` and `bind` do one after the
-        other, but for `addresses`, which `catch_up` mends.
-        """
-        assert self.following is not None
-        self.raise_if_torn()
-        given = self.inputs.moved(inputs, self.pointers)
-        made = self._memories.moved(memory, self.memory)
-        if not self.following.are_aligned(given):
-            return None
-        if not given and not made:
-            self.number = number
-            return NOTHING
-        self.number = TORN
-        nodes = {
-            *move(self.following.inputs, given, self.pointers, self._words),
-            *move(self.following.memory, made, self.memory, self._words),
-        }
-        self._parameters.write(self.executable, nodes)
-        self.number = number
-        self.is_patched |= bool(nodes)
-        return len(nodes)
+    def place(self, track: Any) -> Any:
+        """Return what the helper needs to bind and launch this one."""
+        executable, place = self._placed
+        if executable != self.executable:
+            writes = self._parameters.writes_by_address()
+            place = self._bulk.place(track, self.pointers, self.memory, self._words, writes, self.executable)
+            self._placed = self.executable, place
+        return place
+
+    def wrote(self) -> None:
+        """Note that the helper has bound it elsewhere."""
+        self.is_patched = True
+        self._found_bound = 0
+        self.new_at = self.latest_use
 
     def catch_up(self) -> None:
-        """Have `addresses` say where `follow` has been."""
+        """Have `addresses` say where the helper has bound it."""
         pointers = self.pointers
         self.addresses = [*(pointers[index] for index in self._indices), *self.memory]
 
@@ -231,6 +225,7 @@ class Binding:
         other.number = number
         other._patience = PATIENCE
         other.follower = None
+        other._placed = 0, None
         other._instantiate()
         return other
 
@@ -278,7 +273,7 @@ class Binding:
                 self.pointers[indices[position]] = addresses[position]
             else:
                 self.memory[position - first] = addresses[position]
-        words, places = self._words, self._table.places
+        words, places = self._words, self.table.places
         for slot, base in bases.items():
             for index, offset in places[slot]:
                 words[index] = base + offset
@@ -295,7 +290,7 @@ class Binding:
 
     def _nodes_of(self, slots: Collection[int]) -> Collection[int]:
         """Return the nodes that follow some slots."""
-        nodes = self._table.nodes
+        nodes = self.table.nodes
         if len(slots) == 1:
             return nodes[next(iter(slots))]
         return set(itertools.chain.from_iterable(map(nodes.__getitem__, slots)))
@@ -311,14 +306,15 @@ class Binding:
 
     def _base(self, slot: int, addresses: Sequence[int]) -> int:
         """Return where a slot lies; raises `UnfitError`."""
-        memory = slot - len(self._groups)
+        memory = slot - len(self.groups)
         if memory >= 0:
             return addresses[self._first_memory + memory]
-        return self._groups[slot].base(addresses[self._members[slot]])
+        return self.groups[slot].base(addresses[self._members[slot]])
 
     def close(self) -> None:
         """Destroy the executable; a launch of it that still runs goes on."""
         executable, self.executable, self.follower = self.executable, 0, None
+        self._placed = 0, None
         if executable:
             with contextlib.suppress(DriverError):
                 self._driver.destroy_executable(executable)

@@ -443,6 +443,7 @@ static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t give
     return picks == NULL ? NULL : picked(picks, args + 1, NULL);
 }
 
+#include "track.h"
 #include "call.h"
 #include "stack.h"
 
@@ -473,6 +474,15 @@ static PyMethodDef methods[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(recipe, looked_at, inputs, addresses, memory, memory_addresses, blank, launch, executable, stream): return (outputs, what\n"
      "launch(executable, stream) returned) if the inputs looked at and what is allocated lie at these addresses, or None."},
+    {"track", track, METH_VARARGS,
+     "track(inputs, followers, words, fail): what follows tensors, of which the first are inputs: (index, base, alignment, number of\n"
+     "words, nodes) each, and all words, each an index and an offset of 64 bits; fail(code, node) raises."},
+    {"place", place, METH_VARARGS,
+     "place(track, pointers, memory, words, writes, executable): an executable that is bound to these addresses; how each node is\n"
+     "written: (function, node, parameters[, context])."},
+    {"call_elsewhere", (PyCFunction)(void (*)(void))call_elsewhere, METH_FASTCALL,
+     "call_elsewhere(recipe, track, places, inputs, memory, blank, launch, stream): launch the place that lies there, or write the\n"
+     "first; return (outputs, what launch(executable, stream) returned, how many nodes were written), or None."},
     {"keep_stack", keep_stack, METH_NOARGS, "keep_stack(): keep pieces of Python's stack instead of unmapping them, from now on."},
     {"let_go_of_stack", let_go_of_stack, METH_NOARGS, "let_go_of_stack(): keep none any more, unless somebody has replaced that allocator since."},
     {"pieces_kept", pieces_kept, METH_NOARGS, "pieces_kept(): how many are kept that no frame lies in."},

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from pygraphd.client.wandering import Following
+
     Addresses = MutableSequence[int]
 
 
@@ -77,6 +79,34 @@ class Call(Protocol):
         """
 
 
+class CallElsewhere(Protocol):
+    """Does a whole call of a small graph, wherever that lies."""
+
+    def __call__(
+        self,
+        track: Any,
+        places: tuple[Any, ...],
+        inputs: list[Any],
+        memory: list[Any],
+        blank: list[Any],
+        launch: Launch,
+        stream: int,
+        /,
+    ) -> tuple[Any, Any, int] | None:
+        """Return the outputs, what launching has returned, and how many nodes of the first of the places were written.
+
+        None, with nothing launched or written, if the call does not fit. Raises what allocating, writing and launching do; an
+        executable that could not be written is bound nowhere then. For `memory` see `Call`.
+        """
+
+
+class Calls(NamedTuple):
+    """What the helper does of a graph's calls in one go."""
+
+    bound: Call
+    elsewhere: CallElsewhere
+
+
 class Bulk(Protocol):
     """What is done with many tensors at once."""
 
@@ -107,11 +137,28 @@ class Bulk(Protocol):
         slots: Sequence[int],
         pieces: Sequence[Piece],
         picks: Sequence[tuple[int, int]],
-    ) -> Call | None:
+    ) -> Calls | None:
         """Return what allocates, with each of these arguments and for each of these slots, launches, fills and gathers.
 
         None, if all that has to be done step by step.
         """
+
+    def track(self, following: Following, fail: Callable[[int, int], NoReturn]) -> Any:
+        """Return what `CallElsewhere` binds executables by; `fail` is told what writing a node has returned, and which node.
+
+        None, if Python has to do it.
+        """
+
+    def place(
+        self,
+        track: Any,
+        pointers: Addresses,
+        memory: Addresses,
+        words: memoryview,
+        writes: tuple[tuple[int, ...], ...],
+        executable: int,
+    ) -> Any:
+        """Return an executable for `CallElsewhere`, with its addresses and words, which it writes to."""
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
         """Return what launches by the driver's function at an address, for a `Call` alone; `fail` is told what that returns but 0.
@@ -185,10 +232,18 @@ class InPython:
         slots: Sequence[int],
         pieces: Sequence[Piece],
         picks: Sequence[tuple[int, int]],
-    ) -> Call | None:
+    ) -> Calls | None:
         """See `Bulk`."""
         del allocate, arguments, slots, pieces, picks
         return None
+
+    def track(self, following: Following, fail: Callable[[int, int], NoReturn]) -> Any:
+        """See `Bulk`."""
+        del following, fail
+
+    def place(self, *arguments: Any) -> NoReturn:
+        """See `Bulk`; there are no tracks to call it with."""
+        raise NotImplementedError(arguments)
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
         """See `Bulk`."""
@@ -211,6 +266,7 @@ class Compiled:
     def __init__(self, module: Any) -> None:
         self.references = module.references
         self.same_references = module.same_references
+        self.place = module.place
         self._module = module
 
     def close(self) -> None:
@@ -258,14 +314,18 @@ class Compiled:
         slots: Sequence[int],
         pieces: Sequence[Piece],
         picks: Sequence[tuple[int, int]],
-    ) -> Call | None:
+    ) -> Calls | None:
         """See `Bulk`."""
         module, plan = self._module, self._plan(pieces)
         if plan is None:
             return None
         filled, picked = module.indices(list(slots)), module.picks(list(picks))
         recipe = module.recipe(allocate, tuple(map(tuple, arguments)), filled, plan, picked)
-        return functools.partial(module.call, recipe)
+        return Calls(functools.partial(module.call, recipe), functools.partial(module.call_elsewhere, recipe))
+
+    def track(self, following: Following, fail: Callable[[int, int], NoReturn]) -> Any:
+        """See `Bulk`."""
+        return self._module.track(*following.told(), fail)
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
         """See `Bulk`."""

@@ -166,3 +166,62 @@ static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t given)
     let_go(recipe, args[MEMORY]);
     return result;
 }
+
+enum { TRACKED_RECIPE, ON_TRACK, PLACES, TRACKED_INPUTS, TRACKED_MEMORY, TRACKED_BLANK, TRACKED_LAUNCH, TRACKED_STREAM, TRACKED_ARGUMENTS };
+
+/* Returns the place at an index, borrowed, or NULL with an exception set. */
+static Place *place_at(PyObject *places, Py_ssize_t i, PyObject *track) {
+    Place *place = PyCapsule_GetPointer(PyTuple_GET_ITEM(places, i), PLACE);
+    if (place == NULL || place->track == track) return place;
+    PyErr_SetString(PyExc_ValueError, "a place is of another track");
+    return NULL;
+}
+
+/* Returns a place that is bound to these addresses: one that is already, or the first, and in `*written` how many of its nodes
+ * were written; NULL with an exception set. */
+static Place *bound(PyObject *capsule, PyObject *places, const uint64_t *now, int *written) {
+    const Track *track = PyCapsule_GetPointer(capsule, TRACK);
+    *written = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(places); i++) {
+        Place *place = place_at(places, i, capsule);
+        if (place == NULL || is_bound(track, place, now)) return place;
+    }
+    Place *first = place_at(places, 0, capsule);
+    *written = bind(track, first, now);
+    return *written < 0 ? NULL : first;
+}
+
+/* Returns (outputs, what launching has returned, how many nodes were written), or NULL with an exception set. */
+static PyObject *launch_bound(const Recipe *recipe, PyObject *const *args, const uint64_t *now) {
+    int written;
+    Place *place = bound(args[ON_TRACK], args[PLACES], now, &written);
+    if (place == NULL) return NULL;
+    PyObject *launch[] = {args[TRACKED_LAUNCH], place->executable, args[TRACKED_STREAM]};
+    PyObject *both = launch_and_make(recipe, args[TRACKED_INPUTS], args[TRACKED_MEMORY], args[TRACKED_BLANK], launch);
+    if (both == NULL) return NULL;
+    PyObject *done = Py_BuildValue("OOi", PyTuple_GET_ITEM(both, 0), PyTuple_GET_ITEM(both, 1), written);
+    Py_DECREF(both);
+    return done;
+}
+
+static PyObject *call_elsewhere(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (given != TRACKED_ARGUMENTS || !PyTuple_Check(args[PLACES]) || PyTuple_GET_SIZE(args[PLACES]) == 0 ||
+        !are_lists(args + TRACKED_INPUTS, 3, 3)) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "8 arguments are wanted; places are a tuple");
+        return NULL;
+    }
+    const Recipe *recipe = PyCapsule_GetPointer(args[TRACKED_RECIPE], RECIPE);
+    const Track *track = recipe == NULL ? NULL : PyCapsule_GetPointer(args[ON_TRACK], TRACK);
+    if (track == NULL) return NULL;
+    uint64_t now[MOST_TRACKED];
+    /* First, as in `call`; what does not fit is told of step by step. */
+    if (!read_places(args[TRACKED_INPUTS], track->followers, track->inputs, now)) Py_RETURN_NONE;
+    const Follower *memories = track->followers + track->inputs;
+    PyObject *result = NULL;
+    if (allocate(recipe, args[TRACKED_MEMORY]) == 0) {
+        int are_there = read_places(args[TRACKED_MEMORY], memories, track->count - track->inputs, now + track->inputs);
+        result = are_there ? launch_bound(recipe, args, now) : Py_NewRef(Py_None);
+    }
+    let_go(recipe, args[TRACKED_MEMORY]);
+    return result;
+}

@@ -308,6 +308,11 @@ class Driver:
         """Return the call that writes a node's parameters into an executable: (executable, node, address[, context])."""
         return self._calls[_WRITERS[node_type]]
 
+    @staticmethod
+    def address_of(call: Any) -> int:
+        """Return where a call of the driver's is, which `writer` has returned."""
+        return ctypes.cast(call, c_void_p).value or 0
+
     def write_node(self, node_type: NodeType, node: int, parameters: int) -> None:
         """Write parameters, given by their address, into a node of a graph: for executables that are made of it later."""
         self._call(_GRAPH_WRITERS[node_type], node, parameters)

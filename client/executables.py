@@ -7,13 +7,14 @@ import operator
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.binding import NOTHING
 from pygraphd.client.driver import DriverError
+from pygraphd.client.wandering import wandering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from pygraphd.client.binding import Binding, Fresh
+    from pygraphd.client.wandering import Wandering
 
 FEW_BINDINGS = 4
 """Executables of one recording at least: batches in rotation and kept outputs make addresses recur with short periods."""
@@ -38,12 +39,7 @@ IDLE_CALLS = 8
 """Calls for which an executable was not used, after which it may go to other addresses; or twice as many as there are executables."""
 
 WANDERING = 16
-"""So many sets of addresses one after the other that were not there before are taken for more to come, of a graph of fewer than
-`MANY_NODES`; of others as many as would be too many to have executables. A graph of a few nodes is then bound to whatever comes,"""
-UNSEEN = 128
-"""for so many calls, or until one finds its addresses bound, or one of every"""
-ASKED = 16
-"""comes with addresses that were there before."""
+"""Calls that had to be bound, after which the helper does so by itself, of a graph of a few nodes."""
 
 ONE_LESS = "addresses take turns and share an executable"
 STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
@@ -93,10 +89,10 @@ class Bindings:
         """Inputs that are looked at first,"""
         self._seen_to_move: set[int] = set()
         """and the positions for which this is so."""
-        self._wanders_after = WANDERING if first.nodes < MANY_NODES else 2 * MAX_BINDINGS
-        self._new_in_a_row = 0
-        self._unseen = 0
-        """Calls to come that are bound to whatever comes."""
+        self.wandering: Wandering | None = None
+        """What the helper serves calls by, most of which nobody here hears of then; None: it does not."""
+        self._to_be_bound = 0
+        """Calls that found no executable where they lie."""
         self._calls = 0
         self.written = 0
         """Nodes written for the latest call."""
@@ -114,20 +110,31 @@ class Bindings:
         """
         self.written = 0
         self._calls += 1
+        if self.wandering is not None:
+            self.wandering.pause()
         latest = self._all[0]
-        if self._unseen and self._follows(latest, inputs, memory, number):
-            return latest
         binding: Binding | None = latest.follower or latest
         assert binding is not None
         if not binding.fits(inputs, memory, number, fresh):
             binding = self._found(binding, inputs, memory, number, fresh)
         if binding is None:
             binding = self._bind(inputs, memory, number, fresh)
-        else:
-            self._new_in_a_row = self._unseen = 0
-            if binding.is_patched:
-                self._settle(binding)
-        return self._note_use(binding, latest)
+        elif binding.is_patched:
+            self._settle(binding)
+        self._note_use(binding, latest)
+        self._go_on_wandering()
+        return binding
+
+    def _go_on_wandering(self) -> None:
+        """Let the helper serve the next calls."""
+        if self.wandering is not None:
+            self.wandering.renew(self._to_be_written(), self._all)
+
+    def _to_be_written(self) -> Binding:
+        """Return the executable that is worth least where it is bound."""
+        if not self._spare.came_again:
+            return self._spare
+        return self._all[-1] if self._is_idle(self._all[-1]) else self._all[0]
 
     def expected(self, number: int) -> Binding | None:
         """Return the executable that a call is probably bound to; None if finding out is for `bound`.
@@ -136,41 +143,23 @@ class Bindings:
         """
         latest = self._all[0]
         binding = latest.follower or latest
-        return None if binding.number != number or self._unseen else binding
+        return binding if binding.number == number else None
 
     def came(self, binding: Binding) -> None:
         """Note a call that was bound to the executable that was `expected`."""
-        self.written = self._new_in_a_row = 0
+        self.written = 0
         self._calls = binding.latest_use = self._calls + 1
         if binding.is_patched:
             self._settle(binding)
         if binding is not self._all[0] or binding.follower is not binding:
             self._note_use(binding, self._all[0])
+        self._go_on_wandering()
 
-    def _note_use(self, binding: Binding, latest: Binding) -> Binding:
+    def _note_use(self, binding: Binding, latest: Binding) -> None:
         if binding is not latest:
             self._to_front(self._all.index(binding))
         latest.follower = binding
         binding.latest_use = self._calls
-        return binding
-
-    def _follows(self, latest: Binding, inputs: list[Any], memory: list[Any], number: int) -> bool:
-        """Whether the executable that was used last is bound to a call's addresses now, whatever they are."""
-        left = self._unseen - 1
-        if left % ASKED == 0:
-            latest.catch_up()  # before it is over: an interrupt of the user's may come in between
-            self._unseen = left
-            return False
-        written = latest.follow(inputs, memory, number)
-        if written is None or written == NOTHING:
-            latest.catch_up()
-            left = 0
-        else:
-            self.written, latest.new_at = written, self._calls
-        self._unseen = left
-        if written is not None:
-            latest.latest_use = self._calls
-        return written is not None
 
     def _found(
         self, asked: Binding, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh
@@ -182,6 +171,7 @@ class Bindings:
         return next((each for each in others if each.fits(inputs, memory, number, fresh)), None)
 
     def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> Binding:
+        self._note_to_be_bound()
         latest = self._all[0]
         latest.raise_if_torn()  # what it knows of addresses may be half of one call's and half of another's
         just_moved = latest.moved(inputs, memory, number, fresh)
@@ -189,7 +179,6 @@ class Bindings:
         addresses = latest.addresses_with(just_moved)
         mark = self._mark(addresses)
         if (known := self._known(addresses, mark)) is not None:
-            self._new_in_a_row = self._unseen = 0
             known.number = number
             if known.is_patched:
                 self._settle(known)
@@ -203,21 +192,15 @@ class Bindings:
         else:
             binding = self._bind_any(addresses, just_moved, number, mark)
         binding.new_at = self._calls if is_new else 0
-        self._note_new(binding, is_new=is_new)
-        if not self._unseen:  # what is remembered of every few calls is not recent
-            self._recent.append(addresses)
+        if is_new:
+            self._spare = binding
+        self._recent.append(addresses)
         return self._note_bound(binding, mark)
 
-    def _note_new(self, binding: Binding, *, is_new: bool) -> None:
-        """Note whether the addresses were new that an executable is bound to."""
-        if is_new:
-            self._new_in_a_row += 1
-            self._spare = binding
-        else:
-            self._new_in_a_row = self._unseen = 0
-        if self._new_in_a_row >= self._wanders_after and binding.following is not None:
-            self._new_in_a_row, self._unseen = 0, UNSEEN
-            self._recent.clear()
+    def _note_to_be_bound(self) -> None:
+        self._to_be_bound += 1
+        if self._to_be_bound == WANDERING:
+            self.wandering = wandering(self._all)
 
     def _goes_on_with(
         self, latest: Binding, addresses: list[int], moved: Collection[int], number: int
@@ -383,6 +366,7 @@ class Bindings:
 
     def close(self) -> None:
         """Destroy all executables."""
+        self.wandering = None
         self._bound_to.clear()
         while self._all:
             self._all.pop().close()

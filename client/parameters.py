@@ -11,7 +11,7 @@ import ctypes
 import functools
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pygraphd.client.driver import (
     DriverError,
@@ -130,6 +130,15 @@ class Parameters:
             code = call(executable, *arguments)
             if code:
                 raise DriverError(name, code)
+
+    def writes_by_address(self) -> tuple[tuple[int, ...], ...]:
+        """Return how each node is written: the driver's function, the node, and where its parameters are, with a context for some."""
+        address = self._driver.address_of
+        return tuple((address(call), *arguments) for call, arguments, _ in self._writes)
+
+    def fail_to_write(self, code: int, node: int) -> NoReturn:
+        """Raise DriverError for what writing a node has returned."""
+        raise DriverError(self._writes[node][2], code)
 
     def write_graph(self) -> None:
         """Write all words into the graph itself, so that it is instantiated with them; raises DriverError."""

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from pygraphd.client._torch import Allocator
-    from pygraphd.client.bulk import Call, Launch
+    from pygraphd.client.bulk import CallElsewhere, Calls, Launch
     from pygraphd.client.driver import Driver
     from pygraphd.client.executables import Bindings
     from pygraphd.client.outputs import Making
     from pygraphd.client.random_numbers import Draw
     from pygraphd.client.recycling import Saved
+    from pygraphd.client.wandering import Wandering
 
 
 CLOSED = "its recording has gone for others"
@@ -144,7 +145,7 @@ class _Recipe:
         made = list(map(allocate, *self._columns))
         return made if self._is_sorted else list(self._by_slot(made))
 
-    def calling(self, allocate: Allocator, outputs: Outputs, making: Making, bulk: Bulk) -> Call | None:
+    def calling(self, allocate: Allocator, outputs: Outputs, making: Making, bulk: Bulk) -> Calls | None:
         """Return what does a whole call, `making` included; None if there is nothing that can."""
         pieces, picks = making.pieces, outputs.picks
         if pieces is None or picks is None:
@@ -243,10 +244,14 @@ class Replay:
         else:
             call, number, memory, blank = self._fresh_call, saved.number, saved.memory, saved.made
         bindings = self._bindings
-        if call is None or bindings is None or (binding := bindings.expected(number)) is None:
+        if call is None or bindings is None:
+            return None
+        if (wandering := bindings.wandering) is not None and wandering.turns:
+            return self._elsewhere(call.elsewhere, wandering, number, inputs, memory, blank, stream)
+        if (binding := bindings.expected(number)) is None:
             return None
         looked_at, addresses = binding.inputs.looked_at, binding.pointers
-        done = call(
+        done = call.bound(
             looked_at,
             inputs,
             addresses,
@@ -263,6 +268,31 @@ class Replay:
             self.counts.at_once += 1
         return done
 
+    def _elsewhere(
+        self,
+        call: CallElsewhere,
+        wandering: Wandering,
+        number: int,
+        inputs: list[Any],
+        memory: list[Any],
+        blank: list[Any],
+        stream: int,
+    ) -> tuple[Any, Draw | None] | None:
+        """Run in one go wherever the call lies; see `_at_once`."""
+        if wandering.number != number:
+            return None
+        wandering.turns -= 1
+        start = self._start_at_once
+        done = call(wandering.track, wandering.places, inputs, memory, blank, start, stream)
+        if done is None:
+            return None
+        outputs, launched, written = done
+        if written:
+            wandering.spare.wrote()
+        self.counts.add(written)
+        self.counts.at_once += 1
+        return outputs, launched
+
     def _without(self, inputs: list[Any], stream: int) -> tuple[Any, Draw | None]:
         """Run on memory that all comes from the allocator."""
         memory = self._recipe.make(self._device.allocate)
@@ -270,7 +300,7 @@ class Replay:
         made = self._making.fill(self._blank.copy(), inputs, memory)
         return self._gather(memory, made, inputs), drawn
 
-    def _calling(self, recipe: _Recipe, making: Making) -> Call | None:
+    def _calling(self, recipe: _Recipe, making: Making) -> Calls | None:
         device = self._device
         return recipe.calling(device.allocate, self._layout.outputs, making, device.bulk)
 

@@ -1,30 +1,36 @@
-"""Graphs of a few nodes whose inputs lie elsewhere at each call: words follow tensors, and nobody asks whether they were there before.
+"""Graphs of a few nodes that are found elsewhere at most calls: the helper finds the executable that is bound there, or writes one.
 
-To see whether addresses have come before takes longer than to write a few nodes (H200: of a call 10 us, the write of one in them 2).
+To look for it in Python takes longer than to write a few nodes (H200: of a call 10 us, the write of one in them 2). So once many calls had
+to be bound, Python is asked about one of every few, and decides of these, as if they were all that come, which addresses get executables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pygraphd.client.binding import TORN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pygraphd.client.binding import InputGroup
-    from pygraphd.client.bulk import Addresses
-    from pygraphd.client.relocation import Table
+    from pygraphd.client.binding import Binding
 
-MOST_NODES = 8
-MOST_TENSORS = 16
-"""What has moved is written in Python."""
+MOST_NODES = 32
+MOST_TENSORS = 48
+"""Of larger graphs writing takes longer than looking."""
+TURNS = 16
+"""Calls that the helper binds by itself, after which Python is asked about one. With that one they are a prime number, so that in
+time it is asked about each of those that take turns."""
+_MODULUS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
 class Follower:
     """An input, or a memory that a call makes, and what follows it when it moves."""
 
+    index: int
     base: int
     """Where it was when it was recorded: it must be aligned as that is,"""
     alignment: int
@@ -36,45 +42,85 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What follows the inputs and the memories of a graph, by their indices."""
+    """What follows the inputs and the memories of a graph."""
 
-    inputs: Mapping[int, Follower]
-    memory: Mapping[int, Follower]
+    inputs: tuple[Follower, ...]
+    memory: tuple[Follower, ...]
 
-    def are_aligned(self, inputs: Mapping[int, int]) -> bool:
-        """Whether inputs may lie in these places, by index."""
-        followers = self.inputs
-        return not any(
-            (at - followers[index].base) % followers[index].alignment for index, at in inputs.items()
+    def told(self) -> tuple[int, tuple[tuple[int, int, int, int, int], ...], array.array[int]]:
+        """Return how many inputs there are, and all followers and their words as `bulk.c` takes them."""
+        both = (*self.inputs, *self.memory)
+        followers = tuple(
+            (
+                each.index,
+                each.base,
+                each.alignment,
+                len(each.words),
+                sum(1 << node for node in set(each.nodes)),
+            )
+            for each in both
         )
+        words = (number % _MODULUS for each in both for word in each.words for number in word)
+        return len(self.inputs), followers, array.array("Q", words)
 
 
-def move(
-    followers: Mapping[int, Follower], moved: Mapping[int, int], known: Addresses, words: Any
-) -> Iterable[int]:
-    """Have what is known of addresses, and words, follow what has moved; return the nodes to be written, some twice."""
-    nodes: list[int] = []
-    for index, at in moved.items():
-        known[index] = at
-        each = followers[index]
-        for word, offset in each.words:
-            words[word] = at + offset
-        nodes += each.nodes
-    return nodes
-
-
-def following(table: Table, groups: Sequence[InputGroup], nodes: int) -> Following | None:
-    """Return what follows the tensors of a graph with so many nodes; None if it is too large, or inputs must move together."""
-    slots = len(table.places)
-    if nodes > MOST_NODES or slots > MOST_TENSORS or any(len(group.members) > 1 for group in groups):
+def following(binding: Binding) -> Following | None:
+    """Return what follows the tensors of a graph; None if it is too large, or inputs must move together."""
+    groups, table = binding.groups, binding.table
+    slots, first = len(table.places), len(groups)
+    if binding.nodes > MOST_NODES or slots > MOST_TENSORS or any(len(group.members) > 1 for group in groups):
         return None
-    inputs = {}
+    inputs = []
     for slot, group in enumerate(groups):
         ((index, before),) = group.members
         words = tuple((word, offset - before) for word, offset in table.places[slot])
-        inputs[index] = Follower(group.recorded + before, group.alignment, words, table.nodes[slot])
-    first = len(groups)
-    memory = {
-        slot - first: Follower(0, 1, table.places[slot], table.nodes[slot]) for slot in range(first, slots)
-    }
-    return Following(inputs, memory)
+        inputs.append(Follower(index, group.recorded + before, group.alignment, words, table.nodes[slot]))
+    memory = [
+        Follower(slot - first, 0, 1, table.places[slot], table.nodes[slot]) for slot in range(first, slots)
+    ]
+    return Following(tuple(inputs), tuple(memory))
+
+
+class Wandering:
+    """What the helper needs to serve calls of a graph by itself, and for how many it may."""
+
+    def __init__(self, track: Any, spare: Binding) -> None:
+        """Begin with no turns; `track` is of `Bulk.track`."""
+        self.track = track
+        self.spare = spare
+        """The executable that is written when no other one is bound to a call's addresses."""
+        self.places: tuple[Any, ...] = ()
+        """The executables, that one first,"""
+        self.number = TORN
+        """and the set of recycled memory that they are bound to, see `Binding.number`."""
+        self.turns = 0
+        """Calls to come that Python is not asked about; before anything else is done with an executable, this has to be 0."""
+        self._rests = 0
+        """Calls for which it is not worth beginning, as the latest turns have been of no use."""
+
+    def pause(self) -> None:
+        """Have Python know what the helper has done, and ask it about the next calls."""
+        if self.turns == TURNS:
+            self._rests = TURNS
+        self.turns = 0
+        self.spare.catch_up()
+
+    def renew(self, spare: Binding, others: Iterable[Binding]) -> None:
+        """Go on for `TURNS` calls with these executables, which are as they are now."""
+        self._rests -= self._rests > 0
+        if spare.is_torn or self._rests:
+            return
+        if spare is not self.spare:
+            self.spare.catch_up()
+        self.spare, self.number = spare, spare.number
+        chosen = [spare, *(each for each in others if each is not spare and each.number == spare.number)]
+        self.places = tuple(each.place(self.track) for each in chosen)
+        self.turns = TURNS
+
+
+def wandering(bindings: Sequence[Binding]) -> Wandering | None:
+    """Return what serves calls of a graph with these executables; None if it is not for the helper."""
+    first = bindings[0]
+    followed = following(first)
+    track = None if followed is None else first.track(followed)
+    return None if track is None else Wandering(track, first)

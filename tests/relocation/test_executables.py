@@ -664,7 +664,7 @@ def _check(replay: Replay) -> None:
         first, addresses = each._first_memory, each.addresses
         assert [each.pointers[index] for index in each._indices] == addresses[:first]
         assert list(each.memory) == addresses[first:]
-        for slot, places in enumerate(each._table.places):
+        for slot, places in enumerate(each.table.places):
             base = each._base(slot, addresses)
             # What was packed lay nowhere as a whole when it was recorded, and an executable may never have been used.
             assert not base or all(each._words[index] == base + offset for index, offset in places)

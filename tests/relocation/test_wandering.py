@@ -1,7 +1,10 @@
-"""Graphs of a few nodes that are bound to whatever comes, once many addresses were new: what that costs, when it ends, and right results."""
+"""Small graphs that lie elsewhere at most calls: the helper finds or writes an executable, Python is asked seldom, results are right."""
 
 from __future__ import annotations
 
+import itertools
+import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,37 +12,113 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import executables
+from pygraphd.client import _torch
 from pygraphd.client.binding import Binding, UnfitError
-from pygraphd.client.bulk import InPython, helper
+from pygraphd.client.bulk import Compiled, helper
 from pygraphd.client.driver import DriverError
-from pygraphd.client.executables import (
-    ASKED,
-    MANY_NODES,
-    MAX_BINDINGS,
-    UNSEEN,
-    WANDERING,
-    WRITES_OF_ONE,
-    Bindings,
-)
-from pygraphd.client.parameters import Parameters
-from pygraphd.client.wandering import MOST_NODES, MOST_TENSORS
+from pygraphd.client.executables import WANDERING, WRITES_OF_ONE, Bindings
+from pygraphd.client.random_numbers import Draw
+from pygraphd.client.replay import Replay, _Drawing
+from pygraphd.client.wandering import MOST_NODES, MOST_TENSORS, TURNS, Wandering
 from tests.relocation.recorder import Recorder
+from tests.relocation.test_at_once import FLOATS, Blocks, Ticket, by_the_helper  # noqa: F401
 from tests.relocation.test_executables import _check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
 
-    from pygraphd.client.replay import Replay
-    from tests.relocation.conftest import Allocator, Emulator
+    from tests.relocation.conftest import Emulator
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
+]
+
+
+class Wanderer:
+    """A graph that doubles each of its inputs, or the first one several times, and calls of it."""
+
+    def __init__(
+        self,
+        emulator: Emulator,
+        blocks: Blocks,
+        inputs: int = 1,
+        nodes: int | None = None,
+        recycled: bool = False,
+    ) -> None:
+        self.blocks = blocks
+        self.emulator = emulator
+        recorder: Any = Recorder(emulator, blocks)  # type: ignore[arg-type] # it gives out memory, too
+        recorded = [self.floats(number) for number in range(inputs)]
+        self.replay: Replay = recorder.doubling(recorded, None if nodes is None else [recorded[0]] * nodes)
+        if recycled:
+            self.replay.recycle({0})
+        self.notes: list[str] = recorder.notes
+
+    def floats(self, value: float) -> torch.Tensor:
+        return self.blocks.tensor(torch.full((FLOATS,), float(value)))
+
+    def written(self, *inputs: torch.Tensor) -> int:
+        """Call it, see that the results are right, let go of them, and return how many nodes were written."""
+        before = self.replay.counts.written
+        self.see(self.replay(list(inputs)), *inputs)
+        return self.replay.counts.written - before
+
+    @staticmethod
+    def see(results: Sequence[torch.Tensor], *inputs: torch.Tensor) -> None:
+        many = inputs if len(results) == len(inputs) else [inputs[0]] * len(results)
+        assert [each.tolist() for each in results] == [(2 * each).tolist() for each in many]
+
+    @property
+    def bindings(self) -> Bindings:
+        assert self.replay._bindings is not None
+        return self.replay._bindings
+
+    def wander(self, inputs: int = 1) -> list[list[torch.Tensor]]:
+        """Have the helper serve it; return the inputs of the calls that took, each of which lies elsewhere."""
+        sets = [[self.floats(turn + i) for i in range(inputs)] for turn in range(WANDERING)]
+        for each in sets:
+            self.written(*each)
+        assert self.bindings.wandering is not None
+        assert self.bindings.wandering.turns
+        return sets
+
+    def check(self) -> None:
+        """Hold what is known of addresses against what the executables are bound to."""
+        if self.bindings.wandering is not None:
+            self.bindings.wandering.pause()
+        _check(self.replay)
+
+
+Make = "Callable[..., Wanderer]"
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> Blocks:
+    blocks = Blocks(2048)
+    monkeypatch.setattr(_torch, "allocator", lambda _device: blocks)
+    return blocks
+
+
+@pytest.fixture
+def make(by_the_helper: None, emulator: Emulator, many: Blocks) -> Iterator[Callable[..., Wanderer]]:  # noqa: F811
+    """Return what makes a `Wanderer`."""
+    made: list[Wanderer] = []
+
+    def make(**how: Any) -> Wanderer:
+        made.append(Wanderer(emulator, many, **how))
+        return made[-1]
+
+    yield make
+    for each in made:
+        assert each.notes == []
+        each.replay.close()
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the numbers of the calls for which it was asked whether their addresses had been there before."""
+    """Return a list that grows with each call that Python was asked to bind."""
     calls: list[int] = []
     ask = Bindings._bind
 
@@ -51,311 +130,359 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def doubled(replay: Replay, memory: list[torch.Tensor], *inputs: torch.Tensor) -> int:
-    """Run a graph that doubles its inputs, see that it does, and return how many nodes were written."""
-    before = replay.counts.written
-    results = replay.run(list(inputs), memory)
-    assert [each.tolist() for each in results] == [(each * 2).tolist() for each in inputs]
-    return replay.counts.written - before
-
-
-def wander(recorder: Recorder, replay: Replay, memory: list[torch.Tensor], inputs: int = 1) -> None:
-    """Have a graph take it that its addresses never come back."""
-    for turn in range(WANDERING):
-        written = doubled(replay, memory, *(recorder.floats(turn, i) for i in range(inputs)))
-        assert written == inputs
-    assert replay._bindings is not None
-    assert replay._bindings._unseen == UNSEEN
-
-
-@pytest.mark.parametrize(
-    ("inputs", "after"),
-    [(1, WANDERING), (2, WANDERING), (MANY_NODES, 2 * MAX_BINDINGS), (MOST_NODES, 2 * MAX_BINDINGS)],
-)
-def test_of_most_calls_nobody_asks_whether_their_addresses_were_there_before(
-    recorder: Recorder, asked: list[int], inputs: int, after: int
+@pytest.mark.parametrize("inputs", [1, 2, 8])
+def test_python_is_asked_about_few_of_the_calls_that_lie_elsewhere(
+    make: Callable[..., Wanderer], asked: list[int], inputs: int
 ) -> None:
-    replay = recorder.doubling([recorder.floats(i, i) for i in range(inputs)])
-    memory = replay.memory()
+    case = make(inputs=inputs)
+    case.wander(inputs)
+    assert len(asked) == WANDERING
+    before, kept = case.replay.counts.at_once, []
 
-    calls = after + 4 * UNSEEN
-    for turn in range(calls):
-        assert doubled(replay, memory, *(recorder.floats(turn, i) for i in range(inputs))) == inputs
+    for turn in range(10 * (TURNS + 1)):
+        kept.append([case.floats(turn + i) for i in range(inputs)])  # so that what comes next lies elsewhere
+        assert case.written(*kept[-1]) == inputs
 
-    assert asked[:after] == [*range(1, after + 1)]
-    assert asked[after : after + UNSEEN // ASKED] == [*range(after + ASKED, after + UNSEEN + 1, ASKED)]
-    assert len(asked) < (after + calls / 4 if inputs < MANY_NODES else 2 * after + calls / 4)
-    assert (replay.executables, replay.made) == (1, 1)
-    replay.close()
+    assert len(asked) == WANDERING + 10
+    assert case.replay.counts.at_once - before == 10 * TURNS
+    assert case.replay.executables <= 2
+    case.check()
+
+
+def test_without_the_helper_python_is_asked_about_all(
+    emulator: Emulator, many: Blocks, asked: list[int]
+) -> None:
+    helper.forget()
+    case = Wanderer(emulator, many)
+    sets = [case.floats(turn) for turn in range(4 * WANDERING)]
+
+    for each in sets:
+        case.written(each)
+
+    assert len(asked) == len(sets)
+    assert case.bindings.wandering is None
+    case.replay.close()
 
 
 @pytest.mark.parametrize(
-    "recorded",
+    "how",
     [
-        pytest.param(
-            lambda recorder: recorder.doubling([a := recorder.floats(1)], [a] * (MOST_NODES + 1)), id="nodes"
-        ),
-        pytest.param(
-            lambda recorder: recorder.doubling(
-                [recorder.floats(i) for i in range(MOST_TENSORS)], [recorder.floats(0)]
-            ),
-            id="tensors",
-        ),
+        pytest.param({"nodes": MOST_NODES + 1}, id="nodes"),
+        pytest.param({"inputs": MOST_TENSORS, "nodes": 1}, id="tensors"),
     ],
 )
-def test_larger_graphs_are_asked_at_every_call(
-    recorder: Recorder, asked: list[int], recorded: Callable[[Recorder], Replay]
+def test_larger_graphs_are_left_to_python(
+    make: Callable[..., Wanderer], asked: list[int], how: dict[str, int]
 ) -> None:
-    replay = recorded(recorder)
-    inputs, memory = len(replay._layout.groups), replay.memory()
+    case, inputs = make(**how), how.get("inputs", 1)
+    sets = [[case.floats(turn)] * inputs for turn in range(2 * WANDERING)]
 
-    calls = 2 * MAX_BINDINGS + WANDERING
-    for turn in range(calls):
-        replay.run([recorder.floats(turn) for _ in range(inputs)], memory)
+    for each in sets:
+        case.written(*each)
 
-    assert len(asked) == calls
-    replay.close()
+    assert len(asked) == len(sets)
+    assert case.bindings.wandering is None
 
 
-def test_inputs_that_must_move_together_are_asked_at_every_call(recorder: Recorder, asked: list[int]) -> None:
+def test_inputs_that_must_move_together_are_left_to_python(
+    by_the_helper: None,  # noqa: F811
+    emulator: Emulator,
+    many: Blocks,
+    asked: list[int],
+) -> None:
     def overlapping(storage: torch.Tensor) -> list[torch.Tensor]:
         return [storage[:8], storage[4:12]]
 
-    inputs, out = overlapping(recorder.floats(*range(16))), recorder.arena.allocate(8)
+    recorder: Any = Recorder(emulator, many)  # type: ignore[arg-type]
+    inputs, out = overlapping(many.tensor(torch.rand(16))), recorder.arena.allocate(8)
     recorder.graph.add(inputs[0], inputs[1], out)
     replay = recorder.built(inputs, [out]).replay
-    memory = replay.memory()
+    storages = [many.tensor(torch.rand(16)) for _ in range(2 * WANDERING)]
 
-    for turn in range(2 * WANDERING):
-        one, other = overlapping(recorder.floats(*range(turn, turn + 16)))
-        assert torch.equal(replay.run([one, other], memory)[0], one + other)
+    for each in storages:
+        one, other = overlapping(each)
+        assert torch.equal(replay([one, other])[0], one + other)
 
-    assert len(asked) == 2 * WANDERING
+    assert len(asked) == len(storages)
     replay.close()
 
 
-def test_addresses_that_stay_end_it_at_once_and_are_written_no_more(
-    recorder: Recorder, asked: list[int]
+def test_who_has_the_driver_called_by_python_is_left_to_it(
+    make: Callable[..., Wanderer], asked: list[int]
 ) -> None:
-    replay = recorder.doubling([recorder.floats(1, 2)])
-    memory, stays = replay.memory(), recorder.floats(5, 6)
-    wander(recorder, replay, memory)
-    asked.clear()
+    case = make()
+    case.emulator.driver.launch_address = None
+    sets = [case.floats(turn) for turn in range(2 * WANDERING)]
 
-    written = [doubled(replay, memory, stays) for _ in range(20)]
+    for each in sets:
+        case.written(each)
 
-    assert written == [1] + [0] * 19
-    assert asked == []
-    assert replay.made == 2  # made anew with its addresses in place, as it is found bound
-    assert doubled(replay, memory, recorder.floats(7, 7)) == 1
-    assert len(asked) == 1
-    _check(replay)
-    replay.close()
+    assert len(asked) == len(sets)
 
 
-def test_an_executable_that_was_made_in_place_is_made_anew_once_it_stays(recorder: Recorder) -> None:
-    replay = recorder.doubling([recorder.floats(1, 2)])
-    memory, stays = replay.memory(), recorder.floats(5, 6)
-    wander(recorder, replay, memory)
-    assert replay._bindings is not None
-    replay._bindings._all[0].is_patched = False  # as of one that nearly came back, and so has just been made
+def test_addresses_that_stay_are_written_once(make: Callable[..., Wanderer]) -> None:
+    case = make()
+    case.wander()
+    stays, made = case.floats(5), case.replay.made
 
-    assert [doubled(replay, memory, stays) for _ in range(5)] == [1, 0, 0, 0, 0]
+    written = [case.written(stays) for _ in range(4 * (TURNS + 1))]
 
-    assert replay.made == 2
-    replay.close()
-
-
-def test_what_takes_turns_comes_to_have_executables_all_the_same(recorder: Recorder) -> None:
-    replay = recorder.doubling([recorder.floats(1, 2)])
-    memory, sets = replay.memory(), [recorder.floats(i, i) for i in range(WANDERING + 4)]
-
-    written = [doubled(replay, memory, each) for each in sets * (60 + 2 * WRITES_OF_ONE)]
-
-    assert not any(written[-len(sets) :])
-    assert replay.executables == len(sets)
-    replay.close()
+    assert written == [1] + [0] * (len(written) - 1)
+    assert case.replay.made == made + 1  # made anew with its addresses in place, as it is found bound
+    case.check()
 
 
-@pytest.mark.parametrize(("count", "steps"), [(3, [1]), (12, [1]), (12, [1, 5, 7, 11])])
-def test_what_is_new_among_what_takes_turns_does_not_count(
-    recorder: Recorder, count: int, steps: list[int]
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("count", [2, 5, 20])
+def test_what_takes_turns_comes_to_have_executables(
+    make: Callable[..., Wanderer], nodes: int, count: int
 ) -> None:
-    """Some inputs take turns, each with an executable, and every fifth call comes with one that was never seen.
+    case = make(nodes=nodes)
+    case.wander()
+    sets = [case.floats(turn) for turn in range(count)]
+    rounds = (TURNS + 1) * (2 * WRITES_OF_ONE + 4 if nodes == 1 else 6)
 
-    With several steps, another executable is right after each one than the last time.
-    """
-    replay = recorder.doubling([recorder.floats(1, 2)])
-    memory, sets = replay.memory(), [recorder.floats(i, i) for i in range(count)]
-    for each in sets * 2 * WRITES_OF_ONE:
-        doubled(replay, memory, each)
+    written = [case.written(each) for each in sets * rounds]
+
+    assert not any(written[-count * (TURNS + 1) :])
+    assert count <= case.replay.executables <= count + 2
+    before = case.replay.counts.at_once
+    for each in reversed(sets * 17):  # in another order
+        case.written(each)
+    assert case.replay.counts.at_once - before >= count * 16
+    case.check()
+
+
+def test_what_takes_turns_is_found_among_new_addresses(make: Callable[..., Wanderer]) -> None:
+    case = make(nodes=3)
+    case.wander()
+    sets, new = [case.floats(turn) for turn in range(3)], [case.floats(turn) for turn in range(500)]
 
     written = []
-    for turn in range(10 * WANDERING):
-        known = sets[turn * steps[turn // count % len(steps)] % count]
-        written.append(doubled(replay, memory, known if turn % 5 else recorder.floats(turn, turn)))
+    for turn in range(100 * TURNS):
+        case.written(new[turn % len(new)])
+        written.append(case.written(sets[turn % len(sets)]))
 
-    assert 12 <= sum(written[-60:]) < 20
-    replay.close()
-
-
-def test_what_took_turns_before_stays_bound_meanwhile(recorder: Recorder) -> None:
-    replay = recorder.doubling([recorder.floats(1, 2)])
-    memory, sets = replay.memory(), [recorder.floats(i, i) for i in range(3)]
-    for each in sets * 4 + [recorder.floats(0, 0), *sets]:
-        doubled(replay, memory, each)
-    assert replay.executables == 4
-
-    for turn in range(2 * (WANDERING + UNSEEN) + 3):
-        assert doubled(replay, memory, recorder.floats(turn, turn)) == 1
-
-    written = [doubled(replay, memory, each) for each in sets * ASKED]
-
-    assert sum(written) <= ASKED
-    assert not any(written[ASKED:])
-    assert replay.executables == 4
-    replay.close()
+    assert sum(written[-20 * TURNS :]) <= 3 * 40
+    assert case.replay.executables <= 6
+    case.check()
 
 
-@pytest.mark.parametrize("nodes", [1, MANY_NODES])
-def test_what_takes_turns_again_ends_it_soon(recorder: Recorder, nodes: int) -> None:
-    replay = recorder.doubling([a := recorder.floats(1, 2)], [a] * nodes)
-    memory, sets = replay.memory(), [recorder.floats(i, i) for i in range(3)]
-    for each in sets * 6:
-        replay.run([each], memory)
-    for turn in range((WANDERING if nodes < MANY_NODES else 2 * MAX_BINDINGS) + 1):
-        replay.run([recorder.floats(turn, turn)], memory)
-    assert replay._bindings is not None
-    assert replay._bindings._unseen
-    before = replay.counts.written
+@pytest.mark.parametrize("way", ["misaligned", "no tensor", "too few"])
+def test_what_does_not_fit_is_refused_with_nothing_changed(make: Callable[..., Wanderer], way: str) -> None:
+    case = make(inputs=2)
+    case.wander(2)
+    good, other, calls = case.floats(5), case.floats(7), case.emulator.calls()
+    bad: dict[str, list[Any]] = {
+        "misaligned": [good, case.floats(6)[1:]],
+        "no tensor": [good, "a text"],
+        "too few": [good],
+    }
 
-    for each in sets * 40:
-        assert replay.run([each], memory)[0].tolist() == (each * 2).tolist()
+    for _ in range(3):
+        inputs = list(bad[way])
+        with pytest.raises(UnfitError, match="aligned" if way == "misaligned" else "a replay failed"):
+            case.replay(inputs)
+        assert len(inputs) == len(bad[way])
 
-    assert replay.counts.written - before <= ASKED * nodes
-    assert replay._bindings._unseen == 0
-    replay.close()
-
-
-@pytest.mark.parametrize("way", ["misaligned", "no tensor"])
-def test_what_does_not_fit_is_refused_with_nothing_changed(recorder: Recorder, way: str) -> None:
-    replay = recorder.doubling([recorder.floats(1, 2), recorder.floats(3, 4)])
-    memory, good = replay.memory(), recorder.floats(5, 6)
-    wander(recorder, replay, memory, inputs=2)
-    bad: Any = recorder.floats(*range(8))[1:3] if way == "misaligned" else "a text"
-
-    with pytest.raises(
-        UnfitError, match="not aligned as it was" if way == "misaligned" else "a replay failed"
-    ):
-        replay.run([good, bad], memory)
-
-    other = recorder.floats(7, 8)
-    assert doubled(replay, memory, good, other) == 2
-    assert doubled(replay, memory, good, other) == 0
-    _check(replay)
-    replay.close()
+    assert case.emulator.calls() == calls
+    assert case.written(good, other) == 2
+    assert case.written(good, other) == 0
+    case.check()
 
 
-def test_an_executable_that_was_interrupted_is_not_used_any_more(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+def test_without_memory_nothing_is_written(make: Callable[..., Wanderer]) -> None:
+    case = make(inputs=2)
+    case.wander(2)
+    inputs, calls, held = [case.floats(5), case.floats(6)], case.emulator.calls(), case.blocks.held
+    case.blocks.fails_at = 2
+
+    given = list(inputs)
+    with pytest.raises(torch.OutOfMemoryError):
+        case.replay(given)
+
+    assert given == inputs
+    assert (case.emulator.calls(), case.blocks.held) == (calls, held)
+    assert case.written(*inputs) == 2
+    case.check()
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 3])
+def test_a_driver_call_that_fails_is_told_and_what_was_not_written_is_not_launched(
+    make: Callable[..., Wanderer], fail_at: int
 ) -> None:
-    replay = recorder.doubling([recorder.floats(1, 2), recorder.floats(3, 4)])
-    memory = replay.memory()
-    wander(recorder, replay, memory, inputs=2)
-    write = Parameters.write
+    """The first two calls write a node each, the third one launches."""
+    case = make(inputs=2)
+    case.wander(2)
+    inputs = [case.floats(5), case.floats(6)]
+    case.emulator.fail_at(fail_at)
 
-    def interrupted(parameters: Parameters, executable: int, nodes: Iterable[int]) -> None:
-        write(parameters, executable, [min(nodes)])
-        raise KeyboardInterrupt
+    expected = "writing a KERNEL node failed" if fail_at < 3 else "cuGraphLaunch failed"
+    with pytest.raises(DriverError, match=expected) as raised:
+        case.replay(list(inputs))
 
-    new = [recorder.floats(5, 5), recorder.floats(6, 6)]
-    with monkeypatch.context() as patch:
-        patch.setattr(Parameters, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            replay.run(list(new), memory)
-
-    for _ in range(2):
-        with pytest.raises(DriverError, match="came in between"):
-            replay.run(list(new), memory)
-    replay.close()
+    case.emulator.fail_at(0)
+    assert raised.value.code > 0
+    spare = case.bindings._all[0]
+    assert spare.inputs.unchanged(inputs, spare.pointers) is (fail_at == 3)
+    assert case.written(*inputs) == (2 if fail_at < 3 else 0)
 
 
-def test_an_interrupt_where_it_ends_leaves_nothing_outdated(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stream", [0, 5])
+def test_what_draws_random_numbers_is_launched_by_what_advances_them(
+    make: Callable[..., Wanderer], stream: int
 ) -> None:
-    replay = recorder.doubling([recorder.floats(1, 2), recorder.floats(3, 4)])
-    memory, stay = replay.memory(), [recorder.floats(5, 6), recorder.floats(7, 8)]
-    wander(recorder, replay, memory, inputs=2)
-    doubled(replay, memory, *stay)
+    case = make()
+    case.wander()
+    ticket = Ticket()
+    case.replay._start = case.replay._start_at_once = _Drawing(ticket, case.emulator.driver).launch
+    new = case.floats(3)
 
-    def interrupted(_: Binding) -> None:
-        raise KeyboardInterrupt
+    if not stream:
+        _, drawn = case.replay.drawing([new])
+        assert (drawn, ticket.drawn) == (Draw(7, 0, 1), 1)
+        return
+    ticket.one_stream.move(stream)
+    with pytest.raises(UnfitError, match="on another stream"):
+        case.replay([new])
+    assert ticket.drawn == 0
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Binding, "catch_up", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            replay.run(list(stay), memory)
 
-    assert doubled(replay, memory, *stay) == 0
-    _check(replay)
-    replay.close()
+@pytest.mark.parametrize("kept", [0, 1])
+def test_memory_that_is_kept_from_call_to_call(make: Callable[..., Wanderer], kept: int) -> None:
+    """If results are kept, each call has another set than the call before."""
+    case = make(inputs=3, recycled=True)
+    results: list[Any] = []
+    sets = [[case.floats(turn + i) for i in range(3)] for turn in range(WANDERING * 4)]
+
+    for inputs in sets * 4:
+        results = results[-kept:] if kept else []
+        results.append((case.replay(list(inputs)), inputs))
+        for outputs, of in results:
+            case.see(outputs, *of)
+
+    assert case.bindings.wandering is not None
+    assert case.replay.counts.at_once > 100
+    results.clear()
+    case.check()
+
+
+def test_a_replay_that_is_closed_does_not_fit(make: Callable[..., Wanderer]) -> None:
+    case = make()
+    case.wander()
+    case.replay.close()
+
+    with pytest.raises(UnfitError, match="has gone"):
+        case.replay([case.floats(1)])
+
+
+INTERRUPTED = [
+    Replay._elsewhere,
+    Replay._at_once,
+    Bindings.bound,
+    Bindings._bind,
+    Bindings.came,
+    Bindings._go_on_wandering,
+    Wandering.pause,
+    Wandering.renew,
+    Binding.bind,
+    Binding.catch_up,
+    Binding.wrote,
+    Binding.place,
+]
+
+
+@pytest.mark.parametrize("code", [each.__code__ for each in INTERRUPTED], ids=lambda each: each.co_qualname)
+@pytest.mark.parametrize("recycled", [False, True])
+def test_an_interrupt_at_any_instruction_leaves_nothing_outdated(
+    make: Callable[..., Wanderer], code: Any, recycled: bool
+) -> None:
+    case = make(inputs=2, recycled=recycled)
+    sets = itertools.cycle(each for each in case.wander(2) for _ in range(2))
+    interrupts = torn = 0
+    for instruction in range(1, 120):
+        left = instruction
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            if frame.f_code is not code:
+                return None
+            frame.f_trace_opcodes = True
+            left -= event == "opcode"
+            if not left:
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            for _ in range(TURNS + 2):
+                case.replay(list(next(sets)))
+        except KeyboardInterrupt:
+            interrupts += 1
+        except DriverError:
+            pass
+        finally:
+            sys.settrace(before)
+        try:
+            for each in itertools.islice(sets, 3):
+                case.written(*each)
+        except DriverError:  # it was left half written, and says so
+            torn += 1
+            case = make(inputs=2, recycled=recycled)
+            sets = itertools.cycle(each for each in case.wander(2) for _ in range(2))
+
+    assert interrupts > 5
+    assert not torn or code in {Binding.bind.__code__, Bindings.bound.__code__, Bindings._bind.__code__}
 
 
 CALL = st.tuples(
-    st.integers(0, 5), st.integers(0, 5), st.integers(0, 2), st.sampled_from(["fits"] * 8 + ["misaligned"])
+    st.integers(0, 30),
+    st.integers(0, 30),
+    st.sampled_from(["dropped"] * 6 + ["kept", "all dropped", "misaligned"]),
 )
-"""Where each of two inputs lies, which memory the call has, and whether it fits."""
+"""Where each of two inputs lies, and what becomes of the outputs, or that it does not fit."""
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@pytest.mark.parametrize("by", ["the helper", "Python"])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    calls=st.lists(CALL, min_size=1, max_size=40),
-    times=st.integers(1, 4),
-    nodes=st.integers(1, MOST_NODES),
-    unseen=st.integers(1, 9),
+    calls=st.lists(CALL, min_size=10, max_size=60),
+    times=st.integers(1, 6),
+    nodes=st.sampled_from([None, 1, 3]),
+    recycled=st.booleans(),
 )
 def test_whatever_comes_results_are_right_and_what_is_known_of_addresses_agrees(
+    by_the_helper: None,  # noqa: F811
     emulator: Emulator,
-    allocator: Allocator,
-    compiled_helper: Path,
-    by: str,
+    monkeypatch: pytest.MonkeyPatch,
     calls: list[Any],
     times: int,
-    nodes: int,
-    unseen: int,
+    nodes: int | None,
+    recycled: bool,
 ) -> None:
-    helper.forget()
-    if by == "the helper":
-        assert helper.prepare(compiled_helper) is None
-    recorder = Recorder(emulator, allocator, emulator.arena(64))
-    places = [[allocator.tensor(torch.rand(9)) for _ in range(6)] for _ in range(2)]
-    recorded = [allocator.tensor(torch.rand(8)) for _ in range(2)]
-    outputs = [recorder.arena.allocate(8) for _ in range(nodes)]
-    for out in outputs:
-        recorder.graph.add(recorded[0], recorded[1], out)
-    replay = recorder.built(recorded, outputs).replay
-    memories = [replay.memory() for _ in range(3)]
+    many = Blocks(1024)
+    monkeypatch.setattr(_torch, "allocator", lambda _device: many)
+    case = Wanderer(emulator, many, inputs=2, nodes=nodes, recycled=recycled)
+    places = [[many.tensor(torch.rand(FLOATS + 1)) for _ in range(31)] for _ in range(2)]
+    kept: list[Any] = []
 
-    bindings = replay._bindings
-    assert bindings is not None
-    bindings._wanders_after = 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executables, "UNSEEN", unseen)
-        for first, second, memory, kind in calls * times:
-            one, other = places[0][first], places[1][second]
-            inputs = [one[1:] if kind == "misaligned" else one[:8], other[:8]]
-            if kind == "misaligned":
-                with pytest.raises(UnfitError):
-                    replay.run(list(inputs), memories[memory])
-                continue
-            for each in replay.run(list(inputs), memories[memory]):
-                assert torch.equal(each, inputs[0] + inputs[1])
+    for first, second, fate in calls * times:
+        inputs = [places[0][first][:FLOATS], places[1][second][:FLOATS]]
+        if fate == "misaligned":
+            inputs[1] = places[1][second][1:]
+            with pytest.raises(UnfitError):
+                case.replay(list(inputs))
+            continue
+        outputs = case.replay(list(inputs))
+        case.see(outputs, *inputs)
+        kept = {"kept": [*kept, (outputs, inputs)], "all dropped": []}.get(fate, kept)
+        del kept[:-8]
+        del outputs
+        for each, of in kept:
+            case.see(each, *of)
 
-    if bindings._unseen:
-        bindings._all[0].catch_up()
-    _check(replay)
-    assert isinstance(helper.bulk(recorder.notes.append), InPython) is (by == "Python")
-    helper.forget()
-    replay.close()
-    allocator.check()
+    assert isinstance(helper.bulk(case.notes.append), Compiled)
+    kept.clear()
+    case.check()
+    assert case.notes == []
+    case.replay.close()
