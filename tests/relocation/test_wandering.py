@@ -207,6 +207,33 @@ def test_inputs_that_must_move_together_are_left_to_python(
     replay.close()
 
 
+def test_copies_and_sets_are_written_as_kernels_are(
+    by_the_helper: None,  # noqa: F811
+    emulator: Emulator,
+    many: Blocks,
+) -> None:
+    """And so is an argument list in one buffer."""
+    recorder: Any = Recorder(emulator, many)  # type: ignore[arg-type]
+    a, (copied, zeros, scaled) = many.tensor(torch.rand(8)), (recorder.arena.allocate(8) for _ in range(3))
+    recorder.graph.copy(copied, a)
+    recorder.graph.set(zeros, 0)
+    recorder.graph.scale(copied, scaled, 3.0)
+    replay = recorder.built([a], [copied, zeros, scaled]).replay
+    inputs = [many.tensor(torch.rand(8)) for _ in range(6 * WANDERING)]
+    kept = []
+
+    for each in inputs:
+        kept.append(replay([each]))
+        assert torch.equal(kept[-1][0], each)
+        assert not kept[-1][1].any()
+        assert torch.equal(kept[-1][2], 3 * each)
+        del kept[:-2]
+
+    assert replay.counts.at_once >= 4 * TURNS
+    kept.clear()
+    replay.close()
+
+
 def test_who_has_the_driver_called_by_python_is_left_to_it(
     make: Callable[..., Wanderer], asked: list[int]
 ) -> None:
@@ -230,6 +257,22 @@ def test_addresses_that_stay_are_written_once(make: Callable[..., Wanderer]) -> 
     assert written == [1] + [0] * (len(written) - 1)
     assert case.replay.made == made + 1  # made anew with its addresses in place, as it is found bound
     case.check()
+
+
+def test_when_python_was_asked_about_addresses_that_stay_the_helper_goes_on(
+    make: Callable[..., Wanderer], asked: list[int]
+) -> None:
+    case = make()
+    case.wander()
+    wandering, stays = case.bindings.wandering, case.floats(5)
+    assert wandering is not None
+    while wandering.turns:
+        case.written(stays)
+    before = len(asked)
+
+    case.written(stays)
+
+    assert (len(asked), wandering.turns) == (before, TURNS)
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -364,6 +407,29 @@ def test_memory_that_is_kept_from_call_to_call(make: Callable[..., Wanderer], ke
     assert case.bindings.wandering is not None
     assert case.replay.counts.at_once > 100
     results.clear()
+    case.check()
+
+
+def test_an_executable_is_known_to_be_bound_to_another_set_of_kept_memory(
+    make: Callable[..., Wanderer],
+) -> None:
+    """Though the input and all other memory lie where they lay."""
+    case = make(inputs=1, recycled=True)
+    sets, stays = [case.floats(turn) for turn in range(WANDERING + 2)], case.floats(5)
+    for each in sets:
+        case.written(each)
+    assert case.bindings.wandering is not None
+    for turn in range(3 * TURNS):
+        case.written(sets[turn % len(sets)])
+        first = case.replay([stays])
+        second = case.replay([stays])  # has a set of its own, as the first one is held
+        case.see(second, stays)
+        del first, second
+        stays += 1
+        third = case.replay([stays])
+        case.see(third, stays)
+        del third
+
     case.check()
 
 
