@@ -340,12 +340,17 @@ def _configure(module: Any) -> str | None:
         return f"it cannot be tried: {error}"
 
 
+COMPILING_S = 10.0
+"""A compiler that takes longer is not waited for (0.4 s on one core)."""
+
+
 class Helper:
     """The compiled helper of a process."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._bulk: Bulk | None = None
+        self._waited_for_until = 0.0
 
     def prepare(self, cache: Path, *, may_compile: bool = True) -> str | None:
         """Have it compiled if it never was and that is allowed; return why it will not be there, or None."""
@@ -360,7 +365,13 @@ class Helper:
             return f"it cannot be compiled: {error}"
         if reason is None:
             self._path = path
+            self._waited_for_until = time.monotonic() + COMPILING_S
         return reason
+
+    def is_coming(self) -> bool:
+        """Whether it is about to be there: what is recorded now would do without it for as long as this process runs."""
+        path = self._path
+        return path is not None and time.monotonic() < self._waited_for_until and native.may_come(path)
 
     def bulk(self, note: Callable[[str], None]) -> Bulk:
         """Return the helper if it is there by now, and what does the same in Python if not; `note` is told why it is of no use."""

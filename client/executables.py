@@ -30,6 +30,9 @@ NODES_OF_A_WRITE = 5
 """and each of so many nodes more as one of them (H200: 0.2 to 1 ms for 256)."""
 MOST_MOVERS = 32
 """Inputs that have moved are looked at before all others, if they are no more than these."""
+SEEN_OF_THOSE = 3
+"""Of what the helper writes by itself one call in `wandering.TURNS` + 1 is seen here, and each takes about a fifth: so many times fewer
+(H100: 9.5 us of a call that it has written, and 7.5 with an executable of its own; one kernel)."""
 REMEMBERED = 8
 """Sets of addresses that are remembered, so that what nearly comes back gets an executable of its own,"""
 MET = 4 * MAX_BINDINGS
@@ -343,7 +346,8 @@ class Bindings:
     def _is_worth_one(self, nearest: Binding, moved: Collection[int], times: int) -> bool:
         """Whether addresses that came so often, and for which so much has moved, are to have an executable of their own."""
         nodes, written = nearest.nodes, nearest.nodes_that_follow(moved)
-        if written and times >= WRITES_OF_ONE + nodes // NODES_OF_A_WRITE:
+        many = WRITES_OF_ONE + nodes // NODES_OF_A_WRITE
+        if written and times >= (many if self.wandering is None else many // SEEN_OF_THOSE):
             return True
         return nodes >= MANY_NODES and 2 * written >= nodes
 

@@ -51,7 +51,7 @@ def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | 
     """Start the compiler unless the file is there; return why that is no use, or None. Raises OSError."""
     if path.exists():
         return None
-    log = path.with_name(path.name + ".log")
+    log = _log(path)
     if log.exists() and time.time() - log.stat().st_mtime < _TRY_AGAIN_S:
         return f"it could not be compiled; {log} says why, and once that file is deleted it is tried again"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -71,9 +71,19 @@ def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | 
     return None
 
 
+def may_come(path: Path) -> bool:
+    """Return whether what compiles it may still be at work."""
+    return not path.exists() and not _log(path).exists()
+
+
 def why_not_there(path: Path) -> str | None:
     """Return why there is no compiled file, if it is not to be made; None if it is there."""
     return None if path.exists() else f"{path} is not there, and this process may not write it"
+
+
+def _log(path: Path) -> Path:
+    """Return where what the compiler says is kept if it fails."""
+    return path.with_name(path.name + ".log")
 
 
 def _folders(path: Path) -> tuple[Path, Path, Path]:

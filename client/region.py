@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class State(enum.Enum):
     """Where a region is in its life."""
 
-    WARM_UP = "launched without timing: kernels are still being compiled, or an earlier program was too short to tell"
+    WARM_UP = "launched without timing: kernels or our helper are still being compiled, or an earlier program was too short to tell"
     WAIT = "launched while another process measures this graph"
     MEASURE = "real calls alternate among the deployments"
     DEPLOYED = "one deployment for the rest of the process"
@@ -100,6 +100,9 @@ class Host(Protocol):
 
     def keep_turn(self, region: Region) -> None:
         """Note that this process is still measuring a region."""
+
+    def helper_is_coming(self) -> bool:
+        """Return whether the compiled helper is about to be there."""
 
     def decided_as_refused(self, region: Region, refusal: str) -> Entry | None:
         """Return what was found where relocatable graphs were refused for the same reason, if that may be taken as it is."""
@@ -217,12 +220,17 @@ class Region:
     def _warm_up(self, inputs: list[Any]) -> Any:
         self.tally.calls += 1
         sizes = _sizes(inputs)
-        if self.tally.calls > self._warm_up_calls and sizes in self._seen_sizes:
+        if self.tally.calls > self._warm_up_calls and sizes in self._seen_sizes and not self._is_too_early():
             self._begin_measuring(sizes, inputs)
         elif len(self._seen_sizes) < MAX_SIZES:
             self._seen_sizes.add(sizes)
         self._be_seen()
         return self._launch(inputs)
+
+    def _is_too_early(self) -> bool:
+        """Whether relocatable graphs could be measured only as they are without the compiled helper, which later processes have."""
+        offers = self._can_run(Deployment.RELOCATE)
+        return offers and self._guarded(self._host.helper_is_coming) is True
 
     def _be_seen(self) -> None:
         if self.state in {State.WARM_UP, State.WAIT}:

@@ -16,6 +16,7 @@ import torch
 from pygraphd.client import _torch, recycling
 from pygraphd.client.attempts import Attempts, Failure
 from pygraphd.client.binding import UnfitError
+from pygraphd.client.bulk import helper
 from pygraphd.client.driver import DriverError
 from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.misfits import Misfits
@@ -46,6 +47,7 @@ LOOKS = 8
 """Calls that are looked at for whether a backward may overwrite enough in them."""
 
 NOT_YET = "sizes that had not come back yet"
+HELPER_IS_COMING = "the compiled helper was still being compiled"
 TOO_MANY_SIZES = "more sizes than are remembered"
 TOO_MANY_CAPTURES = "recorded too often"
 IN_A_CAPTURE = "called within a capture of the user's"
@@ -92,6 +94,7 @@ class Relocatable:
         self._changes = 0
         self._used: dict[tuple[int, ...], int] = {}
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
+        self._put_off = 0
         self._recording = threading.Lock()
         self._changing = threading.Lock()
 
@@ -169,8 +172,9 @@ class Relocatable:
 
     @property
     def prepared(self) -> int:
-        """How many recordings and executables were made: a call that has changed it has done what later calls need not do."""
-        return self._attempts.captures + sum(replay.made for replay in list(self._replays.values()))
+        """How many recordings and executables were made, or put off: a call that has changed it has done what later calls need not do."""
+        made = sum(replay.made for replay in list(self._replays.values()))
+        return self._attempts.captures + self._put_off + made
 
     def at(self, sizes: tuple[int, ...]) -> OfSizes:
         """Return what this is for one set of integer inputs; closing it lets go of their recording alone."""
@@ -258,6 +262,9 @@ class Relocatable:
         if sizes not in self._seen:
             self._seen.add(sizes)
             return NOT_YET
+        if helper.is_coming():
+            self._put_off += 1
+            return HELPER_IS_COMING
         return IN_A_CAPTURE if self._recorder.in_capture() else None
 
     def _may_be_over(self, sizes: tuple[int, ...], refused: str) -> bool:

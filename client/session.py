@@ -353,6 +353,14 @@ class Session:
         if reason := helper.prepare(self.locations.cache, may_compile=not self.options.readonly):
             self.report.fail(f"compiled helper: {reason}")
 
+    def helper_is_coming(self) -> bool:
+        """Return whether it is about to be there; see `bulk.Helper.is_coming`."""
+        if not self._is_helper_prepared:
+            return False
+        from pygraphd.client.bulk import helper
+
+        return helper.is_coming()
+
     def decided(self, region: Region, result: Decided, runs: Decision) -> None:
         """Take note of what runs from now on, and hand what this process found out to the cache."""
         watched = self._watched.pop(id(region.tally), None)

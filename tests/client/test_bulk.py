@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import shutil
 import sys
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -282,6 +283,48 @@ def test_until_it_is_compiled_python_does(tmp_path: Path) -> None:
     assert helper.wait(0)
     helper.forget()
     assert isinstance(helper.bulk(notes.append), InPython)
+
+
+def test_it_is_coming_until_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = Helper()
+    assert not helper.is_coming()
+    monkeypatch.setattr(native, "_spawn", lambda _: None)
+    assert helper.prepare(tmp_path) is None
+    assert helper.is_coming()
+
+    assert helper._path is not None
+    helper._path.touch()
+
+    assert not helper.is_coming()
+
+
+@pytest.mark.parametrize("way", ["too long", "fails", "not allowed"])
+def test_it_is_waited_for_no_longer_than_it_may_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    helper = Helper()
+    monkeypatch.setattr(native, "_spawn", lambda _: None)
+    if way == "too long":
+        monkeypatch.setattr("pygraphd.client.bulk.COMPILING_S", 0.0)
+    helper.prepare(tmp_path, may_compile=way != "not allowed")
+    if way == "fails":
+        assert helper.is_coming()
+        native._log(native.place(tmp_path)).write_text("error: no such thing")
+
+    assert not helper.is_coming()
+
+
+def test_a_compiler_that_fails_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "false")
+    helper = Helper()
+    assert helper.prepare(tmp_path) is None
+
+    end = time.monotonic() + 5
+    while helper.is_coming() and time.monotonic() < end:
+        time.sleep(0.01)
+
+    assert not helper.is_coming()
+    assert time.monotonic() < end
 
 
 def test_who_may_not_write_uses_what_is_there(cache: Path, tmp_path: Path) -> None:

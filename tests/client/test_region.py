@@ -46,6 +46,11 @@ class Host:
         self.results: list[Decided] = []
         self.told = Conditions()
         self.turns: list[Decision | Turn] = []
+        self.calls_until_helper = 0
+
+    def helper_is_coming(self) -> bool:
+        self.calls_until_helper -= 1
+        return self.calls_until_helper >= 0
 
     def turn(self, region: Region) -> Decision | Turn:
         return self.turns.pop(0) if self.turns else Turn.OURS
@@ -130,6 +135,25 @@ def test_a_region_that_was_too_short_before_waits_for_more_calls(host: Host) -> 
         one([])
 
     assert one.state is State.WARM_UP
+
+
+@pytest.mark.parametrize("relocates", [True, False])
+def test_what_may_be_relocated_is_launched_until_the_helper_is_there(
+    host: Host, monkeypatch: pytest.MonkeyPatch, relocates: bool
+) -> None:
+    host.calls_until_helper = 20
+    one = region(host)
+    monkeypatch.setattr(one, "_why_not_measure", lambda: policy.NO_MEMORY)
+    one._candidates = Candidates(
+        launch, trees, device_index=0, is_backward=False, relocate=Relocating() if relocates else None
+    )
+
+    calls = 0
+    while one.state is State.WARM_UP:
+        assert one([]) == "launched"
+        calls += 1
+
+    assert calls == WARM_UP_CALLS + 1 + (20 if relocates else 0)
 
 
 def test_sizes_that_never_come_back_are_never_measured(host: Host) -> None:

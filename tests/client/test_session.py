@@ -70,6 +70,19 @@ def test_relocatable_graphs_are_believed_in_unless_they_are_not_wanted(session: 
     assert session.why_not_usable(Decision(Deployment.RELOCATE, "", POLICY_VERSION)) is None
 
 
+def test_the_helper_is_coming_once_it_was_asked_for(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraphd.client.bulk.helper.is_coming", lambda: True)
+    monkeypatch.setattr("pygraphd.client.bulk.helper.prepare", lambda _, may_compile: None)
+    monkeypatch.setattr("pygraphd.client._torch.missing_for_relocation", lambda: None)
+    assert not session.helper_is_coming()
+
+    session.prepare_helper()
+
+    assert session.helper_is_coming()
+
+
 def test_relocatable_graphs_that_are_not_wanted_are_not_missed(without_relocation: Session) -> None:
     assert without_relocation.relocatable(lambda inputs: None, 0, None, GraphFacts()) is None
     assert without_relocation.report.failures == {}

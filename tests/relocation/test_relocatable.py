@@ -440,6 +440,27 @@ def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None
     assert run.refusal is None
 
 
+def test_it_is_not_recorded_while_the_helper_is_coming(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the calls meanwhile are told from such that are what later ones will be."""
+    left = 3
+
+    def is_coming() -> bool:
+        nonlocal left
+        left -= 1
+        return left >= 0
+
+    monkeypatch.setattr("pygraphd.client.bulk.helper.is_coming", is_coming)
+    run, prepared = case.make(add), []
+    for _ in range(6):
+        before = run.prepared
+        assert run([case.floats(1, 2), case.floats(3, 4)])[0].tolist() == [4, 6]
+        prepared.append(run.prepared - before)
+
+    assert prepared == [0, 1, 1, 1, 2, 0]  # at last a capture and its executable
+    assert case.report.fallbacks == {relocatable.NOT_YET: 1, relocatable.HELPER_IS_COMING: 3}
+    case.expect(captured=1, staged=0)
+
+
 def test_what_recording_takes_is_counted_once_and_not_the_call_that_is_launched_meanwhile(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
