@@ -30,9 +30,9 @@ NODES_OF_A_WRITE = 5
 """and each of so many nodes more as one of them (H200: 0.2 to 1 ms for 256)."""
 MOST_MOVERS = 32
 """Inputs that have moved are looked at before all others, if they are no more than these."""
-SEEN_OF_THOSE = 3
-"""Of what the helper writes by itself one call in `wandering.TURNS` + 1 is seen here, and each takes about a fifth: so many times fewer
-(H100: 9.5 us of a call that it has written, and 7.5 with an executable of its own; one kernel)."""
+SEEN_OF_THOSE = 5
+"""Of what the helper writes by itself one call in `wandering.TURNS` + 1 is seen here, and an executable saves less: so many times fewer
+(H100: 9.5 us of a call that it has written, and 7.5 with an executable of its own, which took 200 us to make; one kernel)."""
 REMEMBERED = 8
 """Sets of addresses that are remembered, so that what nearly comes back gets an executable of its own,"""
 MET = 4 * MAX_BINDINGS
@@ -42,7 +42,9 @@ IDLE_CALLS = 8
 """Calls for which an executable was not used, after which it may go to other addresses; or twice as many as there are executables."""
 
 WANDERING = 16
-"""Calls that had to be bound, after which the helper does so by itself, of a graph of a few nodes."""
+"""Calls that had to be bound, after which the helper does so by itself, of a graph of a few nodes;"""
+NEW_IN_A_ROW = 6
+"""or so many one after the other whose addresses were new: of fewer that take turns, each soon has an executable."""
 
 ONE_LESS = "addresses take turns and share an executable"
 STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
@@ -95,7 +97,9 @@ class Bindings:
         self.wandering: Wandering | None = None
         """What the helper serves calls by, most of which nobody here hears of then; None: it does not."""
         self._to_be_bound = 0
-        """Calls that found no executable where they lie."""
+        """Calls that found no executable where they lie,"""
+        self._new_in_a_row = 0
+        """and of these the latest ones whose addresses were new."""
         self._calls = 0
         self.written = 0
         """Nodes written for the latest call."""
@@ -174,7 +178,6 @@ class Bindings:
         return next((each for each in others if each.fits(inputs, memory, number, fresh)), None)
 
     def _bind(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> Binding:
-        self._note_to_be_bound()
         latest = self._all[0]
         latest.raise_if_torn()  # what it knows of addresses may be half of one call's and half of another's
         just_moved = latest.moved(inputs, memory, number, fresh)
@@ -187,6 +190,7 @@ class Bindings:
                 self._settle(known)
             return known
         is_new = mark not in self._met and addresses not in self._recent
+        self._note_to_be_bound(is_new=is_new)
         if is_new and self._goes_on_with(latest, addresses, just_moved, number):
             if len(self._all) < self._most or self._is_idle(self._all[-1]):
                 self._note_met(mark, 1)
@@ -200,8 +204,14 @@ class Bindings:
         self._recent.append(addresses)
         return self._note_bound(binding, mark)
 
-    def _note_to_be_bound(self) -> None:
+    def _note_to_be_bound(self, *, is_new: bool) -> None:
+        """Begin to have the helper serve calls when enough of them had to be bound; what begins is tried once."""
+        if self._to_be_bound == WANDERING:
+            return
+        self._new_in_a_row = self._new_in_a_row + 1 if is_new else 0
         self._to_be_bound += 1
+        if self._new_in_a_row == NEW_IN_A_ROW:
+            self._to_be_bound = WANDERING
         if self._to_be_bound == WANDERING:
             self.wandering = wandering(self._all)
 
@@ -355,7 +365,8 @@ class Bindings:
         """Whether these addresses, or nearly these, have come back lately; or memory of a set is met for the first time."""
         if len(self._all) >= FEW_BINDINGS:
             return False
-        came_back = _is_near_any(addresses, moved, self._recent)
+        # What is seen of the helper's calls has come far more often, and is counted.
+        came_back = self.wandering is None and _is_near_any(addresses, moved, self._recent)
         return came_back or all(binding.number != number for binding in self._all)
 
     def _another(

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 MOST_NODES = 32
 MOST_TENSORS = 48
 """Of larger graphs writing takes longer than looking."""
-TURNS = 16
-"""Calls that the helper binds by itself, after which Python is asked about one. With that one they are a prime number, so that in
-time it is asked about each of those that take turns."""
+TURNS = 60
+"""Calls that the helper binds by itself, after which Python is asked about one, as that takes 50 to 80 us in a program (H100). With that
+one they are a prime number, so that in time it is asked about each of those that take turns."""
+RESTS = 16
+"""Calls for which it is not tried again if none of these was for the helper."""
 _MODULUS = 1 << 64
 
 
@@ -101,7 +103,7 @@ class Wandering:
     def pause(self) -> None:
         """Have Python know what the helper has done, and ask it about the next calls."""
         if self.turns == TURNS:
-            self._rests = TURNS
+            self._rests = RESTS
         self.turns = 0
         self.spare.catch_up()
 

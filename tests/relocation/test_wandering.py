@@ -16,7 +16,7 @@ from pygraphd.client import _torch
 from pygraphd.client.binding import Binding, UnfitError
 from pygraphd.client.bulk import Compiled, helper
 from pygraphd.client.driver import DriverError
-from pygraphd.client.executables import WANDERING, WRITES_OF_ONE, Bindings
+from pygraphd.client.executables import NEW_IN_A_ROW, WANDERING, WRITES_OF_ONE, Bindings
 from pygraphd.client.random_numbers import Draw
 from pygraphd.client.replay import Replay, _Drawing
 from pygraphd.client.wandering import MOST_NODES, MOST_TENSORS, TURNS, Wandering
@@ -136,15 +136,17 @@ def test_python_is_asked_about_few_of_the_calls_that_lie_elsewhere(
 ) -> None:
     case = make(inputs=inputs)
     case.wander(inputs)
-    assert len(asked) == WANDERING
+    assert len(asked) == NEW_IN_A_ROW
+    assert case.bindings.wandering is not None
+    case.bindings.wandering.turns = 0
     before, kept = case.replay.counts.at_once, []
 
-    for turn in range(10 * (TURNS + 1)):
+    for turn in range(3 * (TURNS + 1)):
         kept.append([case.floats(turn + i) for i in range(inputs)])  # so that what comes next lies elsewhere
         assert case.written(*kept[-1]) == inputs
 
-    assert len(asked) == WANDERING + 10
-    assert case.replay.counts.at_once - before == 10 * TURNS
+    assert len(asked) == NEW_IN_A_ROW + 3
+    assert case.replay.counts.at_once - before == 3 * TURNS
     assert case.replay.executables <= 2
     case.check()
 
@@ -219,7 +221,7 @@ def test_copies_and_sets_are_written_as_kernels_are(
     recorder.graph.set(zeros, 0)
     recorder.graph.scale(copied, scaled, 3.0)
     replay = recorder.built([a], [copied, zeros, scaled]).replay
-    inputs = [many.tensor(torch.rand(8)) for _ in range(6 * WANDERING)]
+    inputs = [many.tensor(torch.rand(8)) for _ in range(5 * TURNS)]
     kept = []
 
     for each in inputs:
@@ -273,6 +275,36 @@ def test_when_python_was_asked_about_addresses_that_stay_the_helper_goes_on(
     case.written(stays)
 
     assert (len(asked), wandering.turns) == (before, TURNS)
+
+
+@pytest.mark.parametrize(("count", "asks"), [(NEW_IN_A_ROW - 1, False), (NEW_IN_A_ROW + 1, True)])
+def test_as_many_as_soon_have_executables_are_left_to_python(
+    make: Callable[..., Wanderer], count: int, asks: bool
+) -> None:
+    case = make(nodes=3)
+    sets = [case.floats(turn) for turn in range(count)]
+
+    for each in sets * 4:
+        case.written(each)
+
+    assert (case.bindings.wandering is not None) is asks
+    if not asks:
+        assert not any(case.written(each) for each in sets)
+
+
+def test_the_helper_serves_it_after_many_calls_though_some_were_not_new(
+    make: Callable[..., Wanderer],
+) -> None:
+    case = make()
+    sets, new = [case.floats(turn) for turn in range(8)], [case.floats(turn) for turn in range(8)]
+    for turn in range(8):
+        for each in (new[turn], *sets[:5]):
+            case.written(each)
+        if case.bindings.wandering is not None:
+            break
+
+    assert case.bindings.wandering is not None
+    assert case.bindings._to_be_bound == WANDERING
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
