@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,9 @@ BUSY = "something else is being captured"
 
 SHIFTS = (BLOCK, (1 << 20) + BLOCK)
 """What a shifted capture allocates first, in bytes: of memory for small allocations, and of that for large ones."""
+
+ABOUT_TO_LAUNCH_S = 0.002
+"""A thread that has looked up a workspace launches its kernel within microseconds, unless it is not run."""
 
 _one_at_a_time = threading.Lock()
 """The allocator's history is one for all devices and threads."""
@@ -189,7 +193,7 @@ class CudaRecorder:
 
     def trim(self) -> None:
         """Give memory that is free back to the device, and what libraries keep for calls that are replayed from now on."""
-        _torch.clear_workspaces()
+        _clear_workspaces()
         _torch.empty_cache()
 
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:
@@ -225,11 +229,22 @@ class _Pool:
 @contextlib.contextmanager
 def _workspaces_in_capture() -> Iterator[None]:
     """Have libraries allocate their workspaces within, so that these are known, and none of them be used outside."""
-    _torch.clear_workspaces()
+    _clear_workspaces()
     try:
         yield
     finally:
-        _torch.clear_workspaces()
+        _clear_workspaces()
+
+
+def _clear_workspaces() -> None:
+    """Have the BLAS libraries give back the workspaces of all threads, and wait for who may still be about to use one.
+
+    They look up a workspace and then launch a kernel with it, without Python's lock: if its memory is given back to the device in
+    between, that is an illegal access, which ends the process.
+    """
+    _torch.clear_workspaces()
+    if threading.active_count() > 1:
+        time.sleep(ABOUT_TO_LAUNCH_S)
 
 
 def lifetimes(
