@@ -1108,9 +1108,8 @@ def _clean_up_after_capture(graph: Any, device_index: int, pool: Pool) -> None:
 
 
 def release_pool(device_index: int, pool: Pool) -> None:
-    """Give the memory of a pool back to the driver, as far as it is free."""
+    """Have the memory of a pool be given back when the allocator next empties its cache, as far as it is free."""
     torch._C._cuda_releasePool(device_index, pool)
-    empty_cache()
 
 
 def empty_cache() -> None:

@@ -201,6 +201,10 @@ class Binding:
             self._placed = self.executable, place
         return place
 
+    def unused(self, track: Any) -> int:
+        """Return for how many calls the helper has not launched it."""
+        return self._bulk.unused(track, self.place(track))
+
     def wrote(self) -> None:
         """Note that the helper has bound it elsewhere."""
         self.is_patched = True

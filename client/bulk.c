@@ -475,14 +475,17 @@ static PyMethodDef methods[] = {
      "call(recipe, looked_at, inputs, addresses, memory, memory_addresses, blank, launch, executable, stream): return (outputs, what\n"
      "launch(executable, stream) returned) if the inputs looked at and what is allocated lie at these addresses, or None."},
     {"track", track, METH_VARARGS,
-     "track(inputs, followers, words, fail): what follows tensors, of which the first are inputs: (index, base, alignment, number of\n"
-     "words, nodes) each, and all words, each an index and an offset of 64 bits; fail(code, node) raises."},
+     "track(inputs, followers, words, fail, soon, often, many): what follows tensors, of which the first are inputs: (index, base,\n"
+     "alignment, number of words, nodes) each, and all words, each an index and an offset of 64 bits; fail(code, node) raises.\n"
+     "Addresses that come again within `soon` calls are told of when they have come `often`, or once in graphs of `many` nodes."},
     {"place", place, METH_VARARGS,
      "place(track, pointers, memory, words, writes, executable): an executable that is bound to these addresses; how each node is\n"
      "written: (function, node, parameters[, context])."},
+    {"unused", unused, METH_VARARGS, "unused(track, place): for how many calls a place was not launched."},
     {"call_elsewhere", (PyCFunction)(void (*)(void))call_elsewhere, METH_FASTCALL,
      "call_elsewhere(recipe, track, places, inputs, memory, blank, launch, stream): launch the place that lies there, or write the\n"
-     "first; return (outputs, what launch(executable, stream) returned, how many nodes were written), or None."},
+     "first; return (outputs, what launch(executable, stream) returned, how many nodes were written), None if the call does not fit,\n"
+     "or () if what is there has come often."},
     {"keep_stack", keep_stack, METH_NOARGS, "keep_stack(): keep pieces of Python's stack instead of unmapping them, from now on."},
     {"let_go_of_stack", let_go_of_stack, METH_NOARGS, "let_go_of_stack(): keep none any more, unless somebody has replaced that allocator since."},
     {"pieces_kept", pieces_kept, METH_NOARGS, "pieces_kept(): how many are kept that no frame lies in."},

@@ -92,10 +92,10 @@ class CallElsewhere(Protocol):
         launch: Launch,
         stream: int,
         /,
-    ) -> tuple[Any, Any, int] | None:
+    ) -> tuple[Any, Any, int] | tuple[()] | None:
         """Return the outputs, what launching has returned, and how many nodes of the first of the places were written.
 
-        None, with nothing launched or written, if the call does not fit. Raises what allocating, writing and launching do; an
+        None, with nothing launched or written, if the call does not fit, and `()` if its addresses have come often. Raises what allocating, writing and launching do; an
         executable that could not be written is bound nowhere then. For `memory` see `Call`.
         """
 
@@ -148,6 +148,9 @@ class Bulk(Protocol):
 
         None, if Python has to do it.
         """
+
+    def unused(self, track: Any, place: Any, /) -> int:
+        """Return for how many calls of `CallElsewhere` an executable was not launched."""
 
     def place(
         self,
@@ -245,6 +248,10 @@ class InPython:
         """See `Bulk`; there are no tracks to call it with."""
         raise NotImplementedError(arguments)
 
+    def unused(self, track: Any, place: Any, /) -> NoReturn:
+        """See `place`."""
+        raise NotImplementedError(track, place)
+
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
         """See `Bulk`."""
         del function, fail
@@ -267,6 +274,7 @@ class Compiled:
         self.references = module.references
         self.same_references = module.same_references
         self.place = module.place
+        self.unused = module.unused
         self._module = module
 
     def close(self) -> None:
@@ -325,7 +333,9 @@ class Compiled:
 
     def track(self, following: Following, fail: Callable[[int, int], NoReturn]) -> Any:
         """See `Bulk`."""
-        return self._module.track(*following.told(), fail)
+        return self._module.track(
+            *following.told(), fail, following.soon, following.often, following.many_nodes
+        )
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
         """See `Bulk`."""

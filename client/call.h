@@ -178,24 +178,32 @@ static Place *place_at(PyObject *places, Py_ssize_t i, PyObject *track) {
 }
 
 /* Returns a place that is bound to these addresses: one that is already, or the first, and in `*written` how many of its nodes
- * were written; NULL with an exception set. */
+ * were written; NULL with an exception set, or without one if they have come often. */
 static Place *bound(PyObject *capsule, PyObject *places, const uint64_t *now, int *written) {
-    const Track *track = PyCapsule_GetPointer(capsule, TRACK);
+    Track *track = PyCapsule_GetPointer(capsule, TRACK);
     *written = 0;
+    track->calls++;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(places); i++) {
         Place *place = place_at(places, i, capsule);
-        if (place == NULL || is_bound(track, place, now)) return place;
+        if (place == NULL) return NULL;
+        if (is_bound(track, place, now)) {
+            place->used = track->calls;
+            return place;
+        }
     }
     Place *first = place_at(places, 0, capsule);
+    if (comes_often(track, first, now)) return NULL;
+    first->used = track->calls;
     *written = bind(track, first, now);
     return *written < 0 ? NULL : first;
 }
 
-/* Returns (outputs, what launching has returned, how many nodes were written), or NULL with an exception set. */
+/* Returns (outputs, what launching has returned, how many nodes were written), or NULL with an exception set; an empty tuple, with
+ * nothing done, if the addresses have come often. */
 static PyObject *launch_bound(const Recipe *recipe, PyObject *const *args, const uint64_t *now) {
     int written;
     Place *place = bound(args[ON_TRACK], args[PLACES], now, &written);
-    if (place == NULL) return NULL;
+    if (place == NULL) return PyErr_Occurred() ? NULL : PyTuple_New(0);
     PyObject *launch[] = {args[TRACKED_LAUNCH], place->executable, args[TRACKED_STREAM]};
     PyObject *both = launch_and_make(recipe, args[TRACKED_INPUTS], args[TRACKED_MEMORY], args[TRACKED_BLANK], launch);
     if (both == NULL) return NULL;

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +20,7 @@ from pygraphd.client.parameters import PassingError
 from pygraphd.client.random_numbers import GeneratorTicket
 from pygraphd.client.recording import Capture
 from pygraphd.client.relocation import BLOCK, Span, find, merge
+from pygraphd.client.workspaces import workspaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,9 +36,6 @@ BUSY = "something else is being captured"
 
 SHIFTS = (BLOCK, (1 << 20) + BLOCK)
 """What a shifted capture allocates first, in bytes: of memory for small allocations, and of that for large ones."""
-
-ABOUT_TO_LAUNCH_S = 0.002
-"""A thread that has looked up a workspace launches its kernel within microseconds, unless it is not run."""
 
 _one_at_a_time = threading.Lock()
 """The allocator's history is one for all devices and threads."""
@@ -193,8 +190,8 @@ class CudaRecorder:
 
     def trim(self) -> None:
         """Give memory that is free back to the device, and what libraries keep for calls that are replayed from now on."""
-        _clear_workspaces()
-        _torch.empty_cache()
+        workspaces.clear()
+        workspaces.empty_cache()
 
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:
         """Return what makes its device the current one; None if it is."""
@@ -224,27 +221,17 @@ class _Pool:
         used, self._used = self._used, False
         if used:
             _torch.release_pool(self._device_index, self.handle)
+            workspaces.empty_cache()
 
 
 @contextlib.contextmanager
 def _workspaces_in_capture() -> Iterator[None]:
     """Have libraries allocate their workspaces within, so that these are known, and none of them be used outside."""
-    _clear_workspaces()
+    workspaces.clear()
     try:
         yield
     finally:
-        _clear_workspaces()
-
-
-def _clear_workspaces() -> None:
-    """Have the BLAS libraries give back the workspaces of all threads, and wait for who may still be about to use one.
-
-    They look up a workspace and then launch a kernel with it, without Python's lock: if its memory is given back to the device in
-    between, that is an illegal access, which ends the process.
-    """
-    _torch.clear_workspaces()
-    if threading.active_count() > 1:
-        time.sleep(ABOUT_TO_LAUNCH_S)
+        workspaces.clear()
 
 
 def lifetimes(

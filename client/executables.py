@@ -30,9 +30,6 @@ NODES_OF_A_WRITE = 5
 """and each of so many nodes more as one of them (H200: 0.2 to 1 ms for 256)."""
 MOST_MOVERS = 32
 """Inputs that have moved are looked at before all others, if they are no more than these."""
-SEEN_OF_THOSE = 5
-"""Of what the helper writes by itself one call in `wandering.TURNS` + 1 is seen here, and an executable saves less: so many times fewer
-(H100: 9.5 us of a call that it has written, and 7.5 with an executable of its own, which took 200 us to make; one kernel)."""
 REMEMBERED = 8
 """Sets of addresses that are remembered, so that what nearly comes back gets an executable of its own,"""
 MET = 4 * MAX_BINDINGS
@@ -138,10 +135,11 @@ class Bindings:
             self.wandering.renew(self._to_be_written(), self._all)
 
     def _to_be_written(self) -> Binding:
-        """Return the executable that is worth least where it is bound."""
-        if not self._spare.came_again:
+        """Return the executable that is worth least where it is bound, of those with the memory of the latest call."""
+        latest, last = self._all[0], self._all[-1]
+        if self._spare.number == latest.number and not self._spare.came_again:
             return self._spare
-        return self._all[-1] if self._is_idle(self._all[-1]) else self._all[0]
+        return last if last.number == latest.number and self._is_idle(last) else latest
 
     def expected(self, number: int) -> Binding | None:
         """Return the executable that a call is probably bound to; None if finding out is for `bound`.
@@ -189,7 +187,7 @@ class Bindings:
             if known.is_patched:
                 self._settle(known)
             return known
-        is_new = mark not in self._met and addresses not in self._recent
+        is_new = not self._comes_often() and mark not in self._met and addresses not in self._recent
         self._note_to_be_bound(is_new=is_new)
         if is_new and self._goes_on_with(latest, addresses, just_moved, number):
             if len(self._all) < self._most or self._is_idle(self._all[-1]):
@@ -232,7 +230,9 @@ class Bindings:
         nearest = self._all[position]
         has_room, is_idle = len(self._all) < self._most, self._is_idle(self._all[-1])
         met = self._met_before(nearest, mark, moved) if has_room or is_idle else None
-        deserves = has_room and (met is not None or self._deserves_another(addresses, number, moved))
+        deserves = has_room and (
+            self._comes_often() or met is not None or self._deserves_another(addresses, number, moved)
+        )
         if deserves and (another := self._another(nearest, addresses, moved, number)) is not None:
             self._all.insert(0, another)
             self.made += 1
@@ -245,9 +245,19 @@ class Bindings:
         self.written = self._all[position].bind(addresses, moved, number)
         return self._to_front(position)
 
+    def _is_served(self) -> bool:
+        """Whether only few calls are seen here."""
+        return self.wandering is not None and self.wandering.is_at_work
+
+    def _comes_often(self) -> bool:
+        """Whether the helper has seen the addresses of this call so often that they are worth an executable."""
+        return self.wandering is not None and self.wandering.comes_often
+
     def _is_idle(self, binding: Binding) -> bool:
         """Whether others have taken turns for so long that this executable is of no use where it is bound."""
-        return binding.latest_use < self._calls - max(IDLE_CALLS, 2 * len(self._all))
+        calls = max(IDLE_CALLS, 2 * len(self._all))
+        is_seen = binding.latest_use >= self._calls - calls
+        return not is_seen and (self.wandering is None or not self.wandering.uses(binding, calls))
 
     def _or_the_last(
         self, position: int, moved: Collection[int], addresses: list[int], met: int | None
@@ -341,6 +351,8 @@ class Bindings:
         """Return the call for which an executable was to be bound to these addresses before, if they are worth one of their own."""
         if self._most <= FEW_BINDINGS:
             return None
+        if self._is_served():
+            return self._calls - 1 if self._comes_often() else None
         times, before = self._met.pop(mark, (0, 0))
         if self._calls - before > 2 * self._most:
             times = 0  # one of its own would have been given to others by now
@@ -356,8 +368,7 @@ class Bindings:
     def _is_worth_one(self, nearest: Binding, moved: Collection[int], times: int) -> bool:
         """Whether addresses that came so often, and for which so much has moved, are to have an executable of their own."""
         nodes, written = nearest.nodes, nearest.nodes_that_follow(moved)
-        many = WRITES_OF_ONE + nodes // NODES_OF_A_WRITE
-        if written and times >= (many if self.wandering is None else many // SEEN_OF_THOSE):
+        if written and times >= WRITES_OF_ONE + nodes // NODES_OF_A_WRITE:
             return True
         return nodes >= MANY_NODES and 2 * written >= nodes
 
@@ -365,8 +376,8 @@ class Bindings:
         """Whether these addresses, or nearly these, have come back lately; or memory of a set is met for the first time."""
         if len(self._all) >= FEW_BINDINGS:
             return False
-        # What is seen of the helper's calls has come far more often, and is counted.
-        came_back = self.wandering is None and _is_near_any(addresses, moved, self._recent)
+        # What comes often of the helper's calls, it says itself.
+        came_back = not self._is_served() and _is_near_any(addresses, moved, self._recent)
         return came_back or all(binding.number != number for binding in self._all)
 
     def _another(

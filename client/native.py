@@ -54,6 +54,7 @@ def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | 
     log = _log(path)
     if log.exists() and time.time() - log.stat().st_mtime < _TRY_AGAIN_S:
         return f"it could not be compiled; {log} says why, and once that file is deleted it is tried again"
+    log.unlink(missing_ok=True)  # it would say that this one has failed
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "this Python has no GIL, and the helper relies on it"
     environ = os.environ if environ is None else environ

@@ -38,6 +38,7 @@ from pygraphd.client.relocation import (
 )
 from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
 from pygraphd.client.witness import OTHERWISE, Moved, UnclearError, false_addresses
+from pygraphd.client.workspaces import workspaces
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -286,7 +287,7 @@ def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:
         helper.bulk(note),
         _torch.current_stream(device),
         _torch.stream_watch(device),
-        _torch.empty_cache,
+        workspaces.empty_cache,
     )
 
 

@@ -284,7 +284,8 @@ class Replay:
         wandering.turns -= 1
         start = self._start_at_once
         done = call(wandering.track, wandering.places, inputs, memory, blank, start, stream)
-        if done is None:
+        if not done:
+            wandering.comes_often = done is not None
             return None
         outputs, launched, written = done
         if written:

@@ -1,7 +1,8 @@
 /* A call of a small graph that lies elsewhere than the call before: an executable that is bound there is launched, or one is written.
  *
  * Part of `bulk.c`. A *track* says what follows each tensor of a graph when it moves; a *place* is one executable with its addresses,
- * words and nodes, which are those of a `Binding` (`client/binding.py`). Between looking at them and the launch no instruction of
+ * words and nodes, which are those of a `Binding` (`client/binding.py`). What was written lately is remembered by a *mark*, so that
+ * addresses that come again are told of. Between looking at them and the launch no instruction of
  * Python's runs, so that an interrupt of the user's leaves nothing half done. */
 
 #define MOST_TRACKED 64 /* tensors; nodes, too */
@@ -18,8 +19,21 @@ typedef struct {
     uint64_t index, offset; /* bytes from the tensor, modulo 2**64 */
 } Word;
 
+/* A set of addresses that a place was written for, by its hash. */
+typedef struct {
+    uint64_t mark, call; /* and the latest call that came with it; 0: none has */
+    int64_t times;       /* that it has come before, one soon after the other; negative: it was told of, and is not for so many calls */
+} Met;
+
+#define MOST_MET 1024 /* a multiple of */
+#define ALIKE 8       /* that any one mark may be in */
+
 typedef struct {
     Py_ssize_t inputs, count; /* those of inputs come first */
+    uint64_t calls, soon;     /* so many calls from one to the next are soon */
+    int64_t often;            /* addresses are told of that have come so often, or in graphs of `many` nodes, half of which follow, once */
+    int many;
+    Met met[MOST_MET];
     Follower followers[MOST_TRACKED];
     Word *words;    /* of one follower after the other */
     PyObject *fail; /* called with what writing a node has returned, and its number; raises */
@@ -64,13 +78,17 @@ static Word *read_words(PyObject *told, const Track *track) {
 static PyObject *track(PyObject *module, PyObject *args) {
     PyObject *followers, *words, *fail;
     Py_ssize_t inputs;
-    if (!PyArg_ParseTuple(args, "nO!OO", &inputs, &PyTuple_Type, &followers, &words, &fail)) return NULL;
+    unsigned long long soon;
+    long long often;
+    int many;
+    if (!PyArg_ParseTuple(args, "nO!OOKLi", &inputs, &PyTuple_Type, &followers, &words, &fail, &soon, &often, &many)) return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(followers);
     if (count > MOST_TRACKED || inputs < 0 || inputs > count) return PyErr_Format(PyExc_ValueError, "%d tensors at most can be tracked", MOST_TRACKED);
     Track *made = PyMem_Calloc(1, sizeof(Track));
     if (made == NULL) return PyErr_NoMemory();
     made->inputs = inputs;
     made->count = count;
+    made->soon = soon, made->often = often, made->many = many;
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < count; i++) failed = read_follower(PyTuple_GET_ITEM(followers, i), &made->followers[i]) < 0;
     made->words = failed ? NULL : read_words(words, made);
@@ -87,10 +105,12 @@ static PyObject *track(PyObject *module, PyObject *args) {
 typedef struct {
     uintptr_t call;
     void *node, *parameters, *context;
+    int has_context;
 } Write;
 
 typedef struct {
     PyObject *track, *executable;
+    uint64_t used; /* the latest call that it was launched for */
     Py_buffer pointers, memory, words; /* of inputs and memories, by their indices; 64 bits each */
     Py_ssize_t nodes;
     Write writes[MOST_TRACKED];
@@ -116,7 +136,8 @@ static int read_write(PyObject *told, Write *write) {
         return -1;
     }
     if (!PyArg_ParseTuple(told, "KKK|K", &call, &node, &parameters, &context)) return -1;
-    *write = (Write){(uintptr_t)call, (void *)(uintptr_t)node, (void *)(uintptr_t)parameters, (void *)(uintptr_t)context};
+    *write = (Write){(uintptr_t)call, (void *)(uintptr_t)node, (void *)(uintptr_t)parameters, (void *)(uintptr_t)context,
+                     PyTuple_GET_SIZE(told) == 4};
     return 0;
 }
 
@@ -168,6 +189,15 @@ static PyObject *place(PyObject *module, PyObject *args) {
     return capsule;
 }
 
+/* How many calls there have been since a place was launched for one. */
+static PyObject *unused(PyObject *module, PyObject *args) {
+    PyObject *on, *which;
+    if (!PyArg_ParseTuple(args, "OO", &on, &which)) return NULL;
+    const Track *track = PyCapsule_GetPointer(on, TRACK);
+    const Place *place = track == NULL ? NULL : PyCapsule_GetPointer(which, PLACE);
+    return place == NULL ? NULL : PyLong_FromUnsignedLongLong(track->calls - place->used);
+}
+
 static uint64_t *address_at(const Track *track, Place *place, Py_ssize_t i) {
     Py_buffer *addresses = i < track->inputs ? &place->pointers : &place->memory;
     return (uint64_t *)addresses->buf + track->followers[i].index;
@@ -177,6 +207,47 @@ static uint64_t *address_at(const Track *track, Place *place, Py_ssize_t i) {
 static int is_bound(const Track *track, Place *place, const uint64_t *now) {
     for (Py_ssize_t i = 0; i < track->count; i++)
         if (*address_at(track, place, i) != now[i]) return 0;
+    return 1;
+}
+
+/* How many nodes would be written. */
+static int to_be_written(const Track *track, Place *place, const uint64_t *now) {
+    uint64_t nodes = 0;
+    for (Py_ssize_t i = 0; i < track->count; i++)
+        if (*address_at(track, place, i) != now[i]) nodes |= track->followers[i].nodes;
+    return __builtin_popcountll(nodes);
+}
+
+static uint64_t mark_of(const Track *track, const uint64_t *now) {
+    uint64_t mark = 0;
+    for (Py_ssize_t i = 0; i < track->count; i++) {
+        mark = (mark ^ now[i]) * 0x9E3779B97F4A7C15u;
+        mark ^= mark >> 32;
+    }
+    return mark;
+}
+
+/* Returns what is known of a mark; if that is nothing, in place of the one of its like that has not come for longest. */
+static Met *met(Track *track, uint64_t mark) {
+    Met *first = &track->met[mark % (MOST_MET / ALIKE) * ALIKE], *oldest = first;
+    for (Met *each = first; each < first + ALIKE; each++) {
+        if (each->mark == mark && each->call != 0) return each;
+        if (each->call < oldest->call) oldest = each;
+    }
+    *oldest = (Met){mark, 0, 0};
+    return oldest;
+}
+
+/* Whether addresses that no place is bound to have come so often that they are to be told of: then they are not for a while. */
+static int comes_often(Track *track, Place *place, const uint64_t *now) {
+    Met *entry = met(track, mark_of(track, now));
+    if (entry->call == 0 || track->calls - entry->call > track->soon) entry->times = 0;
+    else entry->times++;
+    entry->call = track->calls;
+    if (entry->times < 1) return 0;
+    int is_most = place->nodes >= track->many && 2 * to_be_written(track, place, now) >= place->nodes;
+    if (entry->times < (is_most ? 1 : track->often)) return 0;
+    entry->times = -track->often;
     return 1;
 }
 
@@ -200,7 +271,7 @@ static uint64_t follow(const Track *track, Place *place, const uint64_t *now) {
 }
 
 static int write_node(const Write *write, void *executable) {
-    if (write->context == NULL) return ((int (*)(void *, void *, void *))write->call)(executable, write->node, write->parameters);
+    if (!write->has_context) return ((int (*)(void *, void *, void *))write->call)(executable, write->node, write->parameters);
     return ((int (*)(void *, void *, void *, void *))write->call)(executable, write->node, write->parameters, write->context);
 }
 

@@ -1,7 +1,7 @@
 """Graphs of a few nodes that are found elsewhere at most calls: the helper finds the executable that is bound there, or writes one.
 
 To look for it in Python takes longer than to write a few nodes (H200: of a call 10 us, the write of one in them 2). So once many calls had
-to be bound, Python is asked about one of every few, and decides of these, as if they were all that come, which addresses get executables.
+to be bound, Python is asked about those whose addresses have come often, which get an executable, and about one of every few others.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ MOST_NODES = 32
 MOST_TENSORS = 48
 """Of larger graphs writing takes longer than looking."""
 TURNS = 60
-"""Calls that the helper binds by itself, after which Python is asked about one, as that takes 50 to 80 us in a program (H100). With that
-one they are a prime number, so that in time it is asked about each of those that take turns."""
+"""Calls that the helper binds by itself, after which Python is asked about one, as that takes 50 to 80 us in a program (H100)."""
+MANY_NODES = 3
+"""Nodes of a graph whose addresses get an executable when they come again, if half of the nodes, or more, would be written;"""
+OFTEN = 40
+"""others when they have come so often (H100: writing one takes 2 us more than having one, which takes 200 to make),"""
+SOON = 256
+"""within so many calls each time."""
 RESTS = 16
 """Calls for which it is not tried again if none of these was for the helper."""
 _MODULUS = 1 << 64
@@ -48,6 +53,9 @@ class Following:
 
     inputs: tuple[Follower, ...]
     memory: tuple[Follower, ...]
+    soon: int = SOON
+    often: int = OFTEN
+    many_nodes: int = MANY_NODES
 
     def told(self) -> tuple[int, tuple[tuple[int, int, int, int, int], ...], array.array[int]]:
         """Return how many inputs there are, and all followers and their words as `bulk.c` takes them."""
@@ -97,15 +105,30 @@ class Wandering:
         """and the set of recycled memory that they are bound to, see `Binding.number`."""
         self.turns = 0
         """Calls to come that Python is not asked about; before anything else is done with an executable, this has to be 0."""
+        self.comes_often = False
+        """Whether the addresses of the call that Python is asked about have."""
+        self._may_have_written = False
+        """Whether an executable may be bound elsewhere than Python knows."""
         self._rests = 0
         """Calls for which it is not worth beginning, as the latest turns have been of no use."""
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether most calls are served by the helper: then what Python sees says little about how often addresses come."""
+        return not self._rests
 
     def pause(self) -> None:
         """Have Python know what the helper has done, and ask it about the next calls."""
         if self.turns == TURNS:
             self._rests = RESTS
+        if self._may_have_written:
+            self.spare.catch_up()
         self.turns = 0
-        self.spare.catch_up()
+        self._may_have_written = False
+
+    def uses(self, binding: Binding, calls: int) -> bool:
+        """Whether the helper has launched an executable in the latest calls, so many of them."""
+        return binding.unused(self.track) <= calls
 
     def renew(self, spare: Binding, others: Iterable[Binding]) -> None:
         """Go on for `TURNS` calls with these executables, which are as they are now."""
@@ -117,6 +140,8 @@ class Wandering:
         self.spare, self.number = spare, spare.number
         chosen = [spare, *(each for each in others if each is not spare and each.number == spare.number)]
         self.places = tuple(each.place(self.track) for each in chosen)
+        self.comes_often = False
+        self._may_have_written = True
         self.turns = TURNS
 
 

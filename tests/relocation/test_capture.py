@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import _torch, capture
+from pygraphd.client import capture
 from pygraphd.client.binding import UnfitError
-from pygraphd.client.capture import ABOUT_TO_LAUNCH_S, BUSY, HISTORY, CudaRecorder, held, lifetimes
+from pygraphd.client.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
 from pygraphd.client.donation import NONE, StandIns
 from pygraphd.client.one_stream import OneStream
 from pygraphd.client.parameters import PassingError
@@ -48,29 +48,6 @@ def test_what_is_alive_and_returned_is_held_by_nobody_else() -> None:
     alive = [Span(each.data_ptr(), each.data_ptr() + 32) for each in (output, other)]
 
     assert held(alive, [None, output[4:], torch.empty(0)]) == (alive[1],)
-
-
-@pytest.mark.parametrize("others", [False, True])
-@pytest.mark.parametrize("where", ["trim", "capture"])
-def test_beside_other_threads_workspaces_are_let_go_of_some_time_before_memory_is(
-    monkeypatch: pytest.MonkeyPatch, where: str, others: bool
-) -> None:
-    """A thread may have been told of its workspace, and not have launched its kernel yet."""
-    events: list[str] = []
-    monkeypatch.setattr(_torch, "clear_workspaces", lambda: events.append("clear"))
-    monkeypatch.setattr(_torch, "empty_cache", lambda: events.append("empty"))
-    monkeypatch.setattr("time.sleep", lambda seconds: events.append(f"wait {seconds}"))
-    monkeypatch.setattr(threading, "active_count", lambda: 1 + others)
-    cleared = ["clear", f"wait {ABOUT_TO_LAUNCH_S}"] if others else ["clear"]
-
-    if where == "trim":
-        CudaRecorder.trim(CudaRecorder.__new__(CudaRecorder))
-        assert events == [*cleared, "empty"]
-        return
-    with contextlib.suppress(ZeroDivisionError), capture._workspaces_in_capture():
-        events.append("capture")
-        raise ZeroDivisionError
-    assert events == [*cleared, "capture", *cleared]
 
 
 def recorder(monkeypatch: pytest.MonkeyPatch, why_not: str | None) -> CudaRecorder:

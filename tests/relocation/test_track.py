@@ -46,8 +46,11 @@ class Told:
             "followers": ((0, at, 64, 2, 0b11), (0, 0, 1, 1, 0b10)),
             "words": array.array("Q", [0, 0, 2, BELOW, 1, 4]),
             "fail": fail,
+            "soon": 8,
+            "often": 5,
+            "many": 3,
         } | others
-        self.track = module().track(told["inputs"], told["followers"], told["words"], told["fail"])
+        self.track = module().track(*told.values())
 
     def _write(self, kind: Any) -> int:
         def write(*arguments: int) -> int:
@@ -135,6 +138,86 @@ def test_where_none_is_bound_the_first_is_written() -> None:
 
     assert [each[0] for each in told.written] == [5, 5]
     assert told.launched == [(5, 4)]
+
+
+class Turns:
+    """Calls of a graph of one place, each of which finds the input in one of several places."""
+
+    def __init__(self, count: int = 3, **others: Any) -> None:
+        self.inputs = [torch.zeros(64) for _ in range(count)]  # of any alignment
+        self.told = Told(followers=((0, 0, 1, 2, 0b11), (0, 0, 1, 1, 0b10)), **others)
+        self.place, _ = self.told.place()
+
+    def often(self, numbers: list[int]) -> list[bool]:
+        """Return of which calls it was told that their addresses have come often."""
+        return [self.told.call(self.place, inputs=[self.inputs[number]]) == () for number in numbers]
+
+
+def test_addresses_that_come_often_are_told_of_with_nothing_done() -> None:
+    turns = Turns()
+
+    found = turns.often([0, 1] * 8)
+
+    # Each has come five times before, but for the one that is bound still when the other one was told of.
+    assert [number for number, often in enumerate(found) if often] == [10, 13]
+    assert len(turns.told.launched) == len(found) - 2
+    assert unused(turns) == 0
+
+
+def test_those_that_were_told_of_are_not_for_as_long_again() -> None:
+    turns = Turns()
+
+    found = turns.often([0, 1] * 30)
+
+    assert [number for number, often in enumerate(found) if often] == [10, 13, 32, 35, 54, 57]
+
+
+def test_what_comes_too_seldom_is_not_told_of() -> None:
+    turns = Turns(12)
+
+    assert not any(turns.often([*range(12)] * 10))
+
+
+@pytest.mark.parametrize(("many", "often"), [(2, True), (3, False)])
+def test_in_graphs_of_many_nodes_those_that_come_again_are_told_of(many: int, often: bool) -> None:
+    turns = Turns(many=many)
+
+    assert turns.often([0, 1, 0]) == [False, False, often]
+
+
+def test_of_less_than_half_of_the_nodes_it_is_not_told() -> None:
+    """The second node alone follows the memory, and there are three."""
+    told = Told(many=3)
+    writes = ((told._write(WRITE_KERNEL), 11, 12), (told._write(WRITE_OTHER), 21, 22, 23), (1, 2, 3))
+    place, _ = told.place(writes=writes)
+    memories = [torch.zeros(64) for _ in range(2)]
+    told.call(place)
+
+    for turn in range(4):
+        told.memory = memories[turn % 2]
+        assert told.call(place)[2] == 1
+
+
+def unused(turns: Turns) -> int:
+    calls: int = module().unused(turns.told.track, turns.place)
+    return calls
+
+
+def test_for_how_many_calls_an_executable_was_not_launched() -> None:
+    told = Told()
+    there = {
+        "pointers": array.array("Q", [told.input.data_ptr()]),
+        "memory": array.array("Q", [told.memory.data_ptr()]),
+    }
+    spare, owner = told.place(5)[0], told.place(6, **there)[0]
+
+    for _ in range(4):
+        told.call(spare, owner)
+
+    assert (module().unused(told.track, spare), module().unused(told.track, owner)) == (4, 0)
+    for wrong in ((told.track, told.track), (spare, spare), (told.track, None)):
+        with pytest.raises(ValueError, match="PyCapsule"):
+            module().unused(*wrong)
 
 
 @pytest.mark.parametrize(("failing", "node"), [(11, 0), (21, 1)])

@@ -16,7 +16,7 @@ from pygraphd.client import _torch
 from pygraphd.client.binding import Binding, UnfitError
 from pygraphd.client.bulk import Compiled, helper
 from pygraphd.client.driver import DriverError
-from pygraphd.client.executables import NEW_IN_A_ROW, WANDERING, WRITES_OF_ONE, Bindings
+from pygraphd.client.executables import FEW_BINDINGS, NEW_IN_A_ROW, WANDERING, WRITES_OF_ONE, Bindings
 from pygraphd.client.random_numbers import Draw
 from pygraphd.client.replay import Replay, _Drawing
 from pygraphd.client.wandering import MOST_NODES, MOST_TENSORS, TURNS, Wandering
@@ -135,14 +135,14 @@ def test_python_is_asked_about_few_of_the_calls_that_lie_elsewhere(
     make: Callable[..., Wanderer], asked: list[int], inputs: int
 ) -> None:
     case = make(inputs=inputs)
-    case.wander(inputs)
+    first = case.wander(inputs)  # kept, so that what comes next lies elsewhere
     assert len(asked) == NEW_IN_A_ROW
     assert case.bindings.wandering is not None
     case.bindings.wandering.turns = 0
-    before, kept = case.replay.counts.at_once, []
+    before, kept = case.replay.counts.at_once, [*first]
 
     for turn in range(3 * (TURNS + 1)):
-        kept.append([case.floats(turn + i) for i in range(inputs)])  # so that what comes next lies elsewhere
+        kept.append([case.floats(turn + i) for i in range(inputs)])
         assert case.written(*kept[-1]) == inputs
 
     assert len(asked) == NEW_IN_A_ROW + 3
@@ -328,6 +328,39 @@ def test_what_takes_turns_comes_to_have_executables(
     case.check()
 
 
+@pytest.mark.parametrize(("count", "nodes"), [(12, 5), (24, 5), (24, 16), (61, 8), (60, 3)])
+def test_layers_that_share_a_graph_soon_have_executables(
+    make: Callable[..., Wanderer], count: int, nodes: int
+) -> None:
+    """Each with weights of its own: half of the nodes, or more, would be written at each call."""
+    case = make(nodes=nodes)
+    layers = [case.floats(turn) for turn in range(count)]
+
+    written = [sum(case.written(each) for each in layers) for _ in range(8)]
+
+    assert not any(written[4:])
+    assert case.replay.executables in {count, count + 1}
+    case.check()
+
+
+def test_where_there_is_no_room_for_more_the_helper_goes_on_writing(
+    make: Callable[..., Wanderer], asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraphd.client.executables.MAX_NODES", 1)
+    case = make(nodes=3)
+    sets = [case.floats(turn) for turn in range(20)]
+    for each in sets * 10:
+        case.written(each)
+    before = len(asked)
+
+    for each in sets * 30:
+        case.written(each)
+
+    assert case.replay.executables == FEW_BINDINGS
+    assert len(asked) - before < 20 * 30 / 10
+    case.check()
+
+
 def test_what_takes_turns_is_found_among_new_addresses(make: Callable[..., Wanderer]) -> None:
     case = make(nodes=3)
     case.wander()
@@ -428,16 +461,19 @@ def test_memory_that_is_kept_from_call_to_call(make: Callable[..., Wanderer], ke
     """If results are kept, each call has another set than the call before."""
     case = make(inputs=3, recycled=True)
     results: list[Any] = []
-    sets = [[case.floats(turn + i) for i in range(3)] for turn in range(WANDERING * 4)]
+    sets = [[case.floats(turn + i) for i in range(3)] for turn in range(WANDERING * 2)]
 
-    for inputs in sets * 4:
+    for turn, inputs in enumerate(sets * 6):
+        if turn == 5 * len(sets):
+            before = case.replay.counts.relocated
         results = results[-kept:] if kept else []
         results.append((case.replay(list(inputs)), inputs))
-        for outputs, of in results:
-            case.see(outputs, *of)
+        for result in results:
+            case.see(result[0], *result[1])
+        del result
 
     assert case.bindings.wandering is not None
-    assert case.replay.counts.at_once > 100
+    assert case.replay.counts.relocated - before <= len(sets) // 8
     results.clear()
     case.check()
 

@@ -1,0 +1,120 @@
+"""Workspaces that others may be about to use are given back some time before memory is, and only where there are others."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from pygraphd.client import _torch, capture
+from pygraphd.client.capture import CudaRecorder
+from pygraphd.client.workspaces import ABOUT_TO_LAUNCH_S, Workspaces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.torch
+
+CLEARED, EMPTIED = "cleared", "emptied"
+
+
+class Events:
+    """What was done when."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, float]] = []
+
+    def note(self, what: str) -> Callable[[], None]:
+        return lambda: self.all.append((what, time.monotonic()))
+
+    @property
+    def names(self) -> list[str]:
+        return [what for what, _ in self.all]
+
+    def least_distance_s(self) -> float:
+        """Return the least time from anything being cleared to anything being emptied after it."""
+        return min(
+            emptied - cleared
+            for what, cleared in self.all
+            for other, emptied in self.all
+            if what == CLEARED and other == EMPTIED and emptied >= cleared
+        )
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> Events:
+    events = Events()
+    monkeypatch.setattr(_torch, "clear_workspaces", events.note(CLEARED))
+    monkeypatch.setattr(_torch, "empty_cache", events.note(EMPTIED))
+    monkeypatch.setattr(capture, "workspaces", Workspaces())
+    return events
+
+
+@pytest.mark.parametrize(("threads", "devices"), [(2, 1), (1, 2)])
+def test_beside_others_memory_is_given_back_some_time_later(
+    events: Events, monkeypatch: pytest.MonkeyPatch, threads: int, devices: int
+) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: threads)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+
+    CudaRecorder.trim(CudaRecorder.__new__(CudaRecorder))
+
+    assert events.names == [CLEARED, EMPTIED]
+    assert events.least_distance_s() >= ABOUT_TO_LAUNCH_S
+
+
+def test_who_is_alone_waits_for_nobody(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
+
+    CudaRecorder.trim(CudaRecorder.__new__(CudaRecorder))
+
+    assert events.names == [CLEARED, EMPTIED]
+
+
+def test_before_a_capture_and_after_it_others_have_launched(
+    events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+
+    with contextlib.suppress(ZeroDivisionError), capture._workspaces_in_capture():
+        assert time.monotonic() - events.all[0][1] >= ABOUT_TO_LAUNCH_S
+        raise ZeroDivisionError
+    ended = time.monotonic()
+
+    assert events.names == [CLEARED, CLEARED]
+    assert ended - events.all[1][1] >= ABOUT_TO_LAUNCH_S
+
+
+def test_whoever_clears_whoever_empties_waits(events: Events) -> None:
+    several = Workspaces()
+
+    def work() -> None:
+        for _ in range(20):
+            several.clear()
+            several.empty_cache()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(events.all) == 3 * 2 * 20
+    assert events.least_distance_s() >= ABOUT_TO_LAUNCH_S
+
+
+def test_long_after_nobody_waits(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    one = Workspaces()
+    one.clear()
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
+
+    one.empty_cache()
+
+    assert events.names == [CLEARED, EMPTIED]
