@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,12 +26,12 @@ from pygraphd.client.executables import (
     Bindings,
 )
 from pygraphd.client.parameters import Parameters
+from tests.relocation.interrupts import interrupting
 from tests.relocation.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
-    from types import FrameType
 
     from pygraphd.client.replay import Replay
     from tests.relocation.conftest import Allocator, Emulator
@@ -76,26 +75,11 @@ def test_an_interrupt_while_an_executable_comes_first_loses_none(recorder: Recor
         call(turn)
     interrupts = 0
     for turn in range(60):
-        left = turn + 1
-
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            nonlocal left
-            if frame.f_code is not Bindings._to_front.__code__:
-                return None
-            frame.f_trace_opcodes = True
-            left -= event == "opcode"
-            if not left:
-                raise KeyboardInterrupt
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
         try:
-            call(turn)
+            with interrupting(Bindings._to_front.__code__, turn + 1):
+                call(turn)
         except KeyboardInterrupt:
             interrupts += 1
-        finally:
-            sys.settrace(before)
         assert replay.executables == 3
         assert [call(each) for each in range(3)] == [[3.0 * each] * 2 for each in range(3)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,13 +19,13 @@ from pygraphd.client.executables import FEW_BINDINGS, NEW_IN_A_ROW, WANDERING, W
 from pygraphd.client.random_numbers import Draw
 from pygraphd.client.replay import Replay, _Drawing
 from pygraphd.client.wandering import MOST_NODES, MOST_TENSORS, TURNS, Wandering
+from tests.relocation.interrupts import interrupting
 from tests.relocation.recorder import Recorder
 from tests.relocation.test_at_once import FLOATS, Blocks, Ticket, by_the_helper  # noqa: F401
 from tests.relocation.test_executables import _check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
 
     from tests.relocation.conftest import Emulator
 
@@ -535,29 +534,14 @@ def test_an_interrupt_at_any_instruction_leaves_nothing_outdated(
     sets = itertools.cycle(each for each in case.wander(2) for _ in range(2))
     interrupts = torn = 0
     for instruction in range(1, 120):
-        left = instruction
-
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            nonlocal left
-            if frame.f_code is not code:
-                return None
-            frame.f_trace_opcodes = True
-            left -= event == "opcode"
-            if not left:
-                raise KeyboardInterrupt
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
         try:
-            for _ in range(TURNS + 2):
-                case.replay(list(next(sets)))
+            with interrupting(code, instruction):
+                for _ in range(TURNS + 2):
+                    case.replay(list(next(sets)))
         except KeyboardInterrupt:
             interrupts += 1
         except DriverError:
             pass
-        finally:
-            sys.settrace(before)
         try:
             for each in itertools.islice(sets, 3):
                 case.written(*each)
