@@ -475,7 +475,7 @@ static PyMethodDef methods[] = {
      "call(recipe, looked_at, inputs, addresses, memory, memory_addresses, blank, launch, executable, stream): return (outputs, what\n"
      "launch(executable, stream) returned) if the inputs looked at and what is allocated lie at these addresses, or None."},
     {"track", track, METH_VARARGS,
-     "track(inputs, followers, words, fail, soon, often, many): what follows tensors, of which the first are inputs: (index, base,\n"
+     "track(inputs, followers, words, soon, often, many, fail): what follows tensors, of which the first are inputs: (index, base,\n"
      "alignment, number of words, nodes) each, and all words, each an index and an offset of 64 bits; fail(code, node) raises.\n"
      "Addresses that come again within `soon` calls are told of when they have come `often`, or once in graphs of `many` nodes."},
     {"place", place, METH_VARARGS,

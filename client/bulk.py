@@ -95,8 +95,8 @@ class CallElsewhere(Protocol):
     ) -> tuple[Any, Any, int] | tuple[()] | None:
         """Return the outputs, what launching has returned, and how many nodes of the first of the places were written.
 
-        None, with nothing launched or written, if the call does not fit, and `()` if its addresses have come often. Raises what allocating, writing and launching do; an
-        executable that could not be written is bound nowhere then. For `memory` see `Call`.
+        None, with nothing launched or written, if the call does not fit, and `()` if its addresses have come often. Raises what
+        allocating, writing and launching do; an executable that could not be written is bound nowhere then. For `memory` see `Call`.
         """
 
 
@@ -333,9 +333,7 @@ class Compiled:
 
     def track(self, following: Following, fail: Callable[[int, int], NoReturn]) -> Any:
         """See `Bulk`."""
-        return self._module.track(
-            *following.told(), fail, following.soon, following.often, following.many_nodes
-        )
+        return self._module.track(*following.told(), fail)
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
         """See `Bulk`."""

@@ -157,7 +157,7 @@ class Driver:
         """Bind the calls; raises DriverError (code 0) for a driver that lacks one."""
         self._calls = {name: _bind(library, name, signature) for name, signature in _SIGNATURES.items()}
         self._launch = self._calls["cuGraphLaunch"]
-        self.launch_address = ctypes.cast(self._launch, c_void_p).value
+        self.launch_address: int | None = self.address_of(self._launch)
         """Where that is, an int (*)(executable, stream); None: it is called by `launch` only."""
         self._write_words = self._calls["cuStreamBatchMemOp_v2"]
         self._sizes: dict[tuple[int, str], tuple[int, ...]] = {}

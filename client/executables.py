@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.driver import DriverError
-from pygraphd.client.wandering import wandering
+from pygraphd.client.wandering import MANY_NODES, wandering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -21,8 +21,6 @@ FEW_BINDINGS = 4
 MAX_BINDINGS = 64
 """At most, as long as `MAX_NODES` are the nodes of all: the layers of a model may share one graph, and have weights of their own."""
 MAX_NODES = 1_024
-MANY_NODES = 3
-"""Nodes of a graph whose addresses get an executable when they come for the second time, if half of the nodes would be written."""
 WRITES_OF_ONE = 10
 """All other addresses that come soon again get one when writing for them has taken as long as making it does: that of a single node
 takes as long as so many calls that write a node take longer (H200: 160 us),"""
@@ -158,7 +156,8 @@ class Bindings:
             self._settle(binding)
         if binding is not self._all[0] or binding.follower is not binding:
             self._note_use(binding, self._all[0])
-        self._go_on_wandering()
+        if self.wandering is not None:  # looked at here, as most graphs' calls come by
+            self._go_on_wandering()
 
     def _note_use(self, binding: Binding, latest: Binding) -> None:
         if binding is not latest:
@@ -230,9 +229,7 @@ class Bindings:
         nearest = self._all[position]
         has_room, is_idle = len(self._all) < self._most, self._is_idle(self._all[-1])
         met = self._met_before(nearest, mark, moved) if has_room or is_idle else None
-        deserves = has_room and (
-            self._comes_often() or met is not None or self._deserves_another(addresses, number, moved)
-        )
+        deserves = has_room and (met is not None or self._deserves_another(addresses, number, moved))
         if deserves and (another := self._another(nearest, addresses, moved, number)) is not None:
             self._all.insert(0, another)
             self.made += 1
@@ -349,10 +346,10 @@ class Bindings:
 
     def _met_before(self, nearest: Binding, mark: int, moved: Collection[int]) -> int | None:
         """Return the call for which an executable was to be bound to these addresses before, if they are worth one of their own."""
-        if self._most <= FEW_BINDINGS:
-            return None
         if self._is_served():
             return self._calls - 1 if self._comes_often() else None
+        if self._most <= FEW_BINDINGS:
+            return None
         times, before = self._met.pop(mark, (0, 0))
         if self._calls - before > 2 * self._most:
             times = 0  # one of its own would have been given to others by now

@@ -2,8 +2,8 @@
  *
  * Part of `bulk.c`. A *track* says what follows each tensor of a graph when it moves; a *place* is one executable with its addresses,
  * words and nodes, which are those of a `Binding` (`client/binding.py`). What was written lately is remembered by a *mark*, so that
- * addresses that come again are told of. Between looking at them and the launch no instruction of
- * Python's runs, so that an interrupt of the user's leaves nothing half done. */
+ * addresses that come again are told of. From looking at addresses to the launch no instruction of Python's runs, so that an
+ * interrupt of the user's leaves nothing half done. */
 
 #define MOST_TRACKED 64 /* tensors; nodes, too */
 
@@ -81,7 +81,7 @@ static PyObject *track(PyObject *module, PyObject *args) {
     unsigned long long soon;
     long long often;
     int many;
-    if (!PyArg_ParseTuple(args, "nO!OOKLi", &inputs, &PyTuple_Type, &followers, &words, &fail, &soon, &often, &many)) return NULL;
+    if (!PyArg_ParseTuple(args, "nO!OKLiO", &inputs, &PyTuple_Type, &followers, &words, &soon, &often, &many, &fail)) return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(followers);
     if (count > MOST_TRACKED || inputs < 0 || inputs > count) return PyErr_Format(PyExc_ValueError, "%d tensors at most can be tracked", MOST_TRACKED);
     Track *made = PyMem_Calloc(1, sizeof(Track));

@@ -53,12 +53,9 @@ class Following:
 
     inputs: tuple[Follower, ...]
     memory: tuple[Follower, ...]
-    soon: int = SOON
-    often: int = OFTEN
-    many_nodes: int = MANY_NODES
 
-    def told(self) -> tuple[int, tuple[tuple[int, int, int, int, int], ...], array.array[int]]:
-        """Return how many inputs there are, and all followers and their words as `bulk.c` takes them."""
+    def told(self) -> tuple[int, tuple[tuple[int, int, int, int, int], ...], array.array[int], int, int, int]:
+        """Return how many inputs there are, all followers and their words, and what comes often, as `bulk.c` takes them."""
         both = (*self.inputs, *self.memory)
         followers = tuple(
             (
@@ -71,7 +68,7 @@ class Following:
             for each in both
         )
         words = (number % _MODULUS for each in both for word in each.words for number in word)
-        return len(self.inputs), followers, array.array("Q", words)
+        return len(self.inputs), followers, array.array("Q", words), SOON, OFTEN, MANY_NODES
 
 
 def following(binding: Binding) -> Following | None:

@@ -22,7 +22,6 @@ from pygraphd.client.donation import NONE, Donation
 from pygraphd.client.executables import (
     FEW_BINDINGS,
     IDLE_CALLS,
-    MANY_NODES,
     MAX_BINDINGS,
     MAX_NODES,
     MET,
@@ -37,6 +36,7 @@ from pygraphd.client.recording import Capture
 from pygraphd.client.relocatable import IDLE_CHANGES
 from pygraphd.client.relocation import BLOCK, Share, Span
 from pygraphd.client.report import Report
+from pygraphd.client.wandering import MANY_NODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

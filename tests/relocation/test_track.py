@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pygraphd.client.driver import DriverError
-from pygraphd.client.wandering import Follower, Following
+from pygraphd.client.wandering import MANY_NODES, OFTEN, SOON, Follower, Following
 from tests.relocation.test_at_once import by_the_helper, module, recipe  # noqa: F401
 
 pytestmark = [
@@ -45,10 +45,10 @@ class Told:
             "inputs": 1,
             "followers": ((0, at, 64, 2, 0b11), (0, 0, 1, 1, 0b10)),
             "words": array.array("Q", [0, 0, 2, BELOW, 1, 4]),
-            "fail": fail,
             "soon": 8,
             "often": 5,
             "many": 3,
+            "fail": fail,
         } | others
         self.track = module().track(*told.values())
 
@@ -380,7 +380,8 @@ def test_what_is_told_of_followers_and_words() -> None:
         (Follower(3, 512, 16, ((7, -8), (8, 0)), (1, 0, 1)),), (Follower(0, 0, 1, ((2, 4),), (5,)),)
     )
 
-    inputs, followers, words = following.told()
+    inputs, followers, words, *often = following.told()
 
     assert (inputs, followers) == (1, ((3, 512, 16, 2, 0b11), (0, 0, 1, 1, 1 << 5)))
     assert list(words) == [7, BELOW, 8, 0, 2, 4]
+    assert often == [SOON, OFTEN, MANY_NODES]
