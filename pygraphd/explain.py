@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from pygraphd import spool, summaries
 from pygraphd.catalogue import CachedEntry, Catalogue, only_graph
 from pygraphd.errors import UsageError
-from pygraphd.rejections import why_rejected
-from pygraphd.schema.messages import Deployment, Measurement
+from pygraphd.rederiving import measurement_of
+from pygraphd.rejections import why_not_measured, why_not_used, why_rejected
+from pygraphd.schema.messages import Decision, Deployment
 from pygraphd.schema.summary import Deployed, Source
 from pygraphd.spooled import SpoolCatalogue
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from pygraphd.catalogue import EntryDetails
     from pygraphd.schema.locations import Locations
+    from pygraphd.schema.messages import Measurement
     from pygraphd.summaries import Summary
 
 APART = "measured at another time, so not weighed"
@@ -65,11 +67,12 @@ class Neighbour:
 
     entry: CachedEntry
     differences: tuple[Difference, ...]
+    not_used: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry there, and each factor that differs."""
         return {
-            "entry": _entry_json(self.entry),
+            "entry": _entry_json(self.entry, self.not_used),
             "differences": [dataclasses.asdict(difference) for difference in self.differences],
         }
 
@@ -79,7 +82,8 @@ class Explanation:
     """One graph in one environment.
 
     `ran` is what the program says (None if no summary was given), `times` how often it says so, `entry` what the cache
-    says, or else the spool; `nearest` is looked for where the program did not find the graph, or neither of them knows it.
+    says, or else the spool, and `not_used` why this version does not go by that, if so; `nearest` is looked for where the
+    program did not find the graph, or neither of them knows it.
     """
 
     graph: str
@@ -92,6 +96,7 @@ class Explanation:
     figures: tuple[Figure, ...] = ()
     rejected: tuple[Rejection, ...] = ()
     nearest: Neighbour | None = None
+    not_used: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return one item of `cache explain --json`."""
@@ -100,7 +105,7 @@ class Explanation:
             "kind": self.kind,
             "environment": {"id": self.environment, **self.factors},
             "ran": None if self.ran is None else {**_how(self.ran), "times": self.times},
-            "entry": self.entry and _entry_json(self.entry),
+            "entry": self.entry and _entry_json(self.entry, self.not_used),
             "figures": [figure.as_json() for figure in self.figures],
             "rejected": [dataclasses.asdict(rejection) for rejection in self.rejected],
             "nearest": self.nearest and self.nearest.as_json(),
@@ -197,7 +202,8 @@ def explain_entry(details: EntryDetails) -> Explanation:
         times=0,
         entry=details.entry,
         figures=figures,
-        rejected=_rejected(facts["deployment"], figures),
+        rejected=_rejected(facts, figures),
+        not_used=why_not_used(facts, spooled=details.entry.spooled),
     )
 
 
@@ -217,12 +223,17 @@ def _explain_run(
 
 
 def _nearest(here: dict[str, str | int], known: Sequence[EntryDetails]) -> Neighbour | None:
-    neighbours = [Neighbour(each.entry, _differences(each.environment, here)) for each in known]
+    neighbours = (_neighbour(each, here) for each in known)
     return min(
         neighbours,
         key=lambda each: (len(each.differences), -each.entry.facts["created_at"]),
         default=None,
     )
+
+
+def _neighbour(there: EntryDetails, here: dict[str, str | int]) -> Neighbour:
+    not_used = why_not_used(there.entry.facts, spooled=there.entry.spooled)
+    return Neighbour(there.entry, _differences(there.environment, here), not_used)
 
 
 def _differences(there: dict[str, Any], here: dict[str, str | int]) -> tuple[Difference, ...]:
@@ -245,29 +256,35 @@ def _measured_together(details: EntryDetails) -> list[dict[str, Any]]:
     return [row for row in rows if row["measured_at"] == moment]
 
 
-def _rejected(chosen: str, figures: Sequence[Figure]) -> tuple[Rejection, ...]:
-    weighed = {each.deployment: each for each in map(_measurement, figures) if each}
-    apart = {figure.measurement["deployment"] for figure in figures if not figure.weighed}
-    return tuple(
-        Rejection(other, APART if other in apart else why_rejected(other, Deployment(chosen), weighed))
-        for other in Deployment
-        if other != chosen
-    )
+def _rejected(facts: dict[str, Any], figures: Sequence[Figure]) -> tuple[Rejection, ...]:
+    others = (each for each in Deployment if each != facts["deployment"])
+    return tuple(Rejection(each, _why_rejected(each, facts, figures)) for each in others)
 
 
-def _measurement(figure: Figure) -> Measurement | None:
-    """Return a figure as the policy takes it, if it was weighed."""
-    if not figure.weighed:
-        return None
-    names = (field.name for field in dataclasses.fields(Measurement))
-    values = {name: figure.measurement[name] for name in names}
-    return Measurement(**{**values, "deployment": Deployment(values["deployment"])})
+def _why_rejected(deployment: Deployment, facts: dict[str, Any], figures: Sequence[Figure]) -> str:
+    if any(each.measurement["deployment"] == deployment and not each.weighed for each in figures):
+        return APART
+    decision, weighed = _decision(facts), _weighed(figures)
+    if deployment in weighed:
+        return why_rejected(deployment, decision.deployment, weighed)
+    return why_not_measured(deployment, decision, weighed, came_alone=facts["measured_at"] is None)
+
+
+def _decision(facts: dict[str, Any]) -> Decision:
+    deployment = Deployment(facts["deployment"])
+    return Decision(deployment, facts["reason"], facts["policy"], facts["final"], facts["calls"])
+
+
+def _weighed(figures: Sequence[Figure]) -> dict[Deployment, Measurement]:
+    """Return the figures that were weighed, as the policy takes them."""
+    measurements = (measurement_of(each.measurement) for each in figures if each.weighed)
+    return {each.deployment: each for each in measurements}
 
 
 def _how(ran: Deployed) -> dict[str, Any]:
     return {name: getattr(ran, name) for name in ("deployment", "reason", "final", "source", "because")}
 
 
-def _entry_json(entry: CachedEntry) -> dict[str, Any]:
-    """Return an entry as `cache inspect --json` has it, and whether it waits in the spool."""
-    return {**entry.as_json(), "spooled": entry.spooled}
+def _entry_json(entry: CachedEntry, not_used: str) -> dict[str, Any]:
+    """Return an entry as `cache inspect --json` has it, whether it waits in the spool, and why it is not used, if so."""
+    return {**entry.as_json(), "spooled": entry.spooled, "not_used": not_used}

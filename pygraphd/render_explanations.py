@@ -68,6 +68,7 @@ def _explanation(explanation: Explanation, now: float) -> str:
         ("kind", _kind(explanation)),
         ("environment", _environment(explanation)),
         *_said(explanation, now),
+        *_not_used(explanation),
         *_nearest(explanation.nearest, now),
         *_measured(explanation.figures, now),
         *_not_chosen(explanation.rejected),
@@ -105,6 +106,11 @@ def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
         yield "decided", _decided(entry, now)
 
 
+def _not_used(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    if explanation.not_used:
+        yield "not used", explanation.not_used
+
+
 def _source(ran: Deployed, entry: CachedEntry | None) -> str:
     waits = ran.source is Source.CACHE and entry is not None and entry.spooled
     return _IN_SPOOL if waits else _SOURCES[ran.source]
@@ -132,9 +138,9 @@ def _nearest(nearest: Neighbour | None, now: float) -> Iterator[tuple[str, str]]
         return
     facts = nearest.entry.facts
     where = "there, in the spool" if nearest.entry.spooled else "there"
-    there = (
-        f"{_deployment(facts['deployment'], facts['final'])} {where}, decided {_decided(nearest.entry, now)}"
-    )
+    by = f", by policy {facts['policy']}" if nearest.not_used else ""
+    decided = f"decided {_decided(nearest.entry, now)}{by}"
+    there = f"{_deployment(facts['deployment'], facts['final'])} {where}, {decided}"
     changes = (f"{each.factor} {_value(each.there)} -> {_value(each.here)}" for each in nearest.differences)
     yield "nearest", f"environment {facts['environment'][:_DIGITS]} ({there})"
     yield "differs in", ", ".join(changes) or "no factor: its key is of another version"

@@ -26,6 +26,7 @@ from pygraphd.explain import (
 )
 from pygraphd.queries import KEPT_MEASUREMENTS
 from pygraphd.rederiving import RederiveRequest
+from pygraphd.rejections import BY_RULE, GONE, OR_REFUSED
 from pygraphd.render_explanations import answer_text
 from pygraphd.schema.keys import Environment, entry_id
 from pygraphd.schema.locations import Locations, locate
@@ -112,7 +113,7 @@ def test_an_entry_rests_on_the_figures_that_were_recorded_with_it(store: Store, 
         ("TREES", 60, 7, "host-a"),
     ]
     assert all(figure.weighed for figure in explanation.figures)
-    assert explanation.rejected == (Rejection(LAUNCH, "slower by 67 %"), Rejection(RELOCATE, "not measured"))
+    assert explanation.rejected == (Rejection(LAUNCH, "slower by 67 %"), Rejection(RELOCATE, OR_REFUSED))
 
 
 def test_a_figure_of_another_time_is_shown_but_not_weighed(store: Store, catalogue: Catalogue) -> None:
@@ -172,7 +173,7 @@ def test_nothing_was_weighed_where_what_was_is_gone(
         (90, False),
         (95, False),
     ]
-    assert explanation.rejected == (Rejection(LAUNCH, APART), Rejection(RELOCATE, "not measured"))
+    assert explanation.rejected == (Rejection(LAUNCH, APART), Rejection(RELOCATE, GONE))
 
 
 def test_a_rule_that_overrode_the_figures_is_told_from_them(store: Store, catalogue: Catalogue) -> None:
@@ -190,7 +191,7 @@ def test_without_figures_nothing_was_measured(store: Store, catalogue: Catalogue
     explanation = entry(catalogue)
 
     assert explanation.figures == ()
-    assert explanation.rejected == (Rejection(TREES, "not measured"), Rejection(RELOCATE, "not measured"))
+    assert explanation.rejected == (Rejection(TREES, BY_RULE), Rejection(RELOCATE, BY_RULE))
 
 
 # --- summaries ---
