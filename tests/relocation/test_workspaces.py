@@ -12,10 +12,12 @@ import torch
 
 from pygraphd.client import _torch, capture
 from pygraphd.client.capture import CudaRecorder
-from pygraphd.client.workspaces import ABOUT_TO_LAUNCH_S, Workspaces
+from pygraphd.client.drift import Drift
+from pygraphd.client.report import Report
+from pygraphd.client.workspaces import ABOUT_TO_LAUNCH_S, UNTIL_MEMORY_GOES_S, Workspaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.torch
 
@@ -54,38 +56,63 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     return events
 
 
-@pytest.mark.parametrize(("threads", "devices"), [(2, 1), (1, 2)])
+@contextlib.contextmanager
+def running(count: int) -> Iterator[None]:
+    """Have so many threads beside this one."""
+    ended = threading.Event()
+    threads = [threading.Thread(target=ended.wait) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take no notice of what other tests or the test runner have begun."""
+    there = set(threading.enumerate()) - {threading.current_thread()}
+    enumerate_ = threading.enumerate
+    monkeypatch.setattr(threading, "enumerate", lambda: [each for each in enumerate_() if each not in there])
+
+
+@pytest.mark.parametrize(("others", "devices"), [(1, 1), (0, 2)])
 def test_beside_others_memory_is_given_back_some_time_later(
-    events: Events, monkeypatch: pytest.MonkeyPatch, threads: int, devices: int
+    events: Events, monkeypatch: pytest.MonkeyPatch, others: int, devices: int
 ) -> None:
-    monkeypatch.setattr(threading, "active_count", lambda: threads)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
 
-    CudaRecorder.trim(CudaRecorder.__new__(CudaRecorder))
+    with running(others):
+        CudaRecorder.trim(CudaRecorder.__new__(CudaRecorder))
 
     assert events.names == [CLEARED, EMPTIED]
-    assert events.least_distance_s() >= ABOUT_TO_LAUNCH_S
+    assert events.least_distance_s() >= UNTIL_MEMORY_GOES_S
 
 
-def test_who_is_alone_waits_for_nobody(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
-
-    CudaRecorder.trim(CudaRecorder.__new__(CudaRecorder))
-
-    assert events.names == [CLEARED, EMPTIED]
-
-
-def test_before_a_capture_and_after_it_others_have_launched(
+def test_who_is_alone_waits_for_nobody_nor_for_who_looks_again(
     events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
+    drift = Drift(600.0, Report())
+    drift.add(0, lambda number, jury: None)
+    assert len(threading.enumerate()) == 2
 
-    with contextlib.suppress(ZeroDivisionError), capture._workspaces_in_capture():
-        assert time.monotonic() - events.all[0][1] >= ABOUT_TO_LAUNCH_S
-        raise ZeroDivisionError
-    ended = time.monotonic()
+    CudaRecorder.trim(CudaRecorder.__new__(CudaRecorder))
+    drift.close()
+
+    assert events.names == [CLEARED, EMPTIED]
+
+
+def test_before_a_capture_and_after_it_others_have_launched(events: Events) -> None:
+    with running(1):
+        with contextlib.suppress(ZeroDivisionError), capture._workspaces_in_capture():
+            assert time.monotonic() - events.all[0][1] >= ABOUT_TO_LAUNCH_S
+            raise ZeroDivisionError
+        ended = time.monotonic()
 
     assert events.names == [CLEARED, CLEARED]
     assert ended - events.all[1][1] >= ABOUT_TO_LAUNCH_S
@@ -95,7 +122,7 @@ def test_whoever_clears_whoever_empties_waits(events: Events) -> None:
     several = Workspaces()
 
     def work() -> None:
-        for _ in range(20):
+        for _ in range(5):
             several.clear()
             several.empty_cache()
 
@@ -105,16 +132,16 @@ def test_whoever_clears_whoever_empties_waits(events: Events) -> None:
     for thread in threads:
         thread.join()
 
-    assert len(events.all) == 3 * 2 * 20
-    assert events.least_distance_s() >= ABOUT_TO_LAUNCH_S
+    assert len(events.all) == 3 * 2 * 5
+    assert events.least_distance_s() >= UNTIL_MEMORY_GOES_S
 
 
 def test_long_after_nobody_waits(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "active_count", lambda: 2)
     one = Workspaces()
-    one.clear()
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
-
-    one.empty_cache()
+    with running(1):
+        one.clear()
+        time.sleep(UNTIL_MEMORY_GOES_S)
+        monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
+        one.empty_cache()
 
     assert events.names == [CLEARED, EMPTIED]
