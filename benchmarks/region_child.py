@@ -194,7 +194,7 @@ class Regions:
         else:
             self._relocate(original, compiled, graph_kwargs)
         if self.way != "trees":
-            _torch.realign(compiled)
+            compiled.current_callable = _torch.aligned(compiled, compiled.current_callable)
 
     def _relocate(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
         """Do what the hook does."""

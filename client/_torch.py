@@ -360,13 +360,26 @@ def _name(value: object) -> str:
 # --- what has to be done around Inductor's own handling ---------------------------------------------------------
 
 
-def realign(compiled: Any) -> None:
-    """Have `compiled` copy misaligned inputs, as Inductor does for graphs that it does not capture."""
+class _Instead:
+    """A compiled graph with another callable; torch asks it for more in some versions than in others."""
+
+    def __init__(self, compiled: Any, run: Runnable) -> None:
+        self._compiled = compiled
+        self.current_callable = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
+
+
+def aligned(compiled: Any, run: Runnable) -> Runnable:
+    """Return what copies misaligned inputs of `compiled` before it runs, as Inductor does for graphs that it does not capture."""
     output_code = importlib.import_module("torch._inductor.output_code")
     utils = importlib.import_module("torch._inductor.utils")
+    made = _Instead(compiled, run)
     output_code.maybe_realign_inputs(
-        utils.BoxedBool(False), compiled, compiled.inputs_to_check, compiled.mutated_input_idxs
+        utils.BoxedBool(False), made, compiled.inputs_to_check, compiled.mutated_input_idxs
     )
+    return made.current_callable
 
 
 def replace_callable(compiled: Any, old: object, new: Runnable) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from pygraphd.client import _torch
 from pygraphd.client._torch import Runnable
 from pygraphd.client.costs import Cost
-from pygraphd.schema.messages import Deployment
+from pygraphd.schema.messages import Deployment, Entry
 
 
 class Relocating(Protocol):
@@ -34,6 +34,10 @@ class Relocating(Protocol):
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Run on Inductor's list of inputs."""
+
+    @property
+    def bytes(self) -> int:
+        """How much memory a launched call takes beside what is recorded, at most."""
 
     def at(self, sizes: tuple[int, ...]) -> Relocating:
         """Return what this is for one set of integer inputs."""
@@ -157,12 +161,16 @@ def _backward(device_index: int, run: Runnable, inputs: list[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """How a region runs from now on: `run`, of what was offered; `cost` is what a call costs, if that is known."""
+    """How a region runs from now on: `run`, of what was offered; `cost` is what a call costs, if that is known.
+
+    `adopted` is the answer of another process that says so, if it is one that was waited for.
+    """
 
     run: Runnable
     deployment: Deployment
     candidates: Candidates
     cost: Cost | None = None
+    adopted: Entry | None = None
 
 
 def deployed(candidates: Candidates, deployment: Deployment, cost: Cost | None = None) -> Deployed:

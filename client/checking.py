@@ -19,15 +19,17 @@ from pygraphd.client.turns import MAX_ROUNDS, SAMPLES, Turns
 from pygraphd.schema.messages import Deployment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.candidates import Candidates
+    from pygraphd.client.looking import Together
     from pygraphd.client.report import Report
-    from pygraphd.schema.messages import Entry
+    from pygraphd.schema.messages import Entry, Measurement
 
 DISPUTED = "measured anew, since a call takes over 20 % more or less here than where that was decided"
 DRIFTED = "measured anew, since a call has come to take over 20 % more or less than when that was decided"
+OVERTAKEN = "measured anew, since launches have come to be faster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Jury:
 
     def __init__(self) -> None:
         self._found: dict[int, bool | None] = {}
+        self.together: Together | None = None
+        """Of those that take turns with launches; see `looking`."""
 
     def join(self, member: int) -> None:
         """Count in one that is yet to be found out about."""
@@ -91,12 +95,16 @@ class Checked:
         self._report = report
         self._profiler = Profiler(self._device)
         self._is_in_doubt = False
-        self._turns = Turns((claimed.deployment,))
+        self.turns = Turns((claimed.deployment,))
         self._thread: int | None = None
         self._calls = 0
         self._jury = jury
         self._is_judged = False
         self._settling = threading.Lock()
+        self.is_begun = False
+        """Whether it is in its place; what takes turns with launches does not before."""
+        self.is_overtaken = False
+        """Whether launches were found to be faster; see `looking`."""
         jury.join(id(self))
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
@@ -104,17 +112,20 @@ class Checked:
             self._settle_if_possible()
         if self._is_judged or not self._is_fair(inputs):
             return self._call(inputs)
-        return self._timed(inputs)
+        return self._fair_call(inputs)
 
     def _settle_if_possible(self) -> None:
         self._calls += 1
         verdict = self._jury.verdict()
-        if verdict is None and self._calls > MAX_ROUNDS:
-            # Its calls cannot be timed, or the other half of its family is not called.
+        if verdict is None and self._waits_in_vain():
             self._found(holds=True)
             verdict = True
         if verdict is not None:
             self._end(holds=verdict)
+
+    def _waits_in_vain(self) -> bool:
+        """Whether its calls cannot be timed, or the other half of its family is not called."""
+        return self._calls > MAX_ROUNDS
 
     def _is_fair(self, inputs: list[Any]) -> bool:
         """Whether this call may be timed; with other dynamic sizes nothing can be compared, and what was decided stays."""
@@ -128,33 +139,49 @@ class Checked:
         with torch.cuda.device(self._device):
             return not torch.cuda.is_current_stream_capturing()
 
-    def _timed(self, inputs: list[Any]) -> Any:
+    def _fair_call(self, inputs: list[Any]) -> Any:
+        return self._timed(self._claimed.deployment, self._call, inputs)
+
+    def _timed(
+        self, deployment: Deployment, run: Runnable, inputs: list[Any], round_: int | None = None
+    ) -> Any:
         began = time.perf_counter()
-        counts = self._turns.take(self._claimed.deployment)
-        call = self._guarded(lambda: self._profiler.start(self._claimed.deployment)) if counts else None
+        call = None
+        if self.turns.take(deployment, round_):
+            call = self._guarded(lambda: self._profiler.start(deployment))
         prepared = self._candidates.prepared
         called = time.perf_counter()
-        result = self._call(inputs)
+        result = run(inputs)
         returned = time.perf_counter()
         if call is not None:
             steady = self._candidates.prepared == prepared
             self._guarded(lambda: self._profiler.stop(call, steady=steady))
             self._guarded(self._judge)
-        self._report.checking_ms += (called - began + time.perf_counter() - returned) * 1e3
+        # What would not have run so but for this counts in full.
+        ours = 0.0 if deployment is self._claimed.deployment else returned - called
+        self._report.checking_ms += (called - began + ours + time.perf_counter() - returned) * 1e3
         return result
 
     def _judge(self) -> None:
         """Find out what the samples say when there are enough; if that it does not hold, others have to say so, too."""
         self._profiler.collect()
-        if self._profiler.fewest([self._claimed.deployment]) < SAMPLES:
+        if not self._has_enough():
             return
-        (seen,) = self._profiler.measurements()
-        holds = self._claimed.cost.holds(seen)
+        holds = self._holds({each.deployment: each for each in self._profiler.measurements()})
         if holds or self._is_in_doubt:
             self._found(holds=holds)
         else:
             self._is_in_doubt = True
-            self._profiler = Profiler(self._device)
+            self._take_samples_anew()
+
+    def _take_samples_anew(self) -> None:
+        self._profiler = Profiler(self._device)
+
+    def _has_enough(self) -> bool:
+        return self._profiler.fewest([self._claimed.deployment]) >= SAMPLES
+
+    def _holds(self, seen: Mapping[Deployment, Measurement]) -> bool:
+        return self._claimed.cost.holds(seen[self._claimed.deployment])
 
     def _found(self, *, holds: bool) -> None:
         self._is_judged = True

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pygraphd.client.cache import Cache
-    from pygraphd.schema.messages import Decision, Entry
+    from pygraphd.schema.messages import Entry
 
 FIRST_LOOK_S = 0.5
 LAST_LOOK_S = 10.0
@@ -62,7 +62,7 @@ class Claims:
         self._trusted = trusted
         self._clock = clock
         self._turns: dict[Interest, Turn] = {}
-        self._answers: dict[Interest, Decision] = {}
+        self._answers: dict[Interest, Entry] = {}
         self._rejected: dict[Interest, Entry] = {}
         self._forwards: dict[int, set[Interest]] = {}
         """Of each family, those that are not ours."""
@@ -93,7 +93,7 @@ class Claims:
         """Whether it waits for another process, or for its forward that does."""
         return self._turns.get(interest) is Turn.OTHERS or self._follows(interest)
 
-    def turn(self, interest: Interest) -> Decision | Turn:
+    def turn(self, interest: Interest) -> Entry | Turn:
         """Return whose turn it is, or another process's answer; between two looks this costs next to nothing."""
         if (answer := self._answers.get(interest)) is not None:
             return answer
@@ -176,7 +176,7 @@ class Claims:
         for interest in interests:
             entry = entries.get(interest.graph)
             if entry is not None and entry.decision.final and self._believes(interest, entry):
-                self._answers[interest] = entry.decision
+                self._answers[interest] = entry
 
     def _believes(self, interest: Interest, entry: Entry) -> bool:
         rejected = self._rejected.get(interest)

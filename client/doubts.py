@@ -55,8 +55,10 @@ def disputed(entry: Entry) -> Doubt:
     return Doubt(f"{deployment}: claimed {entry.cost_us:.1f} us {_by(entry)}", deployment)
 
 
-def drifted(deployment: Deployment, cost_us: float | None) -> Doubt:
-    """Return what a deployed graph cost before it came to cost something else."""
+def drifted(deployment: Deployment, cost_us: float | None, *, overtaken: bool = False) -> Doubt:
+    """Return what a deployed graph cost before it came to cost something else, or launches came to cost less."""
+    if overtaken:
+        return Doubt(f"{deployment}: launches have come to take less", deployment)
     before = "less or more" if cost_us is None else f"{cost_us:.1f} us"
     return Doubt(f"{deployment}: {before} when that was decided", deployment)
 

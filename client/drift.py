@@ -56,7 +56,7 @@ class Drift:
         family, _ = self._looks.pop(number, (None, None))
         if family is None:
             return False
-        schedule = self._schedules[family]
+        schedule = self._schedules.setdefault(family, _Schedule())
         if schedule.drifted_in != self._round:  # not noted for its other half yet
             schedule.drifted_in = self._round
             schedule.every *= 2
@@ -77,6 +77,11 @@ class Drift:
             except Exception as error:  # noqa: BLE001 - in a thread of ours, it would be printed
                 self.forget(number)
                 self._report.fail(f"looking again: {type(error).__name__}")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be looked at any more, since the session has ended."""
+        return self._ended.is_set()
 
     def close(self) -> None:
         """Look no more."""

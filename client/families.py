@@ -29,6 +29,7 @@ class Families:
         self._forwards: dict[int, dict[Hashable, Deployment | None]] = {}
         self._losses: dict[int, dict[Hashable, float | None]] = {}
         self._juries: dict[int, Jury] = {}
+        self._juries_of_adopted: dict[int, Jury] = {}
         self._inputs: dict[int, Inputs | None] = {}
         self._state_in_trees: dict[int, bool] = {}
 
@@ -83,6 +84,13 @@ class Families:
     def jury(self, family: int) -> Jury:
         """Return what brings together what is found of a family's decisions that others took."""
         return self._juries.setdefault(family, Jury())
+
+    def jury_of_adopted(self, family: int) -> Jury:
+        """Return the same for those that were adopted while it was waited for them; a verdict is one of those that were there then."""
+        jury = self._juries_of_adopted.get(family)
+        if jury is None or jury.verdict() is not None:
+            jury = self._juries_of_adopted[family] = Jury()
+        return jury
 
     def graph_facts(self, family: int, facts: CompiledFacts) -> GraphFacts:
         """Return what is known of a graph beforehand; a family's forward is asked about before its backward."""

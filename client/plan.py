@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.client import _torch, costs, doubts, policy, whole
 from pygraphd.client.agreement import ALONE, Part, possible
+from pygraphd.client.aligning import Alignment
 from pygraphd.client.attention import State
 from pygraphd.client.candidates import Candidates, Deployed, Relocating, deployed
 from pygraphd.client.checking import Checked, Claimed
 from pygraphd.client.doubts import Doubt
+from pygraphd.client.looking import Looked, Place
 from pygraphd.client.region import Region, Tally
 from pygraphd.client.sized import Sized, Slot
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Record
@@ -77,14 +79,12 @@ class Plan:
         self._link = None if facts.is_inference else session.link(family)
         self._beforehand = session.families.graph_facts(id(family), facts)
         self._next = 0
-        self._open = 0
-        self._launches = False
+        self._alignment = Alignment()
         self._at_once: list[tuple[Graph, Deployed]] = []
         self._may_relocate = False
         self._relocates = False
         self._watching = False
         self._compiled: Callable[[], Any] = lambda: None
-        self._without_realign: tuple[Any, Any] | None = None
 
     def cudagraphify(self, original: Cudagraphify, runnable: Runnable, kwargs: Mapping[str, Any]) -> Runnable:
         """Return what runs the next partition: what the cache says, or a region that finds out."""
@@ -146,7 +146,7 @@ class Plan:
             self._session.report,
         )
         self._by_size[graph.digest] = weakref.ref(sized)
-        self._launches = True  # those that do not come back
+        self._alignment.launches = True  # those that do not come back
         return sized
 
     def _begin_by_size(self, graph: Graph) -> bool:
@@ -249,7 +249,7 @@ class Plan:
         return made.run
 
     def _note_deployed(self, deployment: Deployment) -> None:
-        self._launches |= deployment is not Deployment.TREES
+        self._alignment.launches |= deployment is not Deployment.TREES
         self._relocates |= deployment is Deployment.RELOCATE
 
     def _note(self, graph: Graph, decision: Decision, otherwise: Source) -> None:
@@ -279,7 +279,7 @@ class Plan:
             part=self._part,
             before=before,
         )
-        self._open += 1
+        self._alignment.begin()
         self._note_forward(graph, None)
         self._tallies[graph.digest] = region.tally
         rejected = disputed or self._rejected.get(graph.digest)
@@ -301,11 +301,11 @@ class Plan:
                 return made.run
             self._doubts[graph.digest] = doubts.disputed(entry)
             region = self._measure(graph, candidates, None, entry)
-            self._open -= 1
+            self._alignment.end(self._compiled())
             self._replace(graph, checked, region)
             return region
 
-        self._open += 1
+        self._alignment.begin()
         self._note_forward(graph, decision.deployment)
         number = self._session.begin_check(graph, self._environment, decision)
         self._checks[graph.digest] = number
@@ -321,7 +321,7 @@ class Plan:
             self._on_deployed(graph, follower, made)
             return made.run
 
-        self._open += 1
+        self._alignment.begin()
         launch = candidates.runnable(Deployment.LAUNCH)
         ranks = self._session.ranks
         return ranks.follow(graph, self._environment, launch, self._family, self._part, deploy)
@@ -345,8 +345,7 @@ class Plan:
             self._watch(compiled)  # and Inductor has seen to the alignment of its inputs
         else:
             self._watch(compiled)
-            if self._open or self._launches:
-                self._realign(compiled)
+            self._alignment.complete(compiled)
 
     def _watch(self, compiled: Any) -> None:
         """Have it be observed what a forward saves and its backward takes, if the forward is relocated or may be."""
@@ -360,7 +359,7 @@ class Plan:
 
     def _note_link(self) -> None:
         if self._link is not None and not self._facts.is_backward:
-            undecided = self._open or self._by_size
+            undecided = self._alignment.undecided or self._by_size
             self._link.wanted = self._relocates or bool(undecided and self._may_relocate)
             self._link.pending &= self._link.wanted
             if not self._link.wanted:
@@ -402,30 +401,20 @@ class Plan:
         unknown = [graph for graph in self._graphs if graph.digest not in self._entries]
         self._record([Record(graph, decision) for graph in unknown])
 
-    def _realign(self, compiled: Any) -> None:
-        # Inductor leaves the alignment of inputs to the captured graph where it believes that there is one.
-        before = compiled.current_callable
-        _torch.realign(compiled)
-        # Where something stays launched so does this; and what is not needed any more must not keep the graph alive.
-        self._without_realign = None if self._launches else (compiled.current_callable, before)
-
     def _on_deployed(self, graph: Graph, region: Runnable, made: Deployed) -> None:
-        self._open -= 1
         self._note_deployed(made.deployment)
+        is_there = self._replace(graph, region, made.run)
         compiled = self._compiled()
+        self._alignment.end(compiled)
         if compiled is None:
             return
-        if self._without_realign is not None and (self._launches or not self._open):
-            if not self._launches:
-                _torch.replace_callable(compiled, *self._without_realign)
-            self._without_realign = None
-        if self._put(compiled, graph, region, made.run):
-            self._look_again(compiled, graph, made)
         self._note_link()
-        if self._watching and not self._open and not self._link_is_wanted():
+        if self._watching and not self._alignment.undecided and not self._link_is_wanted():
             from pygraphd.client import recycling
 
             self._watching = not recycling.unwatch(compiled)
+        if is_there:
+            self._look_again(compiled, graph, made)
 
     def _look_again_at_all(self) -> None:
         """Have what was put in place at once be timed again now and then."""
@@ -443,39 +432,82 @@ class Plan:
         number = drift.add(family, functools.partial(self._look, graph, made, claimed))
         self._looks[graph.digest] = number
         weakref.finalize(compiled, drift.forget, number).atexit = False
+        if made.adopted is not None and self._session.must_check(made.adopted):
+            self._session.report.count(checked=1)
+            jury = self._session.families.jury_of_adopted(family)
+            self._look(graph, made, claimed, number, jury, is_first=True)
 
-    def _look(self, graph: Graph, made: Deployed, claimed: Claimed, number: int, jury: Jury) -> None:
-        session, run = self._session, made.run
+    def _look(
+        self,
+        graph: Graph,
+        made: Deployed,
+        claimed: Claimed,
+        number: int,
+        jury: Jury,
+        *,
+        is_first: bool = False,
+    ) -> None:
+        """Time a graph on its next calls, and measure it anew if it does not cost what it did, or is not the faster way any more."""
+        drift, run = self._session.drift, made.run
 
         def settle(checked: Checked, holds: bool) -> Runnable:
-            if holds:
+            try:
+                if not holds and (drift.drifted(number) or (is_first and not drift.is_over)):
+                    return self._measure_again(checked, graph, made, claimed)
                 self._replace(graph, checked, run)
                 return run
-            if not session.drift.drifted(number):
+            except BaseException:
                 self._replace(graph, checked, run)
-                return run
-            return self._measure_again(checked, graph, made, claimed)
+                raise
+            finally:
+                self._alignment.end_look(self._compiled())
 
-        checked = Checked(run, claimed, made.candidates, settle, session.report, jury)
-        if self._replace(graph, run, checked):
-            session.report.count(rechecked=1)
+        checked = self._looked(graph, made, claimed, settle, jury)
+        if self._put_in_place(graph, run, checked):
+            self._session.report.count(rechecked=1)
         else:
             # It is still being timed since the last look, or is not where it could be timed.
             jury.found(id(checked), holds=True)
 
+    def _put_in_place(self, graph: Graph, run: Runnable, checked: Checked) -> bool:
+        """Put what times a graph in its place, and only then have it begin; return whether that could be."""
+        if not self._replace(graph, run, checked):
+            return False
+        try:
+            self._alignment.begin_look(self._compiled())
+        except BaseException:
+            self._replace(graph, checked, run)
+            raise
+        checked.is_begun = True
+        return True
+
+    def _looked(
+        self,
+        graph: Graph,
+        made: Deployed,
+        claimed: Claimed,
+        settle: Callable[[Checked, bool], Runnable],
+        jury: Jury,
+    ) -> Checked:
+        session, is_launched = self._session, made.deployment is Deployment.LAUNCH
+        reason = None if is_launched else session.why_not_launch(made.candidates)
+        if reason is not None:
+            session.report.step_aside(reason)
+        if is_launched or reason is not None:
+            return Checked(made.run, claimed, made.candidates, settle, session.report, jury)
+        place = Place(graph, id(self._family_of(graph)), session.rota, session.timeline)
+        return Looked(made.run, claimed, made.candidates, settle, session.report, jury, place)
+
     def _measure_again(self, checked: Checked, graph: Graph, made: Deployed, claimed: Claimed) -> Region:
-        entry = self._session.note_drift(graph, self._environment)
+        entry = self._session.note_drift(graph, self._environment, overtaken=checked.is_overtaken)
         outdated = entry if entry is not None and claimed.is_of(entry) else None
-        self._doubts[graph.digest] = doubts.drifted(
-            made.deployment, made.cost.cost_us if made.cost is not None else None
-        )
+        cost_us = made.cost.cost_us if made.cost is not None else None
+        self._doubts[graph.digest] = doubts.drifted(made.deployment, cost_us, overtaken=checked.is_overtaken)
         region = self._measure(graph, made.candidates.renewed(), None, outdated, made.deployment)
         self._replace(graph, checked, region)
         compiled = self._compiled()
         if compiled is not None:
             self._watch(compiled)
-            if not self._launches and self._open == 1:
-                self._realign(compiled)
         return region
 
     def _replace(self, graph: Graph, one: Runnable, other: Runnable) -> bool:
@@ -483,9 +515,7 @@ class Plan:
         compiled = self._compiled()
         if compiled is None:
             return False
-        if self._without_realign is not None and self._without_realign[1] is one:
-            self._without_realign = (self._without_realign[0], other)
-        return self._put(compiled, graph, one, other)
+        return self._alignment.replaced(compiled, one, other) or self._put(compiled, graph, one, other)
 
     def _put(self, compiled: Any, graph: Graph, one: Runnable, other: Runnable) -> bool:
         if not graph.sizes:

@@ -15,24 +15,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import costs, policy
+from pygraphd.client import costs, policy, room
 from pygraphd.client.agreement import ALONE, Part
 from pygraphd.client.candidates import Candidates, Deployed
 from pygraphd.client.claims import Turn
-from pygraphd.client.costs import Cost
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.turns import SAMPLES, Turns
-from pygraphd.schema.messages import Conditions, Decision, Deployment, Graph, Measurement
+from pygraphd.schema.messages import Conditions, Decision, Deployment, Entry, Graph, Measurement
 from pygraphd.schema.policy import decide, gain_in_trees_us, loss_in_trees_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pygraphd.client._torch import Runnable
+    from pygraphd.client.costs import Cost
     from pygraphd.client.report import Report
     from pygraphd.client.rota import Rota
     from pygraphd.client.timeline import Timeline
-    from pygraphd.schema.messages import Entry
 
 
 class State(enum.Enum):
@@ -52,8 +51,6 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 }
 
 WARM_UP_CALLS = 2
-MEMORY_MARGIN = 1.2
-"""Free memory must exceed by this factor what a step was seen to need, or nothing is tried."""
 OTHER_THREAD = "called from another thread while it was measured"
 WAITING = "launched while another process measured its graph"
 OTHERS_CALLS = 4
@@ -75,17 +72,15 @@ class Tally:
 class Decided:
     """What a region found out: its graph, the decision, and what is behind it (no measurements if it was not measured).
 
-    `adopted`: it is another process's answer, with what it says a call costs. `provisional`: measurements speak for it, but something
-    could not be had meanwhile.
+    `adopted`: another process's answer, if it is one. `provisional`: measurements speak for it, but something could not be had meanwhile.
     """
 
     graph: Graph
     decision: Decision
     measurements: tuple[Measurement, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
-    adopted: bool = False
+    adopted: Entry | None = None
     provisional: bool = False
-    cost: Cost | None = None
 
 
 class Host(Protocol):
@@ -95,7 +90,7 @@ class Host(Protocol):
     timeline: Timeline
     report: Report
 
-    def turn(self, region: Region) -> Decision | Turn:
+    def turn(self, region: Region) -> Entry | Turn:
         """Return whose turn it is to measure a region, or the answer of another process that has."""
 
     def keep_turn(self, region: Region) -> None:
@@ -203,10 +198,8 @@ class Region:
         # The trees free a recording's memory when nobody can call it any more.
         self._candidates = None
         self._guarded(lambda: candidates.let_go_of_all_but(decision.deployment))
-        told = result.cost if decision.deployment is result.decision.deployment else None
-        cost = told or costs.of_measurements(result.measurements, decision.deployment)
         kept = candidates.only(decision.deployment)
-        deployed = Deployed(self._call, decision.deployment, kept, cost)
+        deployed = Deployed(self._call, decision.deployment, kept, *_borne_out(result, decision.deployment))
         self._guarded(lambda: self._on_deployed(self, deployed))
         self._guarded(lambda: self._host.decided(self, result, decision))
 
@@ -246,8 +239,8 @@ class Region:
 
     def _leave_warm_up(self, sizes: tuple[int, ...], inputs: list[Any]) -> None:
         turn = self._guarded(lambda: self._host.turn(self))
-        if isinstance(turn, Decision) and self._can_run(turn.deployment):
-            self._deploy(Decided(self.graph, turn, adopted=True))
+        if isinstance(turn, Entry) and self._can_run(turn.decision.deployment):
+            self._deploy(Decided(self.graph, turn.decision, adopted=turn))
         elif turn is not Turn.OTHERS:
             self._start_measuring(sizes, inputs)
         elif self.state is State.WARM_UP:
@@ -279,12 +272,7 @@ class Region:
             self._host.report.leave_on_cpu(CPU_INPUT)
 
     def _why_not_measure(self) -> str | None:
-        # While it is tried, a capture keeps its memory beside what launched calls use. What a step takes beyond what is
-        # allocated now has been seen in the calls so far.
-        device = self._device
-        needed = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-        free, _ = torch.cuda.mem_get_info(device)
-        return policy.NO_MEMORY if needed * MEMORY_MARGIN > free else None
+        return room.why_not_beside(self._device)
 
     # --- WAIT ---
 
@@ -418,7 +406,7 @@ class Region:
         entry = self._host.decided_as_refused(self, refusal) if refusal is not None else None
         if entry is None or not self._can_run(entry.decision.deployment):
             return None
-        return Decided(self.graph, entry.decision, adopted=True, cost=costs.of_entry(entry))
+        return Decided(self.graph, entry.decision, adopted=entry)
 
     def _without_choice(self) -> Decision | None:
         """Return the decision if everything but LAUNCH has refused, for good or for now."""
@@ -434,6 +422,14 @@ class Region:
         """Return the host time of the timed calls beyond what they would have taken with the decision known."""
         known = next((m.host_us for m in measurements if m.deployment is deployment), 0.0)
         return max(0.0, self._timed_ms - self._timed_calls * known / 1e3)
+
+
+def _borne_out(result: Decided, runs: Deployment) -> tuple[Cost | None, Entry | None]:
+    """Return what a call costs as it `runs`, if that is known, and who has said so, if it was another process."""
+    entry = result.adopted
+    if entry is not None and runs is entry.decision.deployment:
+        return costs.of_entry(entry), entry
+    return costs.of_measurements(result.measurements, runs), None
 
 
 def has_cpu_tensor(inputs: list[Any]) -> bool:

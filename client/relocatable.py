@@ -176,6 +176,11 @@ class Relocatable:
         made = sum(replay.made for replay in list(self._replays.values()))
         return self._attempts.captures + self._put_off + made
 
+    @property
+    def bytes(self) -> int:
+        """How much memory a launched call takes, at most: what its recordings keep for themselves is not to be had for that."""
+        return max((sum(each.bytes for each in replay.memories) for replay in self.replays), default=0)
+
     def at(self, sizes: tuple[int, ...]) -> OfSizes:
         """Return what this is for one set of integer inputs; closing it lets go of their recording alone."""
         return OfSizes(self, sizes)
@@ -460,6 +465,11 @@ class OfSizes:
     def prepared(self) -> int:
         """How many recordings and executables were made, for whichever sizes."""
         return self.whole.prepared
+
+    @property
+    def bytes(self) -> int:
+        """How much memory a launched call takes, at most, of whichever sizes."""
+        return self.whole.bytes
 
     def at(self, sizes: tuple[int, ...]) -> OfSizes:
         """Return the same for other sizes."""

@@ -114,6 +114,12 @@ class Rota:
                 self._follow(member)
                 self._attendance.note(member, warms_up=True)
 
+    def expect(self, member: Member) -> None:
+        """Note that a region is about to be measured: rounds wait for it from the first on."""
+        with self._lock:
+            self._follow(member)
+            self._attendance.note(member)
+
     def measured_with(self, family: int) -> list[Member]:
         """Return the regions of a forward and its backward that are measured, and are not decided."""
         with self._lock:
@@ -124,6 +130,7 @@ class Rota:
     def leave(self, member: Member) -> None:
         """Note that a region is decided, and comes no more."""
         with self._lock:
+            self._members.pop(id(member), None)  # who comes no more must not keep a round from ending
             self._attendance.excuse(member)
             self._undecided.discard(member)
             self._families_for_later.pop(member.family, None)

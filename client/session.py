@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.client import _torch, doubts, fingerprint, options, policy
 from pygraphd.client.cache import Cache
-from pygraphd.client.checking import DISPUTED, DRIFTED
+from pygraphd.client.checking import DISPUTED, DRIFTED, OVERTAKEN
 from pygraphd.client.claims import Claims, Interest, Turn
 from pygraphd.client.doubts import Doubt
 from pygraphd.client.drift import Drift
@@ -21,6 +21,7 @@ from pygraphd.client.plan import Known, Plan
 from pygraphd.client.ranks import Ranks
 from pygraphd.client.region import Decided, Region, Tally
 from pygraphd.client.report import Report
+from pygraphd.client.room import Budget
 from pygraphd.client.rota import Rota
 from pygraphd.client.sized import REMEMBERED, Steps
 from pygraphd.client.timeline import Timeline
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pygraphd.client._torch import CompiledFacts, Runnable
+    from pygraphd.client.candidates import Candidates
     from pygraphd.client.capture import CudaRecorder
     from pygraphd.client.graph_facts import GraphFacts
     from pygraphd.client.recycling import Link
@@ -83,6 +85,7 @@ class Session:
         self._steps: dict[int, Steps] = {}
         self.families = Families()
         self._recorders: dict[int, CudaRecorder | None] = {}
+        self._budgets: dict[int, Budget] = {}
         self._is_helper_prepared = False
         self._latest_options: tuple[tuple[str, str], ...] = ()
         self._options: dict[int, tuple[tuple[str, str], ...]] = {}
@@ -193,10 +196,10 @@ class Session:
         if not is_open:
             self.report.take_back(graph, environment)
 
-    def note_drift(self, graph: Graph, environment: Environment) -> Entry | None:
-        """Note that a deployed graph does not cost any more what it did; return what the cache says, which is outdated."""
+    def note_drift(self, graph: Graph, environment: Environment, *, overtaken: bool) -> Entry | None:
+        """Note that a deployed graph does not cost any more what it did, or is `overtaken` by launches; return what the cache says, which is outdated."""
         self.report.count(drifted=1)
-        self.report.step_aside(DRIFTED)
+        self.report.step_aside(OVERTAKEN if overtaken else DRIFTED)
         self.report.take_back(graph, environment)
         return self.cache.lookup(environment, [graph.digest]).get(graph.digest)
 
@@ -223,14 +226,14 @@ class Session:
         # A region that goes with its model is nothing to be waited for, nor to be kept from others.
         weakref.finalize(region, self._claims.remove, interest).atexit = False
 
-    def turn(self, region: Region) -> Decision | Turn:
+    def turn(self, region: Region) -> Entry | Turn:
         """Return whose turn it is to measure a region, or the answer of another process that has."""
         watched = self._watched.get(id(region.tally))
         if watched is None:
             return Turn.OURS
         turn = self._claims.turn(watched.interest)
         family, kind = watched.interest.family, region.graph.kind
-        if isinstance(turn, Decision) and self.families.leaves_without_trees(family, kind, turn):
+        if isinstance(turn, Entry) and self.families.leaves_without_trees(family, kind, turn.decision):
             return Turn.OURS
         return turn
 
@@ -341,6 +344,12 @@ class Session:
         self.prepare_helper()
         return recorder
 
+    def why_not_launch(self, candidates: Candidates) -> str | None:
+        """Return why calls of a captured graph had better not be launched beside what is captured: there is too little memory."""
+        device, relocate = candidates.device_index, candidates.relocate
+        budget = self._budgets.setdefault(device, Budget(device))
+        return budget.why_not(relocate.bytes if relocate is not None else 0)
+
     def prepare_helper(self) -> None:
         """Have the compiled helper made if it never was; nobody waits for it, so this is best done before graphs are compiled."""
         if not (self.options.relocate and self.options.native) or self._is_helper_prepared:
@@ -376,7 +385,7 @@ class Session:
             self.families.note_forward(family, part, result.decision.deployment)
             if result.measurements:
                 self.families.note_loss(family, part, loss_in_trees_us(result.measurements))
-        if result.adopted:
+        if result.adopted is not None:
             self.report.count(adopted=1)
             return
         if result.measurements:
@@ -435,6 +444,6 @@ class _Watched:
 def _source(result: Decided, runs: Decision) -> Source:
     if runs != result.decision:
         return Source.GROUP
-    if result.adopted:
+    if result.adopted is not None:
         return Source.CACHE
     return Source.MEASURED if result.measurements else Source.RULE

@@ -121,6 +121,12 @@ def wins(candidate: Measurement, launch: Measurement) -> bool:
     return gain > max(MIN_GAIN * launch.median_us, NOISE_FACTOR * noise_us(candidate, launch))
 
 
+def is_overtaken(deployed: Measurement, launch: Measurement, allowed_us: float = 0.0) -> bool:
+    """Whether a launch has come to be faster than what was deployed, by more than the noise, the minimum gain and what is allowed."""
+    loss_us = deployed.median_us - launch.median_us - allowed_us
+    return loss_us > max(MIN_GAIN * launch.median_us, NOISE_FACTOR * noise_us(deployed, launch))
+
+
 def takes_longer(candidate: Measurement, launch: Measurement) -> bool:
     """Whether `candidate` takes so much longer on the GPU that what it saves on the host is not worth the risk."""
     saved_us = max(0.0, launch.host_us - candidate.host_us)

@@ -67,6 +67,10 @@ class Relocating:
         self._calls += 1
         return "relocated"
 
+    @property
+    def bytes(self) -> int:
+        return 0
+
     def at(self, sizes: tuple[int, ...]) -> Relocating:
         return self
 

@@ -95,12 +95,12 @@ def test_one_measures_and_the_other_takes_up_the_answer(daemon: Daemon) -> None:
     daemon.record(FORWARD)
     daemon.now = LAST_LOOK_S
 
-    assert second.turn(FORWARD) == ANSWER
+    assert second.turn(FORWARD) == daemon.entries[FORWARD.graph]
 
 
 def test_an_answer_that_is_there_already_is_taken_up_at_once(daemon: Daemon) -> None:
     daemon.record(FORWARD)
-    assert interested(daemon, "late", FORWARD).turn(FORWARD) == ANSWER
+    assert interested(daemon, "late", FORWARD).turn(FORWARD) == daemon.entries[FORWARD.graph]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_what_waits_is_looked_for_in_one_go(daemon: Daemon) -> None:
     daemon.asked.clear()
     daemon.now = LAST_LOOK_S
 
-    assert [second.turn(each) for each in (FORWARD, OTHER)] == [ANSWER] * 2
+    assert [second.turn(each) for each in (FORWARD, OTHER)] == [*daemon.entries.values()]
     assert [set(graphs) for graphs in daemon.asked] == [{FORWARD.graph, OTHER.graph}]
 
 
@@ -191,7 +191,7 @@ def test_an_answer_that_was_rejected_is_no_answer_however_it_is_worded(daemon: D
         claims = daemon.process("one")
         claims.add(FORWARD, before)
         daemon.entries[FORWARD.graph] = now
-        assert (claims.turn(FORWARD) == now.decision) is taken
+        assert (claims.turn(FORWARD) == now) is taken
 
 
 def test_a_backward_is_not_measured_without_its_forward(daemon: Daemon) -> None:
@@ -261,7 +261,9 @@ def test_never_two_at_once_and_all_end_with_one_answer(steps: list[tuple[int, fl
     daemon.now += LAST_LOOK_S
     answers = {index: process.turn(FORWARD) for index, process in enumerate(processes)}
     done = bool(daemon.entries)
-    assert all((answer == ANSWER) is (done and index not in measuring) for index, answer in answers.items())
+    assert all(
+        isinstance(answer, Entry) is (done and index not in measuring) for index, answer in answers.items()
+    )
 
 
 def test_what_the_cache_says_is_told_though_it_is_not_final_unless_it_is_not_believed(daemon: Daemon) -> None:

@@ -89,7 +89,7 @@ def test_of_what_has_drifted_it_is_told_what_it_cost_before(
     monkeypatch.setattr(Clock, "times_us", SLOW_TREES)
     session.drift.look()
 
-    run(*graphs, 2 * ENOUGH)
+    run(*graphs, 4 * ENOUGH)
 
     assert session.report.counts["drifted"] == 3
     assert told(session) == {("measured", "TREES: 50.0 us when that was decided, measured 412.0 us here")}

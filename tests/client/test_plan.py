@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 import torch
 
-from pygraphd.client import _torch, checking, claims, fingerprint, options, policy, profiler, region
+from pygraphd.client import _torch, checking, claims, fingerprint, looking, options, policy, profiler, region
 from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED
 from pygraphd.client.recycling import Watched
@@ -112,6 +112,8 @@ def compile_once(
 def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region, "Profiler", Clock)
     monkeypatch.setattr(checking, "Profiler", Clock)
+    monkeypatch.setattr(looking, "Profiler", Clock)
+    monkeypatch.setattr(Session, "why_not_launch", lambda self, candidates: None)
     monkeypatch.setattr(region.Region, "_why_not_measure", lambda self: None)
     monkeypatch.setattr(region, "has_cpu_tensor", lambda inputs: False)  # they stand for others
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
@@ -464,6 +466,10 @@ class Relocating:
         self.calls += 1
         self.refusal = self._will_refuse
         return "launched" if self.refusal else "relocated"
+
+    @property
+    def bytes(self) -> int:
+        return 0
 
     def at(self, sizes: tuple[int, ...]) -> Relocating:
         return self.by_size.setdefault(sizes, Relocating(self._will_refuse))

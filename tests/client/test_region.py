@@ -26,12 +26,11 @@ from pygraphd.client.region import (
 from pygraphd.client.report import Report
 from pygraphd.client.rota import Rota
 from pygraphd.client.timeline import Timeline
-from pygraphd.schema.messages import Conditions, Decision, Deployment, Graph, Kind, Measurement
+from pygraphd.schema.messages import Conditions, Decision, Deployment, Entry, Graph, Kind, Measurement
 from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
-    from pygraphd.schema.messages import Entry
 
 pytestmark = pytest.mark.torch
 
@@ -45,14 +44,14 @@ class Host:
         self.report = Report()
         self.results: list[Decided] = []
         self.told = Conditions()
-        self.turns: list[Decision | Turn] = []
+        self.turns: list[Entry | Turn] = []
         self.calls_until_helper = 0
 
     def helper_is_coming(self) -> bool:
         self.calls_until_helper -= 1
         return self.calls_until_helper >= 0
 
-    def turn(self, region: Region) -> Decision | Turn:
+    def turn(self, region: Region) -> Entry | Turn:
         return self.turns.pop(0) if self.turns else Turn.OURS
 
     def keep_turn(self, region: Region) -> None:
@@ -214,6 +213,10 @@ class Relocating:
         self.prepared += self.calls == 2
         return "relocated"
 
+    @property
+    def bytes(self) -> int:
+        return 0
+
     def at(self, sizes: tuple[int, ...]) -> Relocating:
         return self
 
@@ -321,13 +324,13 @@ def test_trees_are_not_tried_where_a_part_takes_a_tensor_on_the_cpu(
 
 def test_a_graph_that_another_process_measures_is_launched_until_its_answer_is_there(host: Host) -> None:
     one = region(host)
-    answer = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)
+    answer = Entry("a" * 64, Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION))
     host.turns = [Turn.OTHERS, Turn.OTHERS, Turn.OTHERS, answer]
 
     results = [one([]) for _ in range(WARM_UP_CALLS + 5)]
 
     assert results == ["launched"] * (WARM_UP_CALLS + 3) + ["captured"] * 2
-    assert host.results == [Decided(one.graph, answer, adopted=True)]
+    assert host.results == [Decided(one.graph, answer.decision, adopted=answer)]
     assert host.report.counts == {"waited": 1}
     assert host.report.fallbacks == {WAITING: 2}
     assert host.report.failures == {}
@@ -354,7 +357,7 @@ def test_an_answer_that_cannot_be_run_here_is_measured_anew(
 ) -> None:
     one = region(host)
     monkeypatch.setattr(one, "_why_not_measure", lambda: policy.NO_MEMORY)
-    host.turns = [Decision(Deployment.RELOCATE, "", POLICY_VERSION)]
+    host.turns = [Entry("a" * 64, Decision(Deployment.RELOCATE, "", POLICY_VERSION))]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
 
@@ -363,7 +366,7 @@ def test_an_answer_that_cannot_be_run_here_is_measured_anew(
 
 def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
     one = region(host)
-    answer = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)
+    answer = Entry("a" * 64, Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION))
     host.turns = [Turn.OTHERS] * 50 + [answer]
     results: list[Any] = []
     threads = [threading.Thread(target=lambda: results.extend(one([]) for _ in range(100))) for _ in range(8)]
@@ -380,7 +383,7 @@ def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
 
 def test_while_ranks_agree_other_threads_are_launched(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     one = region(host)
-    answer = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)
+    answer = Entry("a" * 64, Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION))
     host.turns = [Turn.OTHERS, answer]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
@@ -411,7 +414,7 @@ def test_who_is_interrupted_while_it_is_decided_goes_on_launched(
     one = region(host)
     monkeypatch.setattr(one, "_why_not_measure", lambda: None)
     host.turns = [Turn.OTHERS if state is State.WAIT else Turn.OURS]
-    host.turns.append(Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION))
+    host.turns.append(Entry("a" * 64, Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)))
     for _ in range(WARM_UP_CALLS + 1):
         one([])
     assert one.state is state

@@ -508,3 +508,31 @@ def test_trees_are_not_tried_where_no_region_needs_them(calls: int) -> None:
     assert once.decided
     assert TREES not in [*many.ran, *once.ran]
     assert (many.early, once.early) == (False, False)
+
+
+def test_a_forward_that_has_left_and_lives_on_keeps_no_round_from_ending() -> None:
+    """A deployed graph that was looked at stays where it is until the other half is known, too."""
+    rota, forward, backward = Rota(), Region(FORWARD), Region(BACKWARD)
+    for each in (forward, backward, forward):
+        each.call(rota)
+    rota.leave(forward)
+
+    for _ in range(MOST_CALLS):
+        backward.call(rota)
+
+    assert backward.decided
+
+
+def test_who_is_expected_is_waited_for_in_the_first_round() -> None:
+    """As where 12 layers share a forward, whose backward nobody has seen yet."""
+    rota, forward, backward = Rota(), Region(FORWARD), Region(BACKWARD)
+    for each in (forward, backward):
+        rota.expect(each)
+
+    for _ in range(12):
+        forward.call(rota)
+
+    assert rota.round == 1
+    backward.call(rota)
+    forward.call(rota)
+    assert rota.round == 2

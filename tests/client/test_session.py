@@ -22,6 +22,7 @@ from pygraphd.schema.messages import (
     Conditions,
     Decision,
     Deployment,
+    Entry,
     Graph,
     Kind,
     Measurement,
@@ -227,7 +228,8 @@ class TestConditions:
         family = object()
         backward = self._watched(session, family, Kind.BACKWARD)
         self._decide(session, self._watched(session, family, Kind.FORWARD), forward)
-        answer = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)
+        decision = Decision(Deployment.TREES, "TREES is faster", POLICY_VERSION)
+        answer = Entry(backward.graph.digest, decision)
         monkeypatch.setattr(session._claims, "turn", lambda interest: answer)
 
         assert session.turn(backward) == (answer if forward is Deployment.TREES else Turn.OURS)
@@ -272,7 +274,8 @@ class TestConditions:
             Measurement(each, 8, time, 0.0, time, time, 0.0) for each, time in medians.items()
         )
         decision = Decision(Deployment.TREES, "for a test", POLICY_VERSION)
-        result = Decided(first.graph, decision, measurements, adopted=not measurements)
+        adopted = None if measurements else Entry(first.graph.digest, decision)
+        result = Decided(first.graph, decision, measurements, adopted=adopted)
         session.decided(first, result, decision)
 
         assert session.conditions(second) == Conditions(backward_gain_us=gain_us)

@@ -176,7 +176,7 @@ class Relocated:
         original()
         if link is not None:
             recycling.watch(compiled, link, is_backward=facts.is_backward)
-        _torch.realign(compiled)
+        compiled.current_callable = _torch.aligned(compiled, compiled.current_callable)
 
     @contextlib.contextmanager
     def launched(self) -> Iterator[None]:

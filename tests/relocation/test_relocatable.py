@@ -210,8 +210,8 @@ class Recording:
         for size in donation.rooms:
             rooms.append(self.arena.allocate(size // 4))
             self.arena.allocate(1)
-        for room in rooms:
-            self.arena.free(room)
+        for each in rooms:
+            self.arena.free(each)
         self.kept = {inputs[index].data_ptr() for index in donation.kept if index in made}
         self.arena.allocations.clear()
         return {index: _somebody_elses(inputs[index]) for index in made}
@@ -878,6 +878,18 @@ def test_memory_that_is_short_while_results_are_compared_refuses_nothing_for_goo
     assert (run.refusal, run.refused_for_good) == ("verification failed: CUDA out of memory", False)
     assert run.refused_for_now == run.refusal  # what is decided meanwhile is not the last word
     case.expect(captured=0, staged=0)
+
+
+def test_a_launch_takes_as_much_as_a_call_of_the_largest_recording(case: Case) -> None:
+    """Their own memory may be kept, and then a launched call allocates as much again."""
+    run = case.make(add)
+    assert run.bytes == 0
+    for values in ((1.0,), (1.0,) * 3000):
+        for i in range(3):
+            run([len(values), case.floats(*values), case.floats(*[i] * len(values))][1:])
+
+    assert run.bytes == run.at(()).bytes == max(sum(m.bytes for m in each.memories) for each in run.replays)
+    assert run.bytes > 0
 
 
 @pytest.mark.parametrize("values", [itertools.count(), itertools.cycle([1.0, -1.0])], ids=["counter", "mask"])

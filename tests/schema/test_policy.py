@@ -524,3 +524,41 @@ def test_a_noisy_candidate_does_not_hide_one_that_wins_for_sure() -> None:
     measurements = [measured(LAUNCH, 100), measured(TREES, 59, mad=40), measured(RELOCATE, 60)]
 
     assert decide(*measurements).deployment is RELOCATE
+
+
+# --- what is deployed already ---
+
+
+@settings(max_examples=300)
+@given(CANDIDATES, LAUNCHES, GAINS, st.floats(0.1, 1.0))
+def test_a_capture_is_not_won_and_overtaken_at_a_time_and_costs_are_monotone(
+    capture: Measurement, launch: Measurement, allowed_us: float, less: float
+) -> None:
+    overtaken = policy.is_overtaken(capture, launch, allowed_us)
+
+    assert not (overtaken and policy.wins(capture, launch))
+    if overtaken:
+        assert policy.is_overtaken(dataclasses.replace(capture, median_us=capture.median_us / less), launch)
+        assert policy.is_overtaken(capture, launch), "with less allowed"
+    else:
+        cheaper = dataclasses.replace(capture, median_us=capture.median_us * less)
+        assert not policy.is_overtaken(cheaper, launch, allowed_us)
+
+
+@pytest.mark.parametrize(
+    ("launch_us", "mad_us", "allowed_us", "overtaken"),
+    [
+        (100.0, 0.0, 0.0, False),
+        (99.0, 0.0, 0.0, False),  # within the least gain
+        (97.0, 0.0, 0.0, True),
+        (97.0, 5.0, 0.0, False),  # within the noise
+        (97.0, 0.0, 2.0, False),
+        (90.0, 0.0, 2.0, True),
+    ],
+)
+def test_launches_overtake_by_more_than_noise_the_least_gain_and_what_is_allowed(
+    launch_us: float, mad_us: float, allowed_us: float, overtaken: bool
+) -> None:
+    capture, launch = measured(TREES, 100.0, mad_us), measured(LAUNCH, launch_us, mad_us)
+
+    assert policy.is_overtaken(capture, launch, allowed_us) is overtaken

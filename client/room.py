@@ -1,0 +1,68 @@
+"""Memory to run graphs launched beside captures of them, which keep their own: whether there is enough, and giving it back."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+import torch
+
+from pygraphd.client import policy
+from pygraphd.client.workspaces import workspaces
+
+MARGIN = 1.2
+"""Free memory must exceed by this factor what is going to be needed."""
+LIBRARIES = 64 << 20
+"""Bytes that libraries take for their workspaces, which captures need not keep."""
+HOLDS_S = 1.0
+"""So long what was free is taken to be so, but for what was promised of it."""
+
+
+def why_not_beside(device: int) -> str | None:
+    """Return why no step should be launched beside what is captured; what it takes beyond what is allocated now has been seen just before."""
+    needed = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    return policy.NO_MEMORY if needed * MARGIN > free else None
+
+
+def give_back(device: int, before: int) -> None:
+    """Give back to the device what is free, if launches have had the allocator reserve much more than the bytes of `before`."""
+    if torch.cuda.memory_reserved(device) - before > LIBRARIES:
+        workspaces.empty_cache()
+
+
+class Budget:
+    """What launches of graphs that are looked at may take of one device, all at a time, in bytes."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._left = 0.0
+        self._since = -math.inf
+        self._asking = threading.Lock()
+
+    def why_not(self, needed: int) -> str | None:
+        """Return why a graph should not be launched whose calls take as much as is `needed`; None: that is promised."""
+        with self._asking:
+            now = time.monotonic()
+            if now - self._since > HOLDS_S:
+                self._left, self._since = self._free(), now
+            if needed * MARGIN > self._left:
+                return policy.NO_MEMORY
+            self._left -= needed * MARGIN
+            return None
+
+    def _free(self) -> float:
+        """Return what is free for all, without what PyTorch's trees have: their graphs take no more than that if they are launched."""
+        free: int = torch.cuda.mem_get_info(self._device)[0]
+        segments = [each for each in torch.cuda.memory_snapshot() if each["device"] == self._device]
+        unused: int = sum(
+            each["total_size"] - each["allocated_size"] for each in segments if _is_for_all(each)
+        )
+        private: int = sum(each["total_size"] for each in segments if not _is_for_all(each))
+        return free + unused - MARGIN * (private + LIBRARIES)
+
+
+def _is_for_all(segment: dict[str, Any]) -> bool:
+    return tuple(segment["segment_pool_id"]) == (0, 0)

@@ -1,0 +1,119 @@
+"""Captured graphs that are launched now and then, to hold them against that: results stay right, and nothing is recorded for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client import checking, options
+from pygraphd.client.costs import Cost
+from pygraphd.schema.messages import Conditions, Decision, Deployment, Measurement
+from tests.gpu.test_measuring import DEVICE, model, reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.gpu.conftest import Watched
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+ENOUGH = 60
+LOOKS = 4
+STEPS = 40
+"""That end a look."""
+
+
+def recordings() -> int:
+    """Return how many graphs PyTorch's trees have recorded, and one more for each time that this is asked."""
+    from torch._inductor.cudagraph_trees import get_manager
+
+    manager = get_manager(0, create_if_none_exists=False)
+    return 0 if manager is None else int(manager.new_graph_id().id)
+
+
+class Trained:
+    """A model that is trained in pieces, beside the same one without us."""
+
+    def __init__(self, mode: str) -> None:
+        self.module, self.steps = model(), 0
+        self.run: Callable[..., Any] = torch.compile(self.module, mode=mode)
+        self._optimizer = torch.optim.SGD(self.module.parameters(), lr=0.05)
+        self._data = torch.Generator(DEVICE).manual_seed(1)
+        self.losses: list[float] = []
+
+    def train(self, steps: int) -> None:
+        """Take some more steps, as `test_measuring.train` does from the first on."""
+        for _ in range(steps):
+            x = torch.randn(32, 64, device=DEVICE, generator=self._data)
+            loss = (self.run(x) - x[:, :8]).square().mean()
+            loss.backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            self.losses.append(loss.item())
+
+    def expect_right(self) -> None:
+        torch.testing.assert_close(self.losses, reference(len(self.losses)), rtol=2e-3, atol=1e-4)
+
+
+def force(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
+    def decide(measurements: Sequence[Measurement], conditions: Conditions) -> Decision:
+        return Decision(deployment, "forced", 0)
+
+    monkeypatch.setattr("pygraphd.client.region.decide", decide)
+
+
+@pytest.fixture(params=[Deployment.TREES, Deployment.RELOCATE], ids=str)
+def trained(request: pytest.FixtureRequest, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Trained:
+    """Return a model that is trained, all of it in one way."""
+    if request.param is Deployment.TREES:
+        monkeypatch.setenv(options.RELOCATE, "0")
+        watched.session.options = options.read({options.RELOCATE: "0"})
+    force(monkeypatch, request.param)
+    # Times are the machine's, and may be another program's, too.
+    monkeypatch.setattr(Cost, "holds", lambda self, seen: True)
+    monkeypatch.setattr("pygraphd.client.looking.is_overtaken", lambda *_: False)
+    made = Trained("reduce-overhead")
+    made.train(ENOUGH)
+    assert watched.deployed() == {str(request.param): 2}
+    return made
+
+
+def test_training_is_right_while_it_is_looked_at_and_nothing_is_recorded(
+    trained: Trained, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = 0
+    launch = checking.Checked._timed
+
+    def timed(self: Any, deployment: Deployment, *rest: Any) -> Any:
+        nonlocal launched
+        launched += deployment is Deployment.LAUNCH
+        return launch(self, deployment, *rest)
+
+    monkeypatch.setattr(checking.Checked, "_timed", timed)
+    captured, recorded = watched.report.counts["captured"], recordings()
+    for _ in range(LOOKS):
+        watched.session.drift.look()
+        trained.train(STEPS)
+
+    trained.expect_right()
+    watched.expect(rechecked=2 * LOOKS, drifted=0, measured=2, captured=captured)
+    assert recordings() == recorded + (recorded > 0)
+    assert 2 * LOOKS * 8 <= launched <= 2 * LOOKS * 16
+    assert watched.report.checking_ms > 0
+
+
+def test_what_is_overtaken_is_measured_anew_and_right(
+    trained: Trained, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraphd.client.looking.is_overtaken", lambda *_: True)
+    force(monkeypatch, Deployment.LAUNCH)
+    watched.session.drift.look()
+
+    trained.train(4 * STEPS)
+
+    trained.expect_right()
+    watched.expect(rechecked=2, drifted=2, measured=4)
+    assert watched.deployed() == {"LAUNCH": 2}
+    assert watched.report.fallbacks[checking.OVERTAKEN] == 2
