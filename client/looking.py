@@ -7,6 +7,8 @@ Where that cannot be, it is timed alone.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ from pygraphd.schema.messages import Deployment, Graph, Kind
 from pygraphd.schema.policy import gain_in_trees_us, is_overtaken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.candidates import Candidates
@@ -46,6 +48,8 @@ class Place:
     family: int
     rota: Rota
     timeline: Timeline
+    why_not_launch: Callable[[], str | None]
+    """Says why there is no memory for launches of it; promises that memory if there is."""
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -94,7 +98,7 @@ class Looked(Checked):
         self.place, self.graph, self.family = place, place.graph, place.family
         self._launch = candidates.runnable(Deployment.LAUNCH)
         self._both = (claimed.deployment, Deployment.LAUNCH)
-        self._is_alone = False
+        self._is_alone = self._has_asked = False
         self._sampled = self._unfair = 0
         self._round = self._launched_rounds = self._in_round = 0
         self._reserved: int | None = None
@@ -128,6 +132,9 @@ class Looked(Checked):
         return fair
 
     def _fair_call(self, inputs: list[Any]) -> Any:
+        if not self._has_asked:
+            self._has_asked = True
+            self._ask_for_memory()
         if not self._together.may_launch:
             return self._alone(inputs)
         rota = self.place.rota
@@ -141,6 +148,16 @@ class Looked(Checked):
         if deployment is None or deployment is self._claimed.deployment:
             return self._timed(self._claimed.deployment, self._call, inputs, rota.round)
         return self._launched(inputs)
+
+    def _ask_for_memory(self) -> None:
+        """Do so in the program's own thread: what asks the driver may disturb captures of others."""
+        began = time.perf_counter()
+        reason = self._guarded(lambda: self.place.why_not_launch() or "")
+        if reason:
+            self._report.step_aside(reason)
+        if reason != "":
+            self._together.may_launch = False
+        self._report.checking_ms += (time.perf_counter() - began) * 1e3
 
     def _launched(self, inputs: list[Any]) -> Any:
         """Launch a call, also while others are measured in a third way."""
@@ -220,4 +237,10 @@ class Looked(Checked):
         super()._end(holds=holds)
         before, self._reserved = self._reserved, None
         if before is not None:
-            self._guarded(lambda: room.give_back(self._device, before))
+            self._guarded(lambda: self._give_back(before))
+
+    def _give_back(self, before: int) -> None:
+        with torch.cuda.device(self._device):
+            is_captured = torch.cuda.is_current_stream_capturing()  # which giving back would break
+        if not is_captured:
+            room.give_back(self._device, before)

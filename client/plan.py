@@ -489,13 +489,11 @@ class Plan:
         settle: Callable[[Checked, bool], Runnable],
         jury: Jury,
     ) -> Checked:
-        session, is_launched = self._session, made.deployment is Deployment.LAUNCH
-        reason = None if is_launched else session.why_not_launch(made.candidates)
-        if reason is not None:
-            session.report.step_aside(reason)
-        if is_launched or reason is not None:
+        session = self._session
+        if made.deployment is Deployment.LAUNCH:  # of all else, nothing is left
             return Checked(made.run, claimed, made.candidates, settle, session.report, jury)
-        place = Place(graph, id(self._family_of(graph)), session.rota, session.timeline)
+        why_not = functools.partial(session.why_not_launch, made.candidates)
+        place = Place(graph, id(self._family_of(graph)), session.rota, session.timeline, why_not)
         return Looked(made.run, claimed, made.candidates, settle, session.report, jury, place)
 
     def _measure_again(self, checked: Checked, graph: Graph, made: Deployed, claimed: Claimed) -> Region:

@@ -250,6 +250,22 @@ def test_without_memory_for_launches_only_its_cost_is_looked_at(
     expect_nothing_left(*pair)
 
 
+def test_a_failure_to_ask_for_memory_has_only_costs_be_looked_at(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = decided(session)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(Session, "why_not_launch", fail)
+    session.drift.look()
+
+    assert run(*pair, MORE) == [(["captured"], ["captured"])] * MORE
+    assert session.report.failures["checking: RuntimeError"] == 2
+    expect_nothing_left(*pair)
+
+
 def expect_nothing_left(*pair: Compiled) -> None:
     assert not any(isinstance(slot, checking.Checked | region.Region) for slot in slots(*pair))
 
@@ -392,9 +408,12 @@ def test_a_look_that_fails_to_begin_leaves_what_was_deployed(
     assert session.report.failures["looking again: AttributeError"] == 2
 
 
-@pytest.mark.parametrize(("more", "given_back"), [(room.LIBRARIES, 0), (room.LIBRARIES + 1, 1)])
+@pytest.mark.parametrize(
+    ("more", "is_captured", "given_back"),
+    [(room.LIBRARIES, False, 0), (room.LIBRARIES + 1, False, 1), (room.LIBRARIES + 1, True, 0)],
+)
 def test_what_launches_have_had_reserved_is_given_back_in_the_end(
-    session: Session, monkeypatch: pytest.MonkeyPatch, more: int, given_back: int
+    session: Session, monkeypatch: pytest.MonkeyPatch, more: int, is_captured: bool, given_back: int
 ) -> None:
     pair = decided(session)
     reserved, emptied = [1 << 30], list[int]()
@@ -408,6 +427,8 @@ def test_what_launches_have_had_reserved_is_given_back_in_the_end(
     session.drift.look()
     run(*pair, LOOK // 2)
     reserved[0] += more
+    run(*pair, 8)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_captured)
 
     run(*pair, LOOK)
 
