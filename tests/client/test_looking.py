@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import _torch, checking, claims, looking, options, policy, region, room, workspaces
+from pygraphd.client import _torch, checking, claims, looking, policy, region, room, workspaces
 from pygraphd.client.families import Families
 from pygraphd.client.session import Session
 from pygraphd.schema.messages import Deployment
@@ -28,6 +28,7 @@ from tests.client.test_plan import (  # noqa: F401
 from tests.daemon.conftest import Home
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.torch
@@ -463,12 +464,11 @@ def test_memory_is_promised_once_and_not_what_trees_or_others_have(
     assert budget.why_not(800 << 20) is None, "what was promised is given back by now"
 
 
-@pytest.mark.daemon
-@pytest.mark.alone
-@pytest.mark.parametrize("times_us", [{LAUNCH: 10.0, TREES: 50.0}, {LAUNCH: 100.0, TREES: 140.0}], ids=str)
-def test_what_was_adopted_is_looked_at_as_what_was_measured_and_a_daemon_is_told(
-    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, times_us: dict[Deployment, float]
-) -> None:
+@pytest.fixture
+def waited(
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[tuple[Session, tuple[Compiled, Compiled]]]:
+    """Return a process that has waited for another one, whose answer is there by now, and what both have compiled."""
     monkeypatch.setattr(claims, "FIRST_LOOK_S", 0.0)
     monkeypatch.setattr(claims, "LAST_LOOK_S", 0.0)
     home = Home(tmp_path)
@@ -479,17 +479,29 @@ def test_what_was_adopted_is_looked_at_as_what_was_measured_and_a_daemon_is_told
         run(*measuring, region.WARM_UP_CALLS + 1)
         run(*waiting, 5)
         run(*measuring, ENOUGH)
-        assert run(*waiting, 5)[-1] == (["captured"], ["captured"])
-        expect(second, adopted=2, measured=0, checked=0)
-        monkeypatch.setattr(Clock, "times_us", times_us)
-
-        second.drift.look()
-
-        assert run(*waiting, MORE)[-1] == (["launched"], ["launched"])
-        third = Session(session.locations)
-        assert run(*compile_pair(third), 1) == [(["launched"], ["launched"])]
+        yield second, waiting
     finally:
         home.close()
+
+
+@pytest.mark.daemon
+@pytest.mark.alone
+@pytest.mark.parametrize("times_us", [{LAUNCH: 10.0, TREES: 50.0}, {LAUNCH: 100.0, TREES: 140.0}], ids=str)
+def test_what_was_adopted_is_looked_at_as_what_was_measured_and_a_daemon_is_told(
+    waited: tuple[Session, tuple[Compiled, Compiled]],
+    monkeypatch: pytest.MonkeyPatch,
+    times_us: dict[Deployment, float],
+) -> None:
+    second, pair = waited
+    assert run(*pair, 5)[-1] == (["captured"], ["captured"])
+    expect(second, adopted=2, measured=0, checked=0)
+    monkeypatch.setattr(Clock, "times_us", times_us)
+
+    second.drift.look()
+
+    assert run(*pair, MORE)[-1] == (["launched"], ["launched"])
+    third = Session(second.locations)
+    assert run(*compile_pair(third), 1) == [(["launched"], ["launched"])]
     expect(second, rechecked=2, drifted=2, measured=2, recorded=2)
     expect(third, hits=2, measured=0)
 
@@ -497,31 +509,21 @@ def test_what_was_adopted_is_looked_at_as_what_was_measured_and_a_daemon_is_told
 @pytest.mark.daemon
 @pytest.mark.alone
 @pytest.mark.parametrize(("trees_us", "drifted"), [(50.0, 0), (70.0, 2)])
-@pytest.mark.parametrize("recheck", ["600", "0"])
+@pytest.mark.parametrize("recheck_s", [600.0, 0.0])
 def test_what_somebody_else_has_found_meanwhile_is_checked_at_once(
-    session: Session,
+    waited: tuple[Session, tuple[Compiled, Compiled]],
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
     trees_us: float,
     drifted: int,
-    recheck: str,
+    recheck_s: float,
 ) -> None:
-    monkeypatch.setenv(options.RECHECK, recheck)
-    monkeypatch.setattr(claims, "FIRST_LOOK_S", 0.0)
-    monkeypatch.setattr(claims, "LAST_LOOK_S", 0.0)
-    home = Home(tmp_path)
-    try:
-        home.start()
-        first, second = Session(session.locations), Session(session.locations)
-        measuring, waiting = compile_pair(first), compile_pair(second)
-        run(*measuring, region.WARM_UP_CALLS + 1)
-        run(*waiting, 5)
-        run(*measuring, ENOUGH)
-        second._host = "elsewhere"
-        monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: trees_us})
-        steps = run(*waiting, MORE)
-    finally:
-        home.close()
+    second, pair = waited
+    second.drift._period_s = recheck_s
+    second._host = "elsewhere"
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: trees_us})
+
+    steps = run(*pair, MORE)
+
     assert steps[-1] == (["captured"], ["captured"])
     expect(second, adopted=2, checked=2, drifted=drifted, measured=drifted)
     summary = second.report.summary()
