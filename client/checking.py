@@ -107,6 +107,10 @@ class Checked:
         """Whether launches were found to be faster; see `looking`."""
         jury.join(id(self))
 
+    def withdraw(self) -> None:
+        """Note that it could not be put where it would be called: nobody is to wait for it."""
+        self._jury.found(id(self), holds=True)
+
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         if self._settle is not None:
             self._settle_if_possible()

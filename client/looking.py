@@ -71,6 +71,11 @@ class Together:
         self._orders[id(member)] = member.place.order
         self._missing.add(id(member))
 
+    def leave(self, member: Looked) -> None:
+        """Wait no more for one that will not come."""
+        self._orders.pop(id(member), None)
+        self._missing.discard(id(member))
+
     def come(self, member: Looked) -> bool:
         """Note a call; return whether the step is one that is to be measured."""
         if not self.has_begun and not self._missing:
@@ -123,6 +128,11 @@ class Looked(Checked):
         return None
 
     # --- as what is checked ---
+
+    def withdraw(self) -> None:
+        """Note that it could not be put where it would be called: nobody is to wait for it."""
+        self._together.leave(self)
+        super().withdraw()
 
     def _is_fair(self, inputs: list[Any]) -> bool:
         fair = super()._is_fair(inputs)

@@ -467,7 +467,7 @@ class Plan:
             self._session.report.count(rechecked=1)
         else:
             # It is still being timed since the last look, or is not where it could be timed.
-            jury.found(id(checked), holds=True)
+            checked.withdraw()
 
     def _put_in_place(self, graph: Graph, run: Runnable, checked: Checked) -> bool:
         """Put what times a graph in its place, and only then have it begin; return whether that could be."""
@@ -477,6 +477,7 @@ class Plan:
             self._alignment.begin_look(self._compiled())
         except BaseException:
             self._replace(graph, checked, run)
+            checked.withdraw()
             raise
         checked.is_begun = True
         return True

@@ -204,6 +204,21 @@ def test_a_look_that_cannot_begin_leaves_all_as_it_was(session: Session) -> None
     expect(session, rechecked=2, drifted=0)
 
 
+@pytest.mark.parametrize("half", [0, 1], ids=["forward", "backward"])
+def test_a_half_that_is_not_where_it_could_be_looked_at_is_not_waited_for(
+    session: Session, monkeypatch: pytest.MonkeyPatch, half: int
+) -> None:
+    pair = decided(session)
+    pair[half].compiled_fn_runner.partitions[0] = lambda inputs: "another tool's"
+    session.drift.look()
+
+    steps = run(*pair, LOOK)
+
+    assert [step[1 - half] for step in steps].count(["launched"]) == 9
+    expect(session, rechecked=1, drifted=0)
+    assert not any(isinstance(slot, checking.Checked) for slot in slots(*pair))
+
+
 def test_a_forward_may_lose_in_trees_what_its_backward_gains(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
