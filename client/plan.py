@@ -1,6 +1,7 @@
 """How the partitions of one compiled graph are to run: as its group or the cache says, or by a region that finds out.
 
-A plan never fails: whatever goes wrong leaves the graph to PyTorch, with a reason in the report.
+A plan never fails: whatever goes wrong leaves the graph to PyTorch, with a reason in the report. It is long because everything
+that is ever put into a partition's slot, by whichever thread, takes the place of something else here and nowhere else.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ MARGIN = 1.2
 LIBRARIES = 64 << 20
 """Bytes that libraries take for their workspaces, which captures need not keep."""
 HOLDS_S = 1.0
-"""So long what was free is taken to be so, but for what was promised of it."""
+"""So long what was free is taken to be so."""
+PROMISED_S = 60.0
+"""So long a promise is kept: a look takes some two dozen steps, and those of large models take seconds."""
 
 
 def why_not_beside(device: int) -> str | None:
@@ -38,8 +40,10 @@ class Budget:
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self._left = 0.0
+        self._free = 0.0
         self._since = -math.inf
+        self._promised: list[tuple[float, float]] = []
+        """Until when, and how many bytes."""
         self._asking = threading.Lock()
 
     def why_not(self, needed: int) -> str | None:
@@ -47,13 +51,14 @@ class Budget:
         with self._asking:
             now = time.monotonic()
             if now - self._since > HOLDS_S:
-                self._left, self._since = self._free(), now
-            if needed * MARGIN > self._left:
+                self._free, self._since = self._find_free(), now
+            self._promised = [each for each in self._promised if each[0] > now]
+            if needed * MARGIN > self._free - sum(size for _, size in self._promised):
                 return policy.NO_MEMORY
-            self._left -= needed * MARGIN
+            self._promised.append((now + PROMISED_S, needed * MARGIN))
             return None
 
-    def _free(self) -> float:
+    def _find_free(self) -> float:
         """Return what is free for all, without what PyTorch's trees have: their graphs take no more than that if they are launched."""
         free: int = torch.cuda.mem_get_info(self._device)[0]
         segments = [each for each in torch.cuda.memory_snapshot() if each["device"] == self._device]

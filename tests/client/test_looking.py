@@ -3,6 +3,7 @@
 # ruff: noqa: F811 - fixtures of another file
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -475,7 +476,10 @@ def test_memory_is_promised_once_and_not_what_trees_or_others_have(
 
     assert [budget.why_not(each) is None for each in needed] == fits
 
-    monkeypatch.setattr(room, "HOLDS_S", 0.0)
+    monkeypatch.setattr(room, "HOLDS_S", 0.0)  # as if time had passed, and nothing had been launched yet
+    assert (budget.why_not(800 << 20) is None) is (sum(needed) == 0 or not fits[0])
+    later = time.monotonic() + room.PROMISED_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     assert budget.why_not(800 << 20) is None, "what was promised is given back by now"
 
 
