@@ -9,7 +9,14 @@ import re
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.messages import MAX_REASON, Decision, Deployment
-from pygraphd.schema.policy import NOT_RELOCATED_FOR_NOW, POLICY_VERSION, TOO_FEW_CALLS, fastest
+from pygraphd.schema.policy import (
+    NOT_RELOCATED,
+    NOT_RELOCATED_FOR_NOW,
+    POLICY_VERSION,
+    TOO_FEW_CALLS,
+    fastest,
+    wins_clearly,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +30,6 @@ NOT_CAPTURED = "PyTorch does not capture it: "
 CAPTURED_DIFFERENTLY = (
     "its attention keeps random numbers elsewhere if captured: forward and backward must not differ"
 )
-NOT_RELOCATED = "it cannot be relocated: "
 BY_SIZE = "each dynamic size that comes back is decided apart; others are launched"
 NO_MEMORY = "not enough free memory to try a capture beside launched calls"
 FAILED = "measuring failed"
@@ -31,8 +37,6 @@ STILL_WAITING = "ranks: the program ended before there was a decision"
 AS_BEFORE = "as before, since it could not be measured anew"
 LEFT_TO_OTHERS = "another process was still measuring it when the program ended"
 _NUMBER = re.compile(r"[0-9.]+( [KMG]iB)?")
-CLEARLY = 0.5
-"""Share of a launch's host time that a relocated call takes at most, if trees need not be tried."""
 
 
 def spares_trees(measurements: Iterable[Measurement]) -> bool:
@@ -44,8 +48,7 @@ def spares_trees(measurements: Iterable[Measurement]) -> bool:
     found = {each.deployment: each for each in measurements if each.deployment is not Deployment.TREES}
     if fastest(list(found.values())).deployment is not Deployment.RELOCATE:
         return False
-    relocate, launch = found[Deployment.RELOCATE], found[Deployment.LAUNCH]
-    return relocate.host_us <= max(CLEARLY * launch.host_us, relocate.span_us)
+    return wins_clearly(found[Deployment.RELOCATE], found[Deployment.LAUNCH])
 
 
 def only_launch(reason: str) -> Decision:

@@ -15,12 +15,14 @@ from pygraphd.schema.policy import (
     MIN_SAMPLES,
     NO_GAIN,
     NOISE_FACTOR,
+    NOT_RELOCATED,
     NOT_RELOCATED_FOR_NOW,
     POLICY_VERSION,
     TOO_FEW_CALLS,
     noise_us,
     takes_longer,
     wins,
+    wins_clearly,
 )
 
 if TYPE_CHECKING:
@@ -40,9 +42,6 @@ TOO_SOON = f"{NOT_MEASURED}: too few calls, or not to be had there"
 GONE = f"{NOT_MEASURED}, or its figures are gone"
 
 _BY_FIGURES = (" is faster", NO_GAIN, FOR_ITS_BACKWARD, FORWARD_NOT_IN_TREES)
-# The client's own, of which the daemon knows nothing: `tests/pygraphd/test_explain_unmeasured.py` holds both together.
-_NOT_RELOCATED = "it cannot be relocated: "
-_CLEARLY = 0.5
 
 
 def why_rejected(
@@ -115,7 +114,7 @@ def _why_refused(deployment: Deployment, reason: str) -> str | None:
     _, told, refusal = reason.partition(NOT_RELOCATED_FOR_NOW)
     if deployment is Deployment.RELOCATE and told:
         return f"{NOT_MEASURED}, as it could not be relocated: {refusal}"
-    if not reason.startswith(_NOT_RELOCATED):
+    if not reason.startswith(NOT_RELOCATED):
         return None
     return f"{NOT_MEASURED}, as {reason}" if deployment is Deployment.RELOCATE else NOT_OFFERED
 
@@ -140,9 +139,7 @@ def _why_left_out(
 def _won_clearly(weighed: Mapping[Deployment, Measurement]) -> bool:
     """Whether relocatable graphs, which were chosen, have won so that trees are not tried."""
     relocate, launch = weighed.get(Deployment.RELOCATE), weighed.get(Deployment.LAUNCH)
-    if relocate is None or launch is None:
-        return False
-    return relocate.host_us <= max(_CLEARLY * launch.host_us, relocate.span_us)
+    return relocate is not None and launch is not None and wins_clearly(relocate, launch)
 
 
 def why_not_used(facts: Mapping[str, Any], *, spooled: bool) -> str:

@@ -26,6 +26,8 @@ MIN_GAIN = 0.02
 MAX_LOSS = 0.25
 """Share of the host time saved by which a capture may take longer on the GPU. What is saved on the host may turn out to be hidden behind
 the GPU's work, and what is lost there is lost all the time."""
+CLEARLY = 0.5
+"""Share of a launch's host time that a relocated call takes at most, if trees need not be tried."""
 NOISE_FACTOR = 3.0
 """How many standard errors of the difference of two medians a gain must exceed."""
 
@@ -35,6 +37,8 @@ _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
 TOO_FEW_CALLS = "too few calls to measure"
 NO_GAIN = "no gain over LAUNCH beyond noise and 2 %"
+NOT_RELOCATED = "it cannot be relocated: "
+"""Begins the reason of a decision that is due to why."""
 NOT_RELOCATED_FOR_NOW = "; could not be relocated: "
 """Stands in the reason of a provisional decision before why relocatable graphs could not be had where it was taken."""
 FOR_ITS_BACKWARD = "its backward gains more in trees than this graph loses there"
@@ -119,6 +123,11 @@ def wins(candidate: Measurement, launch: Measurement) -> bool:
         return False
     gain = launch.median_us - candidate.median_us
     return gain > max(MIN_GAIN * launch.median_us, NOISE_FACTOR * noise_us(candidate, launch))
+
+
+def wins_clearly(relocate: Measurement, launch: Measurement) -> bool:
+    """Whether relocatable graphs, which are the fastest so far, leave PyTorch's trees nothing to win."""
+    return relocate.host_us <= max(CLEARLY * launch.host_us, relocate.span_us)
 
 
 def is_overtaken(deployed: Measurement, launch: Measurement, allowed_us: float = 0.0) -> bool:

@@ -33,7 +33,7 @@ from pygraphd.schema.messages import (
     Record,
     RecordRequest,
 )
-from pygraphd.schema.policy import NO_GAIN, NOT_RELOCATED_FOR_NOW, POLICY_VERSION, fastest
+from pygraphd.schema.policy import CLEARLY, NO_GAIN, NOT_RELOCATED_FOR_NOW, POLICY_VERSION, fastest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ def told(database: Path) -> dict[Deployment, str]:
 
 
 def test_trees_are_spared_where_relocatable_graphs_have_won_clearly(store: Store, database: Path) -> None:
-    figures = measured(LAUNCH, 100), measured(RELOCATE, 50, host=100 * client_policy.CLEARLY)
+    figures = measured(LAUNCH, 100), measured(RELOCATE, 50, host=100 * CLEARLY)
     assert client_policy.spares_trees(figures)
     record(store, fastest(figures), *figures)
 
@@ -78,7 +78,7 @@ def test_trees_are_spared_where_relocatable_graphs_have_won_clearly(store: Store
 
 
 def test_trees_are_not_said_to_be_spared_where_they_would_not_have_been(store: Store, database: Path) -> None:
-    figures = measured(LAUNCH, 100), measured(RELOCATE, 50, host=100 * client_policy.CLEARLY + 0.1)
+    figures = measured(LAUNCH, 100), measured(RELOCATE, 50, host=100 * CLEARLY + 0.1)
     assert not client_policy.spares_trees(figures)
     record(store, fastest(figures), *figures)
 
