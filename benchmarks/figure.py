@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
     from benchmarks.records import Record
@@ -52,8 +53,8 @@ def draw(records: Sequence[Record], title: str, warm_up: int, out: Path) -> None
         _panel(panel, [record for record in records if record.workload == workload], warm_up + 1)
     for panel in panels[len(workloads) :]:
         panel.set_axis_off()
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    lines = _peers(panels)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
     figure.suptitle(title, fontsize="medium")
     figure.savefig(out, dpi=110, format="png", metadata={"Software": ""})
 
@@ -62,6 +63,12 @@ def medians(each_step_ms: Sequence[Sequence[float]]) -> list[float]:
     """Return for each step the median over the repetitions that got as far."""
     longest = max(map(len, each_step_ms))
     return [statistics.median(steps[i] for steps in each_step_ms if i < len(steps)) for i in range(longest)]
+
+
+def _peers(panels: Sequence[Axes]) -> dict[str, Artist]:
+    """Return a line for each peer of any panel: one that fails with a workload is not in the panel of that."""
+    drawn = {str(line.get_label()): line for panel in panels for line in panel.lines}
+    return {peer: drawn[peer] for peer in COLOURS if peer in drawn}
 
 
 def _panel(panel: Axes, records: Sequence[Record], first: int) -> None:

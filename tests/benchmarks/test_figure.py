@@ -43,6 +43,7 @@ RECORDS = [
     record("three-ops", "default", [3.0, 1.0, 1.0], [5.0, 1.2, 1.0]),
     record("three-ops", "pygraph-cold", [3.0, 1.0, 0.5]),
     record("mlp-training", "default", [2.0, 2.0]),
+    record("mlp-training", "reduce-overhead", [1.5, 1.5]),
 ]
 
 
@@ -73,6 +74,8 @@ def test_every_peer_is_a_line_of_its_own_colour(tmp_path: Path, monkeypatch: pyt
         "default": [4.0, 1.1, 1.0], "pygraph-cold": [3.0, 1.0, 0.5],
     }  # fmt: skip
     assert list(first.lines[0].get_xydata()[:, 0]) == [2, 3, 4]
+    (legend,) = drawn[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["default", "reduce-overhead", "pygraph-cold"]
     assert set(COLOURS) == set(PEERS)
     assert len(set(COLOURS.values())) == len(PEERS)
 
