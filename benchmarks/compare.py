@@ -119,7 +119,7 @@ def _pipelined(
     """Return ratio, noise and verdict of the windows."""
     medians: dict[str, float] = {}
     for name in (peer, *rivals):
-        if found := [each.pipelined_ms.median for each in by_peer[name] if each.pipelined_ms]:
+        if found := _windows_ms(by_peer[name]):
             medians[name] = statistics.median(found)
     measured = [name for name in rivals if name in medians]
     if peer not in medians or not measured:
@@ -131,10 +131,20 @@ def _pipelined(
     return ratio, noise, _verdict(ratio, noise)
 
 
-def _noise_of_windows(records: Sequence[Record]) -> float | None:
+def _windows_ms(records: Sequence[Record]) -> list[float]:
+    """Return the median windows of processes as for steps; of files of before these were kept, those of records."""
+    return _of_processes_ms(records) or [each.pipelined_ms.median for each in records if each.pipelined_ms]
+
+
+def _of_processes_ms(records: Sequence[Record]) -> list[float]:
+    """Return the median windows of all processes; none if those of any are not known."""
     processes = [_processes_ms(each) for each in records if each.pipelined_ms]
-    medians = [median for each in processes for median in each or ()]
-    if all(processes) and len(medians) > 1:
+    return [median for each in processes for median in each or ()] if all(processes) else []
+
+
+def _noise_of_windows(records: Sequence[Record]) -> float | None:
+    medians = _of_processes_ms(records)
+    if len(medians) > 1:
         return _noise([medians])
     # Files of before the medians of processes were kept have no more than this.
     figures = [each.pipelined_ms for each in records if each.pipelined_ms]

@@ -106,6 +106,14 @@ def test_back_to_back_has_a_noise_and_a_verdict_of_its_own(
     assert found.pipelined_verdict is Verdict(verdict)
 
 
+def test_back_to_back_every_process_counts_the_same_whichever_file_it_is_in() -> None:
+    slow = record("pygraph-cold", 1.0, 1.0, pipelined=1.5, windows=[1.0, 2.0])
+    others = record("pygraph-cold", 1.0, 1.0, pipelined=1.0, windows=[0.9, 1.0])
+    found = compared(slow, others, record("default", 1.0, 1.0, pipelined=1.0, windows=[1.0, 1.0]))
+
+    assert found.pipelined_ratio == 1.0  # of the two files' medians it would be 1.25
+
+
 def test_without_windows_nothing_is_said_of_back_to_back() -> None:
     found = compared(record("pygraph-cold", 1.0), record("default", 1.0, pipelined=1.0))
 
