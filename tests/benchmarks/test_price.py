@@ -45,6 +45,17 @@ def test_a_cold_start_pays_for_measuring_and_a_warm_one_for_what_it_knows() -> N
     assert not too_dear(records)  # recording is told, and held against nothing
 
 
+def test_a_warm_start_pays_for_what_it_has_to_measure_all_the_same() -> None:
+    missed = dataclasses.replace(warm("three-ops", COUNTED), measuring_s=0.1)
+
+    (found,) = prices([missed], WARM)
+
+    assert found.share == pytest.approx(0.013)
+    assert too_dear([missed])
+    (unknown,) = prices([dataclasses.replace(missed, measuring_s=None)], WARM)
+    assert unknown.unknown == NOT_COUNTED
+
+
 @pytest.mark.parametrize(
     ("record", "unknown"),
     [
