@@ -66,8 +66,9 @@ def show(
 ) -> None:
     """Show one entry: its decision, where it was measured, and every measurement kept."""
     from pygraphd import render
-    from pygraphd.catalogue import Catalogue
+    from pygraphd.catalogue import Catalogue, check_prefix
 
+    check_prefix(entry)
     with Catalogue(locate().database) as catalogue:
         details = catalogue.show(entry)
     _say(render.as_json(details.as_json()) if json else render.entry_text(details))
@@ -191,6 +192,8 @@ def _write_new(path: Path, entries: Sequence[Portable]) -> None:
                 raise
     except FileExistsError as error:
         raise UsageError(f"{path}: exists already; give another name, or delete it first") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"{path}: cannot be written, as there is no folder {path.parent}") from error
     except OSError as error:
         raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
 

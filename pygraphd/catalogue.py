@@ -10,12 +10,15 @@ import sqlalchemy as sa
 
 from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema import offline, tables
+from pygraphd.schema.keys import DIGITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
 _T = TypeVar("_T")
+
+NOT_FOUND = "no entry has an id or graph that begins so; see: pygraphd cache inspect"
 
 _ENTRY = (
     tables.Decision.id,
@@ -134,9 +137,7 @@ class Catalogue:
     def _one(self, prefix: str) -> CachedEntry:
         rows = self.rows(_select_entries().where(_begins_with(prefix)).limit(100))
         if not rows:
-            raise UsageError(
-                f"{prefix}: no entry has an id or graph that begins so; see: pygraphd cache inspect"
-            )
+            raise UsageError(f"{prefix}: {NOT_FOUND}")
         if len(rows) > 1:
             raise UsageError(f"{prefix}: {_ambiguous([row['id'] for row in rows], 'entries')}")
         return self._entry(rows[0], self._medians())
@@ -178,6 +179,12 @@ class Catalogue:
 def rows_of(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
     """Return the rows that a query finds."""
     return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def check_prefix(prefix: str) -> None:
+    """Raise UsageError for what begins no id and no graph of any cache, whether there is one or not."""
+    if not DIGITS.fullmatch(prefix):
+        raise UsageError(f"{prefix}: {NOT_FOUND}")
 
 
 def only_graph(prefix: str, digests: set[str]) -> str | None:

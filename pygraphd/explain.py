@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pygraphd import spool, summaries
-from pygraphd.catalogue import CachedEntry, Catalogue, only_graph
+from pygraphd.catalogue import NOT_FOUND, CachedEntry, Catalogue, only_graph
 from pygraphd.errors import UsageError
 from pygraphd.rederiving import measurement_of
 from pygraphd.rejections import why_not_measured, why_not_used, why_rejected
+from pygraphd.schema.keys import DIGITS
 from pygraphd.schema.messages import Decision, Deployment
 from pygraphd.schema.summary import Deployed, Source
 from pygraphd.spooled import SpoolCatalogue
@@ -136,6 +137,8 @@ def explain(target: str, locations: Locations) -> Answer:
     """Explain the graphs of a summary file, else the graph that `target` is the beginning of; raises CommandError."""
     waiting = spool.state(locations.spool).waiting
     is_file = summaries.is_file(target)
+    if not is_file and not DIGITS.fullmatch(target):
+        raise UsageError(f"{target}: is no file, and {NOT_FOUND}")
     with _catalogues(locations, waiting) as catalogues:
         if is_file:
             summary = summaries.read_summary(Path(target))
@@ -143,9 +146,7 @@ def explain(target: str, locations: Locations) -> Answer:
             return Answer(explanations, summary.left_out, waiting, summary.notes)
         found = _of_prefix(target, catalogues or (Catalogue(locations.database),))
     if not found:
-        raise UsageError(
-            f"{target}: is no file, and no entry has an id or graph that begins so; see: pygraphd cache inspect"
-        )
+        raise UsageError(f"{target}: is no file, and {NOT_FOUND}")
     return Answer(tuple(map(explain_entry, found)), 0, waiting)
 
 

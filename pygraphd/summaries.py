@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.errors import UsageError
 from pygraphd.schema.checks import InvalidMessageError, check_int
-from pygraphd.schema.keys import Environment
+from pygraphd.schema.keys import DIGITS, Environment
 from pygraphd.schema.messages import MAX_COUNT, read
 from pygraphd.schema.summary import SUMMARY_VERSION, Deployed
 
@@ -23,7 +22,6 @@ MAX_BYTES = 64 * 2**20
 """Several times what a client writes at most."""
 NOTES = ("left_on_cpu", "graph_breaks", "fallbacks", "failures")
 """What a summary counts by reason, beside the decisions for graphs; older ones lack some."""
-_DIGITS = re.compile("[0-9a-fA-F]+")
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
 
@@ -51,7 +49,7 @@ def is_file(target: str) -> bool:
         return False  # not there, too long for a path, or in a folder that cannot be searched
     if stat.S_ISREG(mode):
         return True
-    if _DIGITS.fullmatch(target):
+    if DIGITS.fullmatch(target):
         return False
     raise UsageError(f"{target}: is {_kind(mode)}, not a file that a program wrote for PYGRAPH_SUMMARY")
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 KEY_VERSION = 2
 """Part of every key: raise it when the meaning of a factor or of what is measured changes, and old rows are never hit again."""
 
+DIGITS = re.compile("[0-9a-fA-F]*")
+"""What a person may write for the beginning of a key."""
+
 
 def digest(label: str, fields: Iterable[tuple[str, str]]) -> str:
     """Return the hex SHA-256 of named fields; `label` keeps different kinds of keys apart."""

@@ -131,9 +131,13 @@ def test_an_export_overwrites_nothing(elsewhere: Home, file: Path) -> None:
 
 
 def test_an_export_that_cannot_be_written_says_so(elsewhere: Home, file: Path) -> None:
-    done = elsewhere.pygraphd("cache", "export", str(file.parent / "missing" / "file"))
-    assert done.returncode == 1
-    assert "cannot be written: No such file or directory" in done.stderr
+    missing = file.parent / "missing" / "file"
+    done = elsewhere.pygraphd("cache", "export", str(missing))
+    assert done.returncode == 2
+    assert f"{missing}: cannot be written, as there is no folder {missing.parent}" in done.stderr
+    done = elsewhere.pygraphd("cache", "export", str(file / "within"))
+    assert done.returncode == 2
+    assert f"as there is no folder {file}" in done.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")  # noqa: PTH110

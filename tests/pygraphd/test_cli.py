@@ -137,6 +137,19 @@ def test_inspect_of_nothing(locations: Locations, capsys: pytest.CaptureFixture[
     assert not locations.database.exists()
 
 
+@pytest.mark.parametrize("command", ["show", "explain"])
+def test_what_can_be_in_no_cache_is_a_usage_error_also_without_one(
+    locations: Locations, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for word in ("zzz", "/no/such/file"):
+        assert _pygraphd("cache", command, word) == 2
+        assert f"{word}: " in (said := capsys.readouterr().err)
+        assert "no entry has an id or graph that begins so; see: pygraphd cache inspect" in said
+    assert _pygraphd("cache", command, "abc") == 1
+    assert "there is no cache yet" in capsys.readouterr().err
+    assert not locations.database.exists()
+
+
 def test_show(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     _pygraphd("cache", "inspect", "--json")
     entry = json.loads(capsys.readouterr().out)["entries"][0]
