@@ -75,7 +75,9 @@ def find_device(name: str | None) -> torch.device:
     """Return the device of a name, or the best there is; raises BenchmarkError if it is not there."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
-        raise BenchmarkError("torch sees no CUDA device here; try --device cpu")
+        raise BenchmarkError(
+            "torch sees no CUDA device here; of all commands `run --device cpu` alone does without"
+        )
     return torch.device(name or ("cuda" if available else "cpu"))
 
 

@@ -204,4 +204,9 @@ def _back_to_back(comparisons: Sequence[Comparison]) -> str:
     told = [each for each in comparisons if each.pipelined_verdict is not None]
     lost = [each for each in told if each.pipelined_verdict is Verdict.SLOWER]
     names = ", ".join(f"{each.workload} {_number(each.pipelined_ratio)}" for each in lost)
-    return f"back to back: {len(lost)} of {len(told)} lose beyond noise" + (f": {names}" if names else "")
+    unknown = sum(each.pipelined_noise is None for each in told)
+    return (
+        f"back to back: {len(lost)} of {len(told) - unknown} lose beyond noise"
+        + (f": {names}" if names else "")
+        + (f"; of {unknown} others the noise is not known" if unknown else "")
+    )

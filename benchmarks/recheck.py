@@ -136,4 +136,7 @@ def _child(name: str) -> None:
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1])
+    try:
+        _child(sys.argv[1])
+    except BenchmarkError as error:
+        sys.exit(str(error))  # without the traceback, whose last line begins with the class

@@ -235,3 +235,15 @@ def test_a_file_without_the_peer_is_refused() -> None:
 
     assert done.returncode == 2
     assert "name another with --peer" in done.stderr
+
+
+def test_whose_noise_is_not_known_is_counted_with_nobody() -> None:
+    one_window = record("pygraph-cold", 1.0, pipelined=2.0, windows=[2.0])
+    one_window = dataclasses.replace(one_window, pipelined_ms=Figure(2.0, 0.0, 1))
+    rival = dataclasses.replace(record("default", 1.0), pipelined_ms=Figure(1.0, 0.0, 1))
+
+    said = render(compare([one_window, rival], "pygraph-cold"), "pygraph-cold").splitlines()
+
+    assert "2.000" in said[1]
+    assert "slower (noise not known)" in said[1]
+    assert said[-1] == "back to back: 0 of 0 lose beyond noise; of 1 others the noise is not known"

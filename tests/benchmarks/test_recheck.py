@@ -14,6 +14,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.processes import Outcome
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client import options
+from tests.benchmarks.test_cli import benchmarks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -115,6 +116,19 @@ def test_what_was_measured_before_a_failure_is_there(said: list[dict[str, Any]],
         recheck.measure_recheck([WORKLOADS["three-ops"], WORKLOADS["mlp-training"]], 1, out)
 
     assert [each["workload"] for each in json.loads(out.read_text())["records"]] == ["three-ops"]
+
+
+@pytest.mark.torch
+def test_without_a_gpu_that_is_said_in_a_line(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = benchmarks("recheck", "--repetitions", "1", "--out", str(tmp_path / "result.json"))
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("benchmarks: torch sees no CUDA device here")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_program_without_a_look_says_nothing_of_their_cost(
