@@ -11,7 +11,6 @@ import pytest
 from pygraphd.explain import explain
 from pygraphd.rederiving import RederiveRequest
 from pygraphd.render_explanations import answer_text
-from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
     Decision,
@@ -27,14 +26,15 @@ from pygraphd.schema.messages import (
 from pygraphd.schema.policy import POLICY_VERSION, fastest
 from pygraphd.schema.summary import Deployed, Source
 from pygraphd.store import Store
+from tests.pygraphd.test_explain import HERE, OLD_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pygraphd.schema.keys import Environment
+
 LAUNCH, TREES = Deployment.LAUNCH, Deployment.TREES
-HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.2", "91400")
-OLD_DRIVER = dataclasses.replace(HERE, driver="580.1")
 GRAPH = Graph("ab" * 32, Kind.FORWARD, 0, 3, 17)
 FIGURES = (
     Measurement(LAUNCH, 8, 100.0, 0.1, 100.0, 30.0, 0.5),

@@ -22,18 +22,9 @@ from pygraphd.rejections import (
     TOO_SOON,
     why_not_measured,
 )
-from pygraphd.schema.keys import Environment
-from pygraphd.schema.messages import (
-    Decision,
-    Deployment,
-    Graph,
-    Kind,
-    Measurement,
-    Origin,
-    Record,
-    RecordRequest,
-)
+from pygraphd.schema.messages import Decision, Deployment, Measurement
 from pygraphd.schema.policy import CLEARLY, NO_GAIN, NOT_RELOCATED_FOR_NOW, POLICY_VERSION, fastest
+from tests.pygraphd.test_explain import GRAPH, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +33,6 @@ if TYPE_CHECKING:
     from pygraphd.store import Store
 
 LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
-HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.2", "91400")
-GRAPH = Graph("ab" * 32, Kind.FORWARD, 0, 3, 17)
 REFUSAL = "a node cannot be moved"
 
 
@@ -53,15 +42,10 @@ def measured(
     return Measurement(deployment, samples, median, 0.1, median if host is None else host, 30.0, 0.5)
 
 
-def record(store: Store, decision: Decision, *measurements: Measurement) -> None:
-    records = (Record(GRAPH, decision, measurements),)
-    store.record(RecordRequest(HERE, Origin("host-a", "0.1.0"), records), 7)
-
-
 def told(database: Path) -> dict[Deployment, str]:
     """Return what the cache's one entry says of each deployment that was not chosen."""
     with Catalogue(database) as catalogue:
-        (details,) = catalogue.of_graph(GRAPH.digest)
+        (details,) = catalogue.of_graph(GRAPH)
         return {each.deployment: each.reason for each in explain_entry(details).rejected}
 
 
