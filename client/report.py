@@ -46,6 +46,8 @@ class Report:
         """Kernels and copies of one step and how many of them ran in graphs, or the reason why that is not known; None: not asked for."""
         self.bounds: dict[str, int] = {}
         """What bounds what is kept of a graph, by name: `sizes` and `size_calls` (options), `remembered_sizes` (of those not decided yet),
+        `setups_per_size` (times `sizes`: how often sizes are set up in all), `idle_ticks` (changes of size, or calls of one and the same that
+        is not decided, after which a size that was not used makes room), `integers` (what has more in a call is decided as a whole),
         and once a graph may be relocated `recordings` of it, and `executables` of each."""
         self._left_on_cpu: Counter[str] = Counter()
         self._graph_breaks: Counter[str] = Counter()

@@ -23,11 +23,12 @@ from pygraphd.client.region import Decided, Region, Tally
 from pygraphd.client.report import Report
 from pygraphd.client.room import Budget
 from pygraphd.client.rota import Rota
-from pygraphd.client.sized import REMEMBERED, Steps
+from pygraphd.client.sized import IDLE_TICKS, REMEMBERED, SETUPS_OF_EACH, Steps
 from pygraphd.client.timeline import Timeline
 from pygraphd.client.whole import may_be_relocated
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
+    MAX_SIZES,
     Conditions,
     Decision,
     Deployment,
@@ -67,6 +68,9 @@ class Session:
             "sizes": bounds.sizes,
             "size_calls": bounds.calls,
             "remembered_sizes": REMEMBERED,
+            "setups_per_size": SETUPS_OF_EACH,
+            "idle_ticks": IDLE_TICKS,
+            "integers": MAX_SIZES,
         }
         self.drift = Drift(self.options.recheck_s, self.report)
         self._host = socket.gethostname()

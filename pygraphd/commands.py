@@ -85,12 +85,15 @@ def restart(idle_exit: _IdleExit = None) -> None:
 
 @application.command()
 def status(json: _AsJson = False) -> None:
-    """Show whether the daemon runs, its files, and what is wrong; exit code 3 if it does not run."""
+    """Show whether the daemon runs, its files, and what is wrong; exit code 3 if it does not run, 2 if its settings do not let it."""
     from pygraphd import render
     from pygraphd.status import collect
 
     state = collect(locate())
     _say(render.as_json(state.as_json()) if json else render.status_text(state))
+    if not state.running:
+        # They keep it from being started. One that runs has read its own, whatever they are here.
+        load_config(os.environ, {})
     raise typer.Exit(Exit.OK if state.running else Exit.NOT_RUNNING)
 
 

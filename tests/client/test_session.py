@@ -120,7 +120,14 @@ def test_the_summary_has_the_bounds_of_what_is_kept(
 
     session.relocatable(lambda inputs: None, 0, None, GraphFacts())
 
-    assert before == {"sizes": int(asked), "size_calls": 3, "remembered_sizes": 64}
+    assert before == {
+        "sizes": int(asked),
+        "size_calls": 3,
+        "remembered_sizes": 64,
+        "setups_per_size": 4,
+        "idle_ticks": 16,
+        "integers": 64,
+    }
     relocated = {"recordings": recordings, "executables": 64}
     assert session.report.summary()["bounds"] == before | relocated
 

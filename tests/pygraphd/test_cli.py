@@ -362,6 +362,38 @@ def test_a_bad_configuration_is_a_usage_error(
     assert "--idle-exit: 'never'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["start", "restart", "status"])
+def test_a_setting_that_keeps_the_daemon_from_starting_is_named(
+    locations: Locations,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    monkeypatch.setenv("PYGRAPHD_LEASE", "foo")
+    assert _pygraphd(command) == 2
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "pygraphd: PYGRAPHD_LEASE: 'foo' is no length of time: give seconds, or 30m, 12h, 30d, 4w\n"
+    )
+    assert ("not running" in captured.out) == (command == "status")  # it still says the rest
+    assert _pygraphd("stop") == 3
+    assert _pygraphd("cache", "inspect") == 0
+
+
+def test_the_settings_here_are_no_concern_of_a_daemon_that_runs(
+    locations: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGRAPHD_LEASE", "foo")
+    monkeypatch.setattr(control, "ping", lambda path: Ping("pygraphd", VERSION, 1, 1, ()))
+    monkeypatch.setattr(
+        control, "stats", lambda path: {"settings": {"lease": {"value": 60.0, "origin": "default"}}}
+    )
+    assert _pygraphd("status", "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["settings"]["lease"]["origin"] == "default"
+    assert captured.err == ""
+
+
 def test_a_folder_open_to_others_is_refused(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     locations.runtime.chmod(0o777)
     assert _pygraphd("start") == 1
