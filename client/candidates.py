@@ -139,6 +139,12 @@ class Candidates:
         relocate = self.relocate.at(sizes) if self.relocate is not None else None
         return replace(self, relocate=relocate, make_relocate=lambda: relocate)
 
+    def has_rivals(self, deployment: Deployment, *, may_relocate: bool, may_try_trees: bool) -> bool:
+        """Whether anything but LAUNCH could be made anew, that is not what runs and is allowed."""
+        relocate = may_relocate and self.make_relocate is not None and deployment is not Deployment.RELOCATE
+        trees = may_try_trees and self.make_trees is not None and deployment is not Deployment.TREES
+        return relocate or trees
+
     def renewed(self) -> Candidates:
         """Return all candidates, with those that went made anew."""
         trees = self.trees

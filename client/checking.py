@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 DISPUTED = "measured anew, since a call takes over 20 % more or less here than where that was decided"
 DRIFTED = "measured anew, since a call has come to take over 20 % more or less than when that was decided"
 OVERTAKEN = "measured anew, since launches have come to be faster"
+RETRIED = "measured anew in its turn, beside what it was chosen over and what is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ class Claimed:
 class Jury:
     """What is found of the decisions for a forward and its backward: they hold together, or are all measured anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_retrial: bool = False) -> None:
+        """Have all be measured anew at once, whatever they cost, if it `is_retrial`."""
+        self.is_retrial = is_retrial
         self._found: dict[int, bool | None] = {}
         self.together: Together | None = None
         """Of those that take turns with launches; see `looking`."""
@@ -67,7 +70,7 @@ class Jury:
     def verdict(self) -> bool | None:
         """Return whether all hold; None as long as that is open."""
         found = list(self._found.values())
-        if False in found:
+        if self.is_retrial or False in found:
             return False
         return None if None in found else True
 
@@ -106,6 +109,13 @@ class Checked:
         self.is_overtaken = False
         """Whether launches were found to be faster; see `looking`."""
         jury.join(id(self))
+
+    @property
+    def objection(self) -> str:
+        """What stands against it, if it does not hold: one of the reasons above."""
+        if self._jury.is_retrial:
+            return RETRIED
+        return OVERTAKEN if self.is_overtaken else DRIFTED
 
     def withdraw(self) -> None:
         """Note that it could not be put where it would be called: nobody is to wait for it."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.client.checking import Jury
+from pygraphd.client.retrials import Retrials
 
 if TYPE_CHECKING:
     from pygraphd.client.report import Report
@@ -29,18 +30,22 @@ class Drift:
         self._period_s = period_s
         self._report = report
         self._numbers = itertools.count()
-        self._looks: dict[int, tuple[int, Look]] = {}
+        self._looks: dict[int, _Member] = {}
+        self._retrials = Retrials(report)
         self._round = 0
         self._schedules: dict[int, _Schedule] = {}
         self._ended = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def add(self, family: int, look: Look) -> int:
-        """Look at one more graph from now on; return a number for `forget`."""
+    def add(self, family: int, look: Look, has_rivals: Callable[[], bool] = lambda: False) -> int:
+        """Look at one more graph from now on; return a number for `forget`.
+
+        `has_rivals` says whether there is anything to hold it against that a look does not; see `Retrials`.
+        """
         number = next(self._numbers)
         if self._period_s and not self._ended.is_set() and self._is_running():
-            self._looks[number] = family, look
+            self._looks[number] = _Member(family, look, has_rivals)
         return number
 
     def forget(self, number: int) -> None:
@@ -53,30 +58,46 @@ class Drift:
         Costs that go up and down by themselves must not be measured anew for ever. A graph that is gone, or in a session that
         has ended, is left as it is.
         """
-        family, _ = self._looks.pop(number, (None, None))
-        if family is None:
+        member = self._looks.pop(number, None)
+        if member is None:
             return False
-        schedule = self._schedules.setdefault(family, _Schedule())
+        schedule = self._schedules.setdefault(member.family, _Schedule())
         if schedule.drifted_in != self._round:  # not noted for its other half yet
             schedule.drifted_in = self._round
             schedule.every *= 2
             schedule.due = self._round + schedule.every
         return True
 
+    def retried(self, number: int) -> bool:
+        """Look at a graph no more, as it is its family's turn; return whether it is to be measured anew, as `drifted` does."""
+        return self._looks.pop(number, None) is not None
+
+    def changed(self, family: int) -> None:
+        """Note that a graph has come to run otherwise."""
+        self._retrials.changed(family)
+
     def look(self) -> None:
         """Have every graph that is due be timed on its next calls."""
         self._round += 1
         juries: dict[int, Jury] = {}
-        for number, (family, look) in self._looks.copy().items():  # a model may go at any time
+        for number, member in self._looks.copy().items():  # a model may go at any time
+            family = member.family
             schedule = self._schedules.setdefault(family, _Schedule())
             if schedule.due > self._round and family not in juries:
                 continue
             schedule.due = self._round + schedule.every
             try:
-                look(number, juries.setdefault(family, Jury()))
+                if family not in juries:
+                    juries[family] = Jury(is_retrial=self._is_retried(family))
+                member.look(number, juries[family])
             except Exception as error:  # noqa: BLE001 - in a thread of ours, it would be printed
                 self.forget(number)
                 self._report.fail(f"looking again: {type(error).__name__}")
+
+    def _is_retried(self, family: int) -> bool:
+        members = self._looks.copy().values()
+        have_rivals = (each.has_rivals for each in members if each.family == family)
+        return self._retrials.begin(family, self._round, have_rivals)
 
     @property
     def is_over(self) -> bool:
@@ -107,6 +128,15 @@ class Drift:
                 self.look()
             except Exception as error:  # noqa: BLE001 - it would be printed
                 self._report.fail(f"looking again: {type(error).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One deployed graph; see `add`."""
+
+    family: int
+    look: Look
+    has_rivals: Callable[[], bool]
 
 
 @dataclass(slots=True)

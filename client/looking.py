@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from pygraphd.client import room
 from pygraphd.client.checking import Checked
 from pygraphd.client.profiler import Profiler
@@ -106,8 +104,8 @@ class Looked(Checked):
         self._is_alone = self._has_asked = False
         self._sampled = self._unfair = 0
         self._round = self._launched_rounds = self._in_round = 0
-        self._reserved: int | None = None
-        """Bytes that the allocator had before the first launch."""
+        self._reserved: room.Reserved | None = None
+        """Before the first launch."""
         self._take_samples_anew()
         self._together = jury.together = jury.together or Together()
         self._together.join(self)
@@ -172,7 +170,7 @@ class Looked(Checked):
     def _launched(self, inputs: list[Any]) -> Any:
         """Launch a call, also while others are measured in a third way."""
         if self._reserved is None:
-            self._reserved = self._guarded(lambda: torch.cuda.memory_reserved(self._device))
+            self._reserved = self._guarded(lambda: room.Reserved(self._device))
         self._count_launch(self.place.rota.round)
         try:
             return self._timed(Deployment.LAUNCH, self._launch, inputs, self.place.rota.round)
@@ -245,12 +243,6 @@ class Looked(Checked):
     def _end(self, *, holds: bool) -> None:
         self.place.rota.leave(self)
         super()._end(holds=holds)
-        before, self._reserved = self._reserved, None
-        if before is not None:
-            self._guarded(lambda: self._give_back(before))
-
-    def _give_back(self, before: int) -> None:
-        with torch.cuda.device(self._device):
-            is_captured = torch.cuda.is_current_stream_capturing()  # which giving back would break
-        if not is_captured:
-            room.give_back(self._device, before)
+        reserved, self._reserved = self._reserved, None
+        if reserved is not None:
+            self._guarded(reserved.give_back)

@@ -17,10 +17,10 @@ from pygraphd.client.agreement import ALONE, Part, possible
 from pygraphd.client.aligning import Alignment
 from pygraphd.client.attention import State
 from pygraphd.client.candidates import Candidates, Deployed, Relocating, deployed
-from pygraphd.client.checking import Checked, Claimed
+from pygraphd.client.checking import RETRIED, Checked, Claimed
 from pygraphd.client.doubts import Doubt
 from pygraphd.client.looking import Looked, Place
-from pygraphd.client.region import Region, Tally
+from pygraphd.client.region import Before, Region, Tally
 from pygraphd.client.sized import Sized, Slot
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Record
 from pygraphd.schema.summary import Source
@@ -250,6 +250,7 @@ class Plan:
         return made.run
 
     def _note_deployed(self, deployment: Deployment) -> None:
+        self._session.trees_have_run |= deployment is Deployment.TREES
         self._alignment.launches |= deployment is not Deployment.TREES
         self._relocates |= deployment is Deployment.RELOCATE
 
@@ -267,14 +268,14 @@ class Plan:
         candidates: Candidates,
         cached: Decision | None,
         disputed: Entry | None = None,
-        before: Deployment | None = None,
+        before: Before | None = None,
     ) -> Region:
         calls = cached.calls if cached is not None else 0
         region = Region(
             graph,
             candidates,
             self._session,
-            functools.partial(self._on_deployed, graph),
+            functools.partial(self._on_decided, graph, before),
             id(self._family_of(graph)),
             warm_up_calls=calls,
             part=self._part,
@@ -402,6 +403,11 @@ class Plan:
         unknown = [graph for graph in self._graphs if graph.digest not in self._entries]
         self._record([Record(graph, decision) for graph in unknown])
 
+    def _on_decided(self, graph: Graph, before: Before | None, region: Runnable, made: Deployed) -> None:
+        if before is not None and made.deployment is not before.deployment:
+            self._session.drift.changed(id(self._family_of(graph)))
+        self._on_deployed(graph, region, made)
+
     def _on_deployed(self, graph: Graph, region: Runnable, made: Deployed) -> None:
         self._note_deployed(made.deployment)
         is_there = self._replace(graph, region, made.run)
@@ -430,13 +436,29 @@ class Plan:
             return
         claimed = Claimed(made.deployment, made.cost, self._integers.get(graph.digest, ()))
         drift, family = self._session.drift, id(self._family_of(graph))
-        number = drift.add(family, functools.partial(self._look, graph, made, claimed))
+        number = drift.add(
+            family,
+            functools.partial(self._look, graph, made, claimed),
+            functools.partial(self._has_rivals, made),
+        )
         self._looks[graph.digest] = number
         weakref.finalize(compiled, drift.forget, number).atexit = False
         if made.adopted is not None and self._session.must_check(made.adopted):
             self._session.report.count(checked=1)
             jury = self._session.families.jury_of_adopted(family)
             self._look(graph, made, claimed, number, jury, is_first=True)
+
+    def _has_rivals(self, made: Deployed) -> bool:
+        """Whether a graph may be measured anew for what a look, which holds it against launches, does not see.
+
+        A relocatable graph launches the same kernels as trees do; these are held against it if they have run here anyway.
+        """
+        session, candidates = self._session, made.candidates
+        return candidates.has_rivals(
+            made.deployment,
+            may_relocate=session.may_relocate(candidates.device_index),
+            may_try_trees=session.may_try_trees(),
+        )
 
     def _look(
         self,
@@ -453,7 +475,8 @@ class Plan:
 
         def settle(checked: Checked, holds: bool) -> Runnable:
             try:
-                if not holds and (drift.drifted(number) or (is_first and not drift.is_over)):
+                note = drift.retried if jury.is_retrial else drift.drifted
+                if not holds and (note(number) or (is_first and not drift.is_over)):
                     return self._measure_again(checked, graph, made, claimed)
                 self._replace(graph, checked, run)
                 return run
@@ -499,11 +522,15 @@ class Plan:
         return Looked(made.run, claimed, made.candidates, settle, session.report, jury, place)
 
     def _measure_again(self, checked: Checked, graph: Graph, made: Deployed, claimed: Claimed) -> Region:
-        entry = self._session.note_drift(graph, self._environment, overtaken=checked.is_overtaken)
+        entry = self._session.note_anew(graph, self._environment, checked.objection)
         outdated = entry if entry is not None and claimed.is_of(entry) else None
         cost_us = made.cost.cost_us if made.cost is not None else None
         self._doubts[graph.digest] = doubts.drifted(made.deployment, cost_us, overtaken=checked.is_overtaken)
-        region = self._measure(graph, made.candidates.renewed(), None, outdated, made.deployment)
+        is_retrial = checked.objection == RETRIED
+        with_trees = not is_retrial or self._session.may_try_trees()
+        candidates = made.candidates.renewed() if with_trees else made.candidates.with_relocation()
+        before = Before(made.deployment, made.cost, may_stay=is_retrial)
+        region = self._measure(graph, candidates, None, outdated, before)
         self._replace(graph, checked, region)
         compiled = self._compiled()
         if compiled is not None:

@@ -35,6 +35,7 @@ NO_MEMORY = "not enough free memory to try a capture beside launched calls"
 FAILED = "measuring failed"
 STILL_WAITING = "ranks: the program ended before there was a decision"
 AS_BEFORE = "as before, since it could not be measured anew"
+UNBEATEN = "as before, since nothing was found to be faster by more than the noise and 2 %"
 LEFT_TO_OTHERS = "another process was still measuring it when the program ended"
 _NUMBER = re.compile(r"[0-9.]+( [KMG]iB)?")
 
@@ -71,9 +72,9 @@ def too_few_calls(calls: int) -> Decision:
     return not_measured(TOO_FEW_CALLS, calls)
 
 
-def as_before(deployment: Deployment, calls: int) -> Decision:
-    """Return the provisional decision for a graph that was to be measured anew, and could not be."""
-    return Decision(deployment, AS_BEFORE, POLICY_VERSION, final=False, calls=calls)
+def as_before(deployment: Deployment, reason: str, calls: int) -> Decision:
+    """Return the provisional decision for a graph that goes on as before: what the cache says of it is not replaced by that."""
+    return Decision(deployment, reason, POLICY_VERSION, final=False, calls=calls)
 
 
 def only_launch_for_now(refusal: str) -> Decision:

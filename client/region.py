@@ -10,7 +10,7 @@ import contextlib
 import enum
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -19,16 +19,16 @@ from pygraphd.client import costs, policy, room
 from pygraphd.client.agreement import ALONE, Part
 from pygraphd.client.candidates import Candidates, Deployed
 from pygraphd.client.claims import Turn
+from pygraphd.client.costs import Cost
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.turns import SAMPLES, Turns
 from pygraphd.schema.messages import Conditions, Decision, Deployment, Entry, Graph, Measurement
-from pygraphd.schema.policy import decide, gain_in_trees_us, loss_in_trees_us
+from pygraphd.schema.policy import decide, gain_in_trees_us, is_unbeaten, loss_in_trees_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pygraphd.client._torch import Runnable
-    from pygraphd.client.costs import Cost
     from pygraphd.client.report import Report
     from pygraphd.client.rota import Rota
     from pygraphd.client.timeline import Timeline
@@ -73,6 +73,7 @@ class Decided:
     """What a region found out: its graph, the decision, and what is behind it (no measurements if it was not measured).
 
     `adopted`: another process's answer, if it is one. `provisional`: measurements speak for it, but something could not be had meanwhile.
+    `kept`: it goes on as before, whatever the measurements speak for.
     """
 
     graph: Graph
@@ -81,6 +82,19 @@ class Decided:
     conditions: Conditions = field(default_factory=Conditions)
     adopted: Entry | None = None
     provisional: bool = False
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """How a region ran until it was to be measured anew, and what a call cost; it goes on so if nothing can be found out.
+
+    `may_stay`: also if nothing is found to be faster beyond the noise, as it was not in doubt.
+    """
+
+    deployment: Deployment
+    cost: Cost | None
+    may_stay: bool = False
 
 
 class Host(Protocol):
@@ -124,13 +138,15 @@ class Region:
         family: int,
         warm_up_calls: int = WARM_UP_CALLS,
         part: Part = ALONE,
-        before: Deployment | None = None,
+        before: Before | None = None,
     ) -> None:
-        """Find out how `graph` is to run; `before` is how it ran until now, and goes on if that cannot be found out."""
+        """Find out how `graph` is to run; `before` is how it ran until now, if it did."""
         self.graph = graph
         self.family = family
         self.part = part
         self._before = before
+        self._reserved: room.Reserved | None = None
+        """Before it was measured anew."""
         self.state = State.WARM_UP
         self.tally = Tally()
         self._changing = threading.Lock()
@@ -184,8 +200,7 @@ class Region:
 
     def _deploy(self, result: Decided) -> None:
         """Run as decided from now on, and say so to everybody concerned."""
-        if self._before is not None and not (result.decision.final or result.provisional):
-            result = Decided(self.graph, policy.as_before(self._before, self.tally.calls))
+        result = self._as_before(result) or result
         # First what other threads call meanwhile, and what stays if this one is interrupted.
         self._call = self._launch
         self._enter(State.DEPLOYED)
@@ -199,9 +214,36 @@ class Region:
         self._candidates = None
         self._guarded(lambda: candidates.let_go_of_all_but(decision.deployment))
         kept = candidates.only(decision.deployment)
-        deployed = Deployed(self._call, decision.deployment, kept, *_borne_out(result, decision.deployment))
+        deployed = Deployed(self._call, decision.deployment, kept, *self._borne_out(result, decision))
         self._guarded(lambda: self._on_deployed(self, deployed))
         self._guarded(lambda: self._host.decided(self, result, decision))
+        if self._reserved is not None:
+            self._guarded(self._reserved.give_back)
+
+    def _as_before(self, result: Decided) -> Decided | None:
+        """Return that a region goes on as before if it is to, in view of what was found; None if it is not."""
+        before, calls = self._before, self.tally.calls
+        if before is None or result.adopted is not None:
+            return None
+        reason = None
+        if not (result.decision.final or (result.provisional and not before.may_stay)):
+            reason = policy.AS_BEFORE
+        elif before.may_stay and is_unbeaten(before.deployment, result.measurements, result.conditions):
+            reason = policy.UNBEATEN
+        if reason is None:
+            return None
+        measurements = result.measurements if reason == policy.UNBEATEN else ()
+        decision = policy.as_before(before.deployment, reason, calls)
+        return replace(result, decision=decision, measurements=measurements, provisional=False, kept=True)
+
+    def _borne_out(self, result: Decided, runs: Decision) -> tuple[Cost | None, Entry | None]:
+        """Return what a call costs as it `runs`, if that is known, and who has said so, if it was another process."""
+        before, entry = self._before, result.adopted
+        if entry is not None and runs.deployment is entry.decision.deployment:
+            return costs.of_entry(entry), entry
+        if before is not None and result.kept and runs.deployment is before.deployment:
+            return before.cost, None
+        return costs.of_measurements(result.measurements, runs.deployment), None
 
     def _enter(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -257,6 +299,8 @@ class Region:
             return
         if has_cpu_tensor(inputs):
             self._leave_out_trees()
+        if self._before is not None:
+            self._reserved = self._guarded(lambda: room.Reserved(self._device))
         self._sizes = sizes
         self._seen_sizes.clear()
         self._thread = threading.get_ident()
@@ -422,14 +466,6 @@ class Region:
         """Return the host time of the timed calls beyond what they would have taken with the decision known."""
         known = next((m.host_us for m in measurements if m.deployment is deployment), 0.0)
         return max(0.0, self._timed_ms - self._timed_calls * known / 1e3)
-
-
-def _borne_out(result: Decided, runs: Deployment) -> tuple[Cost | None, Entry | None]:
-    """Return what a call costs as it `runs`, if that is known, and who has said so, if it was another process."""
-    entry = result.adopted
-    if entry is not None and runs is entry.decision.deployment:
-        return costs.of_entry(entry), entry
-    return costs.of_measurements(result.measurements, runs), None
 
 
 def has_cpu_tensor(inputs: list[Any]) -> bool:

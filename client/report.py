@@ -62,7 +62,8 @@ class Report:
         They are `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`, `withheld` (records that were not to
         be added), `waited` (regions that another process was measuring), `adopted` (of these, those that took up its answer),
         `checked` (decisions from elsewhere that were timed) and `disputed` (of these, those that did not hold);
-        `rechecked` (looks at what had been deployed for a while) and `drifted` (of these, those that led to measuring anew);
+        `rechecked` (looks at what had been deployed for a while), `drifted` (of these, those that led to measuring anew) and `retried` (those
+        that did so in their turn, whatever was to be seen);
         `sizes` (how often a graph was set up to be decided at one of its dynamic sizes);
         `placed` (uses of known CPU values that take them from the GPU now), `placed_inputs`
         (uses of inputs that do), `sent` (how often such inputs went there) and `kept_items` (uses of `.item()` that take the tensor);
@@ -128,6 +129,10 @@ class Report:
         """How many regions run as decided."""
         return self._deployed.total()
 
+    def runs(self, deployment: Deployment) -> bool:
+        """Return whether any region runs so."""
+        return self._deployed[deployment] > 0
+
     def take_back(self, graph: Graph, environment: Environment) -> None:
         """Forget how a region runs that is measured anew: it will be noted again."""
         key = environment.digest()
@@ -157,6 +162,7 @@ class Report:
                 "disputed",
                 "rechecked",
                 "drifted",
+                "retried",
                 "sizes",
                 "placed",
                 "placed_inputs",

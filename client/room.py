@@ -29,10 +29,19 @@ def why_not_beside(device: int) -> str | None:
     return policy.NO_MEMORY if needed * MARGIN > free else None
 
 
-def give_back(device: int, before: int) -> None:
-    """Give back to the device what is free, if launches have had the allocator reserve much more than the bytes of `before`."""
-    if torch.cuda.memory_reserved(device) - before > LIBRARIES:
-        workspaces.empty_cache()
+class Reserved:
+    """What the allocator of one device has reserved before it is tried to run graphs otherwise than they do."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._bytes: int = torch.cuda.memory_reserved(device)
+
+    def give_back(self) -> None:
+        """Give back to the device what is free, if much more has been reserved meanwhile; not within a capture, which that would break."""
+        with torch.cuda.device(self._device):
+            is_captured = torch.cuda.is_current_stream_capturing()
+        if not is_captured and torch.cuda.memory_reserved(self._device) - self._bytes > LIBRARIES:
+            workspaces.empty_cache()
 
 
 class Budget:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.client import _torch, doubts, fingerprint, options, policy
 from pygraphd.client.cache import Cache
-from pygraphd.client.checking import DISPUTED, DRIFTED, OVERTAKEN
+from pygraphd.client.checking import DISPUTED, RETRIED
 from pygraphd.client.claims import Claims, Interest, Turn
 from pygraphd.client.doubts import Doubt
 from pygraphd.client.drift import Drift
@@ -93,6 +93,8 @@ class Session:
         self._is_helper_prepared = False
         self._latest_options: tuple[tuple[str, str], ...] = ()
         self._options: dict[int, tuple[tuple[str, str], ...]] = {}
+        self.trees_have_run = False
+        """Whether any graph has run in PyTorch's trees, as far as that was up to us."""
         self.tree_devices: set[int] = set()
         """Devices on which Inductor believes that a forward has run in a tree."""
 
@@ -200,10 +202,10 @@ class Session:
         if not is_open:
             self.report.take_back(graph, environment)
 
-    def note_drift(self, graph: Graph, environment: Environment, *, overtaken: bool) -> Entry | None:
-        """Note that a deployed graph does not cost any more what it did, or is `overtaken` by launches; return what the cache says, which is outdated."""
-        self.report.count(drifted=1)
-        self.report.step_aside(OVERTAKEN if overtaken else DRIFTED)
+    def note_anew(self, graph: Graph, environment: Environment, objection: str) -> Entry | None:
+        """Note that a deployed graph is measured anew, and what stands against it (see `checking`); return what the cache says, which is outdated."""
+        self.report.count(**{"retried" if objection == RETRIED else "drifted": 1})
+        self.report.step_aside(objection)
         self.report.take_back(graph, environment)
         return self.cache.lookup(environment, [graph.digest]).get(graph.digest)
 
@@ -314,6 +316,13 @@ class Session:
         self.report.bounds |= {"recordings": recordings, "executables": MAX_BINDINGS}
         return relocatable(launch, recorder, self.report, link, facts, recordings)
 
+    def may_try_trees(self) -> bool:
+        """Whether PyTorch's trees may be tried in a program that has settled.
+
+        Once they have run in a process, its relocated graphs have been seen to take 10 % longer, for good; see `policy.spares_trees`.
+        """
+        return self.trees_have_run or not self.report.runs(Deployment.RELOCATE)
+
     def may_relocate(self, device_index: int) -> bool:
         """Whether relocatable graphs are wanted, and can be had here."""
         return self._recorder_of(device_index) is not None
@@ -394,7 +403,11 @@ class Session:
             return
         if result.measurements:
             self.report.count(measured=1)
-        record = Record(result.graph, result.decision, result.measurements, result.conditions)
+            self.trees_have_run |= any(each.deployment is Deployment.TREES for each in result.measurements)
+        if result.kept:  # what the cache says stays; this ends the lease
+            record = Record(result.graph, result.decision)
+        else:
+            record = Record(result.graph, result.decision, result.measurements, result.conditions)
         self.record(environment, [record])
 
     def record(self, environment: Environment, records: Sequence[Record]) -> None:

@@ -136,6 +136,20 @@ def is_overtaken(deployed: Measurement, launch: Measurement, allowed_us: float =
     return loss_us > max(MIN_GAIN * launch.median_us, NOISE_FACTOR * noise_us(deployed, launch))
 
 
+def is_unbeaten(before: Deployment, measurements: Sequence[Measurement], conditions: Conditions) -> bool:
+    """Whether how a graph ran until it was measured anew is to stay, though `decide` speaks for another deployment.
+
+    A graph that is not known is launched if what was measured is too noisy to tell; one that runs well must not be stopped for that.
+    """
+    decision, found = decide(measurements, conditions), {each.deployment: each for each in measurements}
+    mine, best = found.get(before), found.get(decision.deployment)
+    if mine is None or best is None or decision.deployment is before or decision.reason == FOR_ITS_BACKWARD:
+        return False
+    if before is Deployment.TREES and conditions.forward_in_trees is False:
+        return False
+    return decision.final and mine.samples >= MIN_SAMPLES and not is_overtaken(mine, best)
+
+
 def takes_longer(candidate: Measurement, launch: Measurement) -> bool:
     """Whether `candidate` takes so much longer on the GPU that what it saves on the host is not worth the risk."""
     saved_us = max(0.0, launch.host_us - candidate.host_us)

@@ -23,6 +23,7 @@ QUIET: dict[str, Any] = {
     "graphs": 2,
     "rechecked": 20,
     "drifted": 0,
+    "retried": 0,
     "checking_ms": 24.0,
     "measured": 2,
     "measuring_ms": 80.0,
@@ -77,6 +78,18 @@ def test_a_false_alarm_costs_what_measuring_anew_does(said: list[dict[str, Any]]
     assert found["drifted"] == [0, 5, 0]
     assert found["measuring_ms"] == [40.0, 40.0, 40.0]
     assert found["share"] == pytest.approx(2 * (3 * 24.0 + 5 * 40.0) / 60 / INTERVAL_MS)
+
+
+def test_measuring_anew_in_its_turn_comes_once_in_six_looks(
+    said: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """How often it was here says nothing: it does not wait as long."""
+    said += [QUIET, {**QUIET, "retried": 2, "measured": 4, "measuring_ms": 280.0}]
+
+    found = record(tmp_path / "recheck.json", 2)
+
+    assert found["retried"] == [0, 2]
+    assert found["share"] == pytest.approx(2 * (1.2 + 70.0 / 6) / INTERVAL_MS)
 
 
 def test_the_distance_is_that_of_users(said: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pygraphd.client.region import (
     TRANSITIONS,
     WAITING,
     WARM_UP_CALLS,
+    Before,
     Decided,
     Region,
     State,
@@ -260,7 +261,7 @@ def test_what_is_measured_after_drift_counts_though_relocating_is_refused_for_no
     slow = Measurement(Deployment.TREES, 8, 300.0, 1.0, 80.0, 300.0, 0.0)
     ways = Candidates(launch, trees, 0, False, refusing("no room", for_now=True))
     graph = Graph("a" * 64, Kind.INFERENCE, 0, 1, 1)
-    one = Region(graph, ways, host, lambda *_: None, 1, before=Deployment.TREES)
+    one = Region(graph, ways, host, lambda *_: None, 1, before=Before(Deployment.TREES, None))
 
     assert judged(one, LAUNCHED, slow)([]) == "launched"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import checking, options
+from pygraphd.client import checking, options, policy, retrials
 from pygraphd.client.costs import Cost
 from pygraphd.schema.messages import Conditions, Decision, Deployment, Measurement
 from tests.gpu.test_measuring import DEVICE, model, reference
@@ -117,3 +117,73 @@ def test_what_is_overtaken_is_measured_anew_and_right(
     watched.expect(rechecked=2, drifted=2, measured=4)
     assert watched.deployed() == {"LAUNCH": 2}
     assert watched.report.fallbacks[checking.OVERTAKEN] == 2
+
+
+@pytest.fixture
+def launched(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Trained:
+    """Return a model that is trained, all of it launched, just before its turn to be measured anew."""
+    force(monkeypatch, Deployment.LAUNCH)
+    monkeypatch.setattr(Cost, "holds", lambda self, seen: True)
+    monkeypatch.setattr(retrials, "SHARE", 1e9)  # tests have not run for an hour
+    made = Trained("reduce-overhead")
+    made.train(ENOUGH)
+    for _ in range(retrials.FIRST - 1):
+        watched.session.drift.look()
+        made.train(STEPS)
+    watched.expect(rechecked=2 * (retrials.FIRST - 1), drifted=0, retried=0, measured=2)
+    assert watched.deployed() == {"LAUNCH": 2}
+    return made
+
+
+@pytest.mark.parametrize("best", [Deployment.RELOCATE, Deployment.TREES, Deployment.LAUNCH])
+def test_what_is_launched_is_recorded_and_measured_anew_in_its_turn_and_right(
+    launched: Trained, watched: Watched, monkeypatch: pytest.MonkeyPatch, best: Deployment
+) -> None:
+    captured = watched.report.counts["captured"]
+    force(monkeypatch, best)
+    watched.session.drift.look()
+
+    launched.train(4 * STEPS)
+
+    launched.expect_right()
+    watched.expect(rechecked=2 * retrials.FIRST, drifted=0, retried=2, measured=4)
+    assert watched.deployed() == {str(best): 2}
+    assert watched.report.counts["captured"] > captured
+    assert watched.report.fallbacks[checking.RETRIED] == 2
+    assert policy.UNBEATEN not in watched.reasons()
+
+
+WIDE, ROWS = 1024, 65_536
+
+
+def test_the_memory_that_is_recorded_in_is_given_back_if_launches_stay(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force(monkeypatch, Deployment.LAUNCH)
+    monkeypatch.setattr(Cost, "holds", lambda self, seen: True)
+    monkeypatch.setattr(retrials, "SHARE", 1e9)
+    layers = [torch.nn.Linear(WIDE, WIDE, device=DEVICE) for _ in range(3)]
+    compiled = torch.compile(torch.nn.Sequential(*layers), mode="reduce-overhead")
+    x = torch.randn(ROWS, WIDE, device=DEVICE)
+
+    def call(times: int) -> None:
+        with torch.no_grad():
+            for _ in range(times):
+                compiled(x)
+        torch.cuda.synchronize()
+
+    call(ENOUGH)
+    torch.cuda.empty_cache()
+    for _ in range(retrials.FIRST - 1):
+        watched.session.drift.look()
+        call(STEPS)
+    before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    watched.session.drift.look()
+
+    call(3 * STEPS)
+
+    watched.expect(retried=1, measured=2)
+    assert watched.deployed() == {"LAUNCH": 1}
+    assert torch.cuda.max_memory_reserved() - before >= 2 * ROWS * WIDE * 4, "else nothing is shown here"
+    assert torch.cuda.memory_reserved() - before <= 64 << 20

@@ -562,3 +562,46 @@ def test_launches_overtake_by_more_than_noise_the_least_gain_and_what_is_allowed
     capture, launch = measured(TREES, 100.0, mad_us), measured(LAUNCH, launch_us, mad_us)
 
     assert policy.is_overtaken(capture, launch, allowed_us) is overtaken
+
+
+# --- what was measured anew although nothing was found against it ---
+
+
+@settings(max_examples=300)
+@given(ONE_OF_EACH, ANY_CONDITIONS, st.sampled_from(Deployment))
+def test_what_ran_before_stays_unless_something_is_faster_for_sure(
+    measurements: list[Measurement], conditions: Conditions, before: Deployment
+) -> None:
+    found = {each.deployment: each for each in measurements}
+    decision = policy.decide(measurements, conditions)
+
+    unbeaten = policy.is_unbeaten(before, measurements, conditions)
+
+    assert unbeaten == policy.is_unbeaten(before, measurements[::-1], conditions), "whatever their order"
+    if unbeaten:
+        assert decision.deployment is not before
+        assert not policy.is_overtaken(found[before], found[decision.deployment])
+        assert not (before is TREES and conditions.forward_in_trees is False)
+    if before is LAUNCH:
+        assert not unbeaten, "what wins over launches is faster for sure"
+
+
+@pytest.mark.parametrize(
+    ("before", "measurements", "conditions", "unbeaten"),
+    [
+        (TREES, [measured(LAUNCH, 60, 20), measured(TREES, 50, 20)], Conditions(), True),
+        (TREES, [measured(LAUNCH, 50), measured(TREES, 50.5)], Conditions(), True),  # less than the least gain
+        (TREES, [measured(LAUNCH, 50), measured(TREES, 60)], Conditions(), False),
+        (RELOCATE, [measured(LAUNCH, 60, 20), measured(RELOCATE, 50, 20)], Conditions(), True),
+        (RELOCATE, [measured(LAUNCH, 100), measured(RELOCATE, 50), measured(TREES, 49.9)], Conditions(), True),
+        (RELOCATE, [measured(LAUNCH, 100), measured(RELOCATE, 50), measured(TREES, 40)], Conditions(), False),
+        (TREES, [measured(LAUNCH, 60, 20), measured(TREES, 50, 20)], Conditions(forward_in_trees=False), False),
+        (RELOCATE, [measured(LAUNCH, 60), measured(RELOCATE, 50), measured(TREES, 51)], Conditions(backward_gain_us=9.0), False),
+        (TREES, [measured(LAUNCH, 60, 20), measured(TREES, 50, 20, samples=7)], Conditions(), False),
+        (TREES, [measured(LAUNCH, 60, 20)], Conditions(), False),
+    ],
+)  # fmt: skip
+def test_noise_is_no_reason_to_give_up_what_runs(
+    before: Deployment, measurements: list[Measurement], conditions: Conditions, *, unbeaten: bool
+) -> None:
+    assert policy.is_unbeaten(before, measurements, conditions) is unbeaten
