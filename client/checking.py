@@ -52,16 +52,39 @@ class Claimed:
 class Jury:
     """What is found of the decisions for a forward and its backward: they hold together, or are all measured anew."""
 
-    def __init__(self, *, is_retrial: bool = False) -> None:
-        """Have all be measured anew at once, whatever they cost, if it `is_retrial`."""
-        self.is_retrial = is_retrial
+    def __init__(self) -> None:
         self._found: dict[int, bool | None] = {}
+        self._to_come: set[int] = set()
+        self._is_whole = True
+        self._retries = False
         self.together: Together | None = None
         """Of those that take turns with launches; see `looking`."""
 
     def join(self, member: int) -> None:
         """Count in one that is yet to be found out about."""
         self._found[member] = None
+        self._to_come.add(member)
+
+    def came(self, member: int) -> None:
+        """Note that one of them was called."""
+        self._to_come.discard(member)
+
+    def withdrew(self, member: int) -> None:
+        """Note that one of them will not be found out about now, so that all are not measured anew together either."""
+        self._found[member] = True
+        self._is_whole = self._retries = False
+
+    def retry(self) -> None:
+        """Have all be measured anew, whatever they cost, once each is where it is called and was; to be called when all have joined.
+
+        A half alone would be decided without what the other gains.
+        """
+        self._retries = self._is_whole and self.verdict() is None
+
+    @property
+    def is_retrial(self) -> bool:
+        """Whether they are."""
+        return self._retries and not self._to_come
 
     def found(self, member: int, *, holds: bool) -> None:
         """Note what was found of one of them."""
@@ -119,7 +142,7 @@ class Checked:
 
     def withdraw(self) -> None:
         """Note that it could not be put where it would be called: nobody is to wait for it."""
-        self._jury.found(id(self), holds=True)
+        self._jury.withdrew(id(self))
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         if self._settle is not None:
@@ -130,9 +153,11 @@ class Checked:
 
     def _settle_if_possible(self) -> None:
         self._calls += 1
+        self._jury.came(id(self))
         verdict = self._jury.verdict()
         if verdict is None and self._waits_in_vain():
             self._found(holds=True)
+            self._jury.withdrew(id(self))
             verdict = True
         if verdict is not None:
             self._end(holds=verdict)

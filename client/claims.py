@@ -91,7 +91,11 @@ class Claims:
 
     def is_left_to_others(self, interest: Interest) -> bool:
         """Whether it waits for another process, or for its forward that does."""
-        return self._turns.get(interest) is Turn.OTHERS or self._follows(interest)
+        return self._turns.get(interest) is Turn.OTHERS or self.follows(interest)
+
+    def follows(self, interest: Interest) -> bool:
+        """Whether a backward has to wait since its forward is not ours: the two are measured together."""
+        return interest.is_backward and bool(self._forwards.get(interest.family))
 
     def turn(self, interest: Interest) -> Entry | Turn:
         """Return whose turn it is, or another process's answer; between two looks this costs next to nothing."""
@@ -100,7 +104,7 @@ class Claims:
         turn = self._turns.get(interest, Turn.OURS)
         if turn is Turn.OTHERS and self._clock() < self._next_look:
             return turn
-        if turn is not Turn.OURS and not self._follows(interest) and self._asking.acquire(blocking=False):
+        if turn is not Turn.OURS and not self.follows(interest) and self._asking.acquire(blocking=False):
             try:
                 self._ask(interest)
             finally:
@@ -128,10 +132,6 @@ class Claims:
         return entry if entry is not None and self._believes(interest, entry) else None
 
     # --- asking ---
-
-    def _follows(self, interest: Interest) -> bool:
-        """Whether a backward has to wait since its forward is not ours: the two are measured together."""
-        return interest.is_backward and bool(self._forwards.get(interest.family))
 
     def _no_longer_ahead(self, interest: Interest) -> None:
         ahead = self._forwards.get(interest.family)

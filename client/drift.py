@@ -70,16 +70,25 @@ class Drift:
 
     def retried(self, number: int) -> bool:
         """Look at a graph no more, as it is its family's turn; return whether it is to be measured anew, as `drifted` does."""
-        return self._looks.pop(number, None) is not None
+        member = self._looks.pop(number, None)
+        if member is None:
+            return False
+        self._retrials.begun(member.family, self._round)
+        return True
 
     def changed(self, family: int) -> None:
         """Note that a graph has come to run otherwise."""
         self._retrials.changed(family)
 
+    def put_off(self, family: int) -> None:
+        """Note that a family could not be measured anew in its turn, as another process was at it."""
+        self._retrials.put_off(family, self._round)
+
     def look(self) -> None:
         """Have every graph that is due be timed on its next calls."""
         self._round += 1
         juries: dict[int, Jury] = {}
+        retried: list[Jury] = []
         for number, member in self._looks.copy().items():  # a model may go at any time
             family = member.family
             schedule = self._schedules.setdefault(family, _Schedule())
@@ -88,16 +97,24 @@ class Drift:
             schedule.due = self._round + schedule.every
             try:
                 if family not in juries:
-                    juries[family] = Jury(is_retrial=self._is_retried(family))
+                    juries[family] = Jury()
+                    retried += [juries[family]] * self._is_turn_of(family)
                 member.look(number, juries[family])
             except Exception as error:  # noqa: BLE001 - in a thread of ours, it would be printed
                 self.forget(number)
                 self._report.fail(f"looking again: {type(error).__name__}")
+        for jury in retried:
+            jury.retry()
 
-    def _is_retried(self, family: int) -> bool:
+    def _is_turn_of(self, family: int) -> bool:
+        """Whether a family is to be measured anew whatever is found; what fails here is no reason not to look at it."""
         members = self._looks.copy().values()
         have_rivals = (each.has_rivals for each in members if each.family == family)
-        return self._retrials.begin(family, self._round, have_rivals)
+        try:
+            return self._retrials.is_due(family, self._round, have_rivals)
+        except Exception as error:  # noqa: BLE001 - in a thread of ours, it would be printed
+            self._report.fail(f"measuring anew: {type(error).__name__}")
+            return False
 
     @property
     def is_over(self) -> bool:

@@ -17,7 +17,7 @@ from pygraphd.client.agreement import ALONE, Part, possible
 from pygraphd.client.aligning import Alignment
 from pygraphd.client.attention import State
 from pygraphd.client.candidates import Candidates, Deployed, Relocating, deployed
-from pygraphd.client.checking import RETRIED, Checked, Claimed
+from pygraphd.client.checking import Checked, Claimed
 from pygraphd.client.doubts import Doubt
 from pygraphd.client.looking import Looked, Place
 from pygraphd.client.region import Before, Region, Tally
@@ -251,6 +251,7 @@ class Plan:
 
     def _note_deployed(self, deployment: Deployment) -> None:
         self._session.trees_have_run |= deployment is Deployment.TREES
+        self._session.has_relocated |= deployment is Deployment.RELOCATE
         self._alignment.launches |= deployment is not Deployment.TREES
         self._relocates |= deployment is Deployment.RELOCATE
 
@@ -269,6 +270,8 @@ class Plan:
         cached: Decision | None,
         disputed: Entry | None = None,
         before: Before | None = None,
+        *,
+        tells: bool = True,
     ) -> Region:
         calls = cached.calls if cached is not None else 0
         region = Region(
@@ -286,7 +289,8 @@ class Plan:
         self._tallies[graph.digest] = region.tally
         rejected = disputed or self._rejected.get(graph.digest)
         doubt = self._doubts.get(graph.digest)
-        self._session.watch(region, self._environment, self._family_of(graph), cached, rejected, doubt)
+        family = self._family_of(graph)
+        self._session.watch(region, self._environment, family, cached, rejected, doubt, tells=tells)
         return region
 
     def _check(self, graph: Graph, candidates: Candidates, entry: Entry) -> Checked:
@@ -403,9 +407,12 @@ class Plan:
         unknown = [graph for graph in self._graphs if graph.digest not in self._entries]
         self._record([Record(graph, decision) for graph in unknown])
 
-    def _on_decided(self, graph: Graph, before: Before | None, region: Runnable, made: Deployed) -> None:
-        if before is not None and made.deployment is not before.deployment:
-            self._session.drift.changed(id(self._family_of(graph)))
+    def _on_decided(self, graph: Graph, before: Before | None, region: Region, made: Deployed) -> None:
+        drift, family = self._session.drift, id(self._family_of(graph))
+        if region.was_put_off:
+            drift.put_off(family)
+        elif before is not None and made.deployment is not before.deployment:
+            drift.changed(family)
         self._on_deployed(graph, region, made)
 
     def _on_deployed(self, graph: Graph, region: Runnable, made: Deployed) -> None:
@@ -475,9 +482,10 @@ class Plan:
 
         def settle(checked: Checked, holds: bool) -> Runnable:
             try:
-                note = drift.retried if jury.is_retrial else drift.drifted
+                is_retrial = jury.is_retrial
+                note = drift.retried if is_retrial else drift.drifted
                 if not holds and (note(number) or (is_first and not drift.is_over)):
-                    return self._measure_again(checked, graph, made, claimed)
+                    return self._measure_again(checked, graph, made, claimed, is_retrial=is_retrial)
                 self._replace(graph, checked, run)
                 return run
             except BaseException:
@@ -521,16 +529,20 @@ class Plan:
         place = Place(graph, id(self._family_of(graph)), session.rota, session.timeline, why_not)
         return Looked(made.run, claimed, made.candidates, settle, session.report, jury, place)
 
-    def _measure_again(self, checked: Checked, graph: Graph, made: Deployed, claimed: Claimed) -> Region:
-        entry = self._session.note_anew(graph, self._environment, checked.objection)
+    def _measure_again(
+        self, checked: Checked, graph: Graph, made: Deployed, claimed: Claimed, *, is_retrial: bool
+    ) -> Region:
+        session = self._session
+        entry = session.note_anew(graph, self._environment, checked.objection, is_retrial=is_retrial)
         outdated = entry if entry is not None and claimed.is_of(entry) else None
         cost_us = made.cost.cost_us if made.cost is not None else None
         self._doubts[graph.digest] = doubts.drifted(made.deployment, cost_us, overtaken=checked.is_overtaken)
-        is_retrial = checked.objection == RETRIED
-        with_trees = not is_retrial or self._session.may_try_trees()
-        candidates = made.candidates.renewed() if with_trees else made.candidates.with_relocation()
-        before = Before(made.deployment, made.cost, may_stay=is_retrial)
-        region = self._measure(graph, candidates, None, outdated, before)
+        is_partial = is_retrial and not session.may_try_trees()
+        candidates = made.candidates.with_relocation() if is_partial else made.candidates.renewed()
+        before = Before(made.deployment, made.cost, may_stay=is_retrial, is_partial=is_partial)
+        # What others have found meanwhile, who may have tried all, stays.
+        tells = not is_partial or entry is None or outdated is not None
+        region = self._measure(graph, candidates, None, outdated, before, tells=tells)
         self._replace(graph, checked, region)
         compiled = self._compiled()
         if compiled is not None:

@@ -10,7 +10,7 @@ import contextlib
 import enum
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -23,7 +23,13 @@ from pygraphd.client.costs import Cost
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.turns import SAMPLES, Turns
 from pygraphd.schema.messages import Conditions, Decision, Deployment, Entry, Graph, Measurement
-from pygraphd.schema.policy import decide, gain_in_trees_us, is_unbeaten, loss_in_trees_us
+from pygraphd.schema.policy import (
+    decide,
+    gain_in_trees_us,
+    is_unbeaten,
+    loss_in_trees_us,
+    seeming_gain_in_trees_us,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -89,12 +95,24 @@ class Decided:
 class Before:
     """How a region ran until it was to be measured anew, and what a call cost; it goes on so if nothing can be found out.
 
-    `may_stay`: also if nothing is found to be faster beyond the noise, as it was not in doubt.
+    `may_stay`: also if nothing is found to be faster beyond the noise, as it was not in doubt. `is_partial`: not all that there is
+    is tried, so that what is confirmed is nothing to be told.
     """
 
     deployment: Deployment
     cost: Cost | None
     may_stay: bool = False
+    is_partial: bool = False
+
+    def why_stay(self, result: Decided) -> str | None:
+        """Return why it goes on so, in view of what was found; None if it does not."""
+        if not (result.decision.final or (result.provisional and not self.may_stay)):
+            return policy.AS_BEFORE
+        if not self.may_stay:
+            return None
+        is_same = self.is_partial and result.decision.deployment is self.deployment
+        unbeaten = is_same or is_unbeaten(self.deployment, result.measurements, result.conditions)
+        return policy.UNBEATEN if unbeaten else None
 
 
 class Host(Protocol):
@@ -106,6 +124,9 @@ class Host(Protocol):
 
     def turn(self, region: Region) -> Entry | Turn:
         """Return whose turn it is to measure a region, or the answer of another process that has."""
+
+    def waits_for_forward(self, region: Region) -> bool:
+        """Return whether a backward has no turn yet as its forward has none, or another process has."""
 
     def keep_turn(self, region: Region) -> None:
         """Note that this process is still measuring a region."""
@@ -145,6 +166,8 @@ class Region:
         self.family = family
         self.part = part
         self._before = before
+        self.was_put_off = False
+        """Whether it goes on as before since another process is at it."""
         self._reserved: room.Reserved | None = None
         """Before it was measured anew."""
         self.state = State.WARM_UP
@@ -183,7 +206,10 @@ class Region:
 
     def gain_in_trees_us(self) -> float:
         """Return what a call saves in PyTorch's trees over the best of all else, as far as that is known."""
-        return gain_in_trees_us(self._profiler.measurements())
+        before = self._before
+        # What runs there is given the benefit of the doubt, and so is its forward.
+        runs_there = before is not None and before.may_stay and before.deployment is Deployment.TREES
+        return (seeming_gain_in_trees_us if runs_there else gain_in_trees_us)(self._profiler.measurements())
 
     def loss_in_trees_us(self) -> float | None:
         """Return what a call takes longer in trees than in the fastest way; None if that is not known, or they are no choice."""
@@ -199,8 +225,15 @@ class Region:
         return False
 
     def _deploy(self, result: Decided) -> None:
+        """Run as decided from now on, and give back what finding out has taken."""
+        self._put_in_place(result)
+        # Not before what was not chosen can be called by nobody any more.
+        if self._reserved is not None:
+            self._guarded(self._reserved.give_back)
+
+    def _put_in_place(self, result: Decided) -> None:
         """Run as decided from now on, and say so to everybody concerned."""
-        result = self._as_before(result) or result
+        result = self._guarded(lambda: self._as_before(result)) or result
         # First what other threads call meanwhile, and what stays if this one is interrupted.
         self._call = self._launch
         self._enter(State.DEPLOYED)
@@ -217,33 +250,33 @@ class Region:
         deployed = Deployed(self._call, decision.deployment, kept, *self._borne_out(result, decision))
         self._guarded(lambda: self._on_deployed(self, deployed))
         self._guarded(lambda: self._host.decided(self, result, decision))
-        if self._reserved is not None:
-            self._guarded(self._reserved.give_back)
 
     def _as_before(self, result: Decided) -> Decided | None:
         """Return that a region goes on as before if it is to, in view of what was found; None if it is not."""
-        before, calls = self._before, self.tally.calls
-        if before is None or result.adopted is not None:
+        before = self._before
+        if before is None or result.adopted is not None or result.kept:
             return None
-        reason = None
-        if not (result.decision.final or (result.provisional and not before.may_stay)):
-            reason = policy.AS_BEFORE
-        elif before.may_stay and is_unbeaten(before.deployment, result.measurements, result.conditions):
-            reason = policy.UNBEATEN
+        reason = before.why_stay(result)
         if reason is None:
             return None
+        if before.deployment is Deployment.TREES and self._host.conditions(self).forward_in_trees is False:
+            return None  # what it would take from its forward does not lie where trees look for it
         measurements = result.measurements if reason == policy.UNBEATEN else ()
-        decision = policy.as_before(before.deployment, reason, calls)
-        return replace(result, decision=decision, measurements=measurements, provisional=False, kept=True)
+        return self._kept(before, reason, measurements)
+
+    def _kept(self, before: Before, reason: str, measurements: tuple[Measurement, ...] = ()) -> Decided:
+        decision = policy.as_before(before.deployment, reason, self.tally.calls)
+        return Decided(self.graph, decision, measurements, kept=True)
 
     def _borne_out(self, result: Decided, runs: Decision) -> tuple[Cost | None, Entry | None]:
         """Return what a call costs as it `runs`, if that is known, and who has said so, if it was another process."""
         before, entry = self._before, result.adopted
         if entry is not None and runs.deployment is entry.decision.deployment:
             return costs.of_entry(entry), entry
-        if before is not None and result.kept and runs.deployment is before.deployment:
-            return before.cost, None
-        return costs.of_measurements(result.measurements, runs.deployment), None
+        cost = None if result.kept else costs.of_measurements(result.measurements, runs.deployment)
+        if cost is None and before is not None and runs.deployment is before.deployment:
+            cost = before.cost
+        return cost, None
 
     def _enter(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -285,10 +318,16 @@ class Region:
             self._deploy(Decided(self.graph, turn.decision, adopted=turn))
         elif turn is not Turn.OTHERS:
             self._start_measuring(sizes, inputs)
+        elif (before := self._before) is not None and before.may_stay and not self._waits_for_forward():
+            self.was_put_off = True
+            self._deploy(self._kept(before, policy.OTHERS_MEASURE))
         elif self.state is State.WARM_UP:
             self._call = self._wait
             self._enter(State.WAIT)
             self._host.report.count(waited=1)
+
+    def _waits_for_forward(self) -> bool:
+        return self._guarded(lambda: self._host.waits_for_forward(self)) is True
 
     def _can_run(self, deployment: Deployment) -> bool:
         return self._candidates is not None and self._candidates.offers(deployment)

@@ -129,10 +129,6 @@ class Report:
         """How many regions run as decided."""
         return self._deployed.total()
 
-    def runs(self, deployment: Deployment) -> bool:
-        """Return whether any region runs so."""
-        return self._deployed[deployment] > 0
-
     def take_back(self, graph: Graph, environment: Environment) -> None:
         """Forget how a region runs that is measured anew: it will be noted again."""
         key = environment.digest()

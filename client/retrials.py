@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pygraphd.client.report import Report
 
 FIRST = 6
-"""The look at a family that measures it anew, if it may; the next comes after twice as many, and so on."""
+"""Rounds of looks after which a family is measured anew, if it may be; the next time comes after twice as many, and so on."""
 SHARE = 5e-4
 """Of a process's time that all measuring in it may have taken when one more family is begun with."""
 
@@ -31,8 +31,8 @@ class Retrials:
         self._latest = 0
         self._schedules: dict[int, _Schedule] = {}
 
-    def begin(self, family: int, round_: int, have_rivals: Iterable[Callable[[], bool]]) -> bool:
-        """Return whether a family that is to be looked at is measured anew instead; one in a round is, so that they do not add up.
+    def is_due(self, family: int, round_: int, have_rivals: Iterable[Callable[[], bool]]) -> bool:
+        """Return whether a family that is looked at is to be measured anew; one in a round is, so that they do not add up.
 
         `have_rivals` say of each of its graphs whether there is anything to hold it against that a look does not.
         """
@@ -42,13 +42,25 @@ class Retrials:
         if not any(has_rivals() for has_rivals in have_rivals):
             return False
         self._latest = round_
-        schedule.every *= 2
-        schedule.at = round_ + schedule.every
         return True
+
+    def begun(self, family: int, round_: int) -> None:
+        """Note that it is: its turn comes again after twice as many rounds. For each of its graphs, in whatever order."""
+        schedule = self._schedules[family]
+        if schedule.at <= round_:
+            schedule.every *= 2
+            schedule.at = round_ + schedule.every
 
     def changed(self, family: int) -> None:
         """Note that a family has come to run otherwise: what was found by mistake must not stay for long."""
         self._schedules.pop(family, None)
+
+    def put_off(self, family: int, round_: int) -> None:
+        """Note that another process is at it: in the next round its answer may be there."""
+        schedule = self._schedules.get(family)
+        if schedule is not None and schedule.at > round_ + 1:
+            schedule.every //= 2
+            schedule.at = round_ + 1
 
     def _is_affordable(self) -> bool:
         return self._report.measuring_ms <= SHARE * 1e3 * (self._clock() - self._began_s)

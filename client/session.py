@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.client import _torch, doubts, fingerprint, options, policy
 from pygraphd.client.cache import Cache
-from pygraphd.client.checking import DISPUTED, RETRIED
+from pygraphd.client.checking import DISPUTED
 from pygraphd.client.claims import Claims, Interest, Turn
 from pygraphd.client.doubts import Doubt
 from pygraphd.client.drift import Drift
@@ -94,7 +94,9 @@ class Session:
         self._latest_options: tuple[tuple[str, str], ...] = ()
         self._options: dict[int, tuple[tuple[str, str], ...]] = {}
         self.trees_have_run = False
-        """Whether any graph has run in PyTorch's trees, as far as that was up to us."""
+        """Whether any graph has run in PyTorch's trees, as far as that was up to us,"""
+        self.has_relocated = False
+        """and whether any was deployed as a relocatable graph."""
         self.tree_devices: set[int] = set()
         """Devices on which Inductor believes that a forward has run in a tree."""
 
@@ -202,9 +204,11 @@ class Session:
         if not is_open:
             self.report.take_back(graph, environment)
 
-    def note_anew(self, graph: Graph, environment: Environment, objection: str) -> Entry | None:
-        """Note that a deployed graph is measured anew, and what stands against it (see `checking`); return what the cache says, which is outdated."""
-        self.report.count(**{"retried" if objection == RETRIED else "drifted": 1})
+    def note_anew(
+        self, graph: Graph, environment: Environment, objection: str, *, is_retrial: bool
+    ) -> Entry | None:
+        """Note that a deployed graph is measured anew, and what stands against it (see `checking`); return what the cache says, which may be outdated."""
+        self.report.count(**{"retried" if is_retrial else "drifted": 1})
         self.report.step_aside(objection)
         self.report.take_back(graph, environment)
         return self.cache.lookup(environment, [graph.digest]).get(graph.digest)
@@ -217,18 +221,22 @@ class Session:
         cached: Decision | None,
         rejected: Entry | None = None,
         doubt: Doubt | None = None,
+        *,
+        tells: bool = True,
     ) -> None:
         """Keep a region that is not decided, so that `close` can say at least how often it was called.
 
         `family` is one object for a forward and its backward. `cached` is what the cache knows of it, `rejected` what it says
-        and what is not believed, `doubt` why what was known is not taken.
+        and what is not believed, `doubt` why what was known is not taken. Unless it `tells`, what is found is not for the cache.
         """
         known_calls = cached.calls if cached is not None else -1
         self._families[id(family)] = family
         is_backward = region.graph.kind is Kind.BACKWARD
         interest = Interest(environment, region.graph.digest, id(family), is_backward)
         self._claims.add(interest, rejected)
-        self._watched[id(region.tally)] = _Watched(region.graph, region.tally, interest, known_calls, doubt)
+        self._watched[id(region.tally)] = _Watched(
+            region.graph, region.tally, interest, known_calls, doubt, rejected, tells
+        )
         # A region that goes with its model is nothing to be waited for, nor to be kept from others.
         weakref.finalize(region, self._claims.remove, interest).atexit = False
 
@@ -261,6 +269,11 @@ class Session:
         )
         follows = self.families.forward_in_trees(watched.interest.family)
         return entry if follows or not is_backward_in_trees else None
+
+    def waits_for_forward(self, region: Region) -> bool:
+        """Return whether a backward has no turn yet as its forward has none, or another process has."""
+        watched = self._watched.get(id(region.tally))
+        return watched is not None and self._claims.follows(watched.interest)
 
     def keep_turn(self, region: Region) -> None:
         """Note that this process is still measuring a region."""
@@ -321,7 +334,7 @@ class Session:
 
         Once they have run in a process, its relocated graphs have been seen to take 10 % longer, for good; see `policy.spares_trees`.
         """
-        return self.trees_have_run or not self.report.runs(Deployment.RELOCATE)
+        return self.trees_have_run or not self.has_relocated
 
     def may_relocate(self, device_index: int) -> bool:
         """Whether relocatable graphs are wanted, and can be had here."""
@@ -404,11 +417,8 @@ class Session:
         if result.measurements:
             self.report.count(measured=1)
             self.trees_have_run |= any(each.deployment is Deployment.TREES for each in result.measurements)
-        if result.kept:  # what the cache says stays; this ends the lease
-            record = Record(result.graph, result.decision)
-        else:
-            record = Record(result.graph, result.decision, result.measurements, result.conditions)
-        self.record(environment, [record])
+        if (record := watched.record(result)) is not None:
+            self.record(environment, [record])
 
     def record(self, environment: Environment, records: Sequence[Record]) -> None:
         """Hand records to the cache, if there are any."""
@@ -456,6 +466,17 @@ class _Watched:
     interest: Interest
     known_calls: int
     doubt: Doubt | None
+    rejected: Entry | None
+    tells: bool
+
+    def record(self, result: Decided) -> Record | None:
+        """Return what the cache is to be told."""
+        if not result.kept:
+            record = Record(result.graph, result.decision, result.measurements, result.conditions)
+            return record if self.tells else None
+        # It ends the lease, and replaces nothing that is final.
+        is_final = self.rejected is not None and self.rejected.decision.final
+        return Record(result.graph, result.decision) if is_final else None
 
 
 def _source(result: Decided, runs: Decision) -> Source:

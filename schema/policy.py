@@ -83,6 +83,15 @@ def loss_in_trees_us(measurements: Sequence[Measurement]) -> float | None:
     return max(0.0, trees.median_us - fast.median_us + NOISE_FACTOR * noise_us(trees, fast))
 
 
+def seeming_gain_in_trees_us(measurements: Sequence[Measurement]) -> float:
+    """Return what a call in TREES seems to save over the best of all else, in microseconds, whatever the noise."""
+    enough = {each.deployment: each for each in measurements if each.samples >= MIN_SAMPLES}
+    trees = enough.pop(Deployment.TREES, None)
+    if trees is None or not enough:
+        return 0.0
+    return max(0.0, min(each.median_us for each in enough.values()) - trees.median_us)
+
+
 def gain_in_trees_us(measurements: Sequence[Measurement]) -> float:
     """Return what a call in TREES saves over the best of all else, in microseconds; 0 if that is not beyond the noise."""
     if fastest(measurements).deployment is not Deployment.TREES:

@@ -3,25 +3,26 @@
 # ruff: noqa: F811 - fixtures of another file
 from __future__ import annotations
 
-import random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from pygraphd.client import checking, fingerprint, policy, region, retrials, workspaces
+from pygraphd.client import aligning, checking, claims, options, policy, region, retrials, workspaces
 from pygraphd.client.report import Report
 from pygraphd.client.retrials import FIRST, SHARE, Retrials
 from pygraphd.client.session import Session
 from pygraphd.client.timeline import Entry
-from pygraphd.schema.messages import Decision, Deployment, Graph, Kind
-from pygraphd.schema.policy import POLICY_VERSION
-from pygraphd.schema.summary import Source
+from pygraphd.client.turns import MAX_ROUNDS
+from pygraphd.schema.messages import Deployment, Graph, Kind
+from pygraphd.schema.policy import NO_GAIN
 from tests.client.test_looking import decided, expect
 from tests.client.test_plan import (  # noqa: F401
     Clock,
     Compiled,
     Relocating,
+    compile_once,
     compile_pair,
     relocating,
     relocation_where_it_is_meant,
@@ -32,7 +33,9 @@ from tests.client.test_plan_of_ranks import pair as pair_of_rank
 from tests.client.test_plan_of_ranks import ranks, wait_for  # noqa: F401
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from pygraphd.client.region import Region
 
 pytestmark = pytest.mark.torch
 
@@ -45,14 +48,18 @@ def yes() -> bool:
     return True
 
 
-def begun(scheduled: Retrials, rounds: int, families: Sequence[int] = (1,)) -> list[tuple[int, int]]:
+def begin(scheduled: Retrials, family: int, number: int, *have_rivals: Callable[[], bool]) -> bool:
+    """Measure a family anew if it is its turn."""
+    is_due = scheduled.is_due(family, number, have_rivals or [yes])
+    if is_due:
+        for _ in ("forward", "backward"):
+            scheduled.begun(family, number)
+    return is_due
+
+
+def begun(scheduled: Retrials, rounds: range, families: Sequence[int] = (1,)) -> list[tuple[int, int]]:
     """Return the families that are measured anew, each with its round."""
-    return [
-        (number, family)
-        for number in range(1, rounds + 1)
-        for family in families
-        if scheduled.begin(family, number, [yes])
-    ]
+    return [(number, family) for number in rounds for family in families if begin(scheduled, family, number)]
 
 
 @pytest.fixture
@@ -74,20 +81,44 @@ def look(session: Session, models: tuple[Compiled, Compiled], times: int = 1) ->
 
 
 def test_the_sixth_look_measures_anew_and_then_one_after_twice_as_many(affordable: None) -> None:
-    assert begun(Retrials(Report()), 100) == [(6, 1), (18, 1), (42, 1), (90, 1)]
+    assert begun(Retrials(Report()), range(1, 100)) == [(6, 1), (18, 1), (42, 1), (90, 1)]
 
 
 def test_one_family_in_a_round_is(affordable: None) -> None:
-    assert begun(Retrials(Report()), 10, (1, 2, 3)) == [(6, 1), (7, 2), (8, 3)]
+    assert begun(Retrials(Report()), range(1, 10), (1, 2, 3)) == [(6, 1), (7, 2), (8, 3)]
 
 
 def test_what_has_changed_is_measured_anew_after_six_looks_again(affordable: None) -> None:
     scheduled = Retrials(Report())
-    assert begun(scheduled, 6) == [(6, 1)]
+    assert begun(scheduled, range(1, 7)) == [(6, 1)]
 
     scheduled.changed(1)
 
-    assert [number for number in range(7, 40) if scheduled.begin(1, number, [yes])] == [12, 24]
+    assert begun(scheduled, range(7, 40)) == [(12, 1), (24, 1)]
+
+
+def test_what_another_process_is_at_is_asked_about_in_the_next_round(affordable: None) -> None:
+    scheduled = Retrials(Report())
+    assert begun(scheduled, range(1, 7)) == [(6, 1)]
+
+    for _ in ("forward", "backward"):
+        scheduled.put_off(1, 6)
+    scheduled.put_off(2, 6)  # it has changed meanwhile
+
+    assert begun(scheduled, range(7, 40)) == [(7, 1), (19, 1)]
+
+
+def test_what_could_not_be_begun_with_is_due_in_the_next_round(affordable: None) -> None:
+    scheduled = Retrials(Report())
+
+    assert [scheduled.is_due(1, number, [yes]) for number in (1, 6, 7, 7)] == [False, True, True, False]
+
+
+def test_one_graph_of_a_family_that_has_rivals_is_enough(affordable: None) -> None:
+    assert begin(Retrials(Report()), 1, 1, lambda: False, yes) is False
+    scheduled = Retrials(Report())
+    rounds = [number for number in range(1, 10) if begin(scheduled, 1, number, lambda: False, yes)]
+    assert rounds == [6]
 
 
 def test_without_rivals_nothing_is_and_that_is_asked_when_it_is_due(affordable: None) -> None:
@@ -97,22 +128,22 @@ def test_without_rivals_nothing_is_and_that_is_asked_when_it_is_due(affordable: 
         asked.append(True)
         return len(asked) > 3
 
-    rounds = [number for number in range(1, 20) if scheduled.begin(1, number, [has_rivals])]
+    rounds = [number for number in range(1, 20) if begin(scheduled, 1, number, has_rivals)]
 
     assert rounds == [9]
     assert len(asked) == 4
 
 
 def test_measuring_takes_a_bounded_share_of_the_time() -> None:
-    report, now_s = Report(), 0.0
+    report, now_s = Report(), 5_000.0  # of the machine; the program begins now
     scheduled = Retrials(report, lambda: now_s)
     report.measuring_ms, rounds = 500.0, []
 
     for number in range(1, 200):
         now_s += 600.0
-        if scheduled.begin(1, number, [yes]):
+        if begin(scheduled, 1, number):
             rounds.append(number)
-            assert report.measuring_ms <= SHARE * 1e3 * now_s
+            assert report.measuring_ms <= SHARE * 1e3 * 600.0 * number
             report.measuring_ms += 7_000.0  # of a program with many graphs
 
     # Half a second is affordable at the sixth look, and 7.5 are after 15,000 s; then what doubles each time is seldom enough.
@@ -212,35 +243,118 @@ def test_they_are_where_trees_have_run_anyway(
 def test_beside_relocated_graphs_what_is_launched_is_held_against_such_only(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 120.0})
-    decided(session, "launched")
-    later = Session(session.locations)  # in which no trees have run
-    another, environment = Graph("e" * 64, Kind.INFERENCE, 0, 1, 1), fingerprint.environment(0)
-    later.report.deploy(another, environment, Decision(RELOCATE, "", POLICY_VERSION), Source.CACHE)
-    pair = compile_pair(later)
-    assert run(*pair, 1) == [(["launched"], ["launched"])]
+    later, pair = beside_relocated(session, monkeypatch)
     monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 20.0, RELOCATE: 80.0})
+    monkeypatch.setattr(Clock, "span_us", 20.0)  # not so clearly that trees would not be tried
+    monkeypatch.setattr(checking.Checked, "_judge", lambda self: self._found(holds=True))
 
     steps = look(later, pair, FIRST)
 
     assert (["captured"], ["captured"]) not in steps
     assert steps[-1] == (["relocated"], ["relocated"])
     expect(later, retried=2, measured=2)
+    told = compile_pair(Session(session.locations))
+    assert run(*told, 1) == [(["relocated"], ["relocated"])]
+
+
+def beside_relocated(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Session, tuple[Compiled, Compiled]]:
+    """Return a program that has looked a launched pair up, and has relocated graphs, and no trees."""
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 120.0})
+    decided(session, "launched")
+    later = Session(session.locations)
+    later.has_relocated = True
+    pair = compile_pair(later)
+    assert run(*pair, 1) == [(["launched"], ["launched"])]
+    return later, pair
+
+
+def test_what_was_confirmed_without_trees_is_nothing_to_tell(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    later, pair = beside_relocated(session, monkeypatch)
+    made = Relocating.__init__
+    monkeypatch.setattr(Relocating, "__init__", lambda self, refusal: made(self, "an output differs"))
+
+    look(later, pair, FIRST)
+
+    assert later.report.summary()["reasons"] == {policy.UNBEATEN: 2}
+    told = Session(session.locations)
+    compile_pair(told)
+    assert told.report.summary()["reasons"] == {NO_GAIN: 2}
+    assert len(later.drift._looks) == 2
+
+
+def test_without_trees_nothing_is_said_against_what_another_program_has_found_since(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    later, pair = beside_relocated(session, monkeypatch)
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 40.0, RELOCATE: 70.0})
+    monkeypatch.setattr(Clock, "span_us", 20.0)
+    monkeypatch.setattr(checking.Checked, "_judge", lambda self: self._found(holds=True))
+    with monkeypatch.context() as refreshing:
+        refreshing.setenv(options.REFRESH, "1")
+        decided(Session(session.locations))
+    later.cache._spooled.clear()  # a daemon would tell
+
+    assert look(later, pair, FIRST)[-1] == (["relocated"], ["relocated"])
+
+    expect(later, retried=2, measured=2, recorded=0, spooled=0)
+    told = compile_pair(Session(session.locations))
+    assert run(*told, 1) == [(["captured"], ["captured"])]
+
+
+def test_trees_are_not_tried_beside_the_relocated_half_of_the_family(
+    session: Session,
+    relocating: list[Relocating],
+    monkeypatch: pytest.MonkeyPatch,
+    affordable: None,
+    of_each: dict[Kind, dict[Deployment, float]],
+) -> None:
+    of_each[Kind.FORWARD] = {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 20.0}
+    of_each[Kind.BACKWARD] = {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 120.0}
+    monkeypatch.setattr(checking.Checked, "_judge", lambda self: self._found(holds=True))
+    assert run(*compile_pair(session), MORE)[-1] == (["relocated"], ["launched"])
+    later = Session(session.locations)
+    pair = compile_pair(later)
+
+    steps = look(later, pair, FIRST)
+
+    expect(later, retried=2, drifted=0)
+    assert not any("captured" in ahead + behind for ahead, behind in steps)
+
+
+@pytest.fixture
+def of_each(monkeypatch: pytest.MonkeyPatch) -> dict[Kind, dict[Deployment, float]]:
+    """Return the times of graphs that are measured, by kind; of kinds that are not there, they are the clock's."""
+    times_us: dict[Kind, dict[Deployment, float]] = {}
+    made = region.Region.__init__
+
+    def init(self: Any, graph: Graph, *rest: Any, **more: Any) -> None:
+        made(self, graph, *rest, **more)
+        self._profiler.times_us = times_us.get(graph.kind, Clock.times_us)
+
+    monkeypatch.setattr(region.Region, "__init__", init)
+    return times_us
 
 
 class Noisy(Clock):
-    """A clock that nobody can rely on."""
+    """A clock whose samples are so far apart that nothing can be told, though their medians are right."""
 
-    drawn = random.Random(1)
+    FACTORS = (0.6, 1.4, 0.7, 1.3, 0.8, 1.2, 1.0, 1.0)
 
     def stop(self, call: Any, *, steady: bool = True) -> None:
         deployment, fair, part = call
-        time = self.times_us[deployment] * self.drawn.choice([0.5, 0.7, 1.0, 1.3, 1.5])
+        samples = self._samples.setdefault(deployment, [])
+        time = self.times_us[deployment] * self.FACTORS[len(samples) % len(self.FACTORS)]
+        span = self.span_us or time
         if fair:
-            entry = Entry(
-                id(self), deployment, fair, idle=True, began_us=0.0, host_us=time, span_us=time, part=part
+            samples.append(
+                Entry(
+                    id(self), deployment, fair, idle=True, began_us=0.0, host_us=time, span_us=span, part=part
+                )
             )
-            self._samples.setdefault(deployment, []).append(entry)
 
 
 def test_a_capture_is_not_given_up_because_it_is_too_noisy_to_tell(
@@ -263,6 +377,151 @@ def test_a_capture_is_not_given_up_because_it_is_too_noisy_to_tell(
     monkeypatch.setattr(region, "Profiler", Clock)
     look(session, pair)
     expect(session, rechecked=2 * FIRST + 2, drifted=0, retried=2)
+
+
+def test_a_forward_that_is_in_trees_for_its_backward_is_not_given_up_for_noise(
+    session: Session,
+    relocating: list[Relocating],
+    monkeypatch: pytest.MonkeyPatch,
+    affordable: None,
+    of_each: dict[Kind, dict[Deployment, float]],
+) -> None:
+    of_each[Kind.FORWARD] = {LAUNCH: 50.0, TREES: 60.0, RELOCATE: 190.0}
+    of_each[Kind.BACKWARD] = {LAUNCH: 100.0, TREES: 70.0, RELOCATE: 190.0}
+    monkeypatch.setattr(Clock, "span_us", 20.0)
+    monkeypatch.setattr(checking.Checked, "_judge", lambda self: self._found(holds=True))
+    pair = decided(session)
+    look(session, pair, FIRST - 1)
+    made = region.Region.__init__
+
+    def init(self: Any, graph: Graph, *rest: Any, **more: Any) -> None:
+        made(self, graph, *rest, **more)
+        if graph.kind is Kind.BACKWARD:
+            self._profiler = Noisy(self._device, self._host.timeline)
+            self._profiler.times_us = of_each[Kind.BACKWARD]
+
+    monkeypatch.setattr(region.Region, "__init__", init)
+
+    assert look(session, pair)[-1] == (["captured"], ["captured"])
+
+    expect(session, retried=2, drifted=0)
+
+
+def test_what_has_drifted_is_launched_if_it_is_too_noisy_to_tell(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in doubt."""
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 60.0, TREES: 50.0})
+    pair = decided(session)
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 90.0, TREES: 80.0})
+    monkeypatch.setattr(region, "Profiler", Noisy)
+
+    assert look(session, pair)[-1] == (["launched"], ["launched"])
+
+    expect(session, retried=0, drifted=2)
+
+
+def test_what_runs_well_is_not_launched_while_another_process_measures_it(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    pair = decided(session)
+    look(session, pair, FIRST - 1)
+    with monkeypatch.context() as busy:
+        busy.setattr(Session, "turn", lambda self, region: claims.Turn.OTHERS)
+        steps = look(session, pair)
+    assert steps.count((["captured"], ["captured"])) > MORE - 5
+    assert session.report.summary()["reasons"] == {policy.OTHERS_MEASURE: 2}
+    expect(session, retried=2, measured=2)
+
+    look(session, pair)
+
+    expect(session, retried=4, measured=4, drifted=0)
+
+
+def test_a_half_that_is_not_where_it_is_called_is_waited_for(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    """As in validation, where nothing calls the backward."""
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    pair, alone = decided(session), torch.ones(1)
+    look(session, pair, FIRST - 1)
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 30.0})
+
+    for _ in range(2):
+        session.drift.look()
+        results = [pair[0].current_callable([alone]) for _ in range(1000)]
+        assert results[-1] == ["captured"]
+        expect(session, retried=0)
+
+    assert run(*pair, MAX_ROUNDS + MORE)[-1] == (["captured"], ["captured"]), "the half of a look ends"
+    assert look(session, pair)[-1] == (["relocated"], ["relocated"])
+    expect(session, retried=2, drifted=0, measured=4)
+
+
+def test_inputs_are_copied_before_what_is_measured_anew_is_launched(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    """A call of the program's may come while the look is put in place by a thread of ours."""
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    compiled, x = compile_once(session, 1, backward=False, box=SimpleNamespace(value=0)), torch.ones(1)
+    for _ in range(FIRST):
+        for _ in range(MORE):
+            compiled.current_callable([x])
+        assert compiled.current_callable == compiled.call
+        begin_look, results = aligning.Alignment.begin_look, []
+
+        def meanwhile(self: Any, which: Any) -> None:
+            results.append(compiled.current_callable([x]))  # noqa: B023
+            begin_look(self, which)  # noqa: B023
+
+        with monkeypatch.context() as racing:
+            racing.setattr(aligning.Alignment, "begin_look", meanwhile)
+            session.drift.look()
+        assert results == [["captured"]]
+    compiled.current_callable([x])
+    expect(session, retried=1)
+
+
+def test_what_was_refused_for_now_stays_what_the_cache_says_of_it(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    """The next program takes it as it is if it is refused for the same reason."""
+    made = Relocating.__init__
+
+    def refuse(self: Relocating, refusal: str | None) -> None:
+        made(self, "no room")
+        self.for_good = False
+
+    monkeypatch.setattr(Relocating, "__init__", refuse)
+    pair = compile_pair(session)
+    assert run(*pair, 2 * MORE)[-1] == (["captured"], ["captured"])
+    (reason,) = session.report.summary()["reasons"]
+
+    look(session, pair, FIRST)
+
+    expect(session, retried=2)
+    told = Session(session.locations)
+    assert run(*compile_pair(told), 10)[-1] == (["captured"], ["captured"])
+    assert told.report.summary()["reasons"] == {reason: 2}
+    expect(told, adopted=2, measured=0)
+
+
+def test_what_cannot_be_asked_is_looked_at_all_the_same(
+    session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    pair = decided(session, "launched")
+    look(session, pair, FIRST - 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(Session, "may_try_trees", lambda self: 1 / 0)
+        look(session, pair)
+    assert session.report.failures["measuring anew: ZeroDivisionError"] == 1
+    assert session.report.counts["rechecked"] == 2 * FIRST
+
+    look(session, pair)
+
+    assert session.report.counts["retried"] == 2
 
 
 def test_what_there_is_no_memory_to_measure_anew_runs_and_is_looked_at_as_before(
@@ -324,6 +583,15 @@ def test_of_ranks_the_one_that_leads_finds_out_for_the_next_program(
     assert run(*pair_of_rank(Session(leader.locations)), 3)[-1] == (["captured"], ["captured"])
     look(leader, measured, FIRST)
     assert leader.report.counts["retried"] == 2, "it runs as all do: it was not changed"
+    monkeypatch.setattr(Session, "turn", looking_up)
+    look(leader, measured, FIRST)
+    assert leader.report.counts["retried"] == 4
+    assert len(leader.drift._looks) == 2, "it still is when what the cache says is not what all run"
+
+
+def looking_up(self: Session, region: Region) -> Any:
+    """Say whose turn it is as with a daemon, which is asked for the answer of others first."""
+    return self._claims.look_up(self._watched[id(region.tally)].interest) or claims.Turn.OURS
 
 
 def test_nothing_is_begun_when_the_session_has_ended(

@@ -170,9 +170,10 @@ def test_the_memory_that_is_recorded_in_is_given_back_if_launches_stay(
         with torch.no_grad():
             for _ in range(times):
                 compiled(x)
-        torch.cuda.synchronize()
+                torch.cuda.synchronize()
 
     call(ENOUGH)
+    watched.expect(measured=1)
     torch.cuda.empty_cache()
     for _ in range(retrials.FIRST - 1):
         watched.session.drift.look()

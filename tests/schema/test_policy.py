@@ -564,6 +564,28 @@ def test_launches_overtake_by_more_than_noise_the_least_gain_and_what_is_allowed
     assert policy.is_overtaken(capture, launch, allowed_us) is overtaken
 
 
+@given(SOME)
+def test_what_is_gained_in_trees_for_sure_seems_to_be_gained(measurements: list[Measurement]) -> None:
+    assert policy.seeming_gain_in_trees_us(measurements) >= policy.gain_in_trees_us(measurements) >= 0
+
+
+@pytest.mark.parametrize(
+    ("measurements", "gain_us"),
+    [
+        ([measured(LAUNCH, 60, 20), measured(TREES, 50, 20)], 10),
+        ([measured(LAUNCH, 60, 20), measured(TREES, 50, 20), measured(RELOCATE, 55)], 5),
+        ([measured(LAUNCH, 60), measured(TREES, 70)], 0),
+        ([measured(LAUNCH, 60), measured(TREES, 50, samples=7)], 0),
+        ([measured(LAUNCH, 60, samples=7), measured(TREES, 50)], 0),
+        ([measured(LAUNCH, 60)], 0),
+    ],
+)
+def test_what_seems_to_be_gained_in_trees_counts_whatever_the_noise(
+    measurements: list[Measurement], gain_us: float
+) -> None:
+    assert policy.seeming_gain_in_trees_us(measurements) == gain_us
+
+
 # --- what was measured anew although nothing was found against it ---
 
 
@@ -599,6 +621,9 @@ def test_what_ran_before_stays_unless_something_is_faster_for_sure(
         (RELOCATE, [measured(LAUNCH, 60), measured(RELOCATE, 50), measured(TREES, 51)], Conditions(backward_gain_us=9.0), False),
         (TREES, [measured(LAUNCH, 60, 20), measured(TREES, 50, 20, samples=7)], Conditions(), False),
         (TREES, [measured(LAUNCH, 60, 20)], Conditions(), False),
+        (TREES, [measured(LAUNCH, 100), measured(RELOCATE, 60)], Conditions(), False),
+        (TREES, [measured(LAUNCH, 100), measured(TREES, 60, samples=7), measured(RELOCATE, 60)], Conditions(), False),
+        (RELOCATE, [measured(LAUNCH, 100, samples=7), measured(RELOCATE, 50)], Conditions(), False),
     ],
 )  # fmt: skip
 def test_noise_is_no_reason_to_give_up_what_runs(
