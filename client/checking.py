@@ -56,7 +56,7 @@ class Jury:
         self._found: dict[int, bool | None] = {}
         self._to_come: set[int] = set()
         self._is_whole = True
-        self._retries = False
+        self._retries = self._has_begun = False
         self.together: Together | None = None
         """Of those that take turns with launches; see `looking`."""
 
@@ -70,8 +70,12 @@ class Jury:
         self._to_come.discard(member)
 
     def withdrew(self, member: int) -> None:
-        """Note that one of them will not be found out about now, so that all are not measured anew together either."""
+        """Note that one of them will not be found out about now."""
         self._found[member] = True
+        self.be_partial()
+
+    def be_partial(self) -> None:
+        """Note that not all are found out about together, so that they are not all measured anew either."""
         self._is_whole = self._retries = False
 
     def retry(self) -> None:
@@ -84,7 +88,7 @@ class Jury:
     @property
     def is_retrial(self) -> bool:
         """Whether they are."""
-        return self._retries and not self._to_come
+        return self._has_begun or (self._retries and not self._to_come)
 
     def found(self, member: int, *, holds: bool) -> None:
         """Note what was found of one of them."""
@@ -93,7 +97,10 @@ class Jury:
     def verdict(self) -> bool | None:
         """Return whether all hold; None as long as that is open."""
         found = list(self._found.values())
-        if self.is_retrial or False in found:
+        if self.is_retrial:
+            self._has_begun = True  # for all, whatever becomes of one of them meanwhile
+            return False
+        if False in found:
             return False
         return None if None in found else True
 
@@ -156,7 +163,6 @@ class Checked:
         self._jury.came(id(self))
         verdict = self._jury.verdict()
         if verdict is None and self._waits_in_vain():
-            self._found(holds=True)
             self._jury.withdrew(id(self))
             verdict = True
         if verdict is not None:

@@ -64,6 +64,7 @@ class Claims:
         self._turns: dict[Interest, Turn] = {}
         self._answers: dict[Interest, Entry] = {}
         self._rejected: dict[Interest, Entry] = {}
+        self._insisting: set[Interest] = set()
         self._forwards: dict[int, set[Interest]] = {}
         """Of each family, those that are not ours."""
         self._measuring: set[Interest] = set()
@@ -73,9 +74,14 @@ class Claims:
         self._renew_at = float("inf")
         self._asking = threading.Lock()
 
-    def add(self, interest: Interest, rejected: Entry | None = None) -> None:
-        """Note a region that will have to be measured; `rejected` is what the cache says and what is not believed."""
+    def add(self, interest: Interest, rejected: Entry | None = None, *, insists: bool = False) -> None:
+        """Note a region that will have to be measured; `rejected` is what the cache says and what is not believed.
+
+        If it `insists` it is ours as well while another process is at it, as what runs is not to be launched until that has an answer.
+        """
         self._turns[interest] = Turn.OPEN
+        if insists:
+            self._insisting.add(interest)
         if not interest.is_backward:
             self._forwards.setdefault(interest.family, set()).add(interest)
         if rejected is not None:
@@ -86,16 +92,13 @@ class Claims:
         self._turns.pop(interest, None)
         self._answers.pop(interest, None)
         self._rejected.pop(interest, None)
+        self._insisting.discard(interest)
         self._measuring.discard(interest)
         self._no_longer_ahead(interest)
 
     def is_left_to_others(self, interest: Interest) -> bool:
         """Whether it waits for another process, or for its forward that does."""
-        return self._turns.get(interest) is Turn.OTHERS or self.follows(interest)
-
-    def follows(self, interest: Interest) -> bool:
-        """Whether a backward has to wait since its forward is not ours: the two are measured together."""
-        return interest.is_backward and bool(self._forwards.get(interest.family))
+        return self._turns.get(interest) is Turn.OTHERS or self._follows(interest)
 
     def turn(self, interest: Interest) -> Entry | Turn:
         """Return whose turn it is, or another process's answer; between two looks this costs next to nothing."""
@@ -104,7 +107,7 @@ class Claims:
         turn = self._turns.get(interest, Turn.OURS)
         if turn is Turn.OTHERS and self._clock() < self._next_look:
             return turn
-        if turn is not Turn.OURS and not self.follows(interest) and self._asking.acquire(blocking=False):
+        if turn is not Turn.OURS and not self._follows(interest) and self._asking.acquire(blocking=False):
             try:
                 self._ask(interest)
             finally:
@@ -133,6 +136,10 @@ class Claims:
 
     # --- asking ---
 
+    def _follows(self, interest: Interest) -> bool:
+        """Whether a backward has to wait since its forward is not ours: the two are measured together."""
+        return interest.is_backward and bool(self._forwards.get(interest.family))
+
     def _no_longer_ahead(self, interest: Interest) -> None:
         ahead = self._forwards.get(interest.family)
         if ahead is not None:
@@ -155,7 +162,7 @@ class Claims:
             if granted is not None:
                 self._look_up(environment, some)
             for interest in some:
-                ours = granted is None or interest.graph in granted
+                ours = granted is None or interest.graph in granted or interest in self._insisting
                 self._enter(interest, Turn.OURS if ours else Turn.OTHERS)
 
     def _lease(self, environment: Environment, interests: Sequence[Interest]) -> frozenset[str] | None:

@@ -80,10 +80,6 @@ class Drift:
         """Note that a graph has come to run otherwise."""
         self._retrials.changed(family)
 
-    def put_off(self, family: int) -> None:
-        """Note that a family could not be measured anew in its turn, as another process was at it."""
-        self._retrials.put_off(family, self._round)
-
     def look(self) -> None:
         """Have every graph that is due be timed on its next calls."""
         self._round += 1
@@ -98,9 +94,11 @@ class Drift:
             try:
                 if family not in juries:
                     juries[family] = Jury()
-                    retried += [juries[family]] * self._is_turn_of(family)
+                    if self._is_turn_of(family):
+                        retried.append(juries[family])
                 member.look(number, juries[family])
             except Exception as error:  # noqa: BLE001 - in a thread of ours, it would be printed
+                juries[family].be_partial()
                 self.forget(number)
                 self._report.fail(f"looking again: {type(error).__name__}")
         for jury in retried:

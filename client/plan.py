@@ -408,11 +408,8 @@ class Plan:
         self._record([Record(graph, decision) for graph in unknown])
 
     def _on_decided(self, graph: Graph, before: Before | None, region: Region, made: Deployed) -> None:
-        drift, family = self._session.drift, id(self._family_of(graph))
-        if region.was_put_off:
-            drift.put_off(family)
-        elif before is not None and made.deployment is not before.deployment:
-            drift.changed(family)
+        if before is not None and made.deployment is not before.deployment:
+            self._session.drift.changed(id(self._family_of(graph)))
         self._on_deployed(graph, region, made)
 
     def _on_deployed(self, graph: Graph, region: Runnable, made: Deployed) -> None:
@@ -483,9 +480,11 @@ class Plan:
         def settle(checked: Checked, holds: bool) -> Runnable:
             try:
                 is_retrial = jury.is_retrial
+                # First what may fail, while it still is looked at.
+                anew = self._made_anew(made, is_retrial=is_retrial) if not holds else None
                 note = drift.retried if is_retrial else drift.drifted
-                if not holds and (note(number) or (is_first and not drift.is_over)):
-                    return self._measure_again(checked, graph, made, claimed, is_retrial=is_retrial)
+                if anew is not None and (note(number) or (is_first and not drift.is_over)):
+                    return self._measure_again(checked, graph, made, claimed, anew)
                 self._replace(graph, checked, run)
                 return run
             except BaseException:
@@ -529,19 +528,29 @@ class Plan:
         place = Place(graph, id(self._family_of(graph)), session.rota, session.timeline, why_not)
         return Looked(made.run, claimed, made.candidates, settle, session.report, jury, place)
 
+    def _made_anew(self, made: Deployed, *, is_retrial: bool) -> tuple[Candidates, Before]:
+        """Return what a graph is to be measured anew in, and how it ran until now."""
+        is_partial = is_retrial and not self._session.may_try_trees()
+        candidates = made.candidates.with_relocation() if is_partial else made.candidates.renewed()
+        return candidates, Before(made.deployment, made.cost, may_stay=is_retrial, is_partial=is_partial)
+
     def _measure_again(
-        self, checked: Checked, graph: Graph, made: Deployed, claimed: Claimed, *, is_retrial: bool
+        self,
+        checked: Checked,
+        graph: Graph,
+        made: Deployed,
+        claimed: Claimed,
+        anew: tuple[Candidates, Before],
     ) -> Region:
-        session = self._session
-        entry = session.note_anew(graph, self._environment, checked.objection, is_retrial=is_retrial)
+        candidates, before = anew
+        entry = self._session.note_anew(
+            graph, self._environment, checked.objection, is_retrial=before.may_stay
+        )
         outdated = entry if entry is not None and claimed.is_of(entry) else None
         cost_us = made.cost.cost_us if made.cost is not None else None
         self._doubts[graph.digest] = doubts.drifted(made.deployment, cost_us, overtaken=checked.is_overtaken)
-        is_partial = is_retrial and not session.may_try_trees()
-        candidates = made.candidates.with_relocation() if is_partial else made.candidates.renewed()
-        before = Before(made.deployment, made.cost, may_stay=is_retrial, is_partial=is_partial)
         # What others have found meanwhile, who may have tried all, stays.
-        tells = not is_partial or entry is None or outdated is not None
+        tells = not before.is_partial or outdated is not None
         region = self._measure(graph, candidates, None, outdated, before, tells=tells)
         self._replace(graph, checked, region)
         compiled = self._compiled()

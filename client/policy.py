@@ -36,7 +36,6 @@ FAILED = "measuring failed"
 STILL_WAITING = "ranks: the program ended before there was a decision"
 AS_BEFORE = "as before, since it could not be measured anew"
 UNBEATEN = "as before, since nothing was found to be faster by more than the noise and 2 %"
-OTHERS_MEASURE = "as before, while another process measures it anew"
 LEFT_TO_OTHERS = "another process was still measuring it when the program ended"
 _NUMBER = re.compile(r"[0-9.]+( [KMG]iB)?")
 

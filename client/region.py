@@ -22,7 +22,7 @@ from pygraphd.client.claims import Turn
 from pygraphd.client.costs import Cost
 from pygraphd.client.profiler import Profiler
 from pygraphd.client.turns import SAMPLES, Turns
-from pygraphd.schema.messages import Conditions, Decision, Deployment, Entry, Graph, Measurement
+from pygraphd.schema.messages import Conditions, Decision, Deployment, Entry, Graph, Kind, Measurement
 from pygraphd.schema.policy import (
     decide,
     gain_in_trees_us,
@@ -125,9 +125,6 @@ class Host(Protocol):
     def turn(self, region: Region) -> Entry | Turn:
         """Return whose turn it is to measure a region, or the answer of another process that has."""
 
-    def waits_for_forward(self, region: Region) -> bool:
-        """Return whether a backward has no turn yet as its forward has none, or another process has."""
-
     def keep_turn(self, region: Region) -> None:
         """Note that this process is still measuring a region."""
 
@@ -166,8 +163,6 @@ class Region:
         self.family = family
         self.part = part
         self._before = before
-        self.was_put_off = False
-        """Whether it goes on as before since another process is at it."""
         self._reserved: room.Reserved | None = None
         """Before it was measured anew."""
         self.state = State.WARM_UP
@@ -194,6 +189,16 @@ class Region:
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         return self._call(inputs)
+
+    @property
+    def ran_before(self) -> bool:
+        """Whether it is measured anew,"""
+        return self._before is not None
+
+    @property
+    def may_stay(self) -> bool:
+        """and although nothing was found against how it ran."""
+        return self._before is not None and self._before.may_stay
 
     def ready(self) -> bool:
         """Return whether every candidate has its samples, or will never have them, or needs none."""
@@ -254,19 +259,24 @@ class Region:
     def _as_before(self, result: Decided) -> Decided | None:
         """Return that a region goes on as before if it is to, in view of what was found; None if it is not."""
         before = self._before
-        if before is None or result.adopted is not None or result.kept:
+        if before is None or result.adopted is not None:
             return None
+        conditions = self._host.conditions(self)
+        if before.deployment is Deployment.TREES and conditions.forward_in_trees is False:
+            return None  # what it would take from its forward does not lie where trees look for it
         reason = before.why_stay(result)
+        if before.may_stay and self._is_in_trees_without_its_backward(before, conditions):
+            reason = policy.AS_BEFORE
         if reason is None:
             return None
-        if before.deployment is Deployment.TREES and self._host.conditions(self).forward_in_trees is False:
-            return None  # what it would take from its forward does not lie where trees look for it
-        measurements = result.measurements if reason == policy.UNBEATEN else ()
-        return self._kept(before, reason, measurements)
-
-    def _kept(self, before: Before, reason: str, measurements: tuple[Measurement, ...] = ()) -> Decided:
         decision = policy.as_before(before.deployment, reason, self.tally.calls)
+        measurements = result.measurements if reason == policy.UNBEATEN else ()
         return Decided(self.graph, decision, measurements, kept=True)
+
+    def _is_in_trees_without_its_backward(self, before: Before, conditions: Conditions) -> bool:
+        """Whether it may run as it does for what its backward gains, which is not measured with it."""
+        is_forward = self.graph.kind is Kind.FORWARD
+        return is_forward and before.deployment is Deployment.TREES and conditions.backward_gain_us is None
 
     def _borne_out(self, result: Decided, runs: Decision) -> tuple[Cost | None, Entry | None]:
         """Return what a call costs as it `runs`, if that is known, and who has said so, if it was another process."""
@@ -318,16 +328,10 @@ class Region:
             self._deploy(Decided(self.graph, turn.decision, adopted=turn))
         elif turn is not Turn.OTHERS:
             self._start_measuring(sizes, inputs)
-        elif (before := self._before) is not None and before.may_stay and not self._waits_for_forward():
-            self.was_put_off = True
-            self._deploy(self._kept(before, policy.OTHERS_MEASURE))
         elif self.state is State.WARM_UP:
             self._call = self._wait
             self._enter(State.WAIT)
             self._host.report.count(waited=1)
-
-    def _waits_for_forward(self) -> bool:
-        return self._guarded(lambda: self._host.waits_for_forward(self)) is True
 
     def _can_run(self, deployment: Deployment) -> bool:
         return self._candidates is not None and self._candidates.offers(deployment)
@@ -503,7 +507,9 @@ class Region:
 
     def _price_ms(self, measurements: tuple[Measurement, ...], deployment: Deployment) -> float:
         """Return the host time of the timed calls beyond what they would have taken with the decision known."""
-        known = next((m.host_us for m in measurements if m.deployment is deployment), 0.0)
+        # It may go on as before.
+        runs = {deployment, self._before.deployment if self._before is not None else deployment}
+        known = min((m.host_us for m in measurements if m.deployment in runs), default=0.0)
         return max(0.0, self._timed_ms - self._timed_calls * known / 1e3)
 
 

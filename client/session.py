@@ -233,9 +233,9 @@ class Session:
         self._families[id(family)] = family
         is_backward = region.graph.kind is Kind.BACKWARD
         interest = Interest(environment, region.graph.digest, id(family), is_backward)
-        self._claims.add(interest, rejected)
+        self._claims.add(interest, rejected, insists=region.may_stay)
         self._watched[id(region.tally)] = _Watched(
-            region.graph, region.tally, interest, known_calls, doubt, rejected, tells
+            region.graph, region.tally, interest, known_calls, doubt, rejected, tells, region.ran_before
         )
         # A region that goes with its model is nothing to be waited for, nor to be kept from others.
         weakref.finalize(region, self._claims.remove, interest).atexit = False
@@ -269,11 +269,6 @@ class Session:
         )
         follows = self.families.forward_in_trees(watched.interest.family)
         return entry if follows or not is_backward_in_trees else None
-
-    def waits_for_forward(self, region: Region) -> bool:
-        """Return whether a backward has no turn yet as its forward has none, or another process has."""
-        watched = self._watched.get(id(region.tally))
-        return watched is not None and self._claims.follows(watched.interest)
 
     def keep_turn(self, region: Region) -> None:
         """Note that this process is still measuring a region."""
@@ -403,7 +398,9 @@ class Session:
             return  # the session has been closed meanwhile
         self._claims.remove(watched.interest)
         environment = watched.interest.environment
-        because = watched.doubt.told(result.measurements) if watched.doubt is not None else ""
+        because = ""  # what was known and goes on has not been doubted
+        if watched.doubt is not None and not result.kept:
+            because = watched.doubt.told(result.measurements)
         self.report.deploy(result.graph, environment, runs, _source(result, runs), because)
         if region.graph.kind is not Kind.BACKWARD:
             family = watched.interest.family
@@ -440,7 +437,7 @@ class Session:
             )
             because = watched.doubt.told() if watched.doubt is not None else ""
             self.report.deploy(watched.graph, environment, decision, Source.UNFINISHED, because)
-            if not left and watched.known_calls < calls:
+            if not (left or watched.ran_before) and watched.known_calls < calls:
                 record = Record(watched.graph, decision)
                 unfinished.setdefault(environment, []).append(record)
         for graph, environment, decision in list(self._checked.values()):
@@ -468,6 +465,8 @@ class _Watched:
     doubt: Doubt | None
     rejected: Entry | None
     tells: bool
+    ran_before: bool
+    """It was measured anew: if it came to no end, what the cache says is better than that."""
 
     def record(self, result: Decided) -> Record | None:
         """Return what the cache is to be told."""

@@ -89,7 +89,10 @@ def seeming_gain_in_trees_us(measurements: Sequence[Measurement]) -> float:
     trees = enough.pop(Deployment.TREES, None)
     if trees is None or not enough:
         return 0.0
-    return max(0.0, min(each.median_us for each in enough.values()) - trees.median_us)
+    seeming_us = min(each.median_us for each in enough.values()) - trees.median_us
+    return max(
+        gain_in_trees_us(measurements), seeming_us
+    )  # the first, where the best of all else is no choice
 
 
 def gain_in_trees_us(measurements: Sequence[Measurement]) -> float:

@@ -48,9 +48,6 @@ class Host:
         self.turns: list[Entry | Turn] = []
         self.calls_until_helper = 0
 
-    def waits_for_forward(self, region: Region) -> bool:
-        return False
-
     def helper_is_coming(self) -> bool:
         self.calls_until_helper -= 1
         return self.calls_until_helper >= 0

@@ -10,13 +10,18 @@ import pytest
 import torch
 
 from pygraphd.client import aligning, checking, claims, options, policy, region, retrials, workspaces
+from pygraphd.client.cache import Cache
+from pygraphd.client.candidates import Candidates
+from pygraphd.client.drift import Drift
+from pygraphd.client.plan import Plan
+from pygraphd.client.region import Before, Decided
 from pygraphd.client.report import Report
 from pygraphd.client.retrials import FIRST, SHARE, Retrials
 from pygraphd.client.session import Session
 from pygraphd.client.timeline import Entry
 from pygraphd.client.turns import MAX_ROUNDS
-from pygraphd.schema.messages import Deployment, Graph, Kind
-from pygraphd.schema.policy import NO_GAIN
+from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, LeaseAnswer
+from pygraphd.schema.policy import NO_GAIN, POLICY_VERSION
 from tests.client.test_looking import decided, expect
 from tests.client.test_plan import (  # noqa: F401
     Clock,
@@ -28,6 +33,7 @@ from tests.client.test_plan import (  # noqa: F401
     relocation_where_it_is_meant,
     run,
     session,
+    sources,
 )
 from tests.client.test_plan_of_ranks import pair as pair_of_rank
 from tests.client.test_plan_of_ranks import ranks, wait_for  # noqa: F401
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pygraphd.client.region import Region
+    from pygraphd.schema.keys import Environment
 
 pytestmark = pytest.mark.torch
 
@@ -68,6 +75,12 @@ def affordable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrials, "SHARE", 1e9)
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no process begin later than others."""
+    monkeypatch.setattr(retrials, "stagger", lambda: 0)
+
+
 def look(session: Session, models: tuple[Compiled, Compiled], times: int = 1) -> list[tuple[Any, Any]]:
     """Return what steps did after each of so many looks at one model."""
     steps = []
@@ -97,21 +110,40 @@ def test_what_has_changed_is_measured_anew_after_six_looks_again(affordable: Non
     assert begun(scheduled, range(7, 40)) == [(12, 1), (24, 1)]
 
 
-def test_what_another_process_is_at_is_asked_about_in_the_next_round(affordable: None) -> None:
+def test_what_is_not_begun_with_is_due_six_rounds_later_and_keeps_nobody_from_its_turn(
+    affordable: None,
+) -> None:
+    scheduled = Retrials(Report())
+    due, others = [], []
+
+    for number in range(1, 22):
+        due += [number] * scheduled.is_due(1, number, [yes])
+        others += [number] * begin(scheduled, 2, number)
+
+    assert due == [6, 12, 18]
+    assert others == [7, 19]
+
+
+def test_a_half_may_be_begun_with_when_the_other_has_changed_already(affordable: None) -> None:
     scheduled = Retrials(Report())
     assert begun(scheduled, range(1, 7)) == [(6, 1)]
 
-    for _ in ("forward", "backward"):
-        scheduled.put_off(1, 6)
-    scheduled.put_off(2, 6)  # it has changed meanwhile
+    scheduled.changed(1)
+    scheduled.begun(1, 7)
 
-    assert begun(scheduled, range(7, 40)) == [(7, 1), (19, 1)]
+    assert begun(scheduled, range(8, 20)) == [(13, 1)]
 
 
-def test_what_could_not_be_begun_with_is_due_in_the_next_round(affordable: None) -> None:
-    scheduled = Retrials(Report())
-
-    assert [scheduled.is_due(1, number, [yes]) for number in (1, 6, 7, 7)] == [False, True, True, False]
+def test_processes_that_began_together_measure_apart(
+    affordable: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(retrials, "SHARE", 1e9)
+    first = []
+    for process in range(100, 106):
+        monkeypatch.setattr("os.getpid", lambda process=process: process)
+        first += begun(Retrials(Report()), range(1, 12))
+    assert sorted(first) == [(number, 1) for number in range(6, 12)]
 
 
 def test_one_graph_of_a_family_that_has_rivals_is_enough(affordable: None) -> None:
@@ -421,22 +453,59 @@ def test_what_has_drifted_is_launched_if_it_is_too_noisy_to_tell(
     expect(session, retried=0, drifted=2)
 
 
+def leasing_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the daemon say that another process measures whatever is asked for."""
+
+    def lease(self: Cache, environment: Environment, graphs: Sequence[str]) -> LeaseAnswer:
+        return LeaseAnswer(environment.digest(), "1", (), 60.0)
+
+    monkeypatch.setattr(Cache, "lease", lease)
+
+
 def test_what_runs_well_is_not_launched_while_another_process_measures_it(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
     monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
     pair = decided(session)
     look(session, pair, FIRST - 1)
-    with monkeypatch.context() as busy:
-        busy.setattr(Session, "turn", lambda self, region: claims.Turn.OTHERS)
-        steps = look(session, pair)
-    assert steps.count((["captured"], ["captured"])) > MORE - 5
-    assert session.report.summary()["reasons"] == {policy.OTHERS_MEASURE: 2}
-    expect(session, retried=2, measured=2)
+    leasing_to_others(monkeypatch)
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 30.0})
 
-    look(session, pair)
+    assert look(session, pair)[-1] == (["relocated"], ["relocated"])
 
-    expect(session, retried=4, measured=4, drifted=0)
+    expect(session, retried=2, measured=4, drifted=0)
+
+
+def test_what_has_drifted_waits_for_another_process(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = decided(session)
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 300.0, TREES: 200.0})
+    leasing_to_others(monkeypatch)
+
+    assert look(session, pair)[-1] == (["launched"], ["launched"])
+
+    expect(session, drifted=2, waited=2, measured=2)
+
+
+def test_an_answer_that_another_process_has_found_is_taken_up_without_measuring(
+    session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    pair = decided(session, "launched")
+    look(session, pair, FIRST - 1)
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 60.0})
+    with monkeypatch.context() as refreshing:
+        refreshing.setenv(options.REFRESH, "1")
+        decided(Session(session.locations))
+    session.cache._spooled.clear()  # a daemon would tell
+    monkeypatch.setattr(Session, "turn", looking_up)
+
+    assert look(session, pair)[-1] == (["captured"], ["captured"])
+
+    expect(session, retried=2, adopted=2, measured=2)
+    assert sources(session) == {("TREES", "cache")}
+    assert len(session.drift._looks) == 2
 
 
 def test_a_half_that_is_not_where_it_is_called_is_waited_for(
@@ -452,11 +521,94 @@ def test_a_half_that_is_not_where_it_is_called_is_waited_for(
         session.drift.look()
         results = [pair[0].current_callable([alone]) for _ in range(1000)]
         assert results[-1] == ["captured"]
-        expect(session, retried=0)
+        expect(session, retried=0, measured=2)
 
     assert run(*pair, MAX_ROUNDS + MORE)[-1] == (["captured"], ["captured"]), "the half of a look ends"
+    assert look(session, pair, FIRST - 2)[-1] == (["captured"], ["captured"])
     assert look(session, pair)[-1] == (["relocated"], ["relocated"])
     expect(session, retried=2, drifted=0, measured=4)
+
+
+def test_a_forward_in_trees_is_not_decided_without_its_backward(
+    session: Session,
+    relocating: list[Relocating],
+    monkeypatch: pytest.MonkeyPatch,
+    affordable: None,
+    of_each: dict[Kind, dict[Deployment, float]],
+) -> None:
+    """In a program that never calls that: it may have been chosen for what the backward gains."""
+    of_each[Kind.FORWARD] = {LAUNCH: 50.0, TREES: 60.0, RELOCATE: 190.0}
+    of_each[Kind.BACKWARD] = {LAUNCH: 100.0, TREES: 70.0, RELOCATE: 190.0}
+    monkeypatch.setattr(Clock, "span_us", 20.0)
+    monkeypatch.setattr(checking.Checked, "_judge", lambda self: self._found(holds=True))
+    decided(session)
+    later, x = Session(session.locations), torch.ones(1)
+    forward = compile_once(later, 1, backward=False, box=SimpleNamespace(value=0))
+
+    for _ in range(FIRST):
+        later.drift.look()
+        results = [forward.current_callable([x]) for _ in range(MORE)]
+
+    assert results[-1] == ["captured"]
+    assert later.report.summary()["reasons"] == {policy.AS_BEFORE: 1}
+    assert run(*compile_pair(Session(session.locations)), 1) == [(["captured"], ["captured"])]
+    assert len(later.drift._looks) == 1
+
+
+def test_if_a_half_cannot_be_looked_at_the_other_is_not_measured_alone(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    pair = decided(session)
+    look(session, pair, FIRST - 1)
+    looked = Plan._looked
+
+    def fail(self: Plan, graph: Graph, *rest: Any) -> Any:
+        if graph.kind is Kind.BACKWARD:
+            raise MemoryError
+        return looked(self, graph, *rest)
+
+    monkeypatch.setattr(Plan, "_looked", fail)
+
+    assert look(session, pair)[-1] == (["captured"], ["captured"])
+
+    assert session.report.counts["retried"] == 0
+    assert session.report.failures["looking again: MemoryError"] == 1
+
+
+def test_a_half_that_settles_when_the_other_has_changed_is_looked_at_again(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 120.0})
+    pair, x = decided(session, "launched"), torch.ones(1)
+    look(session, pair, FIRST - 1)
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 60.0, RELOCATE: 190.0})
+    pair[0].current_callable([x])
+    session.drift.look()  # between a forward and its backward
+    pair[1].current_callable([x])
+    for _ in range(2 * MORE):
+        pair[0].current_callable([x])
+
+    assert run(*pair, 2 * MORE)[-1] == (["captured"], ["captured"])
+
+    expect(session, retried=2, measured=4)
+    assert len(session.drift._looks) == 2
+
+
+def test_what_cannot_be_made_anew_runs_and_is_looked_at_as_before(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    pair = decided(session)
+    look(session, pair, FIRST - 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(Session, "relocatable", lambda *_: 1 / 0)
+        assert look(session, pair)[-1] == (["captured"], ["captured"])
+
+    assert session.report.failures["checking: ZeroDivisionError"] == 2
+    assert session.report.counts["retried"] == 0
+    assert session.report.summary()["deployed"]["TREES"] == 2
+    assert len(session.drift._looks) == 2
 
 
 def test_inputs_are_copied_before_what_is_measured_anew_is_launched(
@@ -507,6 +659,32 @@ def test_what_was_refused_for_now_stays_what_the_cache_says_of_it(
     expect(told, adopted=2, measured=0)
 
 
+def test_what_is_being_measured_anew_when_the_program_ends_is_known_as_before(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    """Also if that is not final."""
+    made = Relocating.__init__
+
+    def refuse(self: Relocating, refusal: str | None) -> None:
+        made(self, "no room")
+        self.for_good = False
+
+    monkeypatch.setattr(Relocating, "__init__", refuse)
+    pair = compile_pair(session)
+    run(*pair, 2 * MORE)
+    (reason,) = session.report.summary()["reasons"]
+    look(session, pair, FIRST - 1)
+    session.drift.look()
+    run(*pair, 6)
+    expect(session, retried=2)
+
+    session.close()
+
+    told = Session(session.locations)
+    run(*compile_pair(told), 10)
+    assert told.report.summary()["reasons"] == {reason: 2}
+
+
 def test_what_cannot_be_asked_is_looked_at_all_the_same(
     session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
@@ -522,6 +700,104 @@ def test_what_cannot_be_asked_is_looked_at_all_the_same(
     look(session, pair)
 
     assert session.report.counts["retried"] == 2
+
+
+def test_a_rival_of_another_family_is_none(affordable: None) -> None:
+    drift, juries = Drift(3600.0, Report()), []
+
+    def see(number: int, jury: checking.Jury) -> None:
+        jury.join(number)
+        jury.came(number)
+        juries.append((number, jury))
+
+    drift.add(1, see, lambda: False)
+    drift.add(2, see, yes)
+    for _ in range(FIRST):
+        drift.look()
+    drift.close()
+
+    assert [number for number, jury in juries if jury.is_retrial] == [1]
+
+
+def test_all_of_a_family_are_measured_anew_once_all_have_come_or_none_is() -> None:
+    def jury(*, spoil: str = "", came: Sequence[int] = (1, 2)) -> checking.Jury:
+        made = checking.Jury()
+        made.join(1)
+        made.join(2)
+        if spoil == "before":
+            made.withdrew(1)
+        if spoil == "found":
+            made.found(1, holds=False)
+        made.retry()
+        if spoil == "after":
+            made.withdrew(1)
+        for each in came:
+            made.came(each)
+        return made
+
+    assert jury().verdict() is False
+    assert jury().is_retrial
+    assert jury(came=[1]).verdict() is None
+    assert jury(spoil="before").verdict() is None
+    assert jury(spoil="after").verdict() is None
+    assert not jury(spoil="found").is_retrial
+    settled = jury()
+    settled.verdict()
+    settled.withdrew(2)
+    assert settled.is_retrial, "it was begun with"
+
+
+@pytest.mark.parametrize(
+    ("trees", "relocated", "may"), [(False, False, True), (False, True, False), (True, True, True)]
+)
+def test_trees_are_tried_where_they_can_do_no_harm(
+    session: Session, trees: bool, relocated: bool, may: bool
+) -> None:
+    session.trees_have_run, session.has_relocated = trees, relocated
+
+    assert session.may_try_trees() is may
+
+
+def test_a_graph_that_ran_in_trees_as_was_looked_up_has_brought_them_in(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    decided(session)
+    later = Session(session.locations)
+    before = later.trees_have_run
+
+    run(*compile_pair(later), 1)
+
+    assert (before, later.trees_have_run, later.has_relocated) == (False, True, False)
+
+
+def test_what_cannot_be_made_anew_is_no_rival() -> None:
+    launched = Candidates(print, None, 0, is_backward=False)
+
+    assert not launched.has_rivals(LAUNCH, may_relocate=True, may_try_trees=True)
+
+
+def test_what_has_drifted_is_held_against_all_there_is(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later, pair = beside_relocated(session, monkeypatch)
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 300.0, TREES: 20.0, RELOCATE: 250.0})
+    monkeypatch.setattr(Clock, "span_us", 20.0)
+
+    assert look(later, pair)[-1] == (["captured"], ["captured"])
+
+
+def test_what_was_not_in_doubt_stays_unless_enough_is_known() -> None:
+    graph, doubted = Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), Before(TREES, None)
+    before = Before(TREES, None, may_stay=True)
+    same = Decided(graph, Decision(TREES, "TREES is faster", POLICY_VERSION))
+    launch = Decided(graph, Decision(LAUNCH, NO_GAIN, POLICY_VERSION))
+    provisional = Decided(graph, policy.not_measured("refused for now", 1), provisional=True)
+
+    assert before.why_stay(same) is before.why_stay(launch) is doubted.why_stay(launch) is None
+    assert before.why_stay(provisional) == policy.AS_BEFORE
+    assert doubted.why_stay(provisional) is None
+    assert Before(LAUNCH, None, may_stay=True, is_partial=True).why_stay(launch) == policy.UNBEATEN
 
 
 def test_what_there_is_no_memory_to_measure_anew_runs_and_is_looked_at_as_before(

@@ -125,6 +125,7 @@ def launched(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Trained:
     force(monkeypatch, Deployment.LAUNCH)
     monkeypatch.setattr(Cost, "holds", lambda self, seen: True)
     monkeypatch.setattr(retrials, "SHARE", 1e9)  # tests have not run for an hour
+    monkeypatch.setattr(retrials, "stagger", lambda: 0)
     made = Trained("reduce-overhead")
     made.train(ENOUGH)
     for _ in range(retrials.FIRST - 1):
@@ -162,6 +163,7 @@ def test_the_memory_that_is_recorded_in_is_given_back_if_launches_stay(
     force(monkeypatch, Deployment.LAUNCH)
     monkeypatch.setattr(Cost, "holds", lambda self, seen: True)
     monkeypatch.setattr(retrials, "SHARE", 1e9)
+    monkeypatch.setattr(retrials, "stagger", lambda: 0)
     layers = [torch.nn.Linear(WIDE, WIDE, device=DEVICE) for _ in range(3)]
     compiled = torch.compile(torch.nn.Sequential(*layers), mode="reduce-overhead")
     x = torch.randn(ROWS, WIDE, device=DEVICE)
