@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from pygraphd.client import policy
-from pygraphd.client.candidates import Candidates
+from pygraphd.client.candidates import Candidates, Deployed
 from pygraphd.client.claims import Turn
+from pygraphd.client.costs import Cost
 from pygraphd.client.region import (
     CPU_INPUT,
     OTHER_THREAD,
@@ -566,3 +567,134 @@ def test_a_region_decides_under_the_conditions_of_its_host_and_passes_them_on(
 
     assert (result.decision.deployment, result.decision.final) == (deployment, True)
     assert (result.measurements, result.conditions) == (measurements, host.told)
+
+
+# --- what ran before it was measured anew ---
+
+BEFORE_US = Cost(77.0)
+
+
+def of_kind(
+    host: Host, kind: Kind, before: Before | None, deployed: list[Deployed], refusal: str | None = None
+) -> Region:
+    ways = Candidates(launch, trees, 0, kind is Kind.BACKWARD, refusing(refusal, for_now=False))
+    return Region(
+        Graph("a" * 64, kind, 0, 1, 1), ways, host, lambda _, made: deployed.append(made), 1, before=before
+    )
+
+
+def in_trees(us: float, mad_us: float = 0.0, samples: int = 8) -> Measurement:
+    return Measurement(Deployment.TREES, samples, us, mad_us, us, us, 0.0)
+
+
+def launched_in(us: float, mad_us: float = 0.0, samples: int = 8) -> Measurement:
+    return Measurement(Deployment.LAUNCH, samples, us, mad_us, us, us, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def no_backward_to_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pygraphd.client._torch.note_backward", lambda device: None)
+
+
+def test_what_is_kept_costs_what_it_did(host: Host) -> None:
+    deployed: list[Deployed] = []
+    before = Before(Deployment.TREES, BEFORE_US, may_stay=True)
+    noisy = launched_in(60.0, 20.0), in_trees(50.0, 20.0)
+
+    assert judged(of_kind(host, Kind.INFERENCE, before, deployed), *noisy)([]) == "captured"
+
+    (result,), (made,) = host.results, deployed
+    assert result.kept
+    assert result.measurements == noisy
+    assert made.cost is BEFORE_US
+
+
+def test_what_could_not_be_measured_anew_rests_on_no_measurement(host: Host) -> None:
+    deployed: list[Deployed] = []
+    before = Before(Deployment.TREES, BEFORE_US, may_stay=True)
+    few = launched_in(60.0, samples=3), in_trees(50.0, samples=3)
+
+    assert judged(of_kind(host, Kind.INFERENCE, before, deployed), *few)([]) == "captured"
+
+    (result,), (made,) = host.results, deployed
+    assert (result.decision.reason, result.kept, result.measurements) == (policy.AS_BEFORE, True, ())
+    assert made.cost is BEFORE_US
+
+
+@pytest.mark.parametrize(
+    ("forward_in_trees", "runs"), [(None, "captured"), (True, "captured"), (False, "launched")]
+)
+def test_a_backward_does_not_stay_in_trees_that_its_forward_has_left(
+    host: Host, forward_in_trees: bool | None, runs: str
+) -> None:
+    deployed: list[Deployed] = []
+    host.told = Conditions(forward_in_trees)
+    one = of_kind(host, Kind.BACKWARD, Before(Deployment.TREES, BEFORE_US, may_stay=True), deployed)
+
+    assert judged(one, in_trees(50.0, samples=3))([]) == runs
+
+    assert deployed[0].cost is (BEFORE_US if runs == "captured" else None), "that is not what a launch costs"
+
+
+def test_a_forward_in_trees_that_was_in_doubt_is_decided_without_its_backward(host: Host) -> None:
+    one = of_kind(host, Kind.FORWARD, Before(Deployment.TREES, BEFORE_US), [])
+
+    assert judged(one, launched_in(50.0), in_trees(60.0))([]) == "launched"
+
+    assert host.results[0].decision.final
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "runs"),
+    [(Kind.FORWARD, Deployment.TREES, "captured"), (Kind.FORWARD, Deployment.RELOCATE, "launched"),
+     (Kind.INFERENCE, Deployment.TREES, "launched")],
+)  # fmt: skip
+def test_a_forward_in_trees_that_was_not_in_doubt_is_not(
+    host: Host, kind: Kind, before: Deployment, runs: str
+) -> None:
+    one = of_kind(host, kind, Before(before, BEFORE_US, may_stay=True), [], "it does not fit")
+
+    assert judged(one, launched_in(50.0), in_trees(60.0))([]) == runs
+
+
+def test_an_answer_of_another_process_is_taken_up_though_it_is_not_final(host: Host) -> None:
+    one: Any = of_kind(host, Kind.INFERENCE, Before(Deployment.TREES, BEFORE_US, may_stay=True), [])
+    decision = Decision(Deployment.LAUNCH, "refused there, too", POLICY_VERSION, final=False)
+    entry = Entry("a" * 64, decision, None, "", cost_us=60.0, host_us=60.0, span_us=60.0)
+    one.state = State.MEASURE
+
+    one._deploy(Decided(one.graph, decision, adopted=entry))
+
+    assert one([]) == "launched"
+    assert not host.results[0].kept
+
+
+@pytest.mark.parametrize(
+    ("before", "gain_us"),
+    [
+        (None, 0.0),
+        (Before(Deployment.TREES, None), 0.0),
+        (Before(Deployment.RELOCATE, None, may_stay=True), 0.0),
+        (Before(Deployment.TREES, None, may_stay=True), 10.0),
+    ],
+)
+def test_what_runs_in_trees_has_the_benefit_of_the_doubt(
+    host: Host, before: Before | None, gain_us: float
+) -> None:
+    one: Any = of_kind(host, Kind.BACKWARD, before, [])
+    one._profiler = Measured((launched_in(60.0, 20.0), in_trees(50.0, 20.0)))
+
+    assert one.gain_in_trees_us() == gain_us
+
+
+@pytest.mark.parametrize("before", [None, Before(Deployment.LAUNCH, BEFORE_US)])
+def test_what_is_measured_at_first_keeps_what_it_has_had_reserved(
+    host: Host, monkeypatch: pytest.MonkeyPatch, before: Before | None
+) -> None:
+    """The allocator would have to get it anew from the device."""
+    one: Any = of_kind(host, Kind.INFERENCE, before, [])
+    monkeypatch.setattr(one, "_why_not_measure", lambda: None)
+
+    one._start_measuring((), [])
+
+    assert (one._reserved is not None) is (before is not None)

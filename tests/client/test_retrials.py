@@ -337,6 +337,24 @@ def test_without_trees_nothing_is_said_against_what_another_program_has_found_si
     assert run(*told, 1) == [(["captured"], ["captured"])]
 
 
+def test_with_all_there_is_it_is_told_whatever_another_program_has_found(
+    session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    pair = decided(session, "launched")
+    look(session, pair, FIRST - 1)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv(options.REFRESH, "1")
+        elsewhere.setattr(Clock, "times_us", {LAUNCH: 200.0, TREES: 240.0})
+        decided(Session(session.locations), "launched")
+    session.cache._spooled.clear()  # a daemon would tell
+    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 60.0})
+
+    assert look(session, pair)[-1] == (["captured"], ["captured"])
+
+    expect(session, retried=2, measured=4, spooled=4)
+
+
 def test_trees_are_not_tried_beside_the_relocated_half_of_the_family(
     session: Session,
     relocating: list[Relocating],
@@ -403,7 +421,8 @@ def test_a_capture_is_not_given_up_because_it_is_too_noisy_to_tell(
     expect(session, rechecked=2 * FIRST, drifted=0, retried=2)
     summary = session.report.summary()
     assert summary["reasons"] == {policy.UNBEATEN: 2}
-    assert {each["source"] for each in summary["decisions"]} == {"measured"}
+    assert {(each["source"], each["because"]) for each in summary["decisions"]} == {("measured", "")}
+    assert session.report.counts["spooled"] == 4, "that it is over is told to who lends turns"
     told = compile_pair(Session(session.locations))
     assert run(*told, 1) == [(["captured"], ["captured"])]
     monkeypatch.setattr(region, "Profiler", Clock)
