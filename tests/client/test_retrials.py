@@ -654,10 +654,9 @@ def test_inputs_are_copied_before_what_is_measured_anew_is_launched(
     expect(session, retried=1)
 
 
-def test_what_was_refused_for_now_stays_what_the_cache_says_of_it(
-    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
-) -> None:
-    """The next program takes it as it is if it is refused for the same reason."""
+@pytest.fixture
+def refused_for_now(relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have there be no room to relocate any graph."""
     made = Relocating.__init__
 
     def refuse(self: Relocating, refusal: str | None) -> None:
@@ -665,6 +664,12 @@ def test_what_was_refused_for_now_stays_what_the_cache_says_of_it(
         self.for_good = False
 
     monkeypatch.setattr(Relocating, "__init__", refuse)
+
+
+def test_what_was_refused_for_now_stays_what_the_cache_says_of_it(
+    session: Session, refused_for_now: None, affordable: None
+) -> None:
+    """The next program takes it as it is if it is refused for the same reason."""
     pair = compile_pair(session)
     assert run(*pair, 2 * MORE)[-1] == (["captured"], ["captured"])
     (reason,) = session.report.summary()["reasons"]
@@ -679,16 +684,9 @@ def test_what_was_refused_for_now_stays_what_the_cache_says_of_it(
 
 
 def test_what_is_being_measured_anew_when_the_program_ends_is_known_as_before(
-    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+    session: Session, refused_for_now: None, affordable: None
 ) -> None:
     """Also if that is not final."""
-    made = Relocating.__init__
-
-    def refuse(self: Relocating, refusal: str | None) -> None:
-        made(self, "no room")
-        self.for_good = False
-
-    monkeypatch.setattr(Relocating, "__init__", refuse)
     pair = compile_pair(session)
     run(*pair, 2 * MORE)
     (reason,) = session.report.summary()["reasons"]
