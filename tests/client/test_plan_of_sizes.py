@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import checking, options, policy, sized
+from pygraphd.client import checking, options, policy, retrials, sized
 from pygraphd.client.cache import Cache
+from pygraphd.client.costs import Cost
 from pygraphd.client.session import Session
 from pygraphd.client.sized import Sized
 from pygraphd.schema.messages import Deployment
@@ -229,6 +230,31 @@ def test_what_is_deployed_is_looked_at_again_at_each_size(
     ran = program.steps([8, 16] * 3 * MORE, monkeypatch)
     assert ran[-2:] == [(8, "launched", "launched"), (16, "launched", "launched")]
     expect(session, rechecked=8, drifted=2, measured=6)
+
+
+def test_each_size_is_measured_anew_in_a_turn_of_its_own(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrials, "SHARE", 1e9)
+    monkeypatch.setattr(retrials, "stagger", lambda: 0)
+    program = Program(session)
+    program.forward = program.backward = {8: LAUNCH_WINS, 16: LAUNCH_WINS}
+    program.steps([8, 16] * ENOUGH, monkeypatch)
+    for _ in range(retrials.FIRST - 1):
+        session.drift.look()
+        program.steps([8, 16] * ENOUGH, monkeypatch)
+    expect(session, retried=0, measured=4)
+    program.forward = program.backward = {8: TREES_WIN, 16: TREES_WIN}
+    monkeypatch.setattr(Cost, "holds", lambda self, seen: True)
+
+    session.drift.look()
+    first = program.steps([8, 16] * 2 * ENOUGH, monkeypatch)[-2:]
+    session.drift.look()
+    second = program.steps([8, 16] * 2 * ENOUGH, monkeypatch)[-2:]
+
+    assert first == [(8, "captured", "captured"), (16, "launched", "launched")]
+    assert second == [(8, "captured", "captured"), (16, "captured", "captured")]
+    expect(session, retried=4, measured=8, drifted=0)
 
 
 def test_a_size_that_makes_room_is_not_looked_at_any_more(
