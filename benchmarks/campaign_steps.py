@@ -204,7 +204,7 @@ def _price(place: Place, workloads: str = "") -> Step:
 
 
 def _recheck(place: Place) -> Step:
-    return place.step(180, _benchmarks("recheck", "--out", str(place.result)))
+    return place.step(300, _benchmarks("recheck", "--out", str(place.result)))
 
 
 def _known(workloads: str) -> str:

@@ -179,7 +179,9 @@ def _add_campaign(parser: argparse.ArgumentParser) -> None:
 
 def _add_recheck(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_recheck)
-    parser.add_argument("--workloads", type=_names, default="three-ops,mlp-training", metavar="A,B")
+    parser.add_argument(
+        "--workloads", type=_names, default="three-ops,mlp-training,heavy-then-small", metavar="A,B"
+    )
     parser.add_argument("--repetitions", type=_positive, default=3, help="processes for each (default 3)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
 

@@ -1,7 +1,8 @@
 """One captured region of a compiled graph, from its first call to its deployment. Everything about a state is here.
 
 A `Region` stands where Inductor would put PyTorch's own CUDA Graph. Once it is deployed it takes itself out of the way, so
-that a call costs what it would cost without us.
+that a call costs what it would cost without us. It is long because all that a region may do, and what it goes back to if it was
+measured anew, is a matter of its state.
 """
 
 from __future__ import annotations

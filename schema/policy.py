@@ -90,9 +90,8 @@ def seeming_gain_in_trees_us(measurements: Sequence[Measurement]) -> float:
     if trees is None or not enough:
         return 0.0
     seeming_us = min(each.median_us for each in enough.values()) - trees.median_us
-    return max(
-        gain_in_trees_us(measurements), seeming_us
-    )  # the first, where the best of all else is no choice
+    # What is sure may be more, where the fastest of all else is no choice.
+    return max(gain_in_trees_us(measurements), seeming_us)
 
 
 def gain_in_trees_us(measurements: Sequence[Measurement]) -> float:

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.torch
 LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
 MORE = 160
 """Calls that end measuring anew."""
+Of = dict[Kind, dict[Deployment, float]]
 
 
 @pytest.fixture
@@ -58,9 +59,9 @@ def look(session: Session, models: tuple[Compiled, Compiled], times: int = 1) ->
 
 
 @pytest.fixture
-def of_each(monkeypatch: pytest.MonkeyPatch) -> dict[Kind, dict[Deployment, float]]:
+def of_each(monkeypatch: pytest.MonkeyPatch) -> Of:
     """Return the times of graphs that are measured, by kind; of kinds that are not there, they are the clock's."""
-    times_us: dict[Kind, dict[Deployment, float]] = {}
+    times_us: Of = {}
     made = region.Region.__init__
 
     def init(self: Any, graph: Graph, *rest: Any, **more: Any) -> None:
@@ -69,6 +70,26 @@ def of_each(monkeypatch: pytest.MonkeyPatch) -> dict[Kind, dict[Deployment, floa
 
     monkeypatch.setattr(region.Region, "__init__", init)
     return times_us
+
+
+@pytest.fixture
+def looks_find_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing be measured anew but in its turn."""
+    monkeypatch.setattr(checking.Checked, "_judge", lambda self: self._found(holds=True))
+
+
+@pytest.fixture
+def for_its_backward(
+    relocating: list[Relocating],
+    monkeypatch: pytest.MonkeyPatch,
+    of_each: Of,
+    looks_find_nothing: None,
+) -> Of:
+    """Have a forward lose in trees less than its backward gains there."""
+    of_each[Kind.FORWARD] = {LAUNCH: 50.0, TREES: 60.0, RELOCATE: 190.0}
+    of_each[Kind.BACKWARD] = {LAUNCH: 100.0, TREES: 70.0, RELOCATE: 190.0}
+    monkeypatch.setattr(Clock, "span_us", 20.0)
+    return of_each
 
 
 def test_a_capture_that_has_become_faster_is_found_though_launches_cost_what_they_did(
@@ -174,16 +195,8 @@ def test_a_capture_is_not_given_up_because_it_is_too_noisy_to_tell(
 
 
 def test_a_forward_that_is_in_trees_for_its_backward_is_not_given_up_for_noise(
-    session: Session,
-    relocating: list[Relocating],
-    monkeypatch: pytest.MonkeyPatch,
-    affordable: None,
-    of_each: dict[Kind, dict[Deployment, float]],
+    session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None, for_its_backward: Of
 ) -> None:
-    of_each[Kind.FORWARD] = {LAUNCH: 50.0, TREES: 60.0, RELOCATE: 190.0}
-    of_each[Kind.BACKWARD] = {LAUNCH: 100.0, TREES: 70.0, RELOCATE: 190.0}
-    monkeypatch.setattr(Clock, "span_us", 20.0)
-    monkeypatch.setattr(checking.Checked, "_judge", lambda self: self._found(holds=True))
     pair = decided(session)
     look(session, pair, FIRST - 1)
     made = region.Region.__init__
@@ -192,7 +205,7 @@ def test_a_forward_that_is_in_trees_for_its_backward_is_not_given_up_for_noise(
         made(self, graph, *rest, **more)
         if graph.kind is Kind.BACKWARD:
             self._profiler = Noisy(self._device, self._host.timeline)
-            self._profiler.times_us = of_each[Kind.BACKWARD]
+            self._profiler.times_us = for_its_backward[Kind.BACKWARD]
 
     monkeypatch.setattr(region.Region, "__init__", init)
 
@@ -237,17 +250,9 @@ def test_a_half_that_is_not_where_it_is_called_is_waited_for(
 
 
 def test_a_forward_in_trees_is_not_decided_without_its_backward(
-    session: Session,
-    relocating: list[Relocating],
-    monkeypatch: pytest.MonkeyPatch,
-    affordable: None,
-    of_each: dict[Kind, dict[Deployment, float]],
+    session: Session, affordable: None, for_its_backward: Of
 ) -> None:
     """In a program that never calls that: it may have been chosen for what the backward gains."""
-    of_each[Kind.FORWARD] = {LAUNCH: 50.0, TREES: 60.0, RELOCATE: 190.0}
-    of_each[Kind.BACKWARD] = {LAUNCH: 100.0, TREES: 70.0, RELOCATE: 190.0}
-    monkeypatch.setattr(Clock, "span_us", 20.0)
-    monkeypatch.setattr(checking.Checked, "_judge", lambda self: self._found(holds=True))
     decided(session)
     later, x = Session(session.locations), torch.ones(1)
     forward = compile_once(later, 1, backward=False, box=SimpleNamespace(value=0))

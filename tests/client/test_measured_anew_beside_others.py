@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client import checking, claims, options, policy
+from pygraphd.client import claims, options, policy
 from pygraphd.client.cache import Cache
 from pygraphd.client.retrials import FIRST
 from pygraphd.client.session import Session
 from pygraphd.schema.messages import Deployment, Kind, LeaseAnswer
 from pygraphd.schema.policy import NO_GAIN
 from tests.client.test_looking import decided, expect
-from tests.client.test_measured_anew import affordable, at_once, look, of_each  # noqa: F401
+from tests.client.test_measured_anew import (  # noqa: F401
+    Of,
+    affordable,
+    at_once,
+    look,
+    looks_find_nothing,
+    of_each,
+)
 from tests.client.test_plan import (  # noqa: F401
     Clock,
     Compiled,
@@ -77,12 +84,15 @@ def beside_relocated(
 
 
 def test_beside_relocated_graphs_what_is_launched_is_held_against_such_only(
-    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+    session: Session,
+    relocating: list[Relocating],
+    monkeypatch: pytest.MonkeyPatch,
+    affordable: None,
+    looks_find_nothing: None,
 ) -> None:
     later, pair = beside_relocated(session, monkeypatch)
     monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 20.0, RELOCATE: 80.0})
     monkeypatch.setattr(Clock, "span_us", 20.0)  # not so clearly that trees would not be tried
-    monkeypatch.setattr(checking.Checked, "_judge", lambda self: self._found(holds=True))
 
     steps = look(later, pair, FIRST)
 
@@ -110,12 +120,15 @@ def test_what_was_confirmed_without_trees_is_nothing_to_tell(
 
 
 def test_without_trees_nothing_is_said_against_what_another_program_has_found_since(
-    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
+    session: Session,
+    relocating: list[Relocating],
+    monkeypatch: pytest.MonkeyPatch,
+    affordable: None,
+    looks_find_nothing: None,
 ) -> None:
     later, pair = beside_relocated(session, monkeypatch)
     monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 40.0, RELOCATE: 70.0})
     monkeypatch.setattr(Clock, "span_us", 20.0)
-    monkeypatch.setattr(checking.Checked, "_judge", lambda self: self._found(holds=True))
     with monkeypatch.context() as refreshing:
         refreshing.setenv(options.REFRESH, "1")
         decided(Session(session.locations))
@@ -149,13 +162,12 @@ def test_with_all_there_is_it_is_told_whatever_another_program_has_found(
 def test_trees_are_not_tried_beside_the_relocated_half_of_the_family(
     session: Session,
     relocating: list[Relocating],
-    monkeypatch: pytest.MonkeyPatch,
     affordable: None,
-    of_each: dict[Kind, dict[Deployment, float]],
+    of_each: Of,
+    looks_find_nothing: None,
 ) -> None:
     of_each[Kind.FORWARD] = {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 20.0}
     of_each[Kind.BACKWARD] = {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 120.0}
-    monkeypatch.setattr(checking.Checked, "_judge", lambda self: self._found(holds=True))
     assert run(*compile_pair(session), MORE)[-1] == (["relocated"], ["launched"])
     later = Session(session.locations)
     pair = compile_pair(later)
