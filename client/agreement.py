@@ -139,7 +139,7 @@ class _GroupPart(Part):
 
 
 def possible(decision: Decision, offered: Collection[Deployment]) -> Decision:
-    """Return the group's decision, or LAUNCH with a reason where it names what this process cannot run."""
+    """Return the group's decision, or KERNELS with a reason where it names what this process cannot run."""
     if decision.deployment in offered:
         return decision
     return policy.not_measured(f"ranks: {decision.deployment} was decided, and cannot be had here", 0)

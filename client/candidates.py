@@ -64,9 +64,9 @@ class Candidates:
     @property
     def offered(self) -> tuple[Deployment, ...]:
         """The deployments there are, in the order in which they are tried."""
-        relocate = (Deployment.RELOCATE,) if self.relocate is not None else ()
+        relocate = (Deployment.GRAPH,) if self.relocate is not None else ()
         trees = (Deployment.TREES,) if self.trees is not None else ()
-        return (*relocate, *trees, Deployment.LAUNCH)
+        return (*relocate, *trees, Deployment.KERNELS)
 
     def offers(self, deployment: Deployment) -> bool:
         """Whether a deployment can be tried in this process."""
@@ -77,9 +77,7 @@ class Candidates:
         if not self.offers(deployment):
             return True
         return (
-            deployment is Deployment.RELOCATE
-            and self.relocate is not None
-            and self.relocate.refusal is not None
+            deployment is Deployment.GRAPH and self.relocate is not None and self.relocate.refusal is not None
         )
 
     @property
@@ -105,21 +103,19 @@ class Candidates:
 
     def why_only_launch_for_now(self) -> str | None:
         """Return why there is nothing to choose from here and now; None if there is."""
-        return self.why_provisional() if self.possible == (Deployment.LAUNCH,) else None
+        return self.why_provisional() if self.possible == (Deployment.KERNELS,) else None
 
     def runnable(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment."""
         if deployment is Deployment.TREES and self.trees is not None:
             return self.trees
-        run = (
-            self.relocate if deployment is Deployment.RELOCATE and self.relocate is not None else self.launch
-        )
+        run = self.relocate if deployment is Deployment.GRAPH and self.relocate is not None else self.launch
         # It must not hold the other candidates, which are let go of.
         return functools.partial(_backward, self.device_index, run) if self.is_backward else run
 
     def let_go_of_all_but(self, deployment: Deployment) -> None:
         """Give back what the deployments that were not chosen keep."""
-        if self.relocate is not None and deployment is not Deployment.RELOCATE:
+        if self.relocate is not None and deployment is not Deployment.GRAPH:
             self.relocate.close()
 
     def only(self, deployment: Deployment) -> Candidates:
@@ -127,7 +123,7 @@ class Candidates:
         return replace(
             self,
             trees=self.trees if deployment is Deployment.TREES else None,
-            relocate=self.relocate if deployment is Deployment.RELOCATE else None,
+            relocate=self.relocate if deployment is Deployment.GRAPH else None,
         )
 
     def without_trees(self) -> Candidates:
@@ -140,8 +136,8 @@ class Candidates:
         return replace(self, relocate=relocate, make_relocate=lambda: relocate)
 
     def has_rivals(self, deployment: Deployment, *, may_relocate: bool, may_try_trees: bool) -> bool:
-        """Whether anything but LAUNCH could be made anew, that is not what runs and is allowed."""
-        relocate = may_relocate and self.make_relocate is not None and deployment is not Deployment.RELOCATE
+        """Whether anything but KERNELS could be made anew, that is not what runs and is allowed."""
+        relocate = may_relocate and self.make_relocate is not None and deployment is not Deployment.GRAPH
         trees = may_try_trees and self.make_trees is not None and deployment is not Deployment.TREES
         return relocate or trees
 

@@ -35,7 +35,7 @@ class Parts:
         shown_us = min(seen.host_us, seen.median_us)
         if shown_us > self._larger_us + margin_us or self._is_shorter(seen):
             return False
-        if seen.deployment is Deployment.LAUNCH:
+        if seen.deployment is Deployment.KERNELS:
             # Kernels that are launched as the GPU goes along are spaced out by the host: the span has no lower bound.
             return seen.span_us <= self._larger_us + margin_us
         return abs(seen.span_us - self.span_us) <= self.host_us + margin_us

@@ -99,8 +99,8 @@ class Looked(Checked):
     ) -> None:
         super().__init__(run, claimed, candidates, settle, report, jury)
         self.place, self.graph, self.family = place, place.graph, place.family
-        self._launch = candidates.runnable(Deployment.LAUNCH)
-        self._both = (claimed.deployment, Deployment.LAUNCH)
+        self._launch = candidates.runnable(Deployment.KERNELS)
+        self._both = (claimed.deployment, Deployment.KERNELS)
         self._is_alone = self._has_asked = False
         self._sampled = self._unfair = 0
         self._round = self._launched_rounds = self._in_round = 0
@@ -173,7 +173,7 @@ class Looked(Checked):
             self._reserved = self._guarded(lambda: room.Reserved(self._device))
         self._count_launch(self.place.rota.round)
         try:
-            return self._timed(Deployment.LAUNCH, self._launch, inputs, self.place.rota.round)
+            return self._timed(Deployment.KERNELS, self._launch, inputs, self.place.rota.round)
         except BaseException:
             self._together.may_launch = False  # whatever it was must not be met again
             raise

@@ -138,7 +138,7 @@ class Plan:
             return self._run_of(graph, candidates.renewed())
         some = candidates.with_relocation()
         sized = Sized(
-            candidates.runnable(Deployment.LAUNCH),
+            candidates.runnable(Deployment.KERNELS),
             self._session.options.sizes,
             self._steps,
             functools.partial(self._begin_by_size, graph),
@@ -251,9 +251,9 @@ class Plan:
 
     def _note_deployed(self, deployment: Deployment) -> None:
         self._session.trees_have_run |= deployment is Deployment.TREES
-        self._session.has_relocated |= deployment is Deployment.RELOCATE
+        self._session.has_relocated |= deployment is Deployment.GRAPH
         self._alignment.launches |= deployment is not Deployment.TREES
-        self._relocates |= deployment is Deployment.RELOCATE
+        self._relocates |= deployment is Deployment.GRAPH
 
     def _note(self, graph: Graph, decision: Decision, otherwise: Source) -> None:
         """Report how a graph runs that is not measured here: as the cache has it, or why it runs otherwise."""
@@ -328,7 +328,7 @@ class Plan:
             return made.run
 
         self._alignment.begin()
-        launch = candidates.runnable(Deployment.LAUNCH)
+        launch = candidates.runnable(Deployment.KERNELS)
         ranks = self._session.ranks
         return ranks.follow(graph, self._environment, launch, self._family, self._part, deploy)
 
@@ -398,12 +398,12 @@ class Plan:
         return True
 
     def _only_launch(self) -> None:
-        """Record that nothing but LAUNCH was to be had, and why, for each partition that the cache does not know."""
+        """Record that nothing but KERNELS was to be had, and why, for each partition that the cache does not know."""
         decision = whole.only_launch(self._facts)
         for graph in self._graphs:
             agreed = self._part.propose(graph.digest, decision)
             otherwise = Source.RULE if agreed == decision else Source.GROUP
-            self._note(graph, possible(agreed, [Deployment.LAUNCH]), otherwise)
+            self._note(graph, possible(agreed, [Deployment.KERNELS]), otherwise)
         unknown = [graph for graph in self._graphs if graph.digest not in self._entries]
         self._record([Record(graph, decision) for graph in unknown])
 
@@ -522,7 +522,7 @@ class Plan:
         jury: Jury,
     ) -> Checked:
         session = self._session
-        if made.deployment is Deployment.LAUNCH:  # of all else, nothing is left
+        if made.deployment is Deployment.KERNELS:  # of all else, nothing is left
             return Checked(made.run, claimed, made.candidates, settle, session.report, jury)
         why_not = functools.partial(session.why_not_launch, made.candidates)
         place = Place(graph, id(self._family_of(graph)), session.rota, session.timeline, why_not)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NO_DEVICE = "no CUDA device"
 ON_THE_CPU = "runs on the CPU"
-MODE_WITHOUT_TREES = "only LAUNCH in this mode: all else needs reduce-overhead or max-autotune"
+MODE_WITHOUT_TREES = "only KERNELS in this mode: all else needs reduce-overhead or max-autotune"
 NOT_CAPTURED = "PyTorch does not capture it: "
 CAPTURED_DIFFERENTLY = (
     "its attention keeps random numbers elsewhere if captured: forward and backward must not differ"
@@ -47,18 +47,18 @@ def spares_trees(measurements: Iterable[Measurement]) -> bool:
     graphs have been seen to leave 0.35 us more between two kernels (H200, BERT: 10 %), and neither letting trees go nor new executables brought that back.
     """
     found = {each.deployment: each for each in measurements if each.deployment is not Deployment.TREES}
-    if fastest(list(found.values())).deployment is not Deployment.RELOCATE:
+    if fastest(list(found.values())).deployment is not Deployment.GRAPH:
         return False
-    return wins_clearly(found[Deployment.RELOCATE], found[Deployment.LAUNCH])
+    return wins_clearly(found[Deployment.GRAPH], found[Deployment.KERNELS])
 
 
 def only_launch(reason: str) -> Decision:
     """Return the decision for a graph that can only be launched, with the reason for that."""
-    return Decision(Deployment.LAUNCH, reason, POLICY_VERSION)
+    return Decision(Deployment.KERNELS, reason, POLICY_VERSION)
 
 
 def only_launch_as_refused(refusal: str) -> Decision:
-    """Return the decision for a graph that refused all that was offered beside LAUNCH."""
+    """Return the decision for a graph that refused all that was offered beside KERNELS."""
     return only_launch(one_line(f"{NOT_RELOCATED}{refusal}"))
 
 
@@ -78,7 +78,7 @@ def as_before(deployment: Deployment, reason: str, calls: int) -> Decision:
 
 
 def only_launch_for_now(refusal: str) -> Decision:
-    """Return the provisional decision for a graph that refuses all that is offered beside LAUNCH, but may not do so next time."""
+    """Return the provisional decision for a graph that refuses all that is offered beside KERNELS, but may not do so next time."""
     return not_measured(one_line(f"{NOT_RELOCATED}{refusal}"), 0)
 
 
@@ -102,7 +102,7 @@ def _without_relocation(reason: str, refusal: str) -> str:
 
 def not_measured(reason: str, calls: int) -> Decision:
     """Return the provisional decision for a graph that could not be measured in this process."""
-    return Decision(Deployment.LAUNCH, reason, POLICY_VERSION, final=False, calls=calls)
+    return Decision(Deployment.KERNELS, reason, POLICY_VERSION, final=False, calls=calls)
 
 
 def one_line(text: str) -> str:

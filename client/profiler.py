@@ -105,7 +105,7 @@ class Profiler:
     def _count(self, deployment: Deployment) -> int:
         """Return the number of its samples, or of those that it is held against, if they are fewer."""
         part = min((each.part for each in self._samples.get(deployment, ())), default=0)
-        both = (deployment, Deployment.LAUNCH) if part else (deployment,)
+        both = (deployment, Deployment.KERNELS) if part else (deployment,)
         return min(sum(each.part == part for each in self._samples.get(one, ())) for one in both)
 
     def measurements(self) -> tuple[Measurement, ...]:
@@ -125,7 +125,7 @@ def _at_one_time(parts: Sequence[Mapping[Deployment, Measurement]]) -> dict[Depl
     """Return what each deployment has cost in the first part that it was tried in, as if launches had cost there what they did at first."""
     found = dict(parts[0]) if parts else {}
     for part in parts[1:]:
-        then, now = part.get(Deployment.LAUNCH), found.get(Deployment.LAUNCH)
+        then, now = part.get(Deployment.KERNELS), found.get(Deployment.KERNELS)
         if then is not None and now is not None:
             found |= {
                 each.deployment: as_of(now, each, then)

@@ -170,7 +170,7 @@ class Region:
         self.tally = Tally()
         self._changing = threading.Lock()
         self._candidates: Candidates | None = candidates
-        self._launch = candidates.runnable(Deployment.LAUNCH)
+        self._launch = candidates.runnable(Deployment.KERNELS)
         self._host = host
         self._on_deployed = on_deployed
         self._warm_up_calls = max(warm_up_calls, WARM_UP_CALLS)
@@ -227,7 +227,7 @@ class Region:
             # As long as others are measured, more becomes known; but what has been tried was tried.
             spares = self._guarded(lambda: policy.spares_trees(self._profiler.measurements()))
             self._needs_trees = spares is not True
-            return not self._needs_trees and Deployment.RELOCATE in tried
+            return not self._needs_trees and Deployment.GRAPH in tried
         return False
 
     def _deploy(self, result: Decided) -> None:
@@ -308,7 +308,7 @@ class Region:
 
     def _is_too_early(self) -> bool:
         """Whether relocatable graphs could be measured only as they are without the compiled helper, which later processes have."""
-        offers = self._can_run(Deployment.RELOCATE)
+        offers = self._can_run(Deployment.GRAPH)
         return offers and self._guarded(self._host.helper_is_coming) is True
 
     def _be_seen(self) -> None:
@@ -433,7 +433,7 @@ class Region:
         candidates = self._candidates
         assert candidates is not None
         if candidates.lacks(deployment):
-            deployment = Deployment.LAUNCH
+            deployment = Deployment.KERNELS
         if candidates.possible != self.turns.candidates:
             # Something has come to refuse: the others are measured in an order of their own.
             self.turns.choose_from(candidates.possible)
@@ -497,7 +497,7 @@ class Region:
         return Decided(self.graph, entry.decision, adopted=entry)
 
     def _without_choice(self) -> Decision | None:
-        """Return the decision if everything but LAUNCH has refused, for good or for now."""
+        """Return the decision if everything but KERNELS has refused, for good or for now."""
         candidates = self._candidates
         if candidates is None:
             return None

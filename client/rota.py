@@ -68,7 +68,7 @@ class Rota:
         self._members: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
         self._attendance = Attendance()
         self._undecided: weakref.WeakSet[Member] = weakref.WeakSet()
-        self._current = Deployment.LAUNCH
+        self._current = Deployment.KERNELS
         self._deciding = False
         self._guide: weakref.ref[Member] | None = None
         self._absent = 0
@@ -214,7 +214,7 @@ class Rota:
             for each in present:
                 if not each.ready():
                     each.turns.begin_again()
-        return Deployment.LAUNCH
+        return Deployment.KERNELS
 
 
 def _is_ready(member: Member) -> bool:

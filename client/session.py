@@ -302,9 +302,9 @@ class Session:
         """
         if decision.policy != POLICY_VERSION:
             return doubts.other_policy(decision)
-        offered = {Deployment.LAUNCH, Deployment.TREES}
+        offered = {Deployment.KERNELS, Deployment.TREES}
         if self.options.relocate:
-            offered.add(Deployment.RELOCATE)
+            offered.add(Deployment.GRAPH)
             if whole and decision.reason.startswith((policy.MODE_WITHOUT_TREES, policy.NOT_CAPTURED)):
                 return doubts.NOT_TRIED_THERE
         return None if decision.deployment in offered else doubts.NOT_OFFERED

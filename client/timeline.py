@@ -146,7 +146,7 @@ class Run:
                 waited = before.pause_us(entry) - pause_us.get(before.region, 0.0)
                 later = max(0.0, later - waited)
             yield entry.lead_us - later
-            if entry.deployment is not Deployment.LAUNCH:
+            if entry.deployment is not Deployment.KERNELS:
                 later += max(0.0, launched_us.get(entry.region, 0.0) - entry.host_us)
 
     def _dries(self, leads: list[float]) -> bool:
@@ -264,7 +264,7 @@ class Timeline:
 
 
 def _is_launched(entry: Entry) -> bool:
-    return entry.deployment is Deployment.LAUNCH and entry.lead_us is not None
+    return entry.deployment is Deployment.KERNELS and entry.lead_us is not None
 
 
 def _by_region(

@@ -19,7 +19,7 @@ MAX_ROUNDS = 400
 """Rounds after which measuring ends with what there is; two dozen are usual,"""
 MAX_CALLS = 8_192
 """or calls; of a graph that 80 layers call, a few thousand are."""
-UNCOUNTED = {Deployment.LAUNCH: 1, Deployment.TREES: 3, Deployment.RELOCATE: 4}
+UNCOUNTED = {Deployment.KERNELS: 1, Deployment.TREES: 3, Deployment.GRAPH: 4}
 """A deployment's first rounds in a process, which pay for setting it up. Trees warm up, record, then replay; relocatable graphs
 see that sizes come back, record, replay, and in training begin to keep memory. Later the first after a change is not counted."""
 CATCH_UP = 8
@@ -43,19 +43,19 @@ class Block:
 
 
 def blocks(candidates: tuple[Deployment, ...]) -> tuple[Block, ...]:
-    """Return the blocks in which `candidates`, of which LAUNCH is one, are measured."""
+    """Return the blocks in which `candidates`, of which KERNELS is one, are measured."""
     if len(candidates) == 1:
         return (Block(*candidates, UNCOUNTED[candidates[0]], SAMPLES, may_end=True),)
-    relocate, trees = Deployment.RELOCATE, Deployment.TREES
+    relocate, trees = Deployment.GRAPH, Deployment.TREES
     if relocate in candidates and trees in candidates:
         # Trees come last, as they leave something behind, and may not be needed; with launches of their own.
-        catch_up = Block(Deployment.LAUNCH, CATCH_UP, 0, part=1, may_end=True)
+        catch_up = Block(Deployment.KERNELS, CATCH_UP, 0, part=1, may_end=True)
         return (*_around_launches(relocate), catch_up, *_around_launches(trees, part=1))
-    return _around_launches(next(each for each in candidates if each is not Deployment.LAUNCH))
+    return _around_launches(next(each for each in candidates if each is not Deployment.KERNELS))
 
 
 def _around_launches(capture: Deployment, part: int = 0) -> tuple[Block, ...]:
-    launches = Block(Deployment.LAUNCH, UNCOUNTED[Deployment.LAUNCH], SAMPLES, part)
+    launches = Block(Deployment.KERNELS, UNCOUNTED[Deployment.KERNELS], SAMPLES, part)
     return Block(capture, UNCOUNTED[capture], HALF, part), launches, Block(capture, 1, HALF, part)
 
 
@@ -117,7 +117,7 @@ class Turns:
     def next(self) -> Deployment:
         """Return the deployment that this region would run in if it could choose."""
         if self.is_done:
-            return Deployment.LAUNCH
+            return Deployment.KERNELS
         # Another thread may ask while this region's goes on to the next block.
         blocks_, at = self._blocks, self._at + self._has_enough()
         return blocks_[min(at, len(blocks_) - 1)].deployment

@@ -41,7 +41,7 @@ def inspect(
     graph: _Graph = "",
     json: _AsJson = False,
 ) -> None:
-    """List the entries, newest first. LAUNCH? marks a decision that was taken before enough calls were seen."""
+    """List the entries, newest first. KERNELS? marks a decision that was taken before enough calls were seen."""
     from pygraphd import render
     from pygraphd.catalogue import Catalogue
 

@@ -37,7 +37,7 @@ BY_RULE = f"{NOT_MEASURED}: a rule decided, and left no choice"
 NOT_OFFERED = f"{NOT_MEASURED}: not offered there"
 OR_REFUSED = f"{NOT_OFFERED}, or refused"
 OR_TOO_LATE = f"{NOT_OFFERED}, or measuring ended before its turn"
-SPARED = f"{NOT_MEASURED}: not needed as RELOCATE had won clearly, or not offered there"
+SPARED = f"{NOT_MEASURED}: not needed as GRAPH had won clearly, or not offered there"
 TOO_SOON = f"{NOT_MEASURED}: too few calls, or not to be had there"
 GONE = f"{NOT_MEASURED}, or its figures are gone"
 
@@ -74,7 +74,7 @@ def _compared(rejected: Measurement, chosen: Measurement) -> str:
 
 
 def _why_not_enough(candidate: Measurement, chosen: Measurement) -> str:
-    if chosen.deployment is not Deployment.LAUNCH or wins(candidate, chosen):
+    if chosen.deployment is not Deployment.KERNELS or wins(candidate, chosen):
         return f"; {NOT_BY_FIGURES}"
     if takes_longer(candidate, chosen):
         return f", but by {candidate.span_us - chosen.span_us:.0f} us longer on the GPU"
@@ -112,11 +112,11 @@ def why_not_measured(
 def _why_refused(deployment: Deployment, reason: str) -> str | None:
     """Return what the decision says of relocatable graphs; that a refusal alone decided says that there were no trees."""
     _, told, refusal = reason.partition(NOT_RELOCATED_FOR_NOW)
-    if deployment is Deployment.RELOCATE and told:
+    if deployment is Deployment.GRAPH and told:
         return f"{NOT_MEASURED}, as it could not be relocated: {refusal}"
     if not reason.startswith(NOT_RELOCATED):
         return None
-    return f"{NOT_MEASURED}, as {reason}" if deployment is Deployment.RELOCATE else NOT_OFFERED
+    return f"{NOT_MEASURED}, as {reason}" if deployment is Deployment.GRAPH else NOT_OFFERED
 
 
 def _why_undecided(decision: Decision) -> str | None:
@@ -129,16 +129,16 @@ def _why_left_out(
     deployment: Deployment, chosen: Deployment, weighed: Mapping[Deployment, Measurement]
 ) -> str:
     """Return why a deployment is missing among those that were measured together."""
-    if deployment is Deployment.RELOCATE:
+    if deployment is Deployment.GRAPH:
         return OR_REFUSED
     if deployment is Deployment.TREES:
-        return SPARED if chosen is Deployment.RELOCATE and _won_clearly(weighed) else OR_TOO_LATE
+        return SPARED if chosen is Deployment.GRAPH and _won_clearly(weighed) else OR_TOO_LATE
     return GONE  # launches are measured with all else
 
 
 def _won_clearly(weighed: Mapping[Deployment, Measurement]) -> bool:
     """Whether relocatable graphs, which were chosen, have won so that trees are not tried."""
-    relocate, launch = weighed.get(Deployment.RELOCATE), weighed.get(Deployment.LAUNCH)
+    relocate, launch = weighed.get(Deployment.GRAPH), weighed.get(Deployment.KERNELS)
     return relocate is not None and launch is not None and wins_clearly(relocate, launch)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pygraphd.rederiving import RederiveAnswer
     from pygraphd.status import Status
 
-_DEPLOYMENTS = ("LAUNCH", "TREES", "RELOCATE")
+_DEPLOYMENTS = ("KERNELS", "TREES", "GRAPH")
 _DIGITS = 12
 _HEADER = (
     "ID",

@@ -46,11 +46,9 @@ MAX_TIME = 1e12
 class Deployment(enum.StrEnum):
     """How a compiled graph is run."""
 
-    LAUNCH = "LAUNCH"
-    """The compiled callable as it is, kernel by kernel."""
-    TREES = "TREES"
-    """PyTorch's own CUDA Graphs (`torch._inductor.cudagraph_trees`)."""
-    RELOCATE = "RELOCATE"
+    KERNELS = "KERNELS"
+    """The compiled callable as it is, launched kernel by kernel."""
+    GRAPH = "GRAPH"
     """A relocatable CUDA Graph of ours (`client.relocatable`)."""
 
 
@@ -64,10 +62,11 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one deployment of one graph cost, over `samples` real calls; all times in microseconds.
+    """The cost of one deployment of one graph over `samples` real calls; all times in microseconds.
 
-    `median_us` and `mad_us` are of the cost of a call (see `client.profiler`), `host_us` and `span_us` the medians of
-    its host time and of its span on the GPU, `busy` the share of calls whose host time was hidden behind the GPU's work.
+    `host_us` and `span_us` are the medians of a call's host time and of its span on the GPU, `host_mad_us` and `span_mad_us`
+    their median absolute deviations (None: measured by a version that did not store them). `median_us` and `mad_us` are of
+    what a call costs the step (see `client.profiler`), `busy` is the share of calls that found the GPU at work.
     """
 
     deployment: Deployment
@@ -77,17 +76,22 @@ class Measurement:
     host_us: float
     span_us: float
     busy: float
+    host_mad_us: float | None = None
+    span_mad_us: float | None = None
 
     def __post_init__(self) -> None:
         check_int("samples", self.samples, maximum=10**9, minimum=1)
         for name in ("median_us", "mad_us", "host_us", "span_us"):
             check_number(name, getattr(self, name), maximum=MAX_MICROSECONDS)
+        for name in ("host_mad_us", "span_mad_us"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), maximum=MAX_MICROSECONDS)
         check_number("busy", self.busy, maximum=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which deployment a graph runs in, and why; derived by `policy` (its version) from measurements and conditions.
+    """Which deployment a graph runs in, and why; derived by `policy` (its version) from measurements.
 
     A decision that is not `final` was taken because the program ended before enough calls were seen: `calls` says how
     many there were, and a program that makes more of them measures again.
@@ -104,25 +108,6 @@ class Decision:
         check_int("policy", self.policy, maximum=10**6)
         check_bool("final", self.final)
         check_int("calls", self.calls, maximum=MAX_COUNT)
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What a decision depends on beside its graph's own measurements.
-
-    `forward_in_trees` is of a backward that was measured together with its forward: whether that forward runs in TREES.
-    `backward_gain_us` is of such a forward: what a call of its backward saves in TREES over the best of all else, less what
-    the forward's other parts lose there, in microseconds. They are None for all other graphs.
-    """
-
-    forward_in_trees: bool | None = None
-    backward_gain_us: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.forward_in_trees is not None:
-            check_bool("forward_in_trees", self.forward_in_trees)
-        if self.backward_gain_us is not None:
-            check_number("backward_gain_us", self.backward_gain_us, maximum=MAX_MICROSECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +183,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a client adds to the cache: a graph, the decision for it, and the measurements and conditions it rests on."""
+    """What a client adds to the cache: a graph, the decision for it, and the measurements that it rests on."""
 
     graph: Graph
     decision: Decision
     measurements: tuple[Measurement, ...] = ()
-    conditions: Conditions = Conditions()
 
     def __post_init__(self) -> None:
         if len({each.deployment for each in self.measurements}) < len(self.measurements):

@@ -1,8 +1,8 @@
-"""Measurements in, decision out: a pure function with a version, so that cached facts outlive a better rule.
+"""Measurements in, decision out: a pure function with a version, so that stored measurements outlive a better rule.
 
-A graph is captured only if that wins by more than the noise and by at least `MIN_GAIN`, and takes no longer on the GPU but for a
-little; a tie goes to LAUNCH, which costs no memory and has no semantics of its own. The client decides with it when it has measured, the daemon when it derives
-decisions anew from stored facts. What a client decides without measurements is `client.policy`'s.
+A GRAPH launches the same kernels as KERNELS and costs the host less by construction. So it is chosen unless the measurements
+show that it takes longer: on the host, or on the GPU. The client decides with this rule when it has measured, the daemon when
+it derives decisions anew from stored measurements. Decisions without measurements are made in `client.policy`.
 """
 
 from __future__ import annotations
@@ -15,166 +15,100 @@ from pygraphd.schema.messages import Decision, Deployment, Measurement
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pygraphd.schema.messages import Conditions
-
-POLICY_VERSION = 4
+POLICY_VERSION = 5
 """Raise it with any change to what `decide` answers: decisions of other versions are derived or measured anew.
 `tests/schema/test_policy_version.py` fails while that is forgotten."""
 MIN_SAMPLES = 8
+"""Samples of each deployment below which nothing is decided."""
 MIN_GAIN = 0.02
-"""Share of LAUNCH's time that a capture must save."""
-MAX_LOSS = 0.25
-"""Share of the host time saved by which a capture may take longer on the GPU. What is saved on the host may turn out to be hidden behind
-the GPU's work, and what is lost there is lost all the time."""
-CLEARLY = 0.5
-"""Share of a launch's host time that a relocated call takes at most, if trees need not be tried."""
+"""Share of the KERNELS figure by which a difference counts."""
 NOISE_FACTOR = 3.0
-"""How many standard errors of the difference of two medians a gain must exceed."""
+"""Standard errors of the difference of two medians by which a difference counts."""
+MAX_NOISE = 0.05
+"""Standard error of a call's cost, as a share of it, above which a decision is provisional."""
 
 # The standard error of a median of normal data is 1.2533 sigma / sqrt(n), and sigma is 1.4826 times the median absolute
 # deviation; both constants are textbook values.
 _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
 TOO_FEW_CALLS = "too few calls to measure"
-NO_GAIN = "no gain over LAUNCH beyond noise and 2 %"
+SAVES_HOST_TIME = "GRAPH saves host time, and the GPU takes no longer"
+FASTER = "GRAPH is faster"
+LONGER_ON_THE_GPU = "GRAPH takes longer on the GPU"
+LONGER_ON_THE_HOST = "GRAPH takes longer on the host"
+NO_GAIN = "GRAPH saves nothing beyond noise and 2 %"
+NOISY = "; the host or GPU was too noisy to rely on it"
+"""Ends the reason of a provisional decision that rests on noisy measurements."""
 NOT_RELOCATED = "it cannot be relocated: "
-"""Begins the reason of a decision that is due to why."""
+"""Begins the reason of a decision for KERNELS because no GRAPH can be recorded."""
 NOT_RELOCATED_FOR_NOW = "; could not be relocated: "
-"""Stands in the reason of a provisional decision before why relocatable graphs could not be had where it was taken."""
-FOR_ITS_BACKWARD = "its backward gains more in trees than this graph loses there"
-FORWARD_NOT_IN_TREES = "its forward is in no tree, so all that was saved for it would have to be copied"
+"""Stands in the reason of a provisional decision before the reason for which no GRAPH could be recorded there."""
 
 
-def decide(measurements: Sequence[Measurement], conditions: Conditions) -> Decision:
-    """Return the deployment that one graph's measurements, at most one of each deployment, and conditions speak for.
+def decide(measurements: Sequence[Measurement]) -> Decision:
+    """Return the deployment that one graph's measurements, at most one of each deployment, speak for.
 
-    The order of `measurements` is irrelevant. A decision that is not final says that they are too few.
+    The order of `measurements` is irrelevant. The decision is not final if samples are too few, or too noisy.
     """
-    decision = fastest(measurements)
-    if decision.deployment is Deployment.TREES and conditions.forward_in_trees is False:
-        return _without_trees(measurements)
-    if conditions.backward_gain_us and decision.deployment is not Deployment.TREES:
-        return _with_its_backward(measurements, decision, conditions.backward_gain_us)
-    return decision
+    found = {each.deployment: each for each in measurements if each.samples >= MIN_SAMPLES}
+    graph, kernels = found.get(Deployment.GRAPH), found.get(Deployment.KERNELS)
+    if graph is None or kernels is None:
+        return Decision(Deployment.KERNELS, TOO_FEW_CALLS, POLICY_VERSION, final=False)
+    deployment, reason = _choose(graph, kernels)
+    if is_noisy(graph) or is_noisy(kernels):
+        return Decision(deployment, f"{reason}{NOISY}", POLICY_VERSION, final=False)
+    return Decision(deployment, reason, POLICY_VERSION)
 
 
-def _with_its_backward(measurements: Sequence[Measurement], decision: Decision, gain_us: float) -> Decision:
-    """Decide for a forward that is fastest outside of trees, while its backward, which follows it in or out, is fastest in them."""
-    loss_us = loss_in_trees_us(measurements)
-    if loss_us is None or gain_us <= loss_us:
-        return decision
-    return Decision(Deployment.TREES, FOR_ITS_BACKWARD, POLICY_VERSION)
+def _choose(graph: Measurement, kernels: Measurement) -> tuple[Deployment, str]:
+    span_us, host_us = span_difference_us(graph, kernels), host_difference_us(graph, kernels)
+    if span_us > 0 or host_us > 0:
+        if _costs_less(graph, kernels):
+            return Deployment.GRAPH, FASTER
+        return Deployment.KERNELS, LONGER_ON_THE_GPU if span_us > 0 else LONGER_ON_THE_HOST
+    if host_us < 0:
+        return Deployment.GRAPH, SAVES_HOST_TIME
+    return (Deployment.GRAPH, FASTER) if span_us < 0 else (Deployment.KERNELS, NO_GAIN)
 
 
-def loss_in_trees_us(measurements: Sequence[Measurement]) -> float | None:
-    """Return what a call in TREES may take longer than in the fastest way, in microseconds; None if it is not known, or TREES are no choice.
-
-    With the noise: of a forward's parts each has what the others leave of the gain, and so all come to the same answer.
-    """
-    found = {each.deployment: each for each in measurements}
-    decision, trees = fastest(measurements), found.get(Deployment.TREES)
-    if decision.deployment is Deployment.TREES:
-        return 0.0
-    if not decision.final or trees is None or trees.samples < MIN_SAMPLES:
-        return None
-    if takes_longer(trees, found[Deployment.LAUNCH]):
-        return None
-    fast = found[decision.deployment]
-    return max(0.0, trees.median_us - fast.median_us + NOISE_FACTOR * noise_us(trees, fast))
+def _costs_less(graph: Measurement, kernels: Measurement) -> bool:
+    return _difference_us(graph.median_us, kernels.median_us, noise_us(graph, kernels)) < 0
 
 
-def seeming_gain_in_trees_us(measurements: Sequence[Measurement]) -> float:
-    """Return what a call in TREES seems to save over the best of all else, in microseconds, whatever the noise."""
-    enough = {each.deployment: each for each in measurements if each.samples >= MIN_SAMPLES}
-    trees = enough.pop(Deployment.TREES, None)
-    if trees is None or not enough:
-        return 0.0
-    seeming_us = min(each.median_us for each in enough.values()) - trees.median_us
-    # What is sure may be more, where the fastest of all else is no choice.
-    return max(gain_in_trees_us(measurements), seeming_us)
+def span_difference_us(graph: Measurement, kernels: Measurement) -> float:
+    """Return how much longer GRAPH takes on the GPU, in microseconds; 0.0 within the noise or 2 %, negative if it takes less."""
+    return _difference_us(graph.span_us, kernels.span_us, math.hypot(_span_error(graph), _span_error(kernels)))
 
 
-def gain_in_trees_us(measurements: Sequence[Measurement]) -> float:
-    """Return what a call in TREES saves over the best of all else, in microseconds; 0 if that is not beyond the noise."""
-    if fastest(measurements).deployment is not Deployment.TREES:
-        return 0.0
-    found = {each.deployment: each for each in measurements}
-    best = fastest([each for each in measurements if each.deployment is not Deployment.TREES]).deployment
-    trees, rest = found[Deployment.TREES], found[best]
-    gain_us = rest.median_us - trees.median_us
-    return gain_us if gain_us > NOISE_FACTOR * noise_us(trees, rest) else 0.0
+def host_difference_us(graph: Measurement, kernels: Measurement) -> float:
+    """Return how much longer GRAPH takes on the host, in microseconds; 0.0 within the noise or 2 %, negative if it takes less."""
+    return _difference_us(graph.host_us, kernels.host_us, math.hypot(_host_error(graph), _host_error(kernels)))
 
 
-def _without_trees(measurements: Sequence[Measurement]) -> Decision:
-    """Decide for a backward whose forward is in no tree, although it was fastest with both in trees.
-
-    Trees take what their own forward has saved where it lies, and copy what comes from anywhere else.
-    """
-    rest = fastest([each for each in measurements if each.deployment is not Deployment.TREES])
-    return rest if rest.deployment is not Deployment.LAUNCH else _launch(FORWARD_NOT_IN_TREES)
+def _difference_us(graph_us: float, kernels_us: float, error_us: float) -> float:
+    difference_us = graph_us - kernels_us
+    return difference_us if abs(difference_us) > max(MIN_GAIN * kernels_us, NOISE_FACTOR * error_us) else 0.0
 
 
-def fastest(measurements: Sequence[Measurement]) -> Decision:
-    """Return the deployment that the measurements alone speak for."""
-    enough = {m.deployment: m for m in measurements if m.samples >= MIN_SAMPLES}
-    launch = enough.pop(Deployment.LAUNCH, None)
-    if launch is None or not enough:
-        return _launch(TOO_FEW_CALLS, final=False)
-    # Each is held against LAUNCH by itself: a noisy one that may be faster still does not hide one that wins for sure.
-    winners = [each for each in enough.values() if wins(each, launch)]
-    if not winners:
-        return _launch(NO_GAIN)
-    best = min(winners, key=lambda m: (m.median_us, m.deployment))
-    return Decision(best.deployment, f"{best.deployment} is faster", POLICY_VERSION)
-
-
-def wins(candidate: Measurement, launch: Measurement) -> bool:
-    """Whether `candidate` beats `launch` by more than the noise and the minimum gain, and risks little where it may lose."""
-    if takes_longer(candidate, launch):
-        return False
-    gain = launch.median_us - candidate.median_us
-    return gain > max(MIN_GAIN * launch.median_us, NOISE_FACTOR * noise_us(candidate, launch))
-
-
-def wins_clearly(relocate: Measurement, launch: Measurement) -> bool:
-    """Whether relocatable graphs, which are the fastest so far, leave PyTorch's trees nothing to win."""
-    return relocate.host_us <= max(CLEARLY * launch.host_us, relocate.span_us)
-
-
-def is_overtaken(deployed: Measurement, launch: Measurement, allowed_us: float = 0.0) -> bool:
-    """Whether a launch has come to be faster than what was deployed, by more than the noise, the minimum gain and what is allowed."""
-    loss_us = deployed.median_us - launch.median_us - allowed_us
-    return loss_us > max(MIN_GAIN * launch.median_us, NOISE_FACTOR * noise_us(deployed, launch))
-
-
-def is_unbeaten(before: Deployment, measurements: Sequence[Measurement], conditions: Conditions) -> bool:
-    """Whether how a graph ran until it was measured anew is to stay, though `decide` speaks for another deployment.
-
-    A graph that is not known is launched if what was measured is too noisy to tell; one that runs well must not be stopped for that.
-    """
-    decision, found = decide(measurements, conditions), {each.deployment: each for each in measurements}
-    mine, best = found.get(before), found.get(decision.deployment)
-    if mine is None or best is None or decision.deployment is before or decision.reason == FOR_ITS_BACKWARD:
-        return False
-    if before is Deployment.TREES and conditions.forward_in_trees is False:
-        return False
-    return decision.final and mine.samples >= MIN_SAMPLES and not is_overtaken(mine, best)
-
-
-def takes_longer(candidate: Measurement, launch: Measurement) -> bool:
-    """Whether `candidate` takes so much longer on the GPU that what it saves on the host is not worth the risk."""
-    saved_us = max(0.0, launch.host_us - candidate.host_us)
-    return candidate.span_us - launch.span_us > MAX_LOSS * saved_us
+def is_noisy(measurement: Measurement) -> bool:
+    """Whether a call's cost is known so badly that the next process should measure it again."""
+    return _error(measurement.mad_us, measurement.samples) > MAX_NOISE * measurement.median_us
 
 
 def noise_us(first: Measurement, second: Measurement) -> float:
-    """Return the standard error of the difference of two medians, in microseconds."""
-    return math.hypot(_standard_error(first), _standard_error(second))
+    """Return the standard error of the difference of the median costs of two measurements, in microseconds."""
+    return math.hypot(_error(first.mad_us, first.samples), _error(second.mad_us, second.samples))
 
 
-def _standard_error(measurement: Measurement) -> float:
-    return _ERROR_OF_MEDIAN * measurement.mad_us / math.sqrt(measurement.samples)
+def _span_error(measurement: Measurement) -> float:
+    mad_us = measurement.span_mad_us
+    return _error(measurement.mad_us if mad_us is None else mad_us, measurement.samples)
 
 
-def _launch(reason: str, *, final: bool = True) -> Decision:
-    return Decision(Deployment.LAUNCH, reason, POLICY_VERSION, final=final)
+def _host_error(measurement: Measurement) -> float:
+    mad_us = measurement.host_mad_us
+    return _error(measurement.mad_us if mad_us is None else mad_us, measurement.samples)
+
+
+def _error(mad_us: float, samples: int) -> float:
+    return _ERROR_OF_MEDIAN * mad_us / math.sqrt(samples)

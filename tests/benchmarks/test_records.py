@@ -54,7 +54,7 @@ def summary(measuring_ms: float, trees: int) -> dict[str, Any]:
         "misses": 2,
         "measured": 2,
         "measuring_ms": measuring_ms,
-        "deployed": {"LAUNCH": 2 - trees, "TREES": trees, "RELOCATE": 0},
+        "deployed": {"KERNELS": 2 - trees, "TREES": trees, "GRAPH": 0},
         "reasons": {},
         "fallbacks": {"sizes that had not come back yet": 2, "verification: output 1 differs": 1},
     }
@@ -107,9 +107,9 @@ def test_what_the_product_summed_up_is_taken_over() -> None:
         peer="pygraph-cold",
     )
     assert made.measuring_s == 0.2
-    assert made.deployed == {"LAUNCH": 0, "TREES": 2, "RELOCATE": 0}
+    assert made.deployed == {"KERNELS": 0, "TREES": 2, "GRAPH": 0}
     assert "graphs 2, hits 0, misses 2, measured 2" in made.note
-    assert "repetition 1: deployed 1 LAUNCH, 1 TREES" in made.note
+    assert "repetition 1: deployed 1 KERNELS, 1 TREES" in made.note
     assert "repetition 2: deployed 2 TREES" in made.note
     assert "launched: verification: output 1 differs" in made.note
     assert "come back" not in made.note

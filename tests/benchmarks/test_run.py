@@ -174,7 +174,7 @@ def test_the_product_with_a_cold_and_a_warm_cache(tmp_path: Path) -> None:
     for record in (cold, warm):
         assert record["correct"] is True
         assert "no coverage: no GPU takes part" in record["note"]
-        assert record["deployed"]["LAUNCH"] == 2
+        assert record["deployed"]["KERNELS"] == 2
         assert record["measuring_s"] >= 0
     for details in result["details"]:
         assert details["lookup_s"] > 0

@@ -18,7 +18,7 @@ GOOD = Record(
     measuring_s=0.0123,
     coverage=0.9912,
     correct=True,
-    deployed={"LAUNCH": 0, "TREES": 2, "RELOCATE": 0},
+    deployed={"KERNELS": 0, "TREES": 2, "GRAPH": 0},
     note="graphs 2",
 )
 FAILED = Record(

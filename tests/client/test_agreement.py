@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 GRAPH, OTHER = "a" * 64, "b" * 64
 HERE, THERE = "e" * 64, "f" * 64
 TREES = Decision(Deployment.TREES, "TREES is faster", 1)
-LAUNCH = Decision(Deployment.LAUNCH, "no gain", 1)
+KERNELS = Decision(Deployment.KERNELS, "no gain", 1)
 
 
 @dataclass
@@ -75,10 +75,10 @@ def test_a_leader_whose_proposal_loses_adopts_what_is_decided() -> None:
     group = Group()
     leader, other = (group.rank(number).part(GRAPH, [GRAPH], HERE) for number in range(2))
 
-    assert other.propose(GRAPH, LAUNCH) == LAUNCH
+    assert other.propose(GRAPH, KERNELS) == KERNELS
 
-    assert leader.settled(GRAPH, TREES) == LAUNCH
-    assert leader.propose(GRAPH, TREES) == LAUNCH
+    assert leader.settled(GRAPH, TREES) == KERNELS
+    assert leader.propose(GRAPH, TREES) == KERNELS
 
 
 def test_after_the_time_limit_all_launch() -> None:
@@ -95,7 +95,7 @@ def test_after_the_time_limit_all_launch() -> None:
 def test_what_was_decided_in_another_environment_is_adopted_and_marked() -> None:
     group = Group()
     group.rank(0).part(GRAPH, [GRAPH], HERE).propose(GRAPH, TREES)
-    long = Decision(Deployment.LAUNCH, "x" * MAX_REASON, 1)
+    long = Decision(Deployment.KERNELS, "x" * MAX_REASON, 1)
     group.rank(0).part(OTHER, [OTHER], HERE).propose(OTHER, long)
 
     other = group.rank(1).part(GRAPH, [GRAPH], THERE)
@@ -114,7 +114,7 @@ def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two
     part = lost.part(OTHER, [OTHER], HERE)
     alone = part.settled(OTHER, None)
     assert alone is not None
-    assert (part.leads, alone.deployment, alone.reason) == (False, Deployment.LAUNCH, UNREACHABLE)
+    assert (part.leads, alone.deployment, alone.reason) == (False, Deployment.KERNELS, UNREACHABLE)
     assert part.propose(OTHER, TREES) == alone
     assert store.operations == 1
 
@@ -131,21 +131,21 @@ def test_what_is_known_is_not_asked_again() -> None:
     part.propose(GRAPH, TREES)
     operations = store.operations
 
-    assert part.settled(GRAPH, None) == part.propose(GRAPH, LAUNCH) == part.wait(GRAPH, 1e9) == TREES
+    assert part.settled(GRAPH, None) == part.propose(GRAPH, KERNELS) == part.wait(GRAPH, 1e9) == TREES
     assert store.operations == operations
 
 
-@pytest.mark.parametrize("decision", [TREES, LAUNCH, Decision(Deployment.RELOCATE, "faster", 1)], ids=str)
+@pytest.mark.parametrize("decision", [TREES, KERNELS, Decision(Deployment.GRAPH, "faster", 1)], ids=str)
 def test_what_cannot_be_had_is_launched_with_a_reason(decision: Decision) -> None:
-    offered = (Deployment.TREES, Deployment.LAUNCH)
+    offered = (Deployment.TREES, Deployment.KERNELS)
 
     run = possible(decision, offered)
 
     if decision.deployment in offered:
         assert run is decision
     else:
-        assert run.deployment is Deployment.LAUNCH
-        assert run.reason == "ranks: RELOCATE was decided, and cannot be had here"
+        assert run.deployment is Deployment.KERNELS
+        assert run.reason == "ranks: GRAPH was decided, and cannot be had here"
 
 
 # --- any order, any delay, any failure ---------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Fate:
 
 SLOW = 30
 """Calls of a leader that comes too late, where each takes `LONGEST_S`."""
-DECISIONS = st.sampled_from([TREES, LAUNCH, Decision(Deployment.RELOCATE, "RELOCATE is faster", 1)])
+DECISIONS = st.sampled_from([TREES, KERNELS, Decision(Deployment.GRAPH, "GRAPH is faster", 1)])
 FATES = st.builds(
     Fate,
     hit=st.none() | DECISIONS,
@@ -194,7 +194,7 @@ class Rank:
     def plan(self, inputs: list[Any]) -> None:
         part = self.agreement.part(GRAPH, [GRAPH], self.fate.environment)
         if self.fate.refuses:
-            self.deployed = part.propose(GRAPH, LAUNCH)
+            self.deployed = part.propose(GRAPH, KERNELS)
         else:
             self.deployed = part.settled(GRAPH, self.fate.hit if part.leads else None)
         self.part = part
@@ -235,7 +235,7 @@ def test_every_rank_runs_the_same(fates: list[Fate], steps: list[tuple[int, floa
         # Who leads and never comes to a decision goes on measuring; nobody waits for it for ever.
         assert rank.deployed is not None or (rank.part.leads and rank.fate.calls is None)
         if rank.report.failures and rank.deployed is not None and rank.deployed.reason == UNREACHABLE:
-            assert rank.deployed.deployment is Deployment.LAUNCH
+            assert rank.deployed.deployment is Deployment.KERNELS
         elif rank.deployed is not None:
             running.add(rank.deployed.deployment)
     assert len(running) <= 1

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = Environment("none", "", 0, 0, "", "2.13.0", "", "", "", "")
 GRAPH = "a" * 64
-DECISION = Decision(Deployment.LAUNCH, "no CUDA device", 1)
+DECISION = Decision(Deployment.KERNELS, "no CUDA device", 1)
 RECORD = Record(Graph(GRAPH, Kind.FORWARD, 0, 1, 3), DECISION)
 MINE = Entry(GRAPH, DECISION, os.getuid(), "host")
 """What a client makes of RECORD when it was spooled here."""
@@ -194,7 +194,7 @@ def test_what_was_spooled_is_found_by_the_next_process(places: Locations) -> Non
 def test_what_was_spooled_says_what_it_cost(places: Locations) -> None:
     measurements = tuple(
         Measurement(deployment, 8, median, 0.0, median - 1, median + 1, 0.0)
-        for deployment, median in {Deployment.TREES: 50.0, Deployment.LAUNCH: 70.0}.items()
+        for deployment, median in {Deployment.TREES: 50.0, Deployment.KERNELS: 70.0}.items()
     )
     Cache(places, "host", Report()).record(
         ENVIRONMENT, [dataclasses.replace(RECORD, measurements=measurements)]
@@ -221,9 +221,9 @@ def test_what_was_spooled_elsewhere_is_not(places: Locations) -> None:
 
 def test_the_newest_final_decision_in_the_spool_wins(places: Locations) -> None:
     cache = Cache(places, "host", Report())
-    older = Decision(Deployment.LAUNCH, "older", 1)
+    older = Decision(Deployment.KERNELS, "older", 1)
     newer = Decision(Deployment.TREES, "newer", 1)
-    provisional = Decision(Deployment.LAUNCH, "provisional", 1, final=False, calls=3)
+    provisional = Decision(Deployment.KERNELS, "provisional", 1, final=False, calls=3)
     for decision in (older, newer, provisional):
         cache.record(ENVIRONMENT, [dataclasses.replace(RECORD, decision=decision)])
 

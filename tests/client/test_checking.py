@@ -20,7 +20,7 @@ from pygraphd.schema.messages import Deployment
 
 pytestmark = pytest.mark.torch
 
-TREES, RELOCATE = Deployment.TREES, Deployment.RELOCATE
+TREES, GRAPH = Deployment.TREES, Deployment.GRAPH
 ENOUGH = UNCOUNTED[TREES] + SAMPLES
 TWICE = ENOUGH + SAMPLES
 
@@ -153,14 +153,14 @@ def test_calls_that_make_an_executable_do_not_count_unless_nearly_all_do(
 ) -> None:
     monkeypatch.setattr(Clock, "time_us", 100.0)  # put back afterwards
     said: list[bool] = []
-    first = UNCOUNTED[RELOCATE]
+    first = UNCOUNTED[GRAPH]
     run = Relocating(range(first, first + 2 * SAMPLES, step))
 
     def settle(checked: Checked, holds: bool) -> Any:
         said.append(holds)
         return run
 
-    claimed = Claimed(RELOCATE, Cost(100.0, Parts(100.0, 100.0)))
+    claimed = Claimed(GRAPH, Cost(100.0, Parts(100.0, 100.0)))
     checked = Checked(run, claimed, candidates(run, run), settle, Report(), Jury())
     for _ in range(first + 2 * SAMPLES + 1):
         checked([])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-LAUNCH, RELOCATE = Deployment.LAUNCH, Deployment.RELOCATE
+KERNELS, GRAPH = Deployment.KERNELS, Deployment.GRAPH
 Ways = tuple[Deployment, ...]
 PROGRAMS = 400
 JITTER = 0.05
@@ -45,7 +45,7 @@ class Times:
 
     def run(self, machine: Machine, deployment: Deployment, slower: float = 1.0) -> None:
         """Be called once."""
-        if deployment is LAUNCH:
+        if deployment is KERNELS:
             machine.launch(self.launch_us * slower, self.gpu_us)
         else:
             machine.submit(self.relocate_us * slower, self.captured_gpu_us)
@@ -128,7 +128,7 @@ def candidates(graph: Times, machine: Machine, random_: random.Random) -> Candid
     def run(way: Deployment) -> None:
         graph.run(machine, way, 1 + JITTER * abs(random_.gauss(0, 1)))
 
-    return Candidates(lambda _: run(LAUNCH), None, 0, False, Relocating(lambda: run(RELOCATE)))
+    return Candidates(lambda _: run(KERNELS), None, 0, False, Relocating(lambda: run(GRAPH)))
 
 
 def chosen(program: Program, random_: random.Random) -> Ways:
@@ -173,8 +173,8 @@ def outcome(seed: int) -> Outcome:
     program = drawn(random_)
     ways = chosen(program, random_)
     count = len(program.graphs)
-    found = {each: program.step_us(each) for each in {ways, (LAUNCH,) * count, (RELOCATE,) * count}}
-    return Outcome(seed, found[ways], found[(RELOCATE,) * count], found[(LAUNCH,) * count])
+    found = {each: program.step_us(each) for each in {ways, (KERNELS,) * count, (GRAPH,) * count}}
+    return Outcome(seed, found[ways], found[(GRAPH,) * count], found[(KERNELS,) * count])
 
 
 @pytest.fixture(scope="module")

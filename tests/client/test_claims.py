@@ -105,7 +105,7 @@ def test_an_answer_that_is_there_already_is_taken_up_at_once(daemon: Daemon) -> 
 
 @pytest.mark.parametrize(
     "answer",
-    [Decision(Deployment.TREES, "", 2), Decision(Deployment.LAUNCH, "", 1, final=False)],
+    [Decision(Deployment.TREES, "", 2), Decision(Deployment.KERNELS, "", 1, final=False)],
     ids=["not usable", "not final"],
 )
 def test_not_every_answer_is_one(daemon: Daemon, answer: Decision) -> None:

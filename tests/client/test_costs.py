@@ -10,7 +10,7 @@ from pygraphd.client import costs
 from pygraphd.client.costs import Cost, Parts
 from pygraphd.schema.messages import Decision, Deployment, Entry, Measurement
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 TIMES = st.floats(1, 1e6)
 SHARES = st.floats(0, 1)
 DEPLOYMENTS = st.sampled_from(Deployment)
@@ -59,8 +59,8 @@ def test_what_takes_longer_or_less_on_the_gpu_or_the_host_is_seen(
 
 
 def test_a_capture_that_takes_less_on_the_gpu_alone_is_seen() -> None:
-    assert not cost_of(call(17, 411, RELOCATE)).holds(call(17, 300, RELOCATE))
-    assert cost_of(call(17, 411, LAUNCH)).holds(call(17, 300, LAUNCH)), "the host may have spaced it out"
+    assert not cost_of(call(17, 411, GRAPH)).holds(call(17, 300, GRAPH))
+    assert cost_of(call(17, 411, KERNELS)).holds(call(17, 300, KERNELS)), "the host may have spaced it out"
 
 
 def test_a_call_that_waits_in_a_full_queue_is_no_slower() -> None:
@@ -75,7 +75,7 @@ def test_how_much_is_hidden_is_no_reason_to_doubt(
     host_us: float, gpu_us: float, before: float, deployment: Deployment, some: float
 ) -> None:
     """On an idle GPU the span begins before the host has queued anything: `before` is the share of its time that this takes."""
-    shown_us = max(host_us, gpu_us) if deployment is LAUNCH else gpu_us + before * host_us
+    shown_us = max(host_us, gpu_us) if deployment is KERNELS else gpu_us + before * host_us
     shown = call(host_us, shown_us, deployment)
     hidden = call(host_us, gpu_us, deployment, hidden=1)
     mixed = call(host_us, gpu_us + some * (shown_us - gpu_us), deployment, hidden=some)
@@ -165,7 +165,7 @@ def test_an_entry_says_what_a_call_costs(said: dict[str, float], expected: Cost 
 
 
 def test_of_measurements_that_of_the_deployment_counts() -> None:
-    found = costs.of_measurements([call(1, 2, LAUNCH), call(3, 4, TREES)], TREES)
+    found = costs.of_measurements([call(1, 2, KERNELS), call(3, 4, TREES)], TREES)
 
     assert found == Cost(4, Parts(3, 4))
-    assert costs.of_measurements([call(1, 2, LAUNCH)], TREES) is None
+    assert costs.of_measurements([call(1, 2, KERNELS)], TREES) is None

@@ -35,7 +35,7 @@ __all__ = ["relocation_where_it_is_meant", "session"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
-SLOW_TREES = {Deployment.LAUNCH: 50.0, Deployment.TREES: 412.0}
+SLOW_TREES = {Deployment.KERNELS: 50.0, Deployment.TREES: 412.0}
 THEIRS = f"by uid {os.geteuid()} on elsewhere"
 
 
@@ -125,7 +125,7 @@ def rewrite(session: Session, change: Callable[[Decision], Decision]) -> None:
     ("changes", "because"),
     [
         ({"policy": POLICY_VERSION - 1}, f"decided by policy {POLICY_VERSION - 1}, and this is policy {POLICY_VERSION}"),
-        ({"deployment": Deployment.RELOCATE}, NOT_OFFERED.text),
+        ({"deployment": Deployment.GRAPH}, NOT_OFFERED.text),
         ({"final": False, "calls": 7}, "not final, after 7 calls"),
     ],
     ids=["policy", "deployment", "final"],

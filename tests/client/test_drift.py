@@ -90,14 +90,14 @@ def test_a_pair_that_has_become_slower_is_measured_anew_and_others_are_told(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, backward = compiled_and_decided(session)
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 140.0})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.TREES: 140.0})
 
     session.drift.look()
 
     assert run(forward, backward, MORE)[-1] == (["launched"], ["launched"])
     summary = session.report.summary()
     assert (summary["rechecked"], summary["drifted"], summary["measured"]) == (2, 2, 4)
-    assert summary["deployed"] == {"LAUNCH": 2, "TREES": 0, "RELOCATE": 0}
+    assert summary["deployed"] == {"KERNELS": 2, "TREES": 0, "GRAPH": 0}
     assert summary["reasons"] == {policy.NO_GAIN: 2}
     assert len(summary["decisions"]) == 2
     assert not any(isinstance(slot, region.Region | checking.Checked) for slot in slots(forward, backward))
@@ -111,8 +111,8 @@ def test_a_pair_that_has_become_slower_is_measured_anew_and_others_are_told(
     assert (session.report.counts["rechecked"], session.report.counts["drifted"]) == (4, 2)
 
 
-QUICK_ON_THE_HOST = {Deployment.LAUNCH: 500.0, Deployment.TREES: 17.0}
-BUSY_ON_THE_GPU = {Deployment.LAUNCH: 500.0, Deployment.TREES: 411.0}
+QUICK_ON_THE_HOST = {Deployment.KERNELS: 500.0, Deployment.TREES: 17.0}
+BUSY_ON_THE_GPU = {Deployment.KERNELS: 500.0, Deployment.TREES: 411.0}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_costs_that_go_up_and_down_are_measured_anew_less_and_less_often(
     for number in range(1, 32):
         drifted = session.report.counts["drifted"]
         factor = 1.5 if len(rounds) % 2 == 0 else 1.0
-        times = {Deployment.LAUNCH: 100.0 * factor, Deployment.TREES: 50.0 * factor}
+        times = {Deployment.KERNELS: 100.0 * factor, Deployment.TREES: 50.0 * factor}
         monkeypatch.setattr(Clock, "times_us", times)
         session.drift.look()
         run(*pair, MORE)
@@ -171,7 +171,7 @@ def test_what_the_trees_had_taken_over_is_put_in_place_and_taken_away_again(
     for _ in range(MORE):
         compiled.current_callable([torch.ones(1)])
     assert compiled.current_callable == compiled.call
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 70.0})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.TREES: 70.0})
     session.drift.look()
     wrapped = []
 
@@ -188,11 +188,11 @@ def test_what_the_trees_had_taken_over_is_put_in_place_and_taken_away_again(
 def test_what_was_given_back_is_made_anew_to_be_measured(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {**Clock.times_us, Deployment.RELOCATE: 500.0})
+    monkeypatch.setattr(Clock, "times_us", {**Clock.times_us, Deployment.GRAPH: 500.0})
     forward, backward = compiled_and_decided(session)
     assert [each.closed for each in relocating] == [True, True]
     monkeypatch.setattr(
-        Clock, "times_us", {**Clock.times_us, Deployment.TREES: 600.0, Deployment.RELOCATE: 40.0}
+        Clock, "times_us", {**Clock.times_us, Deployment.TREES: 600.0, Deployment.GRAPH: 40.0}
     )
 
     session.drift.look()
@@ -263,7 +263,7 @@ def test_what_cannot_be_measured_anew_runs_on_as_before(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, backward = compiled_and_decided(session)
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 1000.0, Deployment.TREES: 65.0})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 1000.0, Deployment.TREES: 65.0})
     monkeypatch.setattr(region.Region, "_why_not_measure", lambda self: client_policy.NO_MEMORY)
 
     session.drift.look()
@@ -281,7 +281,7 @@ def test_what_is_being_timed_when_the_session_ends_stays(
 ) -> None:
     forward, backward = compiled_and_decided(session)
     before = slots(forward, backward)
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 140.0})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.TREES: 140.0})
     session.drift.look()
 
     session.close()
@@ -330,7 +330,7 @@ def test_without_a_thread_nothing_is_looked_at_and_that_is_said(
 
 @pytest.mark.parametrize(
     ("cost_us", "deployment", "same"),
-    [(50.0, Deployment.TREES, True), (51.0, Deployment.TREES, False), (50.0, Deployment.LAUNCH, False)],
+    [(50.0, Deployment.TREES, True), (51.0, Deployment.TREES, False), (50.0, Deployment.KERNELS, False)],
 )
 def test_only_what_was_outdated_is_not_believed(cost_us: float, deployment: Deployment, same: bool) -> None:
     """Another process may have measured anew meanwhile, and its answer is taken up."""

@@ -10,7 +10,7 @@ from pygraphd.schema.messages import Deployment, Graph, Kind
 
 pytestmark = pytest.mark.torch
 
-TREES, RELOCATE = Deployment.TREES, Deployment.RELOCATE
+TREES, GRAPH = Deployment.TREES, Deployment.GRAPH
 FAMILY = 7
 
 
@@ -20,7 +20,7 @@ class Part:
     def __init__(self, kind: Kind, gain_us: float = 0.0, loss_us: float | None = 0.0) -> None:
         self.graph = Graph("a" * 64, kind, 0, 1, 1)
         self.family = FAMILY
-        self.turns = Turns((TREES, RELOCATE, Deployment.LAUNCH))
+        self.turns = Turns((TREES, GRAPH, Deployment.KERNELS))
         self._gain_us = gain_us
         self._loss_us = loss_us
 
@@ -64,7 +64,7 @@ def test_a_part_has_what_the_others_leave_of_the_gain(others: list[Part], gain_u
 
 @pytest.mark.parametrize(
     ("deployment", "loss_us", "gain_us"),
-    [(TREES, 10.0, 50.0), (TREES, None, 60.0), (RELOCATE, 10.0, 0.0), (None, 10.0, 60.0)],
+    [(TREES, 10.0, 50.0), (TREES, None, 60.0), (GRAPH, 10.0, 0.0), (None, 10.0, 60.0)],
 )
 def test_parts_that_are_decided_count_too(
     deployment: Deployment | None, loss_us: float | None, gain_us: float

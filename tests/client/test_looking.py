@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 MORE = 160
 """Calls that end a look that is in doubt, and measuring anew."""
 LOOK = 30
@@ -55,12 +55,12 @@ def expect(session: Session, **counts: int) -> None:
 @pytest.mark.parametrize(
     ("times_us", "runs"),
     [
-        ({LAUNCH: 10.0, TREES: 50.0}, "launched"),
-        ({LAUNCH: 52.0, TREES: 59.0}, "launched"),
-        ({LAUNCH: 48.9, TREES: 50.0}, "launched"),
-        ({LAUNCH: 49.5, TREES: 50.0}, "captured"),  # less than it has to win by
-        ({LAUNCH: 51.0, TREES: 50.0}, "captured"),
-        ({LAUNCH: 1000.0, TREES: 50.0}, "captured"),
+        ({KERNELS: 10.0, TREES: 50.0}, "launched"),
+        ({KERNELS: 52.0, TREES: 59.0}, "launched"),
+        ({KERNELS: 48.9, TREES: 50.0}, "launched"),
+        ({KERNELS: 49.5, TREES: 50.0}, "captured"),  # less than it has to win by
+        ({KERNELS: 51.0, TREES: 50.0}, "captured"),
+        ({KERNELS: 1000.0, TREES: 50.0}, "captured"),
     ],
 )
 def test_what_launches_have_come_to_beat_is_measured_anew(
@@ -82,7 +82,7 @@ def test_what_launches_have_come_to_beat_is_measured_anew(
 
 def test_it_is_told_why(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = decided(session)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 10.0, TREES: 50.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 10.0, TREES: 50.0})
     session.drift.look()
     run(*pair, MORE)
 
@@ -95,7 +95,7 @@ def test_relocated_graphs_are_held_against_launches_too(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = decided(session, "relocated")
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 30.0, TREES: 50.0, RELOCATE: 40.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 30.0, TREES: 50.0, GRAPH: 40.0})
 
     session.drift.look()
 
@@ -153,7 +153,7 @@ def test_inputs_are_aligned_while_calls_may_be_launched(session: Session) -> Non
     assert all(each.current_callable == each.call for each in pair)
 
 
-@pytest.mark.parametrize("times_us", [{LAUNCH: 10.0, TREES: 50.0}, {LAUNCH: 100.0, TREES: 70.0}], ids=str)
+@pytest.mark.parametrize("times_us", [{KERNELS: 10.0, TREES: 50.0}, {KERNELS: 100.0, TREES: 70.0}], ids=str)
 def test_a_graph_in_one_piece_is_looked_at_where_its_callers_find_it(
     session: Session, monkeypatch: pytest.MonkeyPatch, times_us: dict[Deployment, float]
 ) -> None:
@@ -178,7 +178,7 @@ def test_a_graph_in_one_piece_is_looked_at_where_its_callers_find_it(
     session.drift.look()
     runs = min(times_us, key=lambda each: times_us[each])
     ended = [compiled.current_callable([torch.ones(1)]) for _ in range(MORE)][-1]
-    assert ended == {LAUNCH: "launched", TREES: "captured"}[runs]
+    assert ended == {KERNELS: "launched", TREES: "captured"}[runs]
     expect(session, rechecked=2, drifted=1)
     assert not [
         each
@@ -227,7 +227,7 @@ def test_a_forward_may_lose_in_trees_what_its_backward_gains(
     box = SimpleNamespace(value=0)
     forward = compile_once(session, 1, backward=False, box=box)
     backward = compile_once(session, 1, backward=True, box=box)
-    theirs = {False: {LAUNCH: 100.0, TREES: 110.0}, True: {LAUNCH: 100.0, TREES: 50.0}}
+    theirs = {False: {KERNELS: 100.0, TREES: 110.0}, True: {KERNELS: 100.0, TREES: 50.0}}
     monkeypatch.setattr(Clock, "span_us", 20.0)  # it loses on the host alone
 
     def steps(count: int) -> Any:
@@ -243,7 +243,7 @@ def test_a_forward_may_lose_in_trees_what_its_backward_gains(
     assert steps(MORE) == (["captured"], ["captured"])
     expect(session, rechecked=2, drifted=0)
 
-    theirs[True] = {LAUNCH: 55.0, TREES: 50.0}
+    theirs[True] = {KERNELS: 55.0, TREES: 50.0}
     session.drift.look()
     steps(MORE)
 
@@ -255,7 +255,7 @@ def test_without_memory_for_launches_only_its_cost_is_looked_at(
     session: Session, monkeypatch: pytest.MonkeyPatch, trees_us: float, drifted: int
 ) -> None:
     pair = decided(session)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 10.0, TREES: trees_us})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 10.0, TREES: trees_us})
     monkeypatch.setattr(Session, "why_not_launch", lambda self, candidates: policy.NO_MEMORY)
     session.drift.look()
 
@@ -394,7 +394,7 @@ def test_what_fails_while_it_is_settled_leaves_what_was_deployed(
 ) -> None:
     pair = decided(session)
     before = slots(*pair)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 10.0, TREES: 50.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 10.0, TREES: 50.0})
 
     def fail(*_: Any) -> Any:
         raise OSError("no such disk")
@@ -505,7 +505,7 @@ def waited(
 
 @pytest.mark.daemon
 @pytest.mark.alone
-@pytest.mark.parametrize("times_us", [{LAUNCH: 10.0, TREES: 50.0}, {LAUNCH: 100.0, TREES: 140.0}], ids=str)
+@pytest.mark.parametrize("times_us", [{KERNELS: 10.0, TREES: 50.0}, {KERNELS: 100.0, TREES: 140.0}], ids=str)
 def test_what_was_adopted_is_looked_at_as_what_was_measured_and_a_daemon_is_told(
     waited: tuple[Session, tuple[Compiled, Compiled]],
     monkeypatch: pytest.MonkeyPatch,
@@ -539,7 +539,7 @@ def test_what_somebody_else_has_found_meanwhile_is_checked_at_once(
     second, pair = waited
     second.drift._period_s = recheck_s
     second._host = "elsewhere"
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: trees_us})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: trees_us})
 
     steps = run(*pair, MORE)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-LAUNCH, TREES = Deployment.LAUNCH, Deployment.TREES
+KERNELS, TREES = Deployment.KERNELS, Deployment.TREES
 DECIDES = 120
 """Steps that end measuring."""
 ENDS = MAX_ROUNDS + DECIDES
@@ -100,7 +100,7 @@ def pretended(folder: Path) -> Iterator[tuple[pytest.MonkeyPatch, Session]]:
     with pytest.MonkeyPatch.context() as patch, inductor_config.patch({"triton.cudagraphs": True}):
         pretend_there_is_a_gpu(patch)
         patch.setenv(options.RELOCATE, "0")
-        patch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0})
+        patch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 50.0})
         session = Session(locate({"PYGRAPHD_HOME": str(folder)}))
         yield patch, session
         session.close()
@@ -130,11 +130,11 @@ def test_in_the_end_all_run_as_deployed_and_nothing_is_in_the_way(
         before = [
             each.current_callable for family in program.families for each in (family.forward, family.backward)
         ]
-        patch.setattr(Clock, "times_us", {LAUNCH: launch_us, TREES: 50.0})
+        patch.setattr(Clock, "times_us", {KERNELS: launch_us, TREES: 50.0})
 
         for skipped, looked, fails in steps:
             program.step(skipped, looked, fails)
-        patch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0})
+        patch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 50.0})
         launched = 0
         for _ in range(ENDS):
             launched += "launched" in program.step()

@@ -31,7 +31,7 @@ from tests.client.test_plan import (  # noqa: F401
 
 pytestmark = pytest.mark.torch
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 MORE = 160
 """Calls that end measuring anew."""
 Of = dict[Kind, dict[Deployment, float]]
@@ -86,8 +86,8 @@ def for_its_backward(
     looks_find_nothing: None,
 ) -> Of:
     """Have a forward lose in trees less than its backward gains there."""
-    of_each[Kind.FORWARD] = {LAUNCH: 50.0, TREES: 60.0, RELOCATE: 190.0}
-    of_each[Kind.BACKWARD] = {LAUNCH: 100.0, TREES: 70.0, RELOCATE: 190.0}
+    of_each[Kind.FORWARD] = {KERNELS: 50.0, TREES: 60.0, GRAPH: 190.0}
+    of_each[Kind.BACKWARD] = {KERNELS: 100.0, TREES: 70.0, GRAPH: 190.0}
     monkeypatch.setattr(Clock, "span_us", 20.0)
     return of_each
 
@@ -95,9 +95,9 @@ def for_its_backward(
 def test_a_capture_that_has_become_faster_is_found_though_launches_cost_what_they_did(
     session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0})
     pair = decided(session, "launched")
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 60.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 60.0})
 
     assert look(session, pair, FIRST - 1)[-1] == (["launched"], ["launched"])
     expect(session, rechecked=2 * (FIRST - 1), drifted=0, retried=0, measured=2)
@@ -117,7 +117,7 @@ def test_a_capture_that_has_become_faster_is_found_though_launches_cost_what_the
 def test_what_is_confirmed_is_looked_at_as_before_and_measured_anew_more_seldom(
     session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0})
     pair, counts = decided(session, "launched"), session.report.counts
     rounds = []
 
@@ -129,7 +129,7 @@ def test_what_is_confirmed_is_looked_at_as_before_and_measured_anew_more_seldom(
 
     assert rounds == [FIRST, 3 * FIRST]
     expect(session, rechecked=2 * 19, drifted=0, retried=4, measured=6, recorded=0, spooled=6)
-    assert session.report.summary()["deployed"] == {"LAUNCH": 2, "TREES": 0, "RELOCATE": 0}
+    assert session.report.summary()["deployed"] == {"KERNELS": 2, "TREES": 0, "GRAPH": 0}
     assert len(session.report.summary()["decisions"]) == 2
 
 
@@ -137,12 +137,12 @@ def test_what_has_changed_is_soon_measured_anew_once_more(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
     """It may have been a mistake."""
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0, GRAPH: 120.0})
     pair, counts, rounds = decided(session, "launched"), session.report.counts, []
 
     for number in range(1, 5 * FIRST):
         if number == 2 * FIRST:
-            monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 50.0})
+            monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0, GRAPH: 50.0})
         before = counts["retried"]
         look(session, pair)
         if counts["retried"] > before:
@@ -175,7 +175,7 @@ def test_a_capture_is_not_given_up_because_it_is_too_noisy_to_tell(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
     """In the first measuring, a launch would have been the answer."""
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 60.0, TREES: 50.0, RELOCATE: 90.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 60.0, TREES: 50.0, GRAPH: 90.0})
     pair = decided(session)
     look(session, pair, FIRST - 1)
     monkeypatch.setattr(region, "Profiler", Noisy)
@@ -218,9 +218,9 @@ def test_what_has_drifted_is_launched_if_it_is_too_noisy_to_tell(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was in doubt."""
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 60.0, TREES: 50.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 60.0, TREES: 50.0})
     pair = decided(session)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 90.0, TREES: 80.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 90.0, TREES: 80.0})
     monkeypatch.setattr(region, "Profiler", Noisy)
 
     assert look(session, pair)[-1] == (["launched"], ["launched"])
@@ -232,10 +232,10 @@ def test_a_half_that_is_not_where_it_is_called_is_waited_for(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
     """As in validation, where nothing calls the backward."""
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 50.0, GRAPH: 190.0})
     pair, alone = decided(session), torch.ones(1)
     look(session, pair, FIRST - 1)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 30.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 50.0, GRAPH: 30.0})
 
     for _ in range(2):
         session.drift.look()
@@ -270,7 +270,7 @@ def test_a_forward_in_trees_is_not_decided_without_its_backward(
 def test_if_a_half_cannot_be_looked_at_the_other_is_not_measured_alone(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 50.0, GRAPH: 190.0})
     pair = decided(session)
     look(session, pair, FIRST - 1)
     looked = Plan._looked
@@ -291,10 +291,10 @@ def test_if_a_half_cannot_be_looked_at_the_other_is_not_measured_alone(
 def test_a_half_that_settles_when_the_other_has_changed_is_looked_at_again(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0, GRAPH: 120.0})
     pair, x = decided(session, "launched"), torch.ones(1)
     look(session, pair, FIRST - 1)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 60.0, RELOCATE: 190.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 60.0, GRAPH: 190.0})
     pair[0].current_callable([x])
     session.drift.look()  # between a forward and its backward
     pair[1].current_callable([x])
@@ -310,7 +310,7 @@ def test_a_half_that_settles_when_the_other_has_changed_is_looked_at_again(
 def test_what_cannot_be_made_anew_runs_and_is_looked_at_as_before(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 50.0, GRAPH: 190.0})
     pair = decided(session)
     look(session, pair, FIRST - 1)
     with monkeypatch.context() as broken:
@@ -327,7 +327,7 @@ def test_inputs_are_copied_before_what_is_measured_anew_is_launched(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
     """A call of the program's may come while the look is put in place by a thread of ours."""
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 50.0, GRAPH: 190.0})
     compiled, x = compile_once(session, 1, backward=False, box=SimpleNamespace(value=0)), torch.ones(1)
     for _ in range(FIRST):
         for _ in range(MORE):
@@ -350,7 +350,7 @@ def test_inputs_are_copied_before_what_is_measured_anew_is_launched(
 def test_what_cannot_be_asked_is_looked_at_all_the_same(
     session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0})
     pair = decided(session, "launched")
     look(session, pair, FIRST - 1)
     with monkeypatch.context() as broken:
@@ -367,9 +367,9 @@ def test_what_cannot_be_asked_is_looked_at_all_the_same(
 def test_what_there_is_no_memory_to_measure_anew_runs_and_is_looked_at_as_before(
     session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0})
     pair = decided(session, "launched")
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 60.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 60.0})
     with monkeypatch.context() as short:
         short.setattr(region.Region, "_why_not_measure", lambda self: policy.NO_MEMORY)
         assert look(session, pair, FIRST)[-1] == (["launched"], ["launched"])
@@ -384,7 +384,7 @@ def test_what_there_is_no_memory_to_measure_anew_runs_and_is_looked_at_as_before
 def test_memory_that_was_reserved_meanwhile_is_given_back(
     session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None, more_mib: int
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0})
     pair = decided(session, "launched")
     begin, begun = Clock.start, list[Deployment]()
     given_back: list[bool] = []
@@ -409,7 +409,7 @@ def test_memory_that_was_reserved_meanwhile_is_given_back(
 def test_nothing_is_begun_when_the_session_has_ended(
     session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0})
     pair = decided(session, "launched")
     look(session, pair, FIRST - 1)
     session.drift.look()

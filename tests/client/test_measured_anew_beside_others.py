@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 MORE = 160
 """Calls that end measuring anew."""
 
@@ -74,7 +74,7 @@ def beside_relocated(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Session, tuple[Compiled, Compiled]]:
     """Return a program that has looked a launched pair up, and has relocated graphs, and no trees."""
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0, GRAPH: 120.0})
     decided(session, "launched")
     later = Session(session.locations)
     later.has_relocated = True
@@ -91,7 +91,7 @@ def test_beside_relocated_graphs_what_is_launched_is_held_against_such_only(
     looks_find_nothing: None,
 ) -> None:
     later, pair = beside_relocated(session, monkeypatch)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 20.0, RELOCATE: 80.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 20.0, GRAPH: 80.0})
     monkeypatch.setattr(Clock, "span_us", 20.0)  # not so clearly that trees would not be tried
 
     steps = look(later, pair, FIRST)
@@ -127,7 +127,7 @@ def test_without_trees_nothing_is_said_against_what_another_program_has_found_si
     looks_find_nothing: None,
 ) -> None:
     later, pair = beside_relocated(session, monkeypatch)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 40.0, RELOCATE: 70.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 40.0, GRAPH: 70.0})
     monkeypatch.setattr(Clock, "span_us", 20.0)
     with monkeypatch.context() as refreshing:
         refreshing.setenv(options.REFRESH, "1")
@@ -144,15 +144,15 @@ def test_without_trees_nothing_is_said_against_what_another_program_has_found_si
 def test_with_all_there_is_it_is_told_whatever_another_program_has_found(
     session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0})
     pair = decided(session, "launched")
     look(session, pair, FIRST - 1)
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv(options.REFRESH, "1")
-        elsewhere.setattr(Clock, "times_us", {LAUNCH: 200.0, TREES: 240.0})
+        elsewhere.setattr(Clock, "times_us", {KERNELS: 200.0, TREES: 240.0})
         decided(Session(session.locations), "launched")
     session.cache._spooled.clear()  # a daemon would tell
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 60.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 60.0})
 
     assert look(session, pair)[-1] == (["captured"], ["captured"])
 
@@ -166,8 +166,8 @@ def test_trees_are_not_tried_beside_the_relocated_half_of_the_family(
     of_each: Of,
     looks_find_nothing: None,
 ) -> None:
-    of_each[Kind.FORWARD] = {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 20.0}
-    of_each[Kind.BACKWARD] = {LAUNCH: 100.0, TREES: 120.0, RELOCATE: 120.0}
+    of_each[Kind.FORWARD] = {KERNELS: 100.0, TREES: 120.0, GRAPH: 20.0}
+    of_each[Kind.BACKWARD] = {KERNELS: 100.0, TREES: 120.0, GRAPH: 120.0}
     assert run(*compile_pair(session), MORE)[-1] == (["relocated"], ["launched"])
     later = Session(session.locations)
     pair = compile_pair(later)
@@ -192,10 +192,10 @@ def test_relocated_graphs_are_not_held_against_trees_that_have_not_run(
 def test_they_are_where_trees_have_run_anyway(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 60.0, TREES: 50.0, RELOCATE: 40.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 60.0, TREES: 50.0, GRAPH: 40.0})
     monkeypatch.setattr(Clock, "span_us", 20.0)
     pair = decided(session, "relocated")  # not so clearly that trees were not tried
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 60.0, TREES: 30.0, RELOCATE: 40.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 60.0, TREES: 30.0, GRAPH: 40.0})
 
     assert look(session, pair, FIRST - 1)[-1] == (["relocated"], ["relocated"])
     assert look(session, pair)[-1] == (["captured"], ["captured"])
@@ -207,11 +207,11 @@ def test_they_are_where_trees_have_run_anyway(
 def test_what_runs_well_is_not_launched_while_another_process_measures_it(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 50.0, GRAPH: 190.0})
     pair = decided(session)
     look(session, pair, FIRST - 1)
     leasing_to_others(monkeypatch)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 30.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 50.0, GRAPH: 30.0})
 
     assert look(session, pair)[-1] == (["relocated"], ["relocated"])
 
@@ -222,7 +222,7 @@ def test_what_has_drifted_waits_for_another_process(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = decided(session)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 300.0, TREES: 200.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 300.0, TREES: 200.0})
     leasing_to_others(monkeypatch)
 
     assert look(session, pair)[-1] == (["launched"], ["launched"])
@@ -233,10 +233,10 @@ def test_what_has_drifted_waits_for_another_process(
 def test_an_answer_that_another_process_has_found_is_taken_up_without_measuring(
     session: Session, monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0})
     pair = decided(session, "launched")
     look(session, pair, FIRST - 1)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 60.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 60.0})
     with monkeypatch.context() as refreshing:
         refreshing.setenv(options.REFRESH, "1")
         decided(Session(session.locations))
@@ -300,7 +300,7 @@ def test_trees_are_tried_where_they_can_do_no_harm(
 def test_a_graph_that_ran_in_trees_as_was_looked_up_has_brought_them_in(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0, RELOCATE: 190.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 50.0, GRAPH: 190.0})
     decided(session)
     later = Session(session.locations)
     before = later.trees_have_run
@@ -314,7 +314,7 @@ def test_what_has_drifted_is_held_against_all_there_is(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later, pair = beside_relocated(session, monkeypatch)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 300.0, TREES: 20.0, RELOCATE: 250.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 300.0, TREES: 20.0, GRAPH: 250.0})
     monkeypatch.setattr(Clock, "span_us", 20.0)
 
     assert look(later, pair)[-1] == (["captured"], ["captured"])
@@ -329,11 +329,11 @@ def test_of_ranks_the_one_that_leads_finds_out_for_the_next_program(
     ranks: list[Session], monkeypatch: pytest.MonkeyPatch, affordable: None
 ) -> None:
     leader, other = ranks
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 120.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 120.0})
     measured, followed = pair_of_rank(leader), pair_of_rank(other)
     assert run(*measured)[-1] == (["launched"], ["launched"])
     wait_for(other, followed)
-    monkeypatch.setattr(Clock, "times_us", {LAUNCH: 100.0, TREES: 50.0})
+    monkeypatch.setattr(Clock, "times_us", {KERNELS: 100.0, TREES: 50.0})
 
     for each, models in ((leader, measured), (other, followed)):
         assert look(each, models, FIRST)[-1] == (["launched"], ["launched"])

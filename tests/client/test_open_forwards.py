@@ -12,7 +12,7 @@ from pygraphd.client.turns import MAX_ROUNDS
 from pygraphd.schema.messages import Deployment, Kind
 from tests.client.test_rota import MOST_CALLS, Region
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 Step = Callable[[int, Callable[[], object], Callable[[], object]], None]
 """A step of a program, by its number, from the calls of a forward and of its backward."""
 
@@ -71,7 +71,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize(("candidates", "most"), [((RELOCATE, LAUNCH), 30), ((RELOCATE, TREES, LAUNCH), 70)])
+@pytest.mark.parametrize(("candidates", "most"), [((GRAPH, KERNELS), 30), ((GRAPH, TREES, KERNELS), 70)])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_forwards_without_a_backward_hold_nothing_up(
     program: Step, candidates: tuple[Deployment, ...], most: int

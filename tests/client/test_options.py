@@ -12,7 +12,7 @@ from pygraphd.client.options import (
     READONLY,
     RECHECK,
     REFRESH,
-    RELOCATE,
+    GRAPH,
     SIZE_CALLS,
     SIZES,
     TRUST,
@@ -39,14 +39,14 @@ def test_switches_are_off(value: str) -> None:
     [("", True), ("1", True), ("on", True), ("0", False), ("off", False), (" No ", False)],
 )
 def test_graphs_are_relocated_and_values_placed_unless_that_is_off(value: str, wanted: bool) -> None:
-    assert options.read({RELOCATE: value}) == Options(relocate=wanted)
+    assert options.read({GRAPH: value}) == Options(relocate=wanted)
     assert options.read({PLACEMENT: value}) == Options(placement=wanted)
 
 
 def test_relocatable_graphs_are_tried_where_their_switch_is_not_understood() -> None:
     said = "PYGRAPH_RELOCATE=perhaps is not understood: set it to 1 or 0"
 
-    assert options.read({RELOCATE: "perhaps"}) == Options(relocate=True, misread=(said,))
+    assert options.read({GRAPH: "perhaps"}) == Options(relocate=True, misread=(said,))
 
 
 def test_what_is_not_understood_is_named_and_changes_nothing() -> None:

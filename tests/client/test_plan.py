@@ -36,7 +36,7 @@ ENOUGH = 40
 class Clock(profiler.Profiler):
     """A profiler that finds what `times_us` says."""
 
-    times_us: ClassVar = {Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0}
+    times_us: ClassVar = {Deployment.KERNELS: 100.0, Deployment.TREES: 50.0}
     span_us = 0.0
     """On the GPU, of each deployment; 0: as long as on the host."""
     spans_us: ClassVar[dict[Deployment, float]] = {}
@@ -211,7 +211,7 @@ def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(
     assert (first.report.counts["measured"], first.report.counts["waited"]) == (3, 0)
     assert (counts["measured"], counts["waited"], counts["adopted"], counts["recorded"]) == (0, 3, 3, 0)
     assert second.report.fallbacks.keys() == {region.WAITING}
-    assert second.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 3, "RELOCATE": 0}
+    assert second.report.summary()["deployed"] == {"KERNELS": 0, "TREES": 3, "GRAPH": 0}
     assert first.report.failures == second.report.failures == {}
 
 
@@ -231,7 +231,7 @@ def test_what_is_refreshed_is_measured_anew_and_replaces_what_was_there(
     try:
         home.start()
         train()
-        monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0})
+        monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.TREES: 100.0})
         with monkeypatch.context() as refreshing:
             refreshing.setenv(options.REFRESH, "1")
             anew = train()
@@ -241,8 +241,8 @@ def test_what_is_refreshed_is_measured_anew_and_replaces_what_was_there(
 
     counts = anew.report.counts
     assert (counts["hits"], counts["measured"], counts["adopted"]) == (0, 2, 0)
-    assert anew.report.summary()["deployed"]["LAUNCH"] == 2
-    assert (told.report.counts["hits"], told.report.summary()["deployed"]["LAUNCH"]) == (2, 2)
+    assert anew.report.summary()["deployed"]["KERNELS"] == 2
+    assert (told.report.counts["hits"], told.report.summary()["deployed"]["KERNELS"]) == (2, 2)
 
 
 def trained(session: Session, steps: int, host: str | None = None) -> tuple[Session, list[tuple[Any, Any]]]:
@@ -261,7 +261,7 @@ def test_a_decision_from_elsewhere_is_used_at_once_and_stays_if_it_holds(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 59.9})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.TREES: 59.9})
 
     told, steps = trained(session, ENOUGH)
 
@@ -270,7 +270,7 @@ def test_a_decision_from_elsewhere_is_used_at_once_and_stays_if_it_holds(
     assert (counts["hits"], counts["checked"], counts["disputed"], counts["measured"]) == (3, 3, 0, 0)
     assert counts["spooled"] == 0
     summary = told.report.summary()
-    assert summary["deployed"] == {"LAUNCH": 0, "TREES": 3, "RELOCATE": 0}
+    assert summary["deployed"] == {"KERNELS": 0, "TREES": 3, "GRAPH": 0}
     assert {each["source"] for each in summary["decisions"]} == {"cache"}
     assert told.report.failures.keys() <= {"daemon: no daemon"}
 
@@ -280,7 +280,7 @@ def test_a_decision_from_elsewhere_that_does_not_hold_is_measured_anew(
     session: Session, monkeypatch: pytest.MonkeyPatch, trees_us: float
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: trees_us})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.TREES: trees_us})
 
     told, steps = trained(session, 2 * ENOUGH)
 
@@ -300,7 +300,7 @@ def test_a_backward_that_is_known_to_be_in_trees_is_measured_again_with_its_forw
     """Its forward is unknown and turns out to be launched: what trees would save for it lies elsewhere each time."""
     box = SimpleNamespace(value=0)
     run(compile_once(session, 1, backward=False, box=box), compile_once(session, 1, backward=True, box=box))
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.TREES: 100.0})
     told, box = Session(session.locations), SimpleNamespace(value=0)
     forward = compile_once(told, 1, backward=False, box=box, text="  a = torch.ops.aten.cos.default(b)")
     backward = compile_once(told, 1, backward=True, box=box)
@@ -332,7 +332,7 @@ def test_what_was_checked_and_measured_anew_is_gone_from_a_graph_in_one_piece(
     first = compile_in_one_piece(elsewhere)
     for _ in range(ENOUGH):
         first.current_callable([torch.ones(1)])
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 70.0})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.TREES: 70.0})
     told = Session(session.locations)
     compiled = compile_in_one_piece(told)
 
@@ -390,7 +390,7 @@ def test_who_waits_to_the_end_records_nothing(session: Session, tmp_path: Path) 
 def test_what_is_launched_keeps_the_copying_of_misaligned_inputs(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.TREES: 100.0})
     box = SimpleNamespace(value=0)
     forward = compile_once(session, 1, backward=False, box=box)
     backward = compile_once(session, 1, backward=True, box=box)
@@ -399,7 +399,7 @@ def test_what_is_launched_keeps_the_copying_of_misaligned_inputs(
 
     assert results[-1] == (["launched"], ["launched"])
     assert forward.current_callable != forward.call
-    assert session.report.summary()["deployed"] == {"LAUNCH": 2, "TREES": 0, "RELOCATE": 0}
+    assert session.report.summary()["deployed"] == {"KERNELS": 2, "TREES": 0, "GRAPH": 0}
 
 
 def test_a_program_that_ends_early_says_how_often_it_called(session: Session) -> None:
@@ -416,15 +416,15 @@ def test_a_program_that_ends_early_says_how_often_it_called(session: Session) ->
 
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
     assert second.report.counts["spooled"] == 0
-    assert second.report.summary()["deployed"]["LAUNCH"] == 2
-    assert sources(session) == sources(second) == {("LAUNCH", "unfinished")}
+    assert second.report.summary()["deployed"]["KERNELS"] == 2
+    assert sources(session) == sources(second) == {("KERNELS", "unfinished")}
 
 
 def test_attention_that_saves_its_state_elsewhere_if_captured_is_left_to_the_trees(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its backward would read an address of the CPU's on the GPU, or the other way round."""
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.TREES: 100.0})
     text = "  a = torch.ops.aten._scaled_dot_product_efficient_attention.default(q, k, v, None, True, 0.1)"
     box = SimpleNamespace(value=0)
     forward = compile_once(session, 1, backward=False, box=box, text=text)
@@ -491,7 +491,7 @@ def relocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Relocating]]:
     monkeypatch.setattr(
         Session, "_recorder_of", lambda self, _index: object() if self.options.relocate else None
     )
-    monkeypatch.setattr(Clock, "times_us", {**Clock.times_us, Deployment.RELOCATE: 40.0})
+    monkeypatch.setattr(Clock, "times_us", {**Clock.times_us, Deployment.GRAPH: 40.0})
     yield made
     REFUSING.clear()
 
@@ -524,7 +524,7 @@ def test_all_parts_are_relocated_where_that_is_fastest(
     assert forward.compiled_fn_runner.partitions == relocating[:2]
     assert forward.current_callable != forward.call  # kernels were compiled for aligned inputs
     assert not any(each.closed for each in relocating)
-    assert session.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 0, "RELOCATE": 3}
+    assert session.report.summary()["deployed"] == {"KERNELS": 0, "TREES": 0, "GRAPH": 3}
 
 
 @pytest.mark.parametrize(("trees_us", "runs"), [(50.0, "captured"), (90.0, "relocated")])
@@ -535,7 +535,7 @@ def test_trees_are_tried_where_relocating_wins_by_little(
     trees_us: float,
     runs: str,
 ) -> None:
-    times_us = {Deployment.LAUNCH: 100.0, Deployment.TREES: trees_us, Deployment.RELOCATE: 80.0}
+    times_us = {Deployment.KERNELS: 100.0, Deployment.TREES: trees_us, Deployment.GRAPH: 80.0}
     monkeypatch.setattr(Clock, "times_us", times_us)
     monkeypatch.setattr(Clock, "span_us", 10.0)
 
@@ -548,7 +548,7 @@ def test_trees_are_tried_where_relocating_wins_by_little(
 def test_where_trees_are_faster_nothing_of_ours_is_left_in_the_way(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {**Clock.times_us, Deployment.RELOCATE: 500.0})
+    monkeypatch.setattr(Clock, "times_us", {**Clock.times_us, Deployment.GRAPH: 500.0})
     box = SimpleNamespace(value=0)
     forward = compile_once(session, 2, backward=False, box=box)
     backward = compile_once(session, 1, backward=True, box=box)
@@ -633,7 +633,7 @@ def test_without_trees_a_whole_graph_is_relocated_or_launched(
     assert {str(ahead) for ahead, _ in results} == {"['launched']", "relocated"}
     assert all((ahead == "relocated") is (behind == "relocated") for ahead, behind in results)
     assert results[-1] == ("relocated", "relocated")
-    assert session.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 0, "RELOCATE": 2}
+    assert session.report.summary()["deployed"] == {"KERNELS": 0, "TREES": 0, "GRAPH": 2}
     second = Session(session.locations)
     assert run(*compile_whole_pair(second), 2) == [("relocated", "relocated")] * 2
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
@@ -646,7 +646,7 @@ def test_a_whole_graph_that_refuses_is_launched(session: Session, relocating: li
     results = run(*compile_whole_pair(session), MORE)
 
     assert results[-1] == (["launched"], ["launched"])
-    assert session.report.summary()["deployed"] == {"LAUNCH": 2, "TREES": 0, "RELOCATE": 0}
+    assert session.report.summary()["deployed"] == {"KERNELS": 2, "TREES": 0, "GRAPH": 0}
     assert [each.calls for each in relocating] == [1, 1]
     reason = "it cannot be relocated: verification: output 0 differs"
     assert session.report.summary()["reasons"] == {reason: 2}
@@ -704,7 +704,7 @@ def test_a_process_that_is_refused_as_the_one_before_was_takes_what_that_has_fou
 
     assert following.report.counts["measured"] == measured
     assert following.report.counts["adopted"] == 2 - measured
-    assert following.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 2, "RELOCATE": 0}
+    assert following.report.summary()["deployed"] == {"KERNELS": 0, "TREES": 2, "GRAPH": 0}
     assert sources(following) == {("TREES", "measured" if measured else "cache")}
     assert all(second in each or first in each for each in following.report.summary()["reasons"])
 

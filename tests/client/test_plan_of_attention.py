@@ -78,7 +78,7 @@ def test_it_is_measured_without_the_trees(session: Session, relocating: list[Rel
 def test_where_it_loses_it_is_launched(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 20.0, Deployment.RELOCATE: 40.0})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 20.0, Deployment.GRAPH: 40.0})
 
     assert run_as(session)[-1] == (["launched"], ["launched"])
 

@@ -149,7 +149,7 @@ def test_a_decision_from_elsewhere_is_everybodys_at_once_and_checked_by_the_rank
 ) -> None:
     leader, other = ranks
     known_from_elsewhere(leader)
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: trees_us})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.TREES: trees_us})
     checked, followed = pair(leader), pair(other)
 
     assert run(*followed, 1) == [(["captured"], ["captured"])]
@@ -173,7 +173,7 @@ def test_what_ranks_run_is_timed_again_by_the_one_that_leads(
     measured, followed = pair(leader), pair(other)
     assert run(*measured)[-1] == (["captured"], ["captured"])
     wait_for(other, followed)
-    monkeypatch.setattr(Clock, "times_us", {Deployment.LAUNCH: 100.0, Deployment.TREES: 200.0})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.TREES: 200.0})
 
     for session, models in ((leader, measured), (other, followed)):
         session.drift.look()
@@ -190,7 +190,7 @@ def test_who_comes_late_runs_what_is_decided_from_the_first_call(ranks: list[Ses
     run(*pair(ranks[0]))
 
     assert run(*pair(ranks[1]), 3) == [(["captured"], ["captured"])] * 3
-    assert ranks[1].report.summary()["deployed"] == {"LAUNCH": 0, "TREES": 2, "RELOCATE": 0}
+    assert ranks[1].report.summary()["deployed"] == {"KERNELS": 0, "TREES": 2, "GRAPH": 0}
 
 
 def test_a_leader_that_comes_too_late_launches_like_the_others_and_keeps_what_it_found(
@@ -231,7 +231,7 @@ def test_a_rank_that_cannot_capture_has_all_launch(ranks: list[Session]) -> None
     assert run(forward, forward)[-1] == (["launched"], ["launched"])
 
     assert other.report.counts["led"] == 1
-    assert leader.report.summary()["deployed"] == {"LAUNCH": 1, "TREES": 0, "RELOCATE": 0}
+    assert leader.report.summary()["deployed"] == {"KERNELS": 1, "TREES": 0, "GRAPH": 0}
     assert leader.report.summary()["reasons"] == other.report.summary()["reasons"]
 
 
@@ -243,7 +243,7 @@ def test_a_rank_that_cannot_have_what_is_decided_launches_it_and_says_so(ranks: 
     compile_whole(other, backward=False, box=None, disabled_cudagraphs_reason="mutated inputs")
 
     assert leader.report.summary()["deployed"]["TREES"] == 1
-    assert other.report.summary()["deployed"] == {"LAUNCH": 1, "TREES": 0, "RELOCATE": 0}
+    assert other.report.summary()["deployed"] == {"KERNELS": 1, "TREES": 0, "GRAPH": 0}
     assert other.report.summary()["reasons"] == {"ranks: TREES was decided, and cannot be had here": 1}
     assert other.report.counts["spooled"] == 0
 
@@ -302,7 +302,7 @@ def test_graphs_of_before_the_group_stay_this_ranks_own(
     own = pair(other)
     other.ranks.groups = group
     with monkeypatch.context() as here:
-        here.setattr(Clock, "times_us", {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0})
+        here.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.TREES: 100.0})
         assert run(*pair(leader))[-1] == (["launched"], ["launched"])
 
     assert run(*own)[-1] == (["captured"], ["captured"])

@@ -38,9 +38,9 @@ __all__ = ["relocating", "relocation_where_it_is_meant", "session"]  # fixtures
 pytestmark = pytest.mark.torch
 
 TEXT = 'def forward(self, arg0_1: "Sym(s77)", arg1_1):\n  a = torch.ops.aten.sin.default(b)'
-TREES_WIN = {Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0, Deployment.RELOCATE: 75.0}
-LAUNCH_WINS = {Deployment.LAUNCH: 100.0, Deployment.TREES: 120.0, Deployment.RELOCATE: 150.0}
-RELOCATE_WINS = {**TREES_WIN, Deployment.RELOCATE: 25.0}
+TREES_WIN = {Deployment.KERNELS: 100.0, Deployment.TREES: 50.0, Deployment.GRAPH: 75.0}
+LAUNCH_WINS = {Deployment.KERNELS: 100.0, Deployment.TREES: 120.0, Deployment.GRAPH: 150.0}
+RELOCATE_WINS = {**TREES_WIN, Deployment.GRAPH: 25.0}
 FIXED_BOUNDS = {"remembered_sizes": 64, "setups_per_size": 4, "idle_ticks": 16, "integers": 64}
 Pair = tuple[Compiled, Compiled]
 
@@ -121,7 +121,7 @@ def test_the_summary_says_at_which_sizes_a_graph_ran_how(
         ("backward", (16, 32)): NO_GAIN,
     }
     assert summary["bounds"] == FIXED_BOUNDS | {"sizes": 8, "size_calls": 3}
-    assert summary["deployed"] == {"LAUNCH": 4, "TREES": 2, "RELOCATE": 0}
+    assert summary["deployed"] == {"KERNELS": 4, "TREES": 2, "GRAPH": 0}
 
 
 def test_a_forward_goes_into_trees_with_the_backward_of_its_own_size_if_that_gains_more(
@@ -129,9 +129,9 @@ def test_a_forward_goes_into_trees_with_the_backward_of_its_own_size_if_that_gai
 ) -> None:
     """At one size the backward cannot be relocated, and saves 60 us in trees; its forward loses 50 us there, or 70."""
     program = Program(session)
-    loses = {Deployment.LAUNCH: 150.0, Deployment.TREES: 90.0, Deployment.RELOCATE: 40.0}
+    loses = {Deployment.KERNELS: 150.0, Deployment.TREES: 90.0, Deployment.GRAPH: 40.0}
     program.forward = {8: loses, 16: {**loses, Deployment.TREES: 110.0}}
-    gains = {Deployment.LAUNCH: 110.0, Deployment.TREES: 50.0, Deployment.RELOCATE: 150.0}
+    gains = {Deployment.KERNELS: 110.0, Deployment.TREES: 50.0, Deployment.GRAPH: 150.0}
     program.backward = {8: gains, 16: gains}
 
     ran = program.steps([8] * MORE + [16] * MORE, monkeypatch)
@@ -207,7 +207,7 @@ def test_either_half_can_be_found_not_to_hold(
     program.steps([8] * 3 * ENOUGH, monkeypatch)
     expect(session, checked=2, disputed=2, measured=2)
 
-    getattr(program, half)[8] = {Deployment.LAUNCH: 100.0, Deployment.TREES: 500.0}
+    getattr(program, half)[8] = {Deployment.KERNELS: 100.0, Deployment.TREES: 500.0}
     session.drift.look()
     program.steps([8] * 3 * ENOUGH, monkeypatch)
     expect(session, rechecked=2, drifted=2, measured=4)
@@ -225,7 +225,7 @@ def test_what_is_deployed_is_looked_at_again_at_each_size(
     assert all(isinstance(run, checking.Checked) for run in program.slots())
     program.steps([8, 16] * ENOUGH, monkeypatch)
     assert program.slots() == before
-    program.forward[8] = {Deployment.LAUNCH: 100.0, Deployment.TREES: 150.0}
+    program.forward[8] = {Deployment.KERNELS: 100.0, Deployment.TREES: 150.0}
     session.drift.look()
     ran = program.steps([8, 16] * 3 * MORE, monkeypatch)
     assert ran[-2:] == [(8, "launched", "launched"), (16, "launched", "launched")]
@@ -376,7 +376,7 @@ def test_a_size_that_comes_and_goes_is_reported_once(
 
     named = [(each["kind"], tuple(each["sizes"])) for each in summary["decisions"] if each["sizes"]]
     assert len(named) == len(set(named)) == 2
-    assert summary["deployed"] == {"LAUNCH": 2, "TREES": 2, "RELOCATE": 0}
+    assert summary["deployed"] == {"KERNELS": 2, "TREES": 2, "GRAPH": 0}
     assert set(summary["reasons"]) == {policy.BY_SIZE, "TREES is faster"}
     expect(session, sizes=8)  # which counts how often
 

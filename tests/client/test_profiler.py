@@ -17,7 +17,7 @@ from tests.client import simulated
 
 pytestmark = pytest.mark.torch
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 
 
 class Machine(simulated.Machine):
@@ -47,9 +47,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_a_sample_is_there_when_the_gpu_has_got_to_it(machine: Machine) -> None:
     profiler = Profiler(0)
-    machine.call(profiler, LAUNCH, host_us=10, span_us=100)
+    machine.call(profiler, KERNELS, host_us=10, span_us=100)
     profiler.collect()
-    assert profiler.fewest([LAUNCH]) == 0
+    assert profiler.fewest([KERNELS]) == 0
 
     machine.synchronize()
     profiler.collect()
@@ -60,10 +60,10 @@ def test_a_sample_is_there_when_the_gpu_has_got_to_it(machine: Machine) -> None:
 
 def test_what_is_not_fair_is_laid_out_and_no_sample(machine: Machine) -> None:
     profiler = Profiler(0)
-    profiler.stop(profiler.start(LAUNCH, fair=False))
+    profiler.stop(profiler.start(KERNELS, fair=False))
     profiler.collect()
 
-    assert profiler.fewest([LAUNCH]) == 0
+    assert profiler.fewest([KERNELS]) == 0
     assert profiler.measurements() == ()
 
 
@@ -72,14 +72,14 @@ def test_what_the_host_does_between_calls_hides_the_gpu_as_well(machine: Machine
     profiler = Profiler(0)
     for step in range(6):
         for call in range(10):
-            deployment = (RELOCATE, LAUNCH, LAUNCH, RELOCATE)[(10 * step + call) // 5 % 4]
-            machine.call(profiler, deployment, 40 if deployment is RELOCATE else 330, span_us=340)
+            deployment = (GRAPH, KERNELS, KERNELS, GRAPH)[(10 * step + call) // 5 % 4]
+            machine.call(profiler, deployment, 40 if deployment is GRAPH else 330, span_us=340)
             machine.host_us += 200
         machine.synchronize()
     profiler.collect()
 
     costs = {each.deployment: each.median_us for each in profiler.measurements()}
-    assert costs == {LAUNCH: 330, RELOCATE: 140}
+    assert costs == {KERNELS: 330, GRAPH: 140}
 
 
 def test_a_short_queue_is_none(machine: Machine) -> None:
@@ -87,7 +87,7 @@ def test_a_short_queue_is_none(machine: Machine) -> None:
     profiler = Profiler(0)
     for _ in range(10):
         machine.free_us = machine.host_us + 5
-        machine.call(profiler, LAUNCH, host_us=100, span_us=150)
+        machine.call(profiler, KERNELS, host_us=100, span_us=150)
         machine.host_us += 1_000
         machine.synchronize()
     profiler.collect()
@@ -99,32 +99,32 @@ def test_a_short_queue_is_none(machine: Machine) -> None:
 def test_no_two_profilers_are_taken_for_one(machine: Machine) -> None:
     timeline, seen = Timeline(), set()
     for _ in range(50):
-        seen.add(Profiler(0, timeline).start(LAUNCH).entry.region)  # each is gone when the next is made
+        seen.add(Profiler(0, timeline).start(KERNELS).entry.region)  # each is gone when the next is made
 
     assert len(seen) == 50
 
 
 def test_a_call_that_cannot_be_read_is_in_nobodys_way(machine: Machine) -> None:
     profiler = Profiler(0)
-    machine.call(profiler, LAUNCH, host_us=10, span_us=1)
-    call = profiler.start(LAUNCH)
+    machine.call(profiler, KERNELS, host_us=10, span_us=1)
+    call = profiler.start(KERNELS)
     call.begin.elapsed_time = None
     profiler.stop(call)
-    machine.call(profiler, LAUNCH, host_us=10, span_us=1)
+    machine.call(profiler, KERNELS, host_us=10, span_us=1)
     machine.synchronize()
 
     with pytest.raises(TypeError):
         profiler.collect()
     profiler.collect()
-    assert profiler.fewest([LAUNCH]) == 2
+    assert profiler.fewest([KERNELS]) == 2
 
 
 def test_host_time_behind_a_long_queue_costs_nothing(machine: Machine) -> None:
     timeline = Timeline()
     long, short = Profiler(0, timeline), Profiler(0, timeline)
     for _ in range(10):
-        machine.call(long, LAUNCH, host_us=10, span_us=5_000)
-        machine.call(short, LAUNCH, host_us=100, span_us=7)
+        machine.call(long, KERNELS, host_us=10, span_us=5_000)
+        machine.call(short, KERNELS, host_us=100, span_us=7)
         machine.synchronize()
     for each in (long, short):
         each.collect()
@@ -137,7 +137,7 @@ def test_what_later_calls_need_not_do_is_in_no_cost(machine: Machine) -> None:
     profiler = Profiler(0)
     for number in range(8):
         is_steady = number not in {1, 2, 5}
-        machine.call(profiler, RELOCATE, 30 if is_steady else 700, span_us=10, steady=is_steady)
+        machine.call(profiler, GRAPH, 30 if is_steady else 700, span_us=10, steady=is_steady)
         machine.synchronize()
     profiler.collect()
 
@@ -148,7 +148,7 @@ def test_what_later_calls_need_not_do_is_in_no_cost(machine: Machine) -> None:
 def test_what_is_hardly_ever_steady_costs_what_it_costs(machine: Machine) -> None:
     profiler = Profiler(0)
     for number in range(8):
-        machine.call(profiler, RELOCATE, 700, span_us=10, steady=number > 5)
+        machine.call(profiler, GRAPH, 700, span_us=10, steady=number > 5)
         machine.synchronize()
     profiler.collect()
 
@@ -157,7 +157,7 @@ def test_what_is_hardly_ever_steady_costs_what_it_costs(machine: Machine) -> Non
 
 def test_a_capture_is_known_as_well_as_the_launches_that_it_is_held_against(machine: Machine) -> None:
     profiler = Profiler(0)
-    for part, deployment, calls in [(0, RELOCATE, 3), (0, LAUNCH, 4), (1, LAUNCH, 2), (1, TREES, 5)]:
+    for part, deployment, calls in [(0, GRAPH, 3), (0, KERNELS, 4), (1, KERNELS, 2), (1, TREES, 5)]:
         for _ in range(calls):
             machine.call(profiler, deployment, host_us=100 * (1 + part), span_us=300 * (1 + part), part=part)
             machine.synchronize()
@@ -165,13 +165,13 @@ def test_a_capture_is_known_as_well_as_the_launches_that_it_is_held_against(mach
 
     found = {each.deployment: each for each in profiler.measurements()}
     counts = {each: profiler.fewest([each]) for each in found}
-    assert counts == {RELOCATE: 3, LAUNCH: 4, TREES: 2}
+    assert counts == {GRAPH: 3, KERNELS: 4, TREES: 2}
     assert {each: found[each].samples for each in found} == counts
     assert {(each.median_us, each.host_us, each.span_us) for each in found.values()} == {(300, 100, 300)}
 
 
 def test_what_is_brought_to_another_time_keeps_the_noise_of_what_it_was_held_against() -> None:
-    now, then = (Measurement(LAUNCH, 8, cost, mad, cost, 10, 0) for cost, mad in ((100, 1), (200, 4)))
+    now, then = (Measurement(KERNELS, 8, cost, mad, cost, 10, 0) for cost, mad in ((100, 1), (200, 4)))
     trees = Measurement(TREES, 8, median_us=100, mad_us=3, host_us=100, span_us=10, busy=0)
 
     brought = as_of(now, trees, then)
@@ -181,7 +181,7 @@ def test_what_is_brought_to_another_time_keeps_the_noise_of_what_it_was_held_aga
 
 
 def sample(host_us: float, span_us: float, *, exposed: bool | None) -> Entry:
-    return Entry(1, LAUNCH, True, False, 0.0, host_us, span_us, exposed=exposed)
+    return Entry(1, KERNELS, True, False, 0.0, host_us, span_us, exposed=exposed)
 
 
 def test_a_share_of_hidden_calls_is_no_noise() -> None:
@@ -189,7 +189,7 @@ def test_a_share_of_hidden_calls_is_no_noise() -> None:
     exposed = [79, 79, 75, 72, 168, 72, 64, 75]
     samples = [sample(each, 14, exposed=True) for each in exposed] + [sample(79, 14, exposed=False)]
 
-    found = summarize(RELOCATE, samples, hidden=0.1)
+    found = summarize(GRAPH, samples, hidden=0.1)
 
     assert found.median_us == pytest.approx(0.9 * 75 + 0.1 * 14)
     assert found.mad_us == pytest.approx(0.9 * 3.5 * math.sqrt(9 / 8))
@@ -200,15 +200,15 @@ def test_what_rests_on_few_calls_is_the_less_certain() -> None:
     for each in calls[:4]:
         each.steady = False
 
-    found = summarize(RELOCATE, calls, hidden=0)
+    found = summarize(GRAPH, calls, hidden=0)
 
     assert (found.samples, found.median_us, found.host_us) == (8, 135, 135)
     assert found.mad_us == pytest.approx(10 * math.sqrt(8 / 4))
 
 
 def test_a_deployment_that_met_only_one_kind_of_calls_is_held_against_both() -> None:
-    met_only_busy = summarize(LAUNCH, [sample(130, 18, exposed=False)] * 8, hidden=0.25)
-    met_only_idle = summarize(LAUNCH, [sample(130, 131, exposed=True)] * 8, hidden=0.25)
+    met_only_busy = summarize(KERNELS, [sample(130, 18, exposed=False)] * 8, hidden=0.25)
+    met_only_idle = summarize(KERNELS, [sample(130, 131, exposed=True)] * 8, hidden=0.25)
 
     assert met_only_busy.median_us == 0.75 * 130 + 0.25 * 18
     assert met_only_idle.median_us == 131, "how long the GPU takes without waiting for the host is not known"
@@ -222,7 +222,7 @@ SAMPLES = st.lists(st.builds(sample, COSTS, COSTS, exposed=st.sampled_from([True
 def test_a_cost_is_between_the_least_and_the_most_that_a_call_may_have_cost(
     samples: list[Entry], hidden: float
 ) -> None:
-    found = summarize(LAUNCH, samples, hidden)
+    found = summarize(KERNELS, samples, hidden)
 
     least = min(min(each.host_us, each.span_us) for each in samples)
     most = max(max(each.host_us, each.span_us) for each in samples)
@@ -233,7 +233,7 @@ def test_a_cost_is_between_the_least_and_the_most_that_a_call_may_have_cost(
 @given(st.lists(st.tuples(COSTS, COSTS), min_size=1), st.booleans())
 def test_calls_of_one_kind_cost_their_median(times: list[tuple[float, float]], hidden: bool) -> None:
     samples = [sample(host_us, span_us, exposed=not hidden) for host_us, span_us in times]
-    found = summarize(LAUNCH, samples, float(hidden))
+    found = summarize(KERNELS, samples, float(hidden))
 
     costs = [span_us if hidden else max(host_us, span_us) for host_us, span_us in times]
     assert found.median_us == pytest.approx(statistics.median(costs))
@@ -247,7 +247,7 @@ CLEARLY_FASTER_OR_NOT = st.floats(0.1, 0.9) | st.floats(1.0, 10.0)
 
 
 def decided(launched: list[Entry], relocated: list[Entry], *, hidden: bool) -> Deployment:
-    found = [summarize(LAUNCH, launched, float(hidden)), summarize(RELOCATE, relocated, float(hidden))]
+    found = [summarize(KERNELS, launched, float(hidden)), summarize(GRAPH, relocated, float(hidden))]
     return decide(found, Conditions()).deployment
 
 
@@ -271,5 +271,5 @@ def test_one_outlier_of_any_size_among_eight_samples_leaves_the_decision_as_it_w
     for name in ("host_us", "span_us") if clock == "both" else (clock,):
         setattr(samples[which], name, times * getattr(samples[which], name))
 
-    assert before is (RELOCATE if ratio < 1 else LAUNCH)
+    assert before is (GRAPH if ratio < 1 else KERNELS)
     assert decided(samples[:8], samples[8:], hidden=hidden) is before

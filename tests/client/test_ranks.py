@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.alone]
 
 ROOT = Path(__file__).parents[2]
-TREES = {"LAUNCH": 0, "TREES": 2, "RELOCATE": 0}
-LAUNCH = {"LAUNCH": 2, "TREES": 0, "RELOCATE": 0}
+TREES = {"KERNELS": 0, "TREES": 2, "GRAPH": 0}
+KERNELS = {"KERNELS": 2, "TREES": 0, "GRAPH": 0}
 FASTER = {"TREES is faster": 2}
 Outcome = dict[str, Any]
 
@@ -88,7 +88,7 @@ def test_a_hit_on_one_of_the_other_ranks_does_not_set_it_apart(read: Callable[..
     ranks = read("known_to_another")
 
     assert column(ranks, "last") == ["launched"] * 4
-    assert column(ranks, "deployed") == [LAUNCH] * 4
+    assert column(ranks, "deployed") == [KERNELS] * 4
     assert column(ranks, "reasons") == [{NO_GAIN: 2}] * 4
     assert column(ranks, "looked_up") == column(ranks, "measured") == [2, 0, 0, 0]
 
@@ -135,7 +135,7 @@ def test_for_a_leader_that_takes_too_long_all_launch(read: Callable[..., list[Ou
     ranks = read("late_leader")
 
     assert column(ranks, "last") == ["launched"] * 4
-    assert column(ranks, "deployed") == [LAUNCH] * 4
+    assert column(ranks, "deployed") == [KERNELS] * 4
     assert column(ranks, "reasons") == [{"ranks: no decision within 0.3 s": 2}] * 4
     assert column(ranks, "measured") == [2, 0, 0, 0]
 
@@ -144,7 +144,7 @@ def test_where_the_store_hangs_each_rank_launches_and_says_so(read: Callable[...
     ranks = read("store_hangs", (1, 2, 3))
 
     assert column(ranks, "last") == ["launched"] * 3
-    assert column(ranks, "deployed") == [LAUNCH] * 3
+    assert column(ranks, "deployed") == [KERNELS] * 3
     assert column(ranks, "reasons") == [{UNREACHABLE: 2}] * 3
     assert column(ranks, "failures") == [{"ranks: no answer in time": 2}] * 3
 
@@ -153,6 +153,6 @@ def test_where_the_store_is_gone_each_rank_launches_and_says_so(read: Callable[.
     ranks = read("store_goes", (1, 2, 3))
 
     assert column(ranks, "last") == ["launched"] * 3
-    assert column(ranks, "deployed") == [LAUNCH] * 3
+    assert column(ranks, "deployed") == [KERNELS] * 3
     assert column(ranks, "reasons") == [{UNREACHABLE: 2}] * 3
     assert [each["failures"]["ranks: DistNetworkError"] for each in ranks] == [2] * 3

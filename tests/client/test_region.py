@@ -235,13 +235,13 @@ def test_a_call_that_prepares_what_later_ones_have_is_timed_as_such(
     monkeypatch.setattr(one._profiler, "start", lambda *_, **__: "a call")
     monkeypatch.setattr(one._profiler, "stop", lambda _, steady: timed.append(steady))
 
-    results = [one._timed_call(each, []) for each in [Deployment.RELOCATE] * 3 + [Deployment.LAUNCH]]
+    results = [one._timed_call(each, []) for each in [Deployment.GRAPH] * 3 + [Deployment.KERNELS]]
 
     assert results == ["relocated"] * 3 + ["launched"]
     assert timed == [True, False, True, True]
 
 
-LAUNCHED = Measurement(Deployment.LAUNCH, 8, 100.0, 1.0, 80.0, 100.0, 0.0)
+LAUNCHED = Measurement(Deployment.KERNELS, 8, 100.0, 1.0, 80.0, 100.0, 0.0)
 
 
 def refusing(refusal: str | None, *, for_now: bool) -> Any:
@@ -273,7 +273,7 @@ def test_what_is_measured_after_drift_counts_though_relocating_is_refused_for_no
 
 
 def test_what_has_come_to_refuse_is_not_chosen(host: Host) -> None:
-    fast = Measurement(Deployment.RELOCATE, 8, 10.0, 0.1, 10.0, 10.0, 0.0)
+    fast = Measurement(Deployment.GRAPH, 8, 10.0, 0.1, 10.0, 10.0, 0.0)
     slow = Measurement(Deployment.TREES, 8, 300.0, 1.0, 80.0, 300.0, 0.0)
     ways = Candidates(launch, trees, 0, False, refusing("a driver's call failed", for_now=False))
     one = Region(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ways, host, lambda *_: None, 1)
@@ -281,7 +281,7 @@ def test_what_has_come_to_refuse_is_not_chosen(host: Host) -> None:
     assert judged(one, LAUNCHED, slow, fast)([]) == "launched"
 
     (result,) = host.results
-    assert result.decision.deployment is Deployment.LAUNCH
+    assert result.decision.deployment is Deployment.KERNELS
     assert result.measurements == (LAUNCHED, slow)
 
 
@@ -297,10 +297,10 @@ def test_samples_of_before_something_refused_are_not_held_against_later_ones(
 
     for refusal in (None, None, "a driver's call failed", "a driver's call failed"):
         relocating.refusal = refusal
-        one._timed_call(Deployment.LAUNCH, [])
+        one._timed_call(Deployment.KERNELS, [])
 
     assert begun == ["again"]
-    assert one.turns.candidates == (Deployment.TREES, Deployment.LAUNCH)
+    assert one.turns.candidates == (Deployment.TREES, Deployment.KERNELS)
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
@@ -316,7 +316,7 @@ def test_trees_are_not_tried_where_a_part_takes_a_tensor_on_the_cpu(
         one([3, value])
     one._begin_measuring((3,), [3, value])
 
-    tried = (Deployment.LAUNCH,) if on_cpu else (Deployment.TREES, Deployment.LAUNCH)
+    tried = (Deployment.KERNELS,) if on_cpu else (Deployment.TREES, Deployment.KERNELS)
     assert one.state is State.MEASURE
     assert one.turns.candidates == tried
     assert one._candidates is not None
@@ -359,7 +359,7 @@ def test_an_answer_that_cannot_be_run_here_is_measured_anew(
 ) -> None:
     one = region(host)
     monkeypatch.setattr(one, "_why_not_measure", lambda: policy.NO_MEMORY)
-    host.turns = [Entry("a" * 64, Decision(Deployment.RELOCATE, "", POLICY_VERSION))]
+    host.turns = [Entry("a" * 64, Decision(Deployment.GRAPH, "", POLICY_VERSION))]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
 
@@ -541,7 +541,7 @@ def test_a_region_that_was_measured_too_little_is_launched_and_says_how_often_it
     one = region(host)
     one.tally.calls = 17
     few = tuple(
-        Measurement(each, 3, 100.0, 0.0, 100.0, 100.0, 0.0) for each in (Deployment.LAUNCH, Deployment.TREES)
+        Measurement(each, 3, 100.0, 0.0, 100.0, 100.0, 0.0) for each in (Deployment.KERNELS, Deployment.TREES)
     )
     monkeypatch.setattr(one, "_profiler", Measured(few))
 
@@ -550,7 +550,7 @@ def test_a_region_that_was_measured_too_little_is_launched_and_says_how_often_it
 
 @pytest.mark.parametrize(
     ("forward_in_trees", "deployment"),
-    [(None, Deployment.TREES), (True, Deployment.TREES), (False, Deployment.LAUNCH)],
+    [(None, Deployment.TREES), (True, Deployment.TREES), (False, Deployment.KERNELS)],
 )
 def test_a_region_decides_under_the_conditions_of_its_host_and_passes_them_on(
     host: Host, monkeypatch: pytest.MonkeyPatch, forward_in_trees: bool | None, deployment: Deployment
@@ -559,7 +559,7 @@ def test_a_region_decides_under_the_conditions_of_its_host_and_passes_them_on(
     host.told = Conditions(forward_in_trees)
     measurements = tuple(
         Measurement(each, 10, time, 0.1, time, time, 0.0)
-        for each, time in {Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0}.items()
+        for each, time in {Deployment.KERNELS: 100.0, Deployment.TREES: 50.0}.items()
     )
     monkeypatch.setattr(one, "_profiler", Measured(measurements))
 
@@ -588,7 +588,7 @@ def in_trees(us: float, mad_us: float = 0.0, samples: int = 8) -> Measurement:
 
 
 def launched_in(us: float, mad_us: float = 0.0, samples: int = 8) -> Measurement:
-    return Measurement(Deployment.LAUNCH, samples, us, mad_us, us, us, 0.0)
+    return Measurement(Deployment.KERNELS, samples, us, mad_us, us, us, 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -646,7 +646,7 @@ def test_a_forward_in_trees_that_was_in_doubt_is_decided_without_its_backward(ho
 
 @pytest.mark.parametrize(
     ("kind", "before", "runs"),
-    [(Kind.FORWARD, Deployment.TREES, "captured"), (Kind.FORWARD, Deployment.RELOCATE, "launched"),
+    [(Kind.FORWARD, Deployment.TREES, "captured"), (Kind.FORWARD, Deployment.GRAPH, "launched"),
      (Kind.INFERENCE, Deployment.TREES, "launched")],
 )  # fmt: skip
 def test_a_forward_in_trees_that_was_not_in_doubt_is_not(
@@ -659,7 +659,7 @@ def test_a_forward_in_trees_that_was_not_in_doubt_is_not(
 
 def test_an_answer_of_another_process_is_taken_up_though_it_is_not_final(host: Host) -> None:
     one: Any = of_kind(host, Kind.INFERENCE, Before(Deployment.TREES, BEFORE_US, may_stay=True), [])
-    decision = Decision(Deployment.LAUNCH, "refused there, too", POLICY_VERSION, final=False)
+    decision = Decision(Deployment.KERNELS, "refused there, too", POLICY_VERSION, final=False)
     entry = Entry("a" * 64, decision, None, "", cost_us=60.0, host_us=60.0, span_us=60.0)
     one.state = State.MEASURE
 
@@ -674,7 +674,7 @@ def test_an_answer_of_another_process_is_taken_up_though_it_is_not_final(host: H
     [
         (None, 0.0),
         (Before(Deployment.TREES, None), 0.0),
-        (Before(Deployment.RELOCATE, None, may_stay=True), 0.0),
+        (Before(Deployment.GRAPH, None, may_stay=True), 0.0),
         (Before(Deployment.TREES, None, may_stay=True), 10.0),
     ],
 )
@@ -687,7 +687,7 @@ def test_what_runs_in_trees_has_the_benefit_of_the_doubt(
     assert one.gain_in_trees_us() == gain_us
 
 
-@pytest.mark.parametrize("before", [None, Before(Deployment.LAUNCH, BEFORE_US)])
+@pytest.mark.parametrize("before", [None, Before(Deployment.KERNELS, BEFORE_US)])
 def test_what_is_measured_at_first_keeps_what_it_has_had_reserved(
     host: Host, monkeypatch: pytest.MonkeyPatch, before: Before | None
 ) -> None:

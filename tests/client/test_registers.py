@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 GRAPH = "a" * 64
 TREES = Verdict("e" * 64, Decision(Deployment.TREES, "TREES is faster", 1))
-LAUNCH = Verdict("f" * 64, Decision(Deployment.LAUNCH, "no gain", 1, final=False, calls=3))
+KERNELS = Verdict("f" * 64, Decision(Deployment.KERNELS, "no gain", 1, final=False, calls=3))
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_who_writes_first_has_decided_for_all(ranks: list[Registers]) -> None:
 
     assert ranks[2].write(GRAPH, TREES) == TREES
 
-    assert ranks[0].write(GRAPH, LAUNCH) == TREES
+    assert ranks[0].write(GRAPH, KERNELS) == TREES
     assert [rank.read(GRAPH) for rank in ranks] == [TREES] * 4
     assert ranks[1].read("b" * 64) is None
 

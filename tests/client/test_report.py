@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 GRAPH = Graph("a" * 64, Kind.BACKWARD, 0, 1, 17)
 ENVIRONMENT = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
-NO_DEVICE = Decision(Deployment.LAUNCH, "no CUDA device", 1)
+NO_DEVICE = Decision(Deployment.KERNELS, "no CUDA device", 1)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_summary_has_the_promised_fields(target: Path) -> None:
         "hits": 1,
         "misses": 2,
         "measured": 0,
-        "deployed": {"LAUNCH": 2, "TREES": 1, "RELOCATE": 0},
+        "deployed": {"KERNELS": 2, "TREES": 1, "GRAPH": 0},
         "reasons": {"no CUDA device": 2, "TREES is faster": 1},
         "lookup_ms": 0.0,
         "measuring_ms": 0.0,
@@ -70,7 +70,7 @@ def test_the_summary_says_how_each_graph_ran_and_where() -> None:
     made.deploy(
         GRAPH,
         ENVIRONMENT,
-        Decision(Deployment.LAUNCH, "too few calls", 1, final=False, calls=3),
+        Decision(Deployment.KERNELS, "too few calls", 1, final=False, calls=3),
         Source.UNFINISHED,
     )
 
@@ -83,7 +83,7 @@ def test_the_summary_says_how_each_graph_ran_and_where() -> None:
             "graph": "a" * 64,
             "kind": "backward",
             "environment": environment,
-            "deployment": "LAUNCH",
+            "deployment": "KERNELS",
             "reason": "too few calls",
             "final": False,
             "source": "unfinished",
@@ -114,7 +114,7 @@ def test_a_job_that_never_stops_compiling_only_counts_after_a_while(monkeypatch:
     summary = made.summary()
 
     assert (len(summary["decisions"]), summary["decisions_left_out"]) == (3, 2)
-    assert summary["deployed"]["LAUNCH"] == summary["reasons"]["no CUDA device"] == 5
+    assert summary["deployed"]["KERNELS"] == summary["reasons"]["no CUDA device"] == 5
 
 
 def test_a_child_with_graphs_writes_beside_its_parent(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

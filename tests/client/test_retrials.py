@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 
 
 def yes() -> bool:
@@ -181,17 +181,17 @@ def test_all_of_a_family_are_measured_anew_once_all_have_come_or_none_is() -> No
 def test_what_cannot_be_made_anew_is_no_rival() -> None:
     launched = Candidates(print, None, 0, is_backward=False)
 
-    assert not launched.has_rivals(LAUNCH, may_relocate=True, may_try_trees=True)
+    assert not launched.has_rivals(KERNELS, may_relocate=True, may_try_trees=True)
 
 
 def test_what_was_not_in_doubt_stays_unless_enough_is_known() -> None:
     graph, doubted = Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), Before(TREES, None)
     before = Before(TREES, None, may_stay=True)
     same = Decided(graph, Decision(TREES, "TREES is faster", POLICY_VERSION))
-    launch = Decided(graph, Decision(LAUNCH, NO_GAIN, POLICY_VERSION))
+    launch = Decided(graph, Decision(KERNELS, NO_GAIN, POLICY_VERSION))
     provisional = Decided(graph, policy.not_measured("refused for now", 1), provisional=True)
 
     assert before.why_stay(same) is before.why_stay(launch) is doubted.why_stay(launch) is None
     assert before.why_stay(provisional) == policy.AS_BEFORE
     assert doubted.why_stay(provisional) is None
-    assert Before(LAUNCH, None, may_stay=True, is_partial=True).why_stay(launch) == policy.UNBEATEN
+    assert Before(KERNELS, None, may_stay=True, is_partial=True).why_stay(launch) == policy.UNBEATEN

@@ -15,7 +15,7 @@ from pygraphd.client.rota import AGAIN, Rota
 from pygraphd.client.turns import MAX_CALLS, MAX_ROUNDS, SAMPLES, Turns
 from pygraphd.schema.messages import Deployment, Graph, Kind
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 FORWARD, BACKWARD, INFERENCE = Kind.FORWARD, Kind.BACKWARD, Kind.INFERENCE
 BLOCK = 5
 MOST_CALLS = 40
@@ -31,7 +31,7 @@ class Region:
         delay: int = 0,
         family: int = 1,
         partition: int = 0,
-        candidates: tuple[Deployment, ...] = (TREES, LAUNCH),
+        candidates: tuple[Deployment, ...] = (TREES, KERNELS),
         sizes: tuple[int, ...] = (),
     ) -> None:
         self.graph = Graph("a" * 64, kind, partition, 9, 1, sizes)
@@ -59,14 +59,14 @@ class Region:
         """Be called once; returns what it ran in, None if it has decided by now."""
         if not self.decided and rota.is_for_later(self):
             self.put_off += 1
-            return LAUNCH
+            return KERNELS
         deployment = None if self.decided else rota.enter(self)
         if deployment is None:
             self.decided = True
             rota.leave(self)
             return None
         # As a region has it: what it does not offer, it launches.
-        deployment = deployment if deployment in self._candidates else LAUNCH
+        deployment = deployment if deployment in self._candidates else KERNELS
         self._fair.append(deployment if self.turns.take(deployment, rota.round) else None)
         self.ran.append(deployment)
         return deployment
@@ -120,11 +120,11 @@ def test_samples_that_were_lost_are_taken_anew() -> None:
 
 
 def test_while_samples_are_waited_for_nothing_is_captured() -> None:
-    region, rota = Region(delay=9, candidates=(RELOCATE, LAUNCH)), Rota()
+    region, rota = Region(delay=9, candidates=(GRAPH, KERNELS)), Rota()
     while not region.decided:
         region.call(rota)
 
-    assert region.ran == [RELOCATE] * 8 + [LAUNCH] * 9 + [RELOCATE] * 5 + [LAUNCH] * 9
+    assert region.ran == [GRAPH] * 8 + [KERNELS] * 9 + [GRAPH] * 5 + [KERNELS] * 9
 
 
 @pytest.mark.parametrize("delay", [AGAIN + 5, 3 * AGAIN, 100])
@@ -136,8 +136,8 @@ class Refusing(Region):
     """A region that turns out after some calls not to be relocatable."""
 
     def call(self, rota: Rota) -> Deployment | None:
-        if self.ran.count(RELOCATE) == 3:
-            self._candidates = (TREES, LAUNCH)
+        if self.ran.count(GRAPH) == 3:
+            self._candidates = (TREES, KERNELS)
             self.turns.choose_from(self._candidates)
         return super().call(rota)
 
@@ -148,8 +148,7 @@ def test_what_refuses_to_be_relocated_is_tried_in_trees_together_with_the_rest_o
 ) -> None:
     kinds, rota = (FORWARD, BACKWARD), Rota()
     regions = [
-        (Refusing if kind is refuses else Region)(kind, candidates=(RELOCATE, TREES, LAUNCH))
-        for kind in kinds
+        (Refusing if kind is refuses else Region)(kind, candidates=(GRAPH, TREES, KERNELS)) for kind in kinds
     ]
     steps = 0
     while not all(region.decided for region in regions):
@@ -169,12 +168,12 @@ def middles(rounds: list[tuple[Deployment, int]]) -> dict[Deployment, float]:
 
 @pytest.mark.parametrize("calls", [(1, 1), (1, 6), (1, 24), (24, 1)])
 @pytest.mark.parametrize("joins", [0, 1])
-@pytest.mark.parametrize("capture", [TREES, RELOCATE])
+@pytest.mark.parametrize("capture", [TREES, GRAPH])
 def test_all_regions_of_a_step_are_measured_around_one_middle(
     calls: tuple[int, int], joins: int, capture: Deployment
 ) -> None:
     """However often each is called, and though the second may join a step later."""
-    rota, regions = Rota(), [Region(candidates=(capture, LAUNCH)) for _ in calls]
+    rota, regions = Rota(), [Region(candidates=(capture, KERNELS)) for _ in calls]
     counted: list[list[tuple[Deployment, int]]] = [[], []]
     for step in range(MOST_CALLS):
         for number, region in list(enumerate(regions))[: 2 if step >= joins else 1]:
@@ -185,7 +184,7 @@ def test_all_regions_of_a_step_are_measured_around_one_middle(
     assert all(region.decided for region in regions)
     for each in counted:
         middle = middles(each)
-        assert middle[capture] == pytest.approx(middle[LAUNCH], abs=1)
+        assert middle[capture] == pytest.approx(middle[KERNELS], abs=1)
 
 
 @pytest.mark.parametrize("every", [2, 5, 20, 40, 41])
@@ -250,7 +249,7 @@ def test_forwards_without_backwards_are_measured_too() -> None:
 @pytest.mark.parametrize("is_first", [True, False])
 def test_what_only_some_graphs_of_a_step_may_run_in_gets_its_turn(is_first: bool, often: int) -> None:
     """As where one model is compiled for CUDA Graphs of PyTorch's and another is not."""
-    plain, both = Region(candidates=(RELOCATE, LAUNCH)), Region(candidates=(RELOCATE, TREES, LAUNCH))
+    plain, both = Region(candidates=(GRAPH, KERNELS)), Region(candidates=(GRAPH, TREES, KERNELS))
     regions = [plain, both] if is_first else [both, plain]
     rota = Rota()
     for _ in range(2 * MOST_CALLS):
@@ -487,14 +486,14 @@ class Spared(Region):
     def ready(self) -> bool:
         known = Counter(self._fair)
         self.early |= not (self.turns.may_end or self.turns.exhausted)
-        return min(known[RELOCATE], known[LAUNCH]) >= SAMPLES
+        return min(known[GRAPH], known[KERNELS]) >= SAMPLES
 
 
 @pytest.mark.parametrize("calls", [1, 2, 4, 8, 24])
 def test_trees_are_not_tried_where_no_region_needs_them(calls: int) -> None:
     """A graph that is called many times a step has its samples before one that is called once has."""
     rota = Rota()
-    many, once = (Spared(candidates=(RELOCATE, TREES, LAUNCH), family=family) for family in (1, 2))
+    many, once = (Spared(candidates=(GRAPH, TREES, KERNELS), family=family) for family in (1, 2))
     for _ in range(2):
         for _ in range(calls):
             many.call(rota)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-LAUNCH, RELOCATE = Deployment.LAUNCH, Deployment.RELOCATE
+KERNELS, GRAPH = Deployment.KERNELS, Deployment.GRAPH
 FORWARD, BACKWARD, INFERENCE = Kind.FORWARD, Kind.BACKWARD, Kind.INFERENCE
 MOST = 51
 """Steps that measuring takes a program of which each graph is called in each step, at most."""
@@ -117,7 +117,7 @@ def test_what_is_called_in_each_step_is_decided_as_soon_as_ever(often: str, seld
 
     assert max(program.decided[name] for name in often) <= MOST
     assert max(program.decided[name] for name in seldom) <= 26 * period + MOST
-    assert {program.ways[name] for name in often} == {RELOCATE}
+    assert {program.ways[name] for name in often} == {GRAPH}
 
 
 def test_what_is_measured_later_is_counted_with_the_reason() -> None:
@@ -193,7 +193,7 @@ def ratio(seed: int) -> float:
     with Program(one.times, random_, one.gap_us, one.synchronizes) as program:
         while len(program.decided) < len(one.times):
             program.step(one.calls(program.steps))
-    all_or_none = [one.step_us(dict.fromkeys(one.times, way)) for way in (LAUNCH, RELOCATE)]
+    all_or_none = [one.step_us(dict.fromkeys(one.times, way)) for way in (KERNELS, GRAPH)]
     return one.step_us(program.ways) / min(all_or_none)
 
 

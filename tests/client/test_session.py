@@ -54,10 +54,10 @@ def without_relocation(session: Session, monkeypatch: pytest.MonkeyPatch) -> Ses
 @pytest.mark.parametrize(
     ("decision", "believed"),
     [
-        (Decision(Deployment.LAUNCH, "", POLICY_VERSION), True),
+        (Decision(Deployment.KERNELS, "", POLICY_VERSION), True),
         (Decision(Deployment.TREES, "", POLICY_VERSION), True),
-        (Decision(Deployment.RELOCATE, "", POLICY_VERSION), False),
-        (Decision(Deployment.LAUNCH, "", POLICY_VERSION + 1), False),
+        (Decision(Deployment.GRAPH, "", POLICY_VERSION), False),
+        (Decision(Deployment.KERNELS, "", POLICY_VERSION + 1), False),
     ],
     ids=["launch", "trees", "not offered here", "another policy"],
 )
@@ -68,7 +68,7 @@ def test_only_what_this_process_could_have_decided_is_believed(
 
 
 def test_relocatable_graphs_are_believed_in_unless_they_are_not_wanted(session: Session) -> None:
-    assert session.why_not_usable(Decision(Deployment.RELOCATE, "", POLICY_VERSION)) is None
+    assert session.why_not_usable(Decision(Deployment.GRAPH, "", POLICY_VERSION)) is None
 
 
 def test_the_helper_is_coming_once_it_was_asked_for(
@@ -210,10 +210,10 @@ class TestConditions:
         ("deployments", "in_trees"),
         [
             ([Deployment.TREES, Deployment.TREES], True),
-            ([Deployment.LAUNCH], False),
-            ([Deployment.RELOCATE], False),
-            ([Deployment.LAUNCH, Deployment.TREES], False),
-            ([Deployment.TREES, Deployment.LAUNCH], False),
+            ([Deployment.KERNELS], False),
+            ([Deployment.GRAPH], False),
+            ([Deployment.KERNELS, Deployment.TREES], False),
+            ([Deployment.TREES, Deployment.KERNELS], False),
             ([], None),
         ],
         ids=lambda value: "-".join(value) if isinstance(value, list) else str(value),
@@ -228,7 +228,7 @@ class TestConditions:
 
         assert session.conditions(backward) == Conditions(in_trees)
 
-    @pytest.mark.parametrize("forward", [Deployment.TREES, Deployment.LAUNCH])
+    @pytest.mark.parametrize("forward", [Deployment.TREES, Deployment.KERNELS])
     def test_an_answer_for_trees_is_taken_up_only_with_a_forward_in_them(
         self, session: Session, monkeypatch: pytest.MonkeyPatch, forward: Deployment
     ) -> None:
@@ -243,7 +243,7 @@ class TestConditions:
 
     def test_a_forward_has_none(self, session: Session) -> None:
         family = object()
-        self._decide(session, self._watched(session, family, Kind.FORWARD), Deployment.LAUNCH)
+        self._decide(session, self._watched(session, family, Kind.FORWARD), Deployment.KERNELS)
 
         assert session.conditions(self._watched(session, family, Kind.FORWARD, 1)) == Conditions()
 
@@ -260,7 +260,7 @@ class TestConditions:
     @pytest.mark.parametrize(
         ("medians", "gain_us"),
         [
-            ({Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0, Deployment.RELOCATE: 30.0}, 40.0),
+            ({Deployment.KERNELS: 100.0, Deployment.TREES: 50.0, Deployment.GRAPH: 30.0}, 40.0),
             ({}, 60.0),  # as another process found: in trees already, it loses nothing more
         ],
         ids=["measured", "adopted"],
@@ -289,14 +289,14 @@ class TestConditions:
 
     def test_another_models_forward_does_not_matter(self, session: Session) -> None:
         family, other = object(), object()
-        self._decide(session, self._watched(session, other, Kind.FORWARD), Deployment.LAUNCH)
+        self._decide(session, self._watched(session, other, Kind.FORWARD), Deployment.KERNELS)
 
         assert session.conditions(self._watched(session, family, Kind.BACKWARD)) == Conditions()
 
     def test_they_are_recorded_with_the_decision(self, session: Session) -> None:
         region = self._watched(session, object(), Kind.BACKWARD)
-        measurements = (Measurement(Deployment.LAUNCH, 8, 1.0, 0.0, 1.0, 1.0, 0.0),)
-        decision = Decision(Deployment.LAUNCH, "for a test", POLICY_VERSION)
+        measurements = (Measurement(Deployment.KERNELS, 8, 1.0, 0.0, 1.0, 1.0, 0.0),)
+        decision = Decision(Deployment.KERNELS, "for a test", POLICY_VERSION)
 
         session.decided(region, Decided(region.graph, decision, measurements, Conditions(False)), decision)
 

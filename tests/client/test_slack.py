@@ -12,12 +12,12 @@ from pygraphd.client.slack import WAIT_US, add_slack
 from pygraphd.client.timeline import Entry
 from pygraphd.schema.messages import Deployment
 
-LAUNCH, RELOCATE = Deployment.LAUNCH, Deployment.RELOCATE
+KERNELS, GRAPH = Deployment.KERNELS, Deployment.GRAPH
 HEAVY, SMALL = 1, 2
 PAUSE_US = 5.0
 
 
-def call(region: int, host_us: float, span_us: float, deployment: Deployment = LAUNCH) -> Entry:
+def call(region: int, host_us: float, span_us: float, deployment: Deployment = KERNELS) -> Entry:
     return Entry(region, deployment, True, False, 0.0, host_us, span_us, lead_us=1.0)
 
 
@@ -40,7 +40,7 @@ def test_what_small_graphs_take_on_the_host_hides_a_heavy_one_before_them() -> N
 
 
 def test_how_they_will_be_deployed_is_not_known_so_that_their_shortest_time_counts() -> None:
-    captured = call(SMALL, 12, 10, RELOCATE)
+    captured = call(SMALL, 12, 10, GRAPH)
     heavy, *_ = in_a_row([call(HEAVY, 30, 400), call(SMALL, 50, 10), captured])
 
     assert heavy.after_us == PAUSE_US + 2 + PAUSE_US + 2

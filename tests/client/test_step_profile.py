@@ -29,14 +29,14 @@ ENOUGH = SETTLED_CALLS + LEAST_CALLS + 10
 """Steps of any program after which there is an answer."""
 CALL = {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "args": {"correlation": 8}}
 IN_GRAPH = {"cat": "kernel", "args": {"correlation": 8}}
-LAUNCH = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": 9}}
+KERNELS = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": 9}}
 OUTSIDE = {"cat": "kernel", "args": {"correlation": 9}}
 
 
 class Recorder:
     """A trace that notes which calls fell into the step that is kept."""
 
-    def __init__(self, events: Sequence[dict[str, Any]] = (CALL, IN_GRAPH, LAUNCH, OUTSIDE)) -> None:
+    def __init__(self, events: Sequence[dict[str, Any]] = (CALL, IN_GRAPH, KERNELS, OUTSIDE)) -> None:
         self.events = list(events)
         self.reason: str | None = None
         self.fails_at = ""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pygraphd.client.timeline import MAX_ENTRIES, MAX_KEPT, MAX_RUN_US, UNCHANGED, Entry, Run, Timeline
 from pygraphd.schema.messages import Deployment
 
-LAUNCH, RELOCATE = Deployment.LAUNCH, Deployment.RELOCATE
+KERNELS, GRAPH = Deployment.KERNELS, Deployment.GRAPH
 STREAM = (0, 0)
 BLOCK = 5
 
@@ -74,7 +74,7 @@ class Program:
 
     def call(self, graph: Graph, deployment: Deployment, *, known: bool = True) -> None:
         machine = self._machine
-        host_us = graph.launch_us if deployment is LAUNCH else graph.relocate_us
+        host_us = graph.launch_us if deployment is KERNELS else graph.relocate_us
         reached_us = max(machine.free_us, machine.host_us)
         idle, apart = machine.free_us <= machine.host_us + host_us, self.timeline.is_done(STREAM)
         entry = Entry(graph.number, deployment, True, idle, machine.host_us, host_us, graph.span_us, apart)
@@ -114,7 +114,7 @@ class Program:
 
 def by_turns(calls: int) -> Deployment:
     """Return the deployment of the next call of a region in blocks of A B B A."""
-    return (RELOCATE, LAUNCH, LAUNCH, RELOCATE)[calls // BLOCK % 4]
+    return (GRAPH, KERNELS, KERNELS, GRAPH)[calls // BLOCK % 4]
 
 
 HEAVY = Graph(100, 30, 2_000, number=1)
@@ -186,8 +186,8 @@ def test_waiting_for_data_with_work_in_the_queue_costs_nothing() -> None:
 
 def test_calls_that_the_gpu_has_not_come_to_are_not_judged_by() -> None:
     program = Program()
-    program.call(HEAVY, RELOCATE)
-    program.call(SMALL, LAUNCH, known=False)
+    program.call(HEAVY, GRAPH)
+    program.call(SMALL, KERNELS, known=False)
     program.synchronize()
 
     program.exposed(SMALL)
@@ -196,8 +196,8 @@ def test_calls_that_the_gpu_has_not_come_to_are_not_judged_by() -> None:
 
 def test_streams_are_apart() -> None:
     timeline = Timeline()
-    first = Call(Entry(1, LAUNCH, True, True, 0.0), Event(0.0), math.inf)
-    other = Call(Entry(2, LAUNCH, True, False, 1.0), Event(0.0))
+    first = Call(Entry(1, KERNELS, True, True, 0.0), Event(0.0), math.inf)
+    other = Call(Entry(2, KERNELS, True, False, 1.0), Event(0.0))
 
     assert timeline.add(first, (0, 7)) is not timeline.add(other, (0, 8))
     timeline.collect()
@@ -208,7 +208,7 @@ def test_streams_are_apart() -> None:
 def test_a_run_has_an_end_although_the_gpu_is_never_idle(calls: int, apart_us: float) -> None:
     timeline = Timeline()
     runs = [
-        timeline.add(Call(Entry(1, LAUNCH, True, False, number * apart_us), Event(0.0)), STREAM)
+        timeline.add(Call(Entry(1, KERNELS, True, False, number * apart_us), Event(0.0)), STREAM)
         for number in range(calls)
     ]
 
@@ -220,7 +220,7 @@ def test_events_and_calls_are_not_kept_for_ever() -> None:
     timeline = Timeline()
     runs = []
     for number in range(MAX_KEPT + 10):
-        runs.append(timeline.add(Call(Entry(1, LAUNCH, True, True, float(number)), Event(0.0)), STREAM))
+        runs.append(timeline.add(Call(Entry(1, KERNELS, True, True, float(number)), Event(0.0)), STREAM))
         timeline.collect()
 
     assert timeline.kept == MAX_KEPT
@@ -235,7 +235,7 @@ def test_calls_that_are_not_kept_any_more_do_not_have_all_others_looked_at_by_ea
     looks: list[Run] = []
     timeline, entries = Timeline(), []
     for number in range(MAX_KEPT + 2_000):
-        entries.append(Entry(number % 1_000, LAUNCH, True, True, float(number)))
+        entries.append(Entry(number % 1_000, KERNELS, True, True, float(number)))
         timeline.add(Call(entries[-1], Event(0.0)), STREAM)
     timeline.collect()
     monkeypatch.setattr(Run, "expose", lambda run, *_: looks.append(run))
@@ -248,28 +248,28 @@ def test_calls_that_are_not_kept_any_more_do_not_have_all_others_looked_at_by_ea
 def test_what_has_hardly_changed_is_not_looked_at_anew() -> None:
     program = Program()
     for _ in range(2 * UNCHANGED):
-        program.call(SMALL, LAUNCH)
+        program.call(SMALL, KERNELS)
     assert program.exposed(SMALL) == 1
     for entry in program.entries:
         entry.exposed = False
 
-    program.call(SMALL, LAUNCH)
+    program.call(SMALL, KERNELS)
     assert program.exposed(SMALL) == 1 / len(program.entries)
     for _ in range(3):
-        program.call(SMALL, LAUNCH)
+        program.call(SMALL, KERNELS)
     assert program.exposed(SMALL) == 1
 
 
 def test_a_graph_that_comes_late_is_looked_at_however_many_there_were() -> None:
     program = Program()
     for _ in range(1_000):
-        program.call(SMALL, LAUNCH)
+        program.call(SMALL, KERNELS)
     program.exposed(SMALL)
 
     behind = Graph(100, 30, 15, number=3)
     for _ in range(20):
-        program.call(HEAVY, LAUNCH)
-        program.call(behind, LAUNCH)
+        program.call(HEAVY, KERNELS)
+        program.call(behind, KERNELS)
         program.synchronize()
     assert program.exposed(behind) == 0
 
@@ -313,9 +313,9 @@ def test_the_host_time_of_later_calls_hides_a_graph_in_a_step_that_the_host_boun
             for entry in program.entries
             if (entry.region, entry.deployment) == (large.number, deployment)
         )
-        for deployment in (LAUNCH, RELOCATE)
+        for deployment in (KERNELS, GRAPH)
     }
-    assert costs == {LAUNCH: 130, RELOCATE: 30}
+    assert costs == {KERNELS: 130, GRAPH: 30}
 
 
 @given(
@@ -328,7 +328,7 @@ def test_what_an_idle_gpu_meets_is_exposed_and_so_is_all_before_it_in_the_run(
     graphs = [Graph(launch, launch / 4, span, number) for number, (launch, span) in enumerate(times)]
     program = Program()
     for number, turn, synchronizes in calls:
-        program.call(graphs[number], (LAUNCH, RELOCATE, LAUNCH)[turn])
+        program.call(graphs[number], (KERNELS, GRAPH, KERNELS)[turn])
         if synchronizes:
             program.synchronize()
 

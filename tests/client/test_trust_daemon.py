@@ -43,7 +43,7 @@ __all__ = ["relocation_where_it_is_meant", "session"]  # fixtures
 pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.alone]
 
 LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["captured"] * 2, ["captured"])
-SLOW_TREES = {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0}
+SLOW_TREES = {Deployment.KERNELS: 50.0, Deployment.TREES: 100.0}
 GRAPHS = 3
 OTHER_UID = 12345
 AS_OTHER = ("setpriv", f"--reuid={OTHER_UID}", f"--regid={OTHER_UID}", "--clear-groups")
@@ -144,7 +144,7 @@ def test_what_another_has_decided_is_used_at_once(
     assert steps == [CAPTURED] * ENOUGH
     assert counts(told, "hits", "misses", "measured", "recorded", "waited") == (GRAPHS, 0, 0, 0, 0)
     assert counts(told, "checked", "disputed") == (checked, 0)
-    assert told.report.summary()["deployed"] == {"LAUNCH": 0, "TREES": GRAPHS, "RELOCATE": 0}
+    assert told.report.summary()["deployed"] == {"KERNELS": 0, "TREES": GRAPHS, "GRAPH": 0}
     assert sources(told) == {("TREES", "cache")}
     assert told.report.failures == {}
     after = stats(foreign)
@@ -195,8 +195,8 @@ def test_what_another_has_decided_and_does_not_hold_is_measured_anew(
 def test_a_slower_gpu_is_seen_behind_a_host_that_is_as_quick(
     home: Home, session: Session, monkeypatch: pytest.MonkeyPatch, by: str, span_us: float, disputed: int
 ) -> None:
-    times = {Deployment.LAUNCH: 500.0, Deployment.TREES: 17.0}
-    spans = {Deployment.LAUNCH: 500.0, Deployment.TREES: 411.0}
+    times = {Deployment.KERNELS: 500.0, Deployment.TREES: 17.0}
+    spans = {Deployment.KERNELS: 500.0, Deployment.TREES: 411.0}
     monkeypatch.setattr(Clock, "times_us", times)
     monkeypatch.setattr(Clock, "spans_us", spans)
     start_with_answers(home, session, by)
@@ -310,7 +310,7 @@ def test_what_is_refreshed_is_measured_anew_whoever_knows_it(
     assert (steps[0], steps[-1]) == (LAUNCHED, LAUNCHED)
     assert counts(anew, "hits", "misses", "measured", "recorded") == (0, GRAPHS, GRAPHS, GRAPHS)
     assert counts(anew, "checked", "adopted", "waited") == (0, 0, 0)
-    assert sources(anew) == {("LAUNCH", "measured")}
+    assert sources(anew) == {("KERNELS", "measured")}
     assert (counts(again, "hits", "checked"), steps_again) == ((GRAPHS, 0), [LAUNCHED] * 3)
     assert anew.report.failures == again.report.failures == {}
 

@@ -178,5 +178,5 @@ def make_request() -> Callable[..., RecordRequest]:
 
 def _record(name: str) -> Record:
     graph = Graph(hashlib.sha256(name.encode()).hexdigest(), Kind.FORWARD, 0, 1, 5)
-    measured = Measurement(Deployment.LAUNCH, 12, 100.0, 1.0, 90.0, 80.0, 0.5)
-    return Record(graph, Decision(Deployment.LAUNCH, "it is fastest", 1), (measured,))
+    measured = Measurement(Deployment.KERNELS, 12, 100.0, 1.0, 90.0, 80.0, 0.5)
+    return Record(graph, Decision(Deployment.KERNELS, "it is fastest", 1), (measured,))

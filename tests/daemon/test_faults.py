@@ -197,7 +197,7 @@ def test_a_read_only_folder(home: Home, tmp_path: Path, make_request: Callable[.
             assert status == 503
             assert "cannot be written" in answer["error"]
             assert "cannot be written" in _problems(home)
-            assert "LAUNCH" in home.pygraphd("cache", "inspect").stdout
+            assert "KERNELS" in home.pygraphd("cache", "inspect").stdout
         finally:
             assert home.pygraphd("stop").returncode == 0
 

@@ -38,9 +38,9 @@ def outdated(make_request: Callable[..., RecordRequest]) -> RecordRequest:
     request = make_request("a", "b")
     measurements = tuple(
         Measurement(each, 12, time, 1.0, 90.0, 80.0, 0.5)
-        for each, time in {Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0}.items()
+        for each, time in {Deployment.KERNELS: 100.0, Deployment.TREES: 50.0}.items()
     )
-    decision = Decision(Deployment.LAUNCH, "an older policy's reason", POLICY_VERSION - 1)
+    decision = Decision(Deployment.KERNELS, "an older policy's reason", POLICY_VERSION - 1)
     first, second = (
         dataclasses.replace(record, decision=decision, measurements=measured)
         for record, measured in zip(request.records, (measurements, ()), strict=True)
@@ -62,13 +62,13 @@ def test_a_running_daemon_does_it(home: Home, outdated: RecordRequest) -> None:
     dry = home.pygraphd("cache", "rederive", "--dry-run")
     assert dry.stdout.splitlines() == [
         f"looked at        1 entry with measurements, policy {POLICY_VERSION}",
-        "LAUNCH -> TREES  1",
+        "KERNELS -> TREES  1",
         "renewed          0 with the same deployment",
         "unchanged        0",
         "left alone       1 that rest on no measurement",
         "dry run          nothing was written",
     ]
-    assert _decisions(home, outdated) == [("LAUNCH", POLICY_VERSION - 1)] * 2
+    assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2
     done = home.pygraphd("cache", "rederive", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {
@@ -77,19 +77,19 @@ def test_a_running_daemon_does_it(home: Home, outdated: RecordRequest) -> None:
         "entries": 1,
         "unchanged": 0,
         "renewed": 0,
-        "changed": [{"before": "LAUNCH", "after": "TREES", "entries": 1}],
+        "changed": [{"before": "KERNELS", "after": "TREES", "entries": 1}],
         "kept": [],
         "unmeasured": 1,
         "dry_run": False,
     }
-    assert _decisions(home, outdated) == [("TREES", POLICY_VERSION), ("LAUNCH", POLICY_VERSION - 1)]
+    assert _decisions(home, outdated) == [("TREES", POLICY_VERSION), ("KERNELS", POLICY_VERSION - 1)]
 
 
 def test_the_route_says_the_same(home: Home, outdated: RecordRequest) -> None:
     home.start()
     home.ask("POST", "/v1/record", encode(outdated))
     status, answer = home.ask("POST", "/v1/rederive", b'{"dry_run": true}')
-    assert (status, answer["changed"]) == (200, [{"before": "LAUNCH", "after": "TREES", "entries": 1}])
+    assert (status, answer["changed"]) == (200, [{"before": "KERNELS", "after": "TREES", "entries": 1}])
     assert home.ask("POST", "/v1/rederive", b"{}")[1]["dry_run"] is False
     assert _decisions(home, outdated)[0] == ("TREES", POLICY_VERSION)
     ping = control.ping(home.locations.socket)
@@ -103,7 +103,7 @@ def test_a_bad_request_changes_nothing(home: Home, outdated: RecordRequest, body
     home.ask("POST", "/v1/record", encode(outdated))
     status, answer = home.ask("POST", "/v1/rederive", body)
     assert (status, set(answer)) == (400, {"error"})
-    assert _decisions(home, outdated) == [("LAUNCH", POLICY_VERSION - 1)] * 2
+    assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2
 
 
 def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, outdated: RecordRequest) -> None:
@@ -112,10 +112,10 @@ def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, outdat
     home.pygraphd("stop")
     done = home.pygraphd("cache", "rederive")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "LAUNCH -> TREES  1" in done.stdout
+    assert "KERNELS -> TREES  1" in done.stdout
     assert control.ping(home.locations.socket) is None
     listing = json.loads(home.pygraphd("cache", "inspect", "--json").stdout)
-    assert sorted(entry["deployment"] for entry in listing["entries"]) == ["LAUNCH", "TREES"]
+    assert sorted(entry["deployment"] for entry in listing["entries"]) == ["KERNELS", "TREES"]
 
 
 def test_a_daemon_does_it_by_itself_when_it_starts(home: Home, outdated: RecordRequest) -> None:
@@ -123,7 +123,7 @@ def test_a_daemon_does_it_by_itself_when_it_starts(home: Home, outdated: RecordR
     home.ask("POST", "/v1/record", encode(outdated))
     home.pygraphd("stop")
     home.start()
-    assert _decisions(home, outdated) == [("TREES", POLICY_VERSION), ("LAUNCH", POLICY_VERSION - 1)]
+    assert _decisions(home, outdated) == [("TREES", POLICY_VERSION), ("KERNELS", POLICY_VERSION - 1)]
     assert f"policy {POLICY_VERSION}: 1 entries looked at anew" in home.locations.log.read_text()
 
 
@@ -137,7 +137,7 @@ def test_a_database_of_a_newer_version_keeps_no_daemon_from_starting(
     connection.execute("PRAGMA user_version=99")
     connection.close()
     home.start()
-    assert _decisions(home, outdated) == [("LAUNCH", POLICY_VERSION - 1)] * 2
+    assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2
     done = home.pygraphd("cache", "rederive")
     assert done.returncode == 1
     assert "the daemon refused /v1/rederive" in done.stderr
@@ -152,4 +152,4 @@ def test_a_daemon_that_hangs_is_named_and_nothing_is_done(home: Home, outdated: 
     assert done.returncode == 1
     assert f"process {pid} holds the lock but does not answer; end it with: kill -9 {pid}" in done.stderr
     os.kill(pid, signal.SIGCONT)
-    assert _decisions(home, outdated) == [("LAUNCH", POLICY_VERSION - 1)] * 2
+    assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2

@@ -55,7 +55,7 @@ def test_every_graph_of_both_runs_is_explained(sandbox: Sandbox) -> None:
         *blocks, last = text.strip().split("\n\n")
         assert len(blocks) == len(graphs)
         assert last.startswith("graph break  ")
-        assert all("ran as       LAUNCH: no CUDA device" in block for block in blocks)
+        assert all("ran as       KERNELS: no CUDA device" in block for block in blocks)
 
 
 def test_what_is_known_without_a_daemon_is_explained_without_one(sandbox: Sandbox) -> None:

@@ -64,7 +64,7 @@ def force(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
     monkeypatch.setattr("pygraphd.client.region.decide", decide)
 
 
-@pytest.fixture(params=[Deployment.TREES, Deployment.RELOCATE], ids=str)
+@pytest.fixture(params=[Deployment.TREES, Deployment.GRAPH], ids=str)
 def trained(request: pytest.FixtureRequest, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Trained:
     """Return a model that is trained, all of it in one way."""
     if request.param is Deployment.TREES:
@@ -88,7 +88,7 @@ def test_training_is_right_while_it_is_looked_at_and_nothing_is_recorded(
 
     def timed(self: Any, deployment: Deployment, *rest: Any) -> Any:
         nonlocal launched
-        launched += deployment is Deployment.LAUNCH
+        launched += deployment is Deployment.KERNELS
         return launch(self, deployment, *rest)
 
     monkeypatch.setattr(checking.Checked, "_timed", timed)
@@ -108,21 +108,21 @@ def test_what_is_overtaken_is_measured_anew_and_right(
     trained: Trained, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pygraphd.client.looking.is_overtaken", lambda *_: True)
-    force(monkeypatch, Deployment.LAUNCH)
+    force(monkeypatch, Deployment.KERNELS)
     watched.session.drift.look()
 
     trained.train(4 * STEPS)
 
     trained.expect_right()
     watched.expect(rechecked=2, drifted=2, measured=4)
-    assert watched.deployed() == {"LAUNCH": 2}
+    assert watched.deployed() == {"KERNELS": 2}
     assert watched.report.fallbacks[checking.OVERTAKEN] == 2
 
 
 @pytest.fixture
 def launched(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Trained:
     """Return a model that is trained, all of it launched, just before its turn to be measured anew."""
-    force(monkeypatch, Deployment.LAUNCH)
+    force(monkeypatch, Deployment.KERNELS)
     monkeypatch.setattr(Cost, "holds", lambda self, seen: True)
     monkeypatch.setattr(retrials, "SHARE", 1e9)  # tests have not run for an hour
     monkeypatch.setattr(retrials, "stagger", lambda: 0)
@@ -132,11 +132,11 @@ def launched(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Trained:
         watched.session.drift.look()
         made.train(STEPS)
     watched.expect(rechecked=2 * (retrials.FIRST - 1), drifted=0, retried=0, measured=2)
-    assert watched.deployed() == {"LAUNCH": 2}
+    assert watched.deployed() == {"KERNELS": 2}
     return made
 
 
-@pytest.mark.parametrize("best", [Deployment.RELOCATE, Deployment.TREES, Deployment.LAUNCH])
+@pytest.mark.parametrize("best", [Deployment.GRAPH, Deployment.TREES, Deployment.KERNELS])
 def test_what_is_launched_is_recorded_and_measured_anew_in_its_turn_and_right(
     launched: Trained, watched: Watched, monkeypatch: pytest.MonkeyPatch, best: Deployment
 ) -> None:
@@ -160,7 +160,7 @@ WIDE, ROWS = 1024, 65_536
 def test_the_memory_that_is_recorded_in_is_given_back_if_launches_stay(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    force(monkeypatch, Deployment.LAUNCH)
+    force(monkeypatch, Deployment.KERNELS)
     monkeypatch.setattr(Cost, "holds", lambda self, seen: True)
     monkeypatch.setattr(retrials, "SHARE", 1e9)
     monkeypatch.setattr(retrials, "stagger", lambda: 0)
@@ -187,6 +187,6 @@ def test_the_memory_that_is_recorded_in_is_given_back_if_launches_stay(
     call(3 * STEPS)
 
     watched.expect(retried=1, measured=2)
-    assert watched.deployed() == {"LAUNCH": 1}
+    assert watched.deployed() == {"KERNELS": 1}
     assert torch.cuda.max_memory_reserved() - before >= 2 * ROWS * WIDE * 4, "else nothing is shown here"
     assert torch.cuda.memory_reserved() - before <= 64 << 20

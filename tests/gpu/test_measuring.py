@@ -1,4 +1,4 @@
-"""LAUNCH and PyTorch's trees, measured on real calls of real graphs, and deployed; results held against no hook at all."""
+"""KERNELS and PyTorch's trees, measured on real calls of real graphs, and deployed; results held against no hook at all."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_large_moving_inputs_are_launched(watched: Watched) -> None:
             assert compiled(inputs[step % 3]).item() == 64 << 20
 
     watched.expect(graphs=1, measured=1)
-    assert watched.deployed() == {"LAUNCH": 1}
+    assert watched.deployed() == {"KERNELS": 1}
     assert watched.reasons() == {policy.NO_GAIN: 1}
 
 
@@ -118,18 +118,18 @@ def force(monkeypatch: pytest.MonkeyPatch, *deployments: Deployment) -> None:
     left = list(deployments)
 
     def decide(measurements: Sequence[Measurement], conditions: Conditions) -> Decision:
-        assert {m.deployment for m in measurements} == {Deployment.LAUNCH, Deployment.TREES}
+        assert {m.deployment for m in measurements} == {Deployment.KERNELS, Deployment.TREES}
         assert all(m.samples >= policy.MIN_SAMPLES for m in measurements)
         deployment = left.pop(0)
         if conditions.forward_in_trees is False:
-            deployment = Deployment.LAUNCH
+            deployment = Deployment.KERNELS
         return Decision(deployment, "forced", 0)
 
     monkeypatch.setattr("pygraphd.client.region.decide", decide)
 
 
-@pytest.mark.parametrize("forward", [Deployment.LAUNCH, Deployment.TREES])
-@pytest.mark.parametrize("backward", [Deployment.LAUNCH, Deployment.TREES])
+@pytest.mark.parametrize("forward", [Deployment.KERNELS, Deployment.TREES])
+@pytest.mark.parametrize("backward", [Deployment.KERNELS, Deployment.TREES])
 def test_every_mixture_of_forward_and_backward_is_right(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, forward: Deployment, backward: Deployment
 ) -> None:
@@ -203,7 +203,7 @@ def test_without_the_semantics_of_trees_only_launch_is_offered(watched: Watched)
     train(torch.compile(module), list(module.parameters()), 5)
 
     watched.expect(graphs=2, measured=0, misses=2)
-    assert watched.deployed() == {"LAUNCH": 2}
+    assert watched.deployed() == {"KERNELS": 2}
     assert watched.reasons() == {MODE_WITHOUT_TREES: 2}
 
 
@@ -231,7 +231,7 @@ def test_too_few_calls_are_recorded_as_such(watched: Watched) -> None:
     assert watched.reasons() == {policy.TOO_FEW_CALLS: 1}
 
 
-@pytest.mark.parametrize("deployment", [Deployment.LAUNCH, Deployment.TREES])
+@pytest.mark.parametrize("deployment", [Deployment.KERNELS, Deployment.TREES])
 def test_misaligned_inputs_are_copied_as_inductor_does(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, deployment: Deployment
 ) -> None:
@@ -260,12 +260,12 @@ class DetourByTheCpu(torch.autograd.Function):  # type: ignore[misc]
         return (gradient.cpu() * 2).to(DEVICE)
 
 
-@pytest.mark.parametrize("forward", [Deployment.LAUNCH, Deployment.TREES])
+@pytest.mark.parametrize("forward", [Deployment.KERNELS, Deployment.TREES])
 def test_a_backward_that_cannot_be_captured_after_a_forward_that_is_not(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, forward: Deployment
 ) -> None:
     """Inductor asserts that a captured forward has made a manager; a launched one has not."""
-    force(monkeypatch, forward, Deployment.LAUNCH, Deployment.LAUNCH)
+    force(monkeypatch, forward, Deployment.KERNELS, Deployment.KERNELS)
     compiled = torch.compile(lambda x: DetourByTheCpu.apply(x).sin(), mode="reduce-overhead")
     for _ in range(2 * ENOUGH):
         x = torch.randn(50, device=DEVICE, requires_grad=True)

@@ -58,8 +58,8 @@ def test_trees_are_measured_where_they_may_win_and_the_result_is_right(watched: 
     torch.testing.assert_close(losses, train(plain, list(plain.parameters())), rtol=1e-3, atol=1e-4)
     watched.expect(graphs=2, measured=2, captured=2)
     measured = {each["deployment"] for record in recorded(watched) for each in record["measurements"]}
-    assert measured >= {"LAUNCH", "RELOCATE"}
-    assert "TREES" in measured or watched.deployed()["RELOCATE"] >= 1
+    assert measured >= {"KERNELS", "GRAPH"}
+    assert "TREES" in measured or watched.deployed()["GRAPH"] >= 1
 
 
 def test_all_three_are_measured_if_need_be(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_all_three_are_measured_if_need_be(watched: Watched, monkeypatch: pytest
     torch.testing.assert_close(losses, train(plain, list(plain.parameters())), rtol=1e-3, atol=1e-4)
     watched.expect(graphs=2, measured=2, captured=2)
     for record in recorded(watched):
-        assert {each["deployment"] for each in record["measurements"]} == {"LAUNCH", "TREES", "RELOCATE"}
+        assert {each["deployment"] for each in record["measurements"]} == {"KERNELS", "TREES", "GRAPH"}
 
 
 def test_a_forward_goes_into_trees_with_a_backward_that_cannot_be_relocated(
@@ -104,12 +104,12 @@ def test_what_is_deployed_stays_right(watched: Watched, monkeypatch: pytest.Monk
     from pygraphd.schema import policy
     from pygraphd.schema.messages import Decision, Deployment
 
-    chosen = Decision(Deployment.RELOCATE, "for a test", policy.POLICY_VERSION)
+    chosen = Decision(Deployment.GRAPH, "for a test", policy.POLICY_VERSION)
     monkeypatch.setattr(policy, "fastest", lambda _measurements: chosen)
     mine = network()
     run = torch.compile(mine, mode="reduce-overhead")
     train(run, list(mine.parameters()))
-    assert watched.deployed() == {"RELOCATE": 2}
+    assert watched.deployed() == {"GRAPH": 2}
 
     kept = []
     for i in range(20):
@@ -152,7 +152,7 @@ def test_a_cache_that_is_changed_in_place_is_relocated_without_a_mode(watched: W
 
     torch.testing.assert_close(mine, plain)
     watched.expect(graphs=1, measured=1, captured=1)
-    assert watched.deployed() == {"RELOCATE": 1}
+    assert watched.deployed() == {"GRAPH": 1}
 
 
 def test_what_a_graph_reads_on_the_host_is_launched(watched: Watched) -> None:
@@ -164,4 +164,4 @@ def test_what_a_graph_reads_on_the_host_is_launched(watched: Watched) -> None:
             torch.testing.assert_close(compiled(x), x[x > 0].sum())
 
     watched.expect(captured=0)
-    assert watched.deployed() == {"LAUNCH": watched.report.counts["graphs"]}
+    assert watched.deployed() == {"KERNELS": watched.report.counts["graphs"]}

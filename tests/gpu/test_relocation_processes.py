@@ -87,7 +87,7 @@ def test_distributed_data_parallel(tmp_path: Path, world: int) -> None:
     all_said = [summary(tmp_path / "ours", rank) for rank in range(world)]
     for said in all_said:
         assert said["captured"] >= 2
-        assert said["deployed"]["RELOCATE"] > 0
+        assert said["deployed"]["GRAPH"] > 0
         assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
     first, *others = ({each["graph"]: each["deployment"] for each in said["decisions"]} for said in all_said)
     assert len(first) == all_said[0]["graphs"] > 0
@@ -109,7 +109,7 @@ def test_a_collective_within_a_compiled_graph_is_launched(tmp_path: Path) -> Non
     all_said = [summary(folder, rank) for rank in range(world)]
     assert [(folder / f"right.{rank}").read_text() for rank in range(world)] == ["60"] * world
     for said in all_said:
-        assert said["captured"] == said["deployed"]["RELOCATE"] == 0
+        assert said["captured"] == said["deployed"]["GRAPH"] == 0
         assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
     # One rank finds out for all.
     told = [each for said in all_said for each in (*said["fallbacks"], *said["reasons"])]
@@ -130,7 +130,7 @@ def test_training_with_segments_that_expand(tmp_path: Path) -> None:
     torch.testing.assert_close(mine, plain, rtol=1e-3, atol=1e-4)
     said = summary(folder)
     assert said["captured"] >= 2
-    assert said["deployed"]["RELOCATE"] > 0
+    assert said["deployed"]["GRAPH"] > 0
     assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
 
 

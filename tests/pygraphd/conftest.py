@@ -35,7 +35,7 @@ def _record(name: str, deployment: Deployment, final: bool, median_us: float, ca
     graph = Graph(hashlib.sha256(name.encode()).hexdigest(), Kind.INFERENCE, 0, 3, 17)
     decision = Decision(deployment, f"{deployment} is fastest", policy=1, final=final, calls=calls)
     measurements = tuple(
-        Measurement(d, 12, median_us, 1.5, 90.0, 80.0, 0.25) for d in (Deployment.LAUNCH, deployment)
+        Measurement(d, 12, median_us, 1.5, 90.0, 80.0, 0.25) for d in (Deployment.KERNELS, deployment)
     )
     return Record(graph, decision, tuple({m.deployment: m for m in measurements}.values()))
 

@@ -167,7 +167,7 @@ def test_explain(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     assert _pygraphd("cache", "explain", graph[:10], "--json") == 0
     assert [each["graph"] for each in json.loads(capsys.readouterr().out)["graphs"]] == [graph]
     assert _pygraphd("cache", "explain", graph[:10]) == 0
-    assert "not chosen   RELOCATE: not measured" in capsys.readouterr().out
+    assert "not chosen   GRAPH: not measured" in capsys.readouterr().out
     assert _pygraphd("cache", "explain", __file__) == 2
     assert "test_cli.py: is no summary that can be explained" in capsys.readouterr().err
 
@@ -213,13 +213,13 @@ def test_prune_of_nothing_makes_nothing(locations: Locations, capsys: pytest.Cap
 
 
 def test_rederive_without_a_daemon(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    # TREES took as long as LAUNCH in all of them.
+    # TREES took as long as KERNELS in all of them.
     assert _pygraphd("cache", "rederive", "--dry-run", "--json") == 0
     dry = json.loads(capsys.readouterr().out)
-    assert dry["changed"] == [{"before": "TREES", "after": "LAUNCH", "entries": 3}]
+    assert dry["changed"] == [{"before": "TREES", "after": "KERNELS", "entries": 3}]
     assert (dry["schema"], dry["entries"], dry["dry_run"]) == (1, 3, True)
     assert _pygraphd("cache", "rederive") == 0
-    assert "TREES -> LAUNCH  3" in capsys.readouterr().out
+    assert "TREES -> KERNELS  3" in capsys.readouterr().out
     assert _pygraphd("cache", "rederive") == 0
     assert "unchanged   3" in capsys.readouterr().out
 

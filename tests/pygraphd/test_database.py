@@ -60,8 +60,8 @@ def test_a_database_of_version_1_is_brought_up_to_date(database: Path) -> None:
     columns = "deployment, uid, created_at, hits, last_hit, host, measured_at, forward_in_trees"
     assert _query(database, f"SELECT {columns} FROM decision ORDER BY graph") == [
         ("TREES", 1000, 500.25, 7, 900.5, "", 500.25, None),
-        ("LAUNCH", 1000, 600.5, 0, None, "", 600.5, 0),
-        ("LAUNCH", 0, 700.0, 0, None, "", None, None),
+        ("KERNELS", 1000, 600.5, 0, None, "", 600.5, 0),
+        ("KERNELS", 0, 700.0, 0, None, "", None, None),
     ]
     assert _query(database, "SELECT median_us, measured_at FROM measurement ORDER BY id") == [
         (100.0, 500.25), (50.0, 500.25), (100.0, 600.5), (50.0, 600.5), (100.0, 650.0),
@@ -109,19 +109,19 @@ _ROWS_OF_VERSION_1 = (
     f"INSERT INTO environment VALUES ({_E}, 'NVIDIA H200', '9.0', 132, 143771, '', '2.13.0', '3.5', '13.0', '580.1', '91400')",
     f"INSERT INTO graph VALUES ({_A}, 'forward', 0, 1, 9), ({_B}, 'backward', 0, 1, 9), ({_C}, 'inference', 0, 1, 9)",
     f"INSERT INTO decision VALUES ('1', {_E}, {_A}, 'TREES', 'TREES is faster', 1, 1, 0, 1000, 500.25, 7, 900.5)",
-    f"INSERT INTO decision VALUES ('2', {_E}, {_B}, 'LAUNCH', 'its forward is in no tree, so all that was saved for it "
+    f"INSERT INTO decision VALUES ('2', {_E}, {_B}, 'KERNELS', 'its forward is in no tree, so all that was saved for it "
     "would have to be copied', 1, 1, 0, 1000, 600.5, 0, NULL)",
     # Measured once, but what holds now is a rule.
-    f"INSERT INTO decision VALUES ('3', {_E}, {_C}, 'LAUNCH', 'no CUDA device', 1, 1, 0, 0, 700.0, 0, NULL)",
+    f"INSERT INTO decision VALUES ('3', {_E}, {_C}, 'KERNELS', 'no CUDA device', 1, 1, 0, 0, 700.0, 0, NULL)",
     *(
         "INSERT INTO measurement (environment, graph, deployment, samples, median_us, mad_us, host_us, span_us, busy, host, "
         f"version, uid, measured_at) VALUES ({_E}, {graph}, '{deployment}', 8, {median}, 1.0, 1.0, 1.0, 0.5, 'h', '0.1.0', 1000, {time})"
         for graph, deployment, median, time in (
-            (_A, "LAUNCH", 100.0, 500.25),
+            (_A, "KERNELS", 100.0, 500.25),
             (_A, "TREES", 50.0, 500.25),
-            (_B, "LAUNCH", 100.0, 600.5),
+            (_B, "KERNELS", 100.0, 600.5),
             (_B, "TREES", 50.0, 600.5),
-            (_C, "LAUNCH", 100.0, 650.0),
+            (_C, "KERNELS", 100.0, 650.0),
         )
     ),
 )

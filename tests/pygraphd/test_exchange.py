@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
-MEASURED = Measurement(Deployment.LAUNCH, 12, 100.0, 1.0, 90.0, 80.0, 0.5)
+MEASURED = Measurement(Deployment.KERNELS, 12, 100.0, 1.0, 90.0, 80.0, 0.5)
 NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), max_size=40).filter(
     str.isprintable
 )
@@ -76,7 +76,7 @@ def portables(draw: st.DrawFn) -> Portable:
 
 def portable(**changes: object) -> Portable:
     record = Record(
-        Graph("a" * 64, Kind.INFERENCE, 0, 1, 5), Decision(Deployment.LAUNCH, "fast", 1), (MEASURED,)
+        Graph("a" * 64, Kind.INFERENCE, 0, 1, 5), Decision(Deployment.KERNELS, "fast", 1), (MEASURED,)
     )
     entry = Portable(HERE, Origin("gpu7", "0.1.0"), record, 1000.0)
     return dataclasses.replace(entry, **changes)  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def test_a_request_of_the_largest_entries_fits_into_a_body() -> None:
         Measurement(each, 10**9, number, number, number, number, 0.123456789012345) for each in Deployment
     )
     graph = Graph("a" * 64, Kind.INFERENCE, 0, 1, 2**53, (2**62,) * MAX_SIZES)
-    record = Record(graph, Decision(Deployment.LAUNCH, text, 1), measured, Conditions(True, number))
+    record = Record(graph, Decision(Deployment.KERNELS, text, 1), measured, Conditions(True, number))
     names: dict[str, Any] = dict.fromkeys(
         ("gpu", "torch", "driver", "cuda", "triton", "cudnn", "mig"), "😀" * 256
     )

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, RELOCATE = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.2", "91400")
 OLD_DRIVER = dataclasses.replace(HERE, driver="580.1")
 OLD_TORCH_AND_DRIVER = dataclasses.replace(OLD_DRIVER, torch="2.12.0")
@@ -101,31 +101,31 @@ def run(catalogue: Catalogue, *decisions: Deployed) -> Explanation:
 
 
 def test_an_entry_rests_on_the_figures_that_were_recorded_with_it(store: Store, catalogue: Catalogue) -> None:
-    record(store, FASTER, measured(LAUNCH, 500), measured(TREES, 400), uid=3)
-    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+    record(store, FASTER, measured(KERNELS, 500), measured(TREES, 400), uid=3)
+    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
 
     explanation = entry(catalogue)
 
     assert (explanation.environment, explanation.factors) == (HERE.digest(), HERE.factors())
     rows = [figure.measurement for figure in explanation.figures]
     assert [(row["deployment"], row["median_us"], row["uid"], row["host"]) for row in rows] == [
-        ("LAUNCH", 100, 7, "host-a"),
+        ("KERNELS", 100, 7, "host-a"),
         ("TREES", 60, 7, "host-a"),
     ]
     assert all(figure.weighed for figure in explanation.figures)
-    assert explanation.rejected == (Rejection(LAUNCH, "slower by 67 %"), Rejection(RELOCATE, OR_REFUSED))
+    assert explanation.rejected == (Rejection(KERNELS, "slower by 67 %"), Rejection(RELOCATE, OR_REFUSED))
 
 
 def test_a_figure_of_another_time_is_shown_but_not_weighed(store: Store, catalogue: Catalogue) -> None:
-    record(store, FASTER, measured(RELOCATE, 10), measured(LAUNCH, 500))
-    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+    record(store, FASTER, measured(RELOCATE, 10), measured(KERNELS, 500))
+    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
 
     explanation = entry(catalogue)
 
     assert [(f.measurement["deployment"], f.weighed) for f in explanation.figures] == [
-        ("LAUNCH", True),
+        ("KERNELS", True),
         ("TREES", True),
-        ("RELOCATE", False),
+        ("GRAPH", False),
     ]
     assert explanation.rejected[1] == Rejection(RELOCATE, APART)
 
@@ -133,9 +133,9 @@ def test_a_figure_of_another_time_is_shown_but_not_weighed(store: Store, catalog
 def test_later_figures_that_decided_nothing_are_not_what_it_rests_on(
     store: Store, catalogue: Catalogue
 ) -> None:
-    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
-    guess = Decision(LAUNCH, "too few calls", 1, final=False, calls=9)
-    record(store, guess, measured(LAUNCH, 90, samples=2), measured(TREES, 95, samples=2))
+    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
+    guess = Decision(KERNELS, "too few calls", 1, final=False, calls=9)
+    record(store, guess, measured(KERNELS, 90, samples=2), measured(TREES, 95, samples=2))
 
     explanation = entry(catalogue)
 
@@ -144,10 +144,10 @@ def test_later_figures_that_decided_nothing_are_not_what_it_rests_on(
 
 
 def test_figures_stay_weighed_however_many_came_later(store: Store, catalogue: Catalogue) -> None:
-    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
-    guess = Decision(LAUNCH, "too few calls", 1, final=False, calls=9)
+    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
+    guess = Decision(KERNELS, "too few calls", 1, final=False, calls=9)
     for _ in range(KEPT_MEASUREMENTS + 1):
-        record(store, guess, measured(LAUNCH, 90, samples=2), measured(TREES, 95, samples=2))
+        record(store, guess, measured(KERNELS, 90, samples=2), measured(TREES, 95, samples=2))
 
     explanation = entry(catalogue)
 
@@ -161,11 +161,11 @@ def test_figures_stay_weighed_however_many_came_later(store: Store, catalogue: C
 def test_nothing_was_weighed_where_what_was_is_gone(
     store: Store, catalogue: Catalogue, database: Path
 ) -> None:
-    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("DELETE FROM measurement")  # as earlier versions did
-    guess = Decision(LAUNCH, "too few calls", 1, final=False, calls=9)
-    record(store, guess, measured(LAUNCH, 90, samples=2), measured(TREES, 95, samples=2))
+    guess = Decision(KERNELS, "too few calls", 1, final=False, calls=9)
+    record(store, guess, measured(KERNELS, 90, samples=2), measured(TREES, 95, samples=2))
 
     explanation = entry(catalogue)
 
@@ -173,12 +173,12 @@ def test_nothing_was_weighed_where_what_was_is_gone(
         (90, False),
         (95, False),
     ]
-    assert explanation.rejected == (Rejection(LAUNCH, APART), Rejection(RELOCATE, GONE))
+    assert explanation.rejected == (Rejection(KERNELS, APART), Rejection(RELOCATE, GONE))
 
 
 def test_a_rule_that_overrode_the_figures_is_told_from_them(store: Store, catalogue: Catalogue) -> None:
-    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
-    record(store, Decision(LAUNCH, "PyTorch does not capture it: a CPU operator", 1))
+    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
+    record(store, Decision(KERNELS, "PyTorch does not capture it: a CPU operator", 1))
 
     explanation = entry(catalogue)
 
@@ -186,7 +186,7 @@ def test_a_rule_that_overrode_the_figures_is_told_from_them(store: Store, catalo
 
 
 def test_without_figures_nothing_was_measured(store: Store, catalogue: Catalogue) -> None:
-    record(store, Decision(LAUNCH, "no CUDA device", 1))
+    record(store, Decision(KERNELS, "no CUDA device", 1))
 
     explanation = entry(catalogue)
 
@@ -199,7 +199,7 @@ def test_without_figures_nothing_was_measured(store: Store, catalogue: Catalogue
 
 def test_a_hit_is_explained_by_the_cache_and_has_no_neighbour(store: Store, catalogue: Catalogue) -> None:
     record(store, environment=OLD_DRIVER)
-    record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
 
     explanation = run(catalogue, ran(Source.CACHE))
 
@@ -316,7 +316,7 @@ def written(path: Path, *decisions: Deployed) -> str:
 def test_where_no_daemon_has_run_what_was_looked_up_is_in_the_spool(
     locations: Locations, tmp_path: Path
 ) -> None:
-    leave(locations.spool, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+    leave(locations.spool, FASTER, measured(KERNELS, 100), measured(TREES, 60))
 
     answer = explain(written(tmp_path / "summary.json", ran(Source.CACHE)), locations)
 
@@ -346,7 +346,7 @@ def test_a_graph_in_the_spool_is_explained_where_there_is_no_cache(locations: Lo
 
 
 def test_what_the_cache_has_hides_what_the_spool_says_of_it(filled: Locations) -> None:
-    leave(filled.spool, Decision(LAUNCH, "no gain", 1))
+    leave(filled.spool, Decision(KERNELS, "no gain", 1))
     leave(filled.spool, environment=OLD_TORCH_AND_DRIVER)
 
     explanations = explain(GRAPH, filled).explanations
@@ -381,8 +381,8 @@ def test_what_begins_a_graph_of_the_cache_and_another_of_the_spool_names_neither
 
 
 def test_what_is_explained_is_what_a_program_finds(locations: Locations) -> None:
-    guess = Decision(LAUNCH, "too few calls", 1, final=False, calls=3)
-    slower = Decision(LAUNCH, "no gain", 1)
+    guess = Decision(KERNELS, "too few calls", 1, final=False, calls=3)
+    slower = Decision(KERNELS, "no gain", 1)
     for number, decisions in enumerate(itertools.product([FASTER, slower, guess], repeat=3)):
         for decision in decisions:
             leave(locations.spool, decision, graph=f"{number:064x}")
@@ -409,7 +409,7 @@ def locations(tmp_path: Path) -> Locations:
 def filled(locations: Locations) -> Locations:
     with Store(locations.database) as store:
         record(store, environment=OLD_DRIVER)
-        record(store, FASTER, measured(LAUNCH, 100), measured(TREES, 60))
+        record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
         record(store, graph="ac" * 32)
     return locations
 
@@ -468,10 +468,10 @@ def test_without_a_cache_there_is_nothing_to_explain(locations: Locations) -> No
 def test_a_decision_that_was_derived_anew_rests_on_the_same_figures(locations: Locations) -> None:
     old = dataclasses.replace(FASTER, reason="as an older policy put it")
     with Store(locations.database) as store:
-        record(store, old, measured(LAUNCH, 100.0), measured(TREES, 50.0))
+        record(store, old, measured(KERNELS, 100.0), measured(TREES, 50.0))
         assert store.rederive(RederiveRequest()).renewed == 1
-        guess = Decision(LAUNCH, "too few calls to measure", 1, final=False, calls=3)
-        record(store, guess, measured(LAUNCH, 900.0, samples=1))
+        guess = Decision(KERNELS, "too few calls to measure", 1, final=False, calls=3)
+        record(store, guess, measured(KERNELS, 900.0, samples=1))
 
     (explanation,) = explain(GRAPH, locations).explanations
 
@@ -482,7 +482,7 @@ def test_a_decision_that_was_derived_anew_rests_on_the_same_figures(locations: L
 def test_of_a_summary_what_ran_is_told_without_a_cache_too(locations: Locations, tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     decision: dict[str, object] = {"graph": GRAPH, "kind": "forward", "environment": HERE.digest()}
-    decision |= {"deployment": "LAUNCH", "reason": "no CUDA device", "final": True, "source": "rule"}
+    decision |= {"deployment": "KERNELS", "reason": "no CUDA device", "final": True, "source": "rule"}
     environments = {HERE.digest(): HERE.factors()}
     path.write_text(
         json.dumps(
@@ -494,7 +494,7 @@ def test_of_a_summary_what_ran_is_told_without_a_cache_too(locations: Locations,
 
     assert (only.graph, only.entry, only.nearest, only.times) == (GRAPH, None, None, 1)
     assert only.ran is not None
-    assert (only.ran.deployment, only.ran.reason) == (LAUNCH, "no CUDA device")
+    assert (only.ran.deployment, only.ran.reason) == (KERNELS, "no CUDA device")
 
 
 def test_the_json_is_stable(filled: Locations) -> None:
@@ -508,10 +508,10 @@ def test_the_json_is_stable(filled: Locations) -> None:
     assert first["environment"] == {"id": HERE.digest(), **HERE.factors()}
     assert (first["ran"], first["nearest"], first["entry"]["deployment"]) == (None, None, "TREES")
     assert [(each["deployment"], each["weighed"]) for each in first["figures"]] == [
-        ("LAUNCH", True),
+        ("KERNELS", True),
         ("TREES", True),
     ]
-    assert first["rejected"][0] == {"deployment": "LAUNCH", "reason": "slower by 67 %"}
+    assert first["rejected"][0] == {"deployment": "KERNELS", "reason": "slower by 67 %"}
 
 
 def test_the_json_of_a_miss_has_the_program_and_the_neighbour(store: Store, catalogue: Catalogue) -> None:

@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
     from pygraphd.schema.keys import Environment
 
-LAUNCH, TREES = Deployment.LAUNCH, Deployment.TREES
+KERNELS, TREES = Deployment.KERNELS, Deployment.TREES
 GRAPH = Graph("ab" * 32, Kind.FORWARD, 0, 3, 17)
 FIGURES = (
-    Measurement(LAUNCH, 8, 100.0, 0.1, 100.0, 30.0, 0.5),
+    Measurement(KERNELS, 8, 100.0, 0.1, 100.0, 30.0, 0.5),
     Measurement(TREES, 8, 60.0, 0.1, 60.0, 30.0, 0.5),
 )
 PRESENT = fastest(FIGURES)
 OTHERS = (POLICY_VERSION - 1, POLICY_VERSION + 1)
-NO_DEVICE = Decision(LAUNCH, "no CUDA device", POLICY_VERSION)
+NO_DEVICE = Decision(KERNELS, "no CUDA device", POLICY_VERSION)
 CURE = "measured anew when it is met, unless `pygraphd cache rederive` can apply the present policy"
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pygraphd.store import Store
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, RELOCATE = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 REFUSAL = "a node cannot be moved"
 
 
@@ -53,16 +53,16 @@ def told(database: Path) -> dict[Deployment, str]:
 
 
 def test_trees_are_spared_where_relocatable_graphs_have_won_clearly(store: Store, database: Path) -> None:
-    figures = measured(LAUNCH, 100), measured(RELOCATE, 50, host=100 * CLEARLY)
+    figures = measured(KERNELS, 100), measured(RELOCATE, 50, host=100 * CLEARLY)
     assert client_policy.spares_trees(figures)
     record(store, fastest(figures), *figures)
 
-    assert told(database) == {LAUNCH: "slower by 100 %", TREES: SPARED}
-    assert SPARED == "not measured: not needed as RELOCATE had won clearly, or not offered there"
+    assert told(database) == {KERNELS: "slower by 100 %", TREES: SPARED}
+    assert SPARED == "not measured: not needed as GRAPH had won clearly, or not offered there"
 
 
 def test_trees_are_not_said_to_be_spared_where_they_would_not_have_been(store: Store, database: Path) -> None:
-    figures = measured(LAUNCH, 100), measured(RELOCATE, 50, host=100 * CLEARLY + 0.1)
+    figures = measured(KERNELS, 100), measured(RELOCATE, 50, host=100 * CLEARLY + 0.1)
     assert not client_policy.spares_trees(figures)
     record(store, fastest(figures), *figures)
 
@@ -71,10 +71,10 @@ def test_trees_are_not_said_to_be_spared_where_they_would_not_have_been(store: S
 
 
 def test_trees_are_not_spared_where_launching_won(store: Store, database: Path) -> None:
-    figures = measured(LAUNCH, 100), measured(RELOCATE, 100, host=10)
+    figures = measured(KERNELS, 100), measured(RELOCATE, 100, host=10)
     record(store, fastest(figures), *figures)
 
-    assert told(database) == {TREES: OR_TOO_LATE, RELOCATE: "as fast as LAUNCH"}
+    assert told(database) == {TREES: OR_TOO_LATE, RELOCATE: "as fast as KERNELS"}
 
 
 TIMES = st.floats(0.1, 1e4)
@@ -82,7 +82,7 @@ FIGURES = TIMES, st.floats(0, 10), TIMES, TIMES, st.just(0.0)
 
 
 @given(
-    st.builds(Measurement, st.just(LAUNCH), st.just(8), *FIGURES),
+    st.builds(Measurement, st.just(KERNELS), st.just(8), *FIGURES),
     st.builds(Measurement, st.just(RELOCATE), st.just(8), *FIGURES),
 )
 def test_trees_are_said_to_be_spared_where_the_client_spares_them(
@@ -90,7 +90,7 @@ def test_trees_are_said_to_be_spared_where_the_client_spares_them(
 ) -> None:
     decision = fastest([launch, relocate])
     assume(decision.deployment is RELOCATE)
-    weighed = {LAUNCH: launch, RELOCATE: relocate}
+    weighed = {KERNELS: launch, RELOCATE: relocate}
 
     why = why_not_measured(TREES, decision, weighed, came_alone=False)
 
@@ -101,7 +101,7 @@ def test_trees_are_said_to_be_spared_where_the_client_spares_them(
 def test_nothing_is_known_of_relocatable_graphs_where_the_decision_does_not_say(
     store: Store, database: Path, trees: float
 ) -> None:
-    figures = measured(LAUNCH, 100), measured(TREES, trees)
+    figures = measured(KERNELS, 100), measured(TREES, trees)
     record(store, fastest(figures), *figures)
 
     assert told(database)[RELOCATE] == OR_REFUSED == "not measured: not offered there, or refused"
@@ -112,13 +112,13 @@ def test_nothing_is_known_of_relocatable_graphs_where_the_decision_does_not_say(
 
 @pytest.mark.parametrize("trees", [60, 100])
 def test_a_refusal_for_now_is_told(store: Store, database: Path, trees: float) -> None:
-    figures = measured(LAUNCH, 100), measured(TREES, trees)
+    figures = measured(KERNELS, 100), measured(TREES, trees)
     record(store, client_policy.without_relocation(fastest(figures), REFUSAL), *figures)
 
     assert told(database)[RELOCATE] == f"not measured, as it could not be relocated: {REFUSAL}"
 
 
-@pytest.mark.parametrize("figures", [(), (measured(LAUNCH, 100),)])
+@pytest.mark.parametrize("figures", [(), (measured(KERNELS, 100),)])
 @pytest.mark.parametrize("refused", [client_policy.only_launch_as_refused, client_policy.only_launch_for_now])
 def test_a_refusal_that_left_launching_is_told(
     store: Store, database: Path, refused: Callable[[str], Decision], figures: tuple[Measurement, ...]
@@ -149,7 +149,7 @@ def test_a_rule_leaves_no_choice(store: Store, database: Path, decision: Decisio
     assert BY_RULE == "not measured: a rule decided, and left no choice"
 
 
-@pytest.mark.parametrize("figures", [(), (measured(LAUNCH, 100, samples=3),)])
+@pytest.mark.parametrize("figures", [(), (measured(KERNELS, 100, samples=3),)])
 def test_a_program_that_ended_early_leaves_two_causes(
     store: Store, database: Path, figures: tuple[Measurement, ...]
 ) -> None:
@@ -172,8 +172,8 @@ def test_what_kept_a_process_from_measuring_is_told(store: Store, database: Path
 @pytest.mark.parametrize(
     "decision",
     [
-        fastest([measured(LAUNCH, 100), measured(TREES, 60)]),
-        Decision(LAUNCH, NO_GAIN, POLICY_VERSION),
+        fastest([measured(KERNELS, 100), measured(TREES, 60)]),
+        Decision(KERNELS, NO_GAIN, POLICY_VERSION),
     ],
 )
 def test_what_figures_decided_is_no_rule_where_they_are_gone(
@@ -186,9 +186,9 @@ def test_what_figures_decided_is_no_rule_where_they_are_gone(
 
 
 def test_a_figure_of_another_time_is_not_called_missing(store: Store, database: Path) -> None:
-    figures = measured(LAUNCH, 100), measured(TREES, 60)
+    figures = measured(KERNELS, 100), measured(TREES, 60)
     record(store, fastest(figures), *figures)
-    figures = measured(LAUNCH, 100), measured(RELOCATE, 40)
+    figures = measured(KERNELS, 100), measured(RELOCATE, 40)
     record(store, fastest(figures), *figures)
 
     assert told(database)[TREES] == APART

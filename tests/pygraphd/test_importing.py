@@ -98,7 +98,7 @@ def test_only_what_a_decision_rests_on_goes_along(there: Path, make_request: Req
     guess = make_request("a", median_us=70.0, final=False)
     (entry,) = exported(there, first, make_request("a", median_us=60.0), guess)
     assert {each.median_us for each in entry.record.measurements} == {60.0}
-    assert {each.deployment for each in entry.record.measurements} == {Deployment.LAUNCH, Deployment.TREES}
+    assert {each.deployment for each in entry.record.measurements} == {Deployment.KERNELS, Deployment.TREES}
 
 
 def test_what_is_not_final_or_not_valid_is_left_out_and_counted(
@@ -132,7 +132,7 @@ def test_filters(there: Path, make_request: RequestMaker) -> None:
 def test_what_was_found_out_here_stays(
     store: Store, database: Path, there: Path, make_request: RequestMaker
 ) -> None:
-    ours = current(make_request("a", deployment=Deployment.LAUNCH))
+    ours = current(make_request("a", deployment=Deployment.KERNELS))
     store.record(ours, uid=0)
     (first, second) = exported(there, current(make_request("a", "b")))
     later = dataclasses.replace(first, measured_at=time.time() + 5)
@@ -146,11 +146,11 @@ def test_what_is_found_out_here_takes_the_place_of_an_import(
 ) -> None:
     theirs = current(make_request("a"))
     store.add_imported(ImportRequest(exported(there, theirs)), uid=0)
-    ours = current(make_request("a", deployment=Deployment.RELOCATE))
+    ours = current(make_request("a", deployment=Deployment.GRAPH))
     store.record(ours, uid=0)
     assert (entry_of(database, ours).host, entry_of(database, ours).decision.deployment) == (
         "host-a",
-        "RELOCATE",
+        "GRAPH",
     )
     assert store.add_imported(ImportRequest(exported(there, theirs)), uid=0) == ImportAnswer(kept=1)
 
@@ -158,7 +158,7 @@ def test_what_is_found_out_here_takes_the_place_of_an_import(
 def test_a_guess_gives_way_to_what_a_longer_program_has_found_out(
     store: Store, database: Path, there: Path, make_request: RequestMaker
 ) -> None:
-    guess = make_request("a", deployment=Deployment.LAUNCH, final=False)
+    guess = make_request("a", deployment=Deployment.KERNELS, final=False)
     store.record(guess, uid=0)
     entries = exported(there, current(make_request("a")))
     assert store.add_imported(ImportRequest(entries), uid=0) == ImportAnswer(replaced=1)
@@ -177,7 +177,7 @@ def test_all_that_can_be_found_out_here_for_now_stays(
     )
     ours = dataclasses.replace(ours, records=(dataclasses.replace(ours.records[0], decision=decision),))
     store.record(ours, uid=0)
-    entries = exported(there, current(make_request("a", deployment=Deployment.RELOCATE)))
+    entries = exported(there, current(make_request("a", deployment=Deployment.GRAPH)))
     assert store.add_imported(ImportRequest(entries), uid=0) == ImportAnswer(kept=1)
     assert entry_of(database, ours).decision == decision
 
@@ -185,7 +185,7 @@ def test_all_that_can_be_found_out_here_for_now_stays(
 def test_what_is_found_out_here_for_now_takes_the_place_of_an_import_that_was_not_used(
     store: Store, database: Path, there: Path, make_request: RequestMaker
 ) -> None:
-    theirs = current(make_request("a", deployment=Deployment.RELOCATE))
+    theirs = current(make_request("a", deployment=Deployment.GRAPH))
     store.add_imported(ImportRequest(exported(there, theirs)), uid=0)
     unmeasured = current(make_request("a", final=False), measurements=())
     store.record(unmeasured, uid=0)
@@ -202,7 +202,7 @@ def test_what_is_found_out_here_for_now_takes_the_place_of_an_import_that_was_no
 def test_what_is_current_takes_the_place_of_what_nobody_uses_and_never_the_other_way_round(
     store: Store, database: Path, there: Path, tmp_path: Path, make_request: RequestMaker
 ) -> None:
-    outdated = make_request("a", deployment=Deployment.LAUNCH)
+    outdated = make_request("a", deployment=Deployment.KERNELS)
     store.record(outdated, uid=0)
     fresh = exported(there, current(make_request("a")))
     assert store.add_imported(ImportRequest(fresh), uid=0) == ImportAnswer(replaced=1)

@@ -50,11 +50,11 @@ from pygraphd.store import Store, StoreError
 if TYPE_CHECKING:
     from pathlib import Path
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
 OLDER = POLICY_VERSION - 1
 NONE = Conditions()
-OLD_LAUNCH = Decision(LAUNCH, "an older policy's reason", OLDER)
+OLD_LAUNCH = Decision(KERNELS, "an older policy's reason", OLDER)
 OLD_TREES = Decision(TREES, "an older policy's reason", OLDER)
 
 
@@ -98,29 +98,29 @@ def rederive(store: Store, *, dry_run: bool = False) -> RederiveAnswer:
 
 
 def test_what_an_older_policy_decided_is_decided_anew(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50), name=0)
-    add(store, OLD_TREES, measured(LAUNCH=100, TREES=99.5), name=1)
-    add(store, OLD_TREES, measured(LAUNCH=100, TREES=50), name=2)
-    add(store, Decision(LAUNCH, NO_GAIN, POLICY_VERSION), measured(LAUNCH=100, TREES=120), name=3)
+    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50), name=0)
+    add(store, OLD_TREES, measured(KERNELS=100, TREES=99.5), name=1)
+    add(store, OLD_TREES, measured(KERNELS=100, TREES=50), name=2)
+    add(store, Decision(KERNELS, NO_GAIN, POLICY_VERSION), measured(KERNELS=100, TREES=120), name=3)
 
     assert rederive(store) == RederiveAnswer(
         policy=POLICY_VERSION,
         entries=4,
         unchanged=1,
         renewed=1,
-        changed=(Changed(LAUNCH, TREES, 1), Changed(TREES, LAUNCH, 1)),
+        changed=(Changed(KERNELS, TREES, 1), Changed(TREES, KERNELS, 1)),
         kept=(),
         unmeasured=0,
         dry_run=False,
     )
 
     trees = Decision(TREES, "TREES is faster", POLICY_VERSION)
-    launch = Decision(LAUNCH, NO_GAIN, POLICY_VERSION)
+    launch = Decision(KERNELS, NO_GAIN, POLICY_VERSION)
     assert answers(database, 0, 1, 2, 3) == [trees, launch, trees, launch]
 
 
 def test_a_second_time_changes_nothing(store: Store) -> None:
-    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50))
+    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50))
 
     first, second = rederive(store), rederive(store)
 
@@ -129,7 +129,7 @@ def test_a_second_time_changes_nothing(store: Store) -> None:
 
 
 def test_a_dry_run_says_the_same_and_writes_nothing(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50))
+    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50))
     before = query(database, "SELECT * FROM decision")
 
     dry = rederive(store, dry_run=True)
@@ -140,7 +140,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(store: Store, database: Path
 
 
 def test_whose_it_is_and_its_hits_stay_and_the_time_is_the_decisions(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50))
+    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50))
     store.add_hits({(HERE.digest(), f"{0:064x}"): (3, 100.0)})
     facts = query(database, "SELECT * FROM measurement")
     began = time.time()
@@ -162,11 +162,11 @@ def test_whose_it_is_and_its_hits_stay_and_the_time_is_the_decisions(store: Stor
     [
         (NONE, {}, Decision(TREES, "TREES is faster", POLICY_VERSION)),
         (Conditions(forward_in_trees=True), {}, Decision(TREES, "TREES is faster", POLICY_VERSION)),
-        (Conditions(forward_in_trees=False), {}, Decision(LAUNCH, FORWARD_NOT_IN_TREES, POLICY_VERSION)),
-        (NONE, {"RELOCATE": 30}, Decision(RELOCATE, "RELOCATE is faster", POLICY_VERSION)),
+        (Conditions(forward_in_trees=False), {}, Decision(KERNELS, FORWARD_NOT_IN_TREES, POLICY_VERSION)),
+        (NONE, {"GRAPH": 30}, Decision(GRAPH, "GRAPH is faster", POLICY_VERSION)),
         (
             Conditions(backward_gain_us=21),
-            {"RELOCATE": 30},
+            {"GRAPH": 30},
             Decision(TREES, FOR_ITS_BACKWARD, POLICY_VERSION),
         ),
     ],
@@ -174,8 +174,8 @@ def test_whose_it_is_and_its_hits_stay_and_the_time_is_the_decisions(store: Stor
 def test_the_conditions_are_those_of_the_decision(
     store: Store, database: Path, conditions: Conditions, medians: dict[str, float], decision: Decision
 ) -> None:
-    before = Decision(LAUNCH, "as somebody has it", POLICY_VERSION)
-    add(store, before, measured(MIN_SAMPLES, LAUNCH=100, TREES=50, **medians), conditions=conditions)
+    before = Decision(KERNELS, "as somebody has it", POLICY_VERSION)
+    add(store, before, measured(MIN_SAMPLES, KERNELS=100, TREES=50, **medians), conditions=conditions)
 
     rederive(store)
 
@@ -199,7 +199,7 @@ def test_what_an_older_policy_did_not_note_of_a_pair_is_measured_again(
     store: Store, database: Path, kind: Kind, conditions: Conditions, relocate_us: int, is_kept: bool
 ) -> None:
     """Clients of this version take no answer of an older one."""
-    measurements = measured(MIN_SAMPLES, LAUNCH=100, TREES=50, RELOCATE=relocate_us)
+    measurements = measured(MIN_SAMPLES, KERNELS=100, TREES=50, GRAPH=relocate_us)
     add(store, OLD_LAUNCH, measurements, conditions=conditions, kind=kind)
 
     answer = rederive(store)
@@ -213,7 +213,7 @@ def test_what_an_older_policy_did_not_note_of_a_pair_is_measured_again(
 def test_a_rule_is_left_alone(store: Store, database: Path) -> None:
     add(store, OLD_LAUNCH, name=0)
     # Measured at first, but then a rule said otherwise.
-    add(store, OLD_TREES, measured(LAUNCH=100, TREES=50), name=1)
+    add(store, OLD_TREES, measured(KERNELS=100, TREES=50), name=1)
     add(store, OLD_LAUNCH, name=1)
 
     answer = rederive(store)
@@ -224,8 +224,8 @@ def test_a_rule_is_left_alone(store: Store, database: Path) -> None:
 
 @pytest.mark.parametrize(
     "measurements",
-    [measured(7, LAUNCH=100, TREES=50), measured(TREES=50), measured(LAUNCH=100)],
-    ids=["too few samples", "without LAUNCH", "of LAUNCH alone"],
+    [measured(7, KERNELS=100, TREES=50), measured(TREES=50), measured(KERNELS=100)],
+    ids=["too few samples", "without KERNELS", "of KERNELS alone"],
 )
 def test_what_does_not_suffice_never_replaces_a_final_decision(
     store: Store, database: Path, measurements: tuple[Measurement, ...]
@@ -241,20 +241,22 @@ def test_what_does_not_suffice_never_replaces_a_final_decision(
 def test_what_does_not_suffice_stays_open_and_says_how_often_it_ran(store: Store, database: Path) -> None:
     add(
         store,
-        Decision(LAUNCH, TOO_FEW_CALLS, OLDER, final=False, calls=17),
-        measured(3, LAUNCH=100, TREES=50),
+        Decision(KERNELS, TOO_FEW_CALLS, OLDER, final=False, calls=17),
+        measured(3, KERNELS=100, TREES=50),
     )
 
     answer = rederive(store)
 
     assert (answer.renewed, answer.kept) == (1, ())
-    assert answers(database) == [Decision(LAUNCH, TOO_FEW_CALLS, POLICY_VERSION, final=False, calls=17)]
+    assert answers(database) == [Decision(KERNELS, TOO_FEW_CALLS, POLICY_VERSION, final=False, calls=17)]
 
 
 def test_a_policy_that_needs_less_closes_what_was_open(store: Store, database: Path) -> None:
-    add(store, Decision(LAUNCH, TOO_FEW_CALLS, OLDER, final=False, calls=17), measured(LAUNCH=100, TREES=50))
+    add(
+        store, Decision(KERNELS, TOO_FEW_CALLS, OLDER, final=False, calls=17), measured(KERNELS=100, TREES=50)
+    )
 
-    assert rederive(store).changed == (Changed(LAUNCH, TREES, 1),)
+    assert rederive(store).changed == (Changed(KERNELS, TREES, 1),)
 
     (decision,) = answers(database)
     assert (decision.deployment, decision.final) == (TREES, True)
@@ -264,8 +266,8 @@ def test_a_policy_that_needs_less_closes_what_was_open(store: Store, database: P
 def test_what_was_decided_while_relocating_was_refused_stays_open(
     store: Store, database: Path, policy: int
 ) -> None:
-    refused = Decision(LAUNCH, "x; could not be relocated: no room", policy, final=False)
-    add(store, refused, measured(LAUNCH=100.0, TREES=50.0))
+    refused = Decision(KERNELS, "x; could not be relocated: no room", policy, final=False)
+    add(store, refused, measured(KERNELS=100.0, TREES=50.0))
 
     rederive(store)
 
@@ -277,20 +279,20 @@ def test_what_was_decided_while_relocating_was_refused_stays_open(
 
 
 def test_measurements_of_different_times_are_not_compared(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=10))
-    add(store, OLD_LAUNCH, measured(LAUNCH=100, RELOCATE=99.5))
+    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=10))
+    add(store, OLD_LAUNCH, measured(KERNELS=100, GRAPH=99.5))
 
     rederive(store)
 
-    assert answers(database) == [Decision(LAUNCH, NO_GAIN, POLICY_VERSION)]
+    assert answers(database) == [Decision(KERNELS, NO_GAIN, POLICY_VERSION)]
 
 
 def test_newer_measurements_that_led_to_no_decision_keep_the_older_ones(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50))
+    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50))
     add(
         store,
-        Decision(LAUNCH, TOO_FEW_CALLS, OLDER, final=False, calls=9),
-        measured(3, LAUNCH=100, TREES=120),
+        Decision(KERNELS, TOO_FEW_CALLS, OLDER, final=False, calls=9),
+        measured(3, KERNELS=100, TREES=120),
     )
 
     answer = rederive(store)
@@ -309,22 +311,22 @@ def test_newer_measurements_that_led_to_no_decision_keep_the_older_ones(store: S
 )
 def test_rows_that_make_no_sense_harm_no_others(store: Store, database: Path, damage: str) -> None:
     for name in range(2):
-        add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50), name=name)
+        add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50), name=name)
     query(database, damage)
     before = query(database, "SELECT * FROM decision WHERE graph LIKE '%1'")
 
     answer = rederive(store)
 
-    assert (answer.kept, answer.changed) == ((Kept(NOT_VALID, 1),), (Changed(LAUNCH, TREES, 1),))
+    assert (answer.kept, answer.changed) == ((Kept(NOT_VALID, 1),), (Changed(KERNELS, TREES, 1),))
     assert query(database, "SELECT * FROM decision WHERE graph LIKE '%1'") == before
 
 
 def test_more_entries_than_fit_one_transaction_are_all_reached(store: Store, database: Path) -> None:
     count = 2 * _CHUNK + 1
     for name in range(count):
-        add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50), name=name)
+        add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50), name=name)
 
-    assert rederive(store).changed == (Changed(LAUNCH, TREES, count),)
+    assert rederive(store).changed == (Changed(KERNELS, TREES, count),)
 
     assert {decision.deployment for decision in answers(database, *range(count))} == {TREES}
 
@@ -334,10 +336,10 @@ class TestOutdated:
 
     @pytest.fixture
     def mixed(self, store: Store) -> Store:
-        newer = Decision(LAUNCH, "a newer policy's reason", POLICY_VERSION + 1)
-        current = Decision(LAUNCH, "a reason of its own", POLICY_VERSION)
+        newer = Decision(KERNELS, "a newer policy's reason", POLICY_VERSION + 1)
+        current = Decision(KERNELS, "a reason of its own", POLICY_VERSION)
         for name, decision in enumerate((OLD_LAUNCH, current, newer)):
-            add(store, decision, measured(LAUNCH=100, TREES=50), name=name)
+            add(store, decision, measured(KERNELS=100, TREES=50), name=name)
         add(store, OLD_LAUNCH, name=3)
         return store
 
@@ -361,7 +363,7 @@ def test_nothing_measured_is_nothing_to_do(store: Store) -> None:
 
 
 def test_a_database_that_cannot_be_written_is_an_error(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(LAUNCH=100, TREES=50))
+    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50))
     query(database, "PRAGMA user_version=99")
     store.check()
 

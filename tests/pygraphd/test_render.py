@@ -20,7 +20,7 @@ _FACTS = {
     "operators": 12,
     "sizes": [],
     "deployment": "TREES",
-    "reason": "18 % faster than [bold]LAUNCH[/bold]",
+    "reason": "18 % faster than [bold]KERNELS[/bold]",
     "policy": 1,
     "final": True,
     "calls": 24,
@@ -31,9 +31,9 @@ _FACTS = {
     "environment": "c" * 64,
     "gpu": "NVIDIA H200",
 }
-_ENTRY = CachedEntry(_FACTS, {"LAUNCH": 123.456, "TREES": 99.04})
+_ENTRY = CachedEntry(_FACTS, {"KERNELS": 123.456, "TREES": 99.04})
 _MEASUREMENT = {
-    "deployment": "LAUNCH", "samples": 12, "median_us": 123.456, "mad_us": 1.0, "host_us": 90.0, "span_us": 80.0,
+    "deployment": "KERNELS", "samples": 12, "median_us": 123.456, "mad_us": 1.0, "host_us": 90.0, "span_us": 80.0,
     "busy": 0.25, "host": "host-a", "version": "0.1.0", "uid": 1000, "measured_at": 1000.0,
 }  # fmt: skip
 
@@ -49,11 +49,11 @@ def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
             "OPS",
             "SIZES",
             "DEPLOYMENT",
-            "LAUNCH",
+            "KERNELS",
             "us",
             "TREES",
             "us",
-            "RELOCATE",
+            "GRAPH",
             "us",
             "GPU",
             "AGE/HITS",
@@ -79,11 +79,11 @@ def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
             "%",
             "faster",
             "than",
-            "[bold]LAUNCH[/bold]",
+            "[bold]KERNELS[/bold]",
         ]
     )
     assert line.index("NVIDIA") == header.index("GPU")
-    assert header.index("LAUNCH us") + len("LAUNCH us") == line.index("123.5") + len("123.5")
+    assert header.index("KERNELS us") + len("KERNELS us") == line.index("123.5") + len("123.5")
     assert "\x1b" not in header + line
 
 
@@ -91,7 +91,7 @@ def test_a_terminal_gets_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "400")
     text = render.entries_table([_ENTRY], now=1000.0)
-    assert "18 % faster than [bold]LAUNCH[/bold]" in text
+    assert "18 % faster than [bold]KERNELS[/bold]" in text
     assert "123.5" in text
 
 
@@ -102,7 +102,7 @@ def test_a_decision_that_is_not_final_is_marked() -> None:
 
 def test_a_listing_as_json() -> None:
     value = json.loads(render.entries_json([_ENTRY]))
-    assert value == {"schema": 1, "entries": [_FACTS | {"medians_us": {"LAUNCH": 123.456, "TREES": 99.04}}]}
+    assert value == {"schema": 1, "entries": [_FACTS | {"medians_us": {"KERNELS": 123.456, "TREES": 99.04}}]}
 
 
 def test_one_entry_says_everything() -> None:
@@ -116,7 +116,7 @@ def test_one_entry_says_everything() -> None:
         "driver",
     ):
         assert expected in text
-    assert "LAUNCH           12      123.5" in text
+    assert "KERNELS           12      123.5" in text
     assert json.loads(render.as_json(details.as_json()))["measurements"] == [_MEASUREMENT]
 
 
@@ -177,8 +177,8 @@ def test_what_a_derivation_changed_and_why_it_did_not() -> None:
         unchanged=8,
         renewed=4,
         changed=(
-            Changed(Deployment.LAUNCH, Deployment.TREES, 3),
-            Changed(Deployment.TREES, Deployment.LAUNCH, 1),
+            Changed(Deployment.KERNELS, Deployment.TREES, 3),
+            Changed(Deployment.TREES, Deployment.KERNELS, 1),
         ),
         kept=(Kept("too few calls to measure", 1),),
         unmeasured=5,
@@ -186,8 +186,8 @@ def test_what_a_derivation_changed_and_why_it_did_not() -> None:
     )
     assert render.rederive_text(answer).splitlines() == [
         "looked at        17 entries with measurements, policy 2",
-        "LAUNCH -> TREES  3",
-        "TREES -> LAUNCH  1",
+        "KERNELS -> TREES  3",
+        "TREES -> KERNELS  1",
         "renewed          4 with the same deployment",
         "unchanged        8",
         "kept             1: too few calls to measure",

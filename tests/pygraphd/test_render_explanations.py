@@ -29,8 +29,8 @@ HIT = Explanation(
     RAN,
     1,
     ENTRY,
-    (Figure(ROW | {"deployment": "LAUNCH", "median_us": 100.0}, weighed=True), Figure(ROW, weighed=True)),
-    (Rejection(Deployment.LAUNCH, "slower by 67 %"), Rejection(Deployment.RELOCATE, "not measured")),
+    (Figure(ROW | {"deployment": "KERNELS", "median_us": 100.0}, weighed=True), Figure(ROW, weighed=True)),
+    (Rejection(Deployment.KERNELS, "slower by 67 %"), Rejection(Deployment.GRAPH, "not measured")),
 )
 MISS = dataclasses.replace(
     HIT,
@@ -59,20 +59,20 @@ def test_a_hit_says_who_measured_it_and_why_the_others_lost() -> None:
         "ran as       TREES: TREES is faster",
         "source       looked up in the cache",
         "cache        the same, decided 2d ago by uid 1000",
-        "measured     LAUNCH, TREES: 2d ago on host-a by uid 1000, pygraphd 0.1.0",
-        "not chosen   LAUNCH: slower by 67 %",
-        "not chosen   RELOCATE: not measured",
+        "measured     KERNELS, TREES: 2d ago on host-a by uid 1000, pygraphd 0.1.0",
+        "not chosen   KERNELS: slower by 67 %",
+        "not chosen   GRAPH: not measured",
         "DEPLOYMENT  SAMPLES  MEDIAN us  MAD us  HOST us  SPAN us  HIDDEN",
-        "LAUNCH           12      100.0     1.0     50.0     40.0  25%",
+        "KERNELS           12      100.0     1.0     50.0     40.0  25%",
         "TREES            12       60.0     1.0     50.0     40.0  25%",
     ]
 
 
 def test_figures_of_different_times_say_so() -> None:
-    older = Figure(ROW | {"deployment": "RELOCATE", "measured_at": 1000.0 - 86400}, weighed=False)
+    older = Figure(ROW | {"deployment": "GRAPH", "measured_at": 1000.0 - 86400}, weighed=False)
     lines = text(dataclasses.replace(HIT, figures=(*HIT.figures, older))).splitlines()
 
-    assert "measured     RELOCATE: 3d ago on host-a by uid 1000, pygraphd 0.1.0" in lines
+    assert "measured     GRAPH: 3d ago on host-a by uid 1000, pygraphd 0.1.0" in lines
 
 
 def test_a_miss_names_what_differs() -> None:
@@ -94,11 +94,11 @@ def test_a_graph_that_nobody_knows_says_when_it_will_be() -> None:
 
 def test_a_program_that_says_otherwise_than_the_cache_is_shown_beside_it() -> None:
     guess = dataclasses.replace(
-        RAN, deployment=Deployment.LAUNCH, reason="too few calls", final=False, source=Source.UNFINISHED
+        RAN, deployment=Deployment.KERNELS, reason="too few calls", final=False, source=Source.UNFINISHED
     )
     lines = text(dataclasses.replace(HIT, ran=guess, times=3)).splitlines()
 
-    assert "ran as       LAUNCH?: too few calls (3 times)" in lines
+    assert "ran as       KERNELS?: too few calls (3 times)" in lines
     assert "source       unfinished; the program ended before it was decided" in lines
     assert "cache        TREES: TREES is faster" in lines
     assert "decided      2d ago by uid 1000" in lines
@@ -122,10 +122,10 @@ def test_every_source_has_its_words() -> None:
 
 
 def test_deployments_that_lost_alike_share_a_line() -> None:
-    rejected = tuple(Rejection(each, "not measured") for each in (Deployment.TREES, Deployment.RELOCATE))
+    rejected = tuple(Rejection(each, "not measured") for each in (Deployment.TREES, Deployment.GRAPH))
 
     assert text(dataclasses.replace(HIT, figures=(), rejected=rejected)).splitlines()[-1] == (
-        "not chosen   TREES, RELOCATE: not measured"
+        "not chosen   TREES, GRAPH: not measured"
     )
 
 

@@ -72,10 +72,10 @@ def test_a_newer_record_replaces_the_decision_and_adds_measurements(
     store: Store, database: Path, make_request: Callable[..., RecordRequest]
 ) -> None:
     store.record(make_request("a"), uid=0)
-    store.record(make_request("a", deployment=Deployment.LAUNCH), uid=0)
-    assert _answer(database, make_request("a")) == Deployment.LAUNCH
+    store.record(make_request("a", deployment=Deployment.KERNELS), uid=0)
+    assert _answer(database, make_request("a")) == Deployment.KERNELS
     assert store.count_entries() == 1
-    assert _query(database, "SELECT count(*) FROM measurement WHERE deployment = 'LAUNCH'") == [(2,)]
+    assert _query(database, "SELECT count(*) FROM measurement WHERE deployment = 'KERNELS'") == [(2,)]
 
 
 @pytest.mark.parametrize("conditions", [(None, None), (True, None), (False, None), (None, 12.5)])
@@ -132,8 +132,8 @@ def test_a_guess_never_replaces_a_final_decision(
     kept: str,
 ) -> None:
     store.record(make_request("a", deployment=Deployment.TREES, final=first), uid=0)
-    store.record(make_request("a", deployment=Deployment.RELOCATE, final=second), uid=0)
-    expected = Deployment.TREES if kept == "first" else Deployment.RELOCATE
+    store.record(make_request("a", deployment=Deployment.GRAPH, final=second), uid=0)
+    expected = Deployment.TREES if kept == "first" else Deployment.GRAPH
     assert _answer(database, make_request("a")) == expected
     assert _query(database, "SELECT count(DISTINCT deployment) FROM measurement") == [(3,)]
 
@@ -149,7 +149,7 @@ def test_only_the_newest_measurements_are_kept(
         database,
         f"SELECT deployment, count(*), min(median_us) FROM measurement WHERE graph = '{digest}' GROUP BY 1",
     )
-    assert rows == [("LAUNCH", KEPT_MEASUREMENTS, 3.0), ("TREES", KEPT_MEASUREMENTS, 3.0)]
+    assert rows == [("KERNELS", KEPT_MEASUREMENTS, 3.0), ("TREES", KEPT_MEASUREMENTS, 3.0)]
     assert _query(database, f"SELECT count(*) FROM measurement WHERE graph <> '{digest}'") == [(2,)]
 
 
@@ -165,7 +165,7 @@ def test_what_a_decision_rests_on_is_kept_whatever_is_measured_later(
     (entry,) = read_entries(database, LookupRequest(request.environment.digest(), digests))
     assert (entry.decision.final, entry.cost_us) == (True, 50.0)
     kept = "SELECT deployment, count(*) FROM measurement WHERE median_us >= 100 GROUP BY 1"
-    assert _query(database, kept) == [("LAUNCH", KEPT_MEASUREMENTS), ("TREES", KEPT_MEASUREMENTS)]
+    assert _query(database, kept) == [("KERNELS", KEPT_MEASUREMENTS), ("TREES", KEPT_MEASUREMENTS)]
 
     store.record(make_request("a", median_us=60.0), uid=0)
     store.record(make_request("a", final=False, median_us=200.0), uid=0)

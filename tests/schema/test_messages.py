@@ -121,7 +121,7 @@ def test_a_bad_lookup_says_what_is_wrong(data: bytes, text: str) -> None:
 )
 def test_a_time_is_finite_and_in_range(bad: object) -> None:
     with pytest.raises(InvalidMessageError, match="median_us"):
-        Measurement(Deployment.LAUNCH, 1, bad, 0.0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+        Measurement(Deployment.KERNELS, 1, bad, 0.0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
 
 
 def test_a_partition_lies_within_its_graph() -> None:
@@ -130,11 +130,11 @@ def test_a_partition_lies_within_its_graph() -> None:
 
 
 def test_a_record_has_at_most_one_measurement_of_each_deployment() -> None:
-    measurement = Measurement(Deployment.LAUNCH, 1, 1.0, 0.0, 1.0, 1.0, 0.0)
+    measurement = Measurement(Deployment.KERNELS, 1, 1.0, 0.0, 1.0, 1.0, 0.0)
     graph = Graph("a" * 64, Kind.FORWARD, 0, 1, 1)
 
     with pytest.raises(InvalidMessageError, match="at most one of each deployment"):
-        Record(graph, Decision(Deployment.LAUNCH, "", 1), (measurement, measurement))
+        Record(graph, Decision(Deployment.KERNELS, "", 1), (measurement, measurement))
 
 
 @pytest.mark.parametrize("bad", [0, 1, "true", []])
@@ -166,7 +166,7 @@ def test_sizes_are_integers_and_not_too_many(bad: tuple[int, ...]) -> None:
 
 def test_a_record_from_before_there_were_conditions_is_read() -> None:
     graph = {"digest": "a" * 64, "kind": "forward", "partition": 0, "partitions": 1, "operators": 1}
-    decision = {"deployment": "LAUNCH", "reason": "", "policy": 1}
+    decision = {"deployment": "KERNELS", "reason": "", "policy": 1}
 
     record = messages.decode(Record, json.dumps({"graph": graph, "decision": decision}).encode())
 
@@ -174,14 +174,14 @@ def test_a_record_from_before_there_were_conditions_is_read() -> None:
 
 
 def test_an_entry_is_read_by_a_peer_that_knows_less_of_it() -> None:
-    said = Entry("a" * 64, Decision(Deployment.LAUNCH, "", 1), cost_us=70.0, host_us=69.0, span_us=71.0)
+    said = Entry("a" * 64, Decision(Deployment.KERNELS, "", 1), cost_us=70.0, host_us=69.0, span_us=71.0)
     older = dataclasses.make_dataclass("Entry", [("graph", str), ("cost_us", float | None, None)])
 
     assert messages.decode(older, json.dumps(dataclasses.asdict(said)).encode()) == older("a" * 64, 70.0)
 
 
 def test_an_entry_of_a_peer_that_says_no_more_is_read() -> None:
-    decision = {"deployment": "LAUNCH", "reason": "", "policy": 1}
+    decision = {"deployment": "KERNELS", "reason": "", "policy": 1}
 
     entry = messages.decode(Entry, json.dumps({"graph": "a" * 64, "decision": decision}).encode())
 
@@ -210,7 +210,7 @@ def test_an_entry_of_a_peer_that_says_no_more_is_read() -> None:
 )
 def test_what_an_entry_says_beside_its_decision_is_checked_too(field: str, bad: object) -> None:
     with pytest.raises(InvalidMessageError, match=f"^{field}: "):
-        Entry("a" * 64, Decision(Deployment.LAUNCH, "", 1), **{field: bad})  # type: ignore[arg-type]
+        Entry("a" * 64, Decision(Deployment.KERNELS, "", 1), **{field: bad})  # type: ignore[arg-type]
 
 
 def test_a_lookup_of_20_graphs_is_small() -> None:

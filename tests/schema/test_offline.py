@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 _HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
 _DIGESTS = [hashlib.sha256(bytes([n])).hexdigest() for n in range(4)]
 _DECISIONS = [
-    Decision(Deployment.LAUNCH, "no CUDA device", policy=1),
+    Decision(Deployment.KERNELS, "no CUDA device", policy=1),
     Decision(Deployment.TREES, "18 % faster [x]", policy=2, final=False, calls=7),
-    Decision(Deployment.RELOCATE, "größer", policy=3, calls=2**53),
+    Decision(Deployment.GRAPH, "größer", policy=3, calls=2**53),
 ]
 
 
@@ -66,16 +66,16 @@ def _measured(deployment: Deployment, median_us: float) -> Measurement:
     "newer",
     [
         (),
-        (_measured(Deployment.LAUNCH, 90.0),),
-        (_measured(Deployment.LAUNCH, 90.0), _measured(Deployment.TREES, 60.0)),
+        (_measured(Deployment.KERNELS, 90.0),),
+        (_measured(Deployment.KERNELS, 90.0), _measured(Deployment.TREES, 60.0)),
     ],
     ids=["measured once", "since then only another deployment", "since then the decided one"],
 )
 def test_a_decision_costs_what_it_was_taken_for(tmp_path: Path, newer: tuple[Measurement, ...]) -> None:
     graph = Graph(_DIGESTS[0], Kind.FORWARD, 0, 1, 1)
     trees = Decision(Deployment.TREES, "TREES is faster", policy=1)
-    guess = Decision(Deployment.LAUNCH, "too few calls to measure", policy=1, final=False, calls=3)
-    first = Record(graph, trees, (_measured(Deployment.LAUNCH, 100.0), _measured(Deployment.TREES, 50.0)))
+    guess = Decision(Deployment.KERNELS, "too few calls to measure", policy=1, final=False, calls=3)
+    first = Record(graph, trees, (_measured(Deployment.KERNELS, 100.0), _measured(Deployment.TREES, 50.0)))
     elsewhere = dataclasses.replace(_HERE, gpu="NVIDIA A100")
     with Store(tmp_path / "cache.db") as store:
         store.record(RecordRequest(_HERE, Origin("here", "1"), (first,)), uid=7)

@@ -16,7 +16,7 @@ from pygraphd.schema.messages import Conditions, Decision, Deployment, Measureme
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 
 
 def measured(deployment: Deployment, median: float, mad: float = 0.0, samples: int = 8) -> Measurement:
@@ -43,9 +43,9 @@ def of(deployments: st.SearchStrategy[Deployment]) -> st.SearchStrategy[Measurem
     return st.builds(Measurement, deployments, SAMPLES, TIMES, NOISE, TIMES, TIMES, st.floats(0, 1))
 
 
-LAUNCHES = of(st.just(LAUNCH))
-CANDIDATES = of(st.sampled_from([TREES, RELOCATE]))
-ONE_OF_EACH = st.permutations([LAUNCH, TREES, RELOCATE]).flatmap(
+LAUNCHES = of(st.just(KERNELS))
+CANDIDATES = of(st.sampled_from([TREES, GRAPH]))
+ONE_OF_EACH = st.permutations([KERNELS, TREES, GRAPH]).flatmap(
     lambda order: st.tuples(*(of(st.just(each)) for each in order)).map(list)
 )
 SOME = st.lists(LAUNCHES | CANDIDATES, max_size=3, unique_by=lambda each: each.deployment) | ONE_OF_EACH
@@ -79,74 +79,74 @@ def loses_too_much(candidate: Measurement, launch: Measurement) -> bool:
     [
         (100.0, 50.0, TREES, "TREES is faster"),
         (100.0, 97.9, TREES, "TREES is faster"),
-        (100.0, 98.1, LAUNCH, policy.NO_GAIN),
-        (100.0, 100.0, LAUNCH, policy.NO_GAIN),
-        (100.0, 150.0, LAUNCH, policy.NO_GAIN),
+        (100.0, 98.1, KERNELS, policy.NO_GAIN),
+        (100.0, 100.0, KERNELS, policy.NO_GAIN),
+        (100.0, 150.0, KERNELS, policy.NO_GAIN),
     ],
 )
 def test_a_capture_must_win_by_two_percent(
     launch: float, trees: float, deployment: Deployment, reason: str
 ) -> None:
-    decision = decide(measured(LAUNCH, launch), measured(TREES, trees))
+    decision = decide(measured(KERNELS, launch), measured(TREES, trees))
 
     assert decision == Decision(deployment, reason, policy.POLICY_VERSION)
 
 
 def test_a_gain_within_the_noise_is_none() -> None:
-    decision = decide(measured(LAUNCH, 100, mad=10), measured(TREES, 90, mad=10))
+    decision = decide(measured(KERNELS, 100, mad=10), measured(TREES, 90, mad=10))
 
-    assert decision.deployment is LAUNCH
+    assert decision.deployment is KERNELS
 
 
 @pytest.mark.parametrize(
-    ("span_us", "deployment"), [(40.0, TREES), (60.0, TREES), (61.0, LAUNCH), (140.0, LAUNCH)]
+    ("span_us", "deployment"), [(40.0, TREES), (60.0, TREES), (61.0, KERNELS), (140.0, KERNELS)]
 )
 def test_host_time_is_not_bought_with_the_gpus(span_us: float, deployment: Deployment) -> None:
     """Of 100 us of host time 40 are saved: 10 us of the GPU may be lost for that."""
-    launch = dataclasses.replace(measured(LAUNCH, 100.0), host_us=100.0, span_us=50.0)
+    launch = dataclasses.replace(measured(KERNELS, 100.0), host_us=100.0, span_us=50.0)
     trees = dataclasses.replace(measured(TREES, 60.0), host_us=60.0, span_us=span_us)
 
     assert decide(launch, trees).deployment is deployment
 
 
 def test_the_best_of_several_is_taken() -> None:
-    decision = decide(measured(LAUNCH, 100), measured(TREES, 60), measured(RELOCATE, 50))
+    decision = decide(measured(KERNELS, 100), measured(TREES, 60), measured(GRAPH, 50))
 
-    assert decision.deployment is RELOCATE
+    assert decision.deployment is GRAPH
 
 
 @pytest.mark.parametrize(
     "measurements",
     [
         [],
-        [measured(LAUNCH, 100)],
+        [measured(KERNELS, 100)],
         [measured(TREES, 1)],
-        [measured(LAUNCH, 100, samples=7), measured(TREES, 1)],
-        [measured(LAUNCH, 100), measured(TREES, 1, samples=7)],
+        [measured(KERNELS, 100, samples=7), measured(TREES, 1)],
+        [measured(KERNELS, 100), measured(TREES, 1, samples=7)],
     ],
     ids=range(5),
 )
 def test_too_few_samples_decide_nothing_for_good(measurements: list[Measurement]) -> None:
     decision = decide(*measurements)
 
-    assert decision == Decision(LAUNCH, policy.TOO_FEW_CALLS, policy.POLICY_VERSION, final=False)
+    assert decision == Decision(KERNELS, policy.TOO_FEW_CALLS, policy.POLICY_VERSION, final=False)
 
 
 @pytest.mark.parametrize(
     ("medians", "in_trees", "out_of_trees"),
     [
-        ((100, 200), LAUNCH, LAUNCH),
-        ((100, 50), TREES, LAUNCH),
-        ((100, 50, 70), TREES, RELOCATE),
-        ((100, 50, 99.9), TREES, LAUNCH),
-        ((100, 50, 40), RELOCATE, RELOCATE),
+        ((100, 200), KERNELS, KERNELS),
+        ((100, 50), TREES, KERNELS),
+        ((100, 50, 70), TREES, GRAPH),
+        ((100, 50, 99.9), TREES, KERNELS),
+        ((100, 50, 40), GRAPH, GRAPH),
     ],
 )
 def test_a_backward_runs_in_trees_only_if_its_forward_does(
     medians: tuple[float, ...], in_trees: Deployment, out_of_trees: Deployment
 ) -> None:
     measurements = [
-        measured(each, time) for each, time in zip((LAUNCH, TREES, RELOCATE), medians, strict=False)
+        measured(each, time) for each, time in zip((KERNELS, TREES, GRAPH), medians, strict=False)
     ]
 
     assert decide(*measurements, forward_in_trees=None).deployment is in_trees
@@ -155,18 +155,18 @@ def test_a_backward_runs_in_trees_only_if_its_forward_does(
 
 
 def test_a_backward_that_is_launched_for_its_forwards_sake_says_so() -> None:
-    decision = decide(measured(LAUNCH, 100), measured(TREES, 50), forward_in_trees=False)
+    decision = decide(measured(KERNELS, 100), measured(TREES, 50), forward_in_trees=False)
 
-    assert decision == Decision(LAUNCH, policy.FORWARD_NOT_IN_TREES, policy.POLICY_VERSION)
+    assert decision == Decision(KERNELS, policy.FORWARD_NOT_IN_TREES, policy.POLICY_VERSION)
 
 
 @pytest.mark.parametrize(
-    ("gain_us", "deployment"), [(None, RELOCATE), (0, RELOCATE), (25, RELOCATE), (35, TREES), (1000, TREES)]
+    ("gain_us", "deployment"), [(None, GRAPH), (0, GRAPH), (25, GRAPH), (35, TREES), (1000, TREES)]
 )
 def test_a_forward_runs_in_trees_if_its_backward_gains_more_there(
     gain_us: float | None, deployment: Deployment
 ) -> None:
-    measurements = [measured(LAUNCH, 100), measured(TREES, 80), measured(RELOCATE, 50)]
+    measurements = [measured(KERNELS, 100), measured(TREES, 80), measured(GRAPH, 50)]
 
     decision = policy.decide(measurements, Conditions(backward_gain_us=gain_us))
 
@@ -177,13 +177,13 @@ def test_a_forward_runs_in_trees_if_its_backward_gains_more_there(
 @pytest.mark.parametrize(
     ("medians", "gain_us", "chosen"),
     [
-        ({LAUNCH: 100, TREES: 98.5, RELOCATE: 95}, 3, RELOCATE),
-        ({LAUNCH: 100, TREES: 98.5, RELOCATE: 95}, 4, TREES),
-        ({LAUNCH: 100, TREES: 98.5, RELOCATE: 99}, 1, TREES),  # for itself it is launched
-        ({LAUNCH: 100, TREES: 130}, 29, LAUNCH),
-        ({LAUNCH: 100, TREES: 130}, 31, TREES),
-        ({LAUNCH: 100, TREES: 60}, 0, TREES),
-        ({LAUNCH: 100, RELOCATE: 50}, 1e6, RELOCATE),
+        ({KERNELS: 100, TREES: 98.5, GRAPH: 95}, 3, GRAPH),
+        ({KERNELS: 100, TREES: 98.5, GRAPH: 95}, 4, TREES),
+        ({KERNELS: 100, TREES: 98.5, GRAPH: 99}, 1, TREES),  # for itself it is launched
+        ({KERNELS: 100, TREES: 130}, 29, KERNELS),
+        ({KERNELS: 100, TREES: 130}, 31, TREES),
+        ({KERNELS: 100, TREES: 60}, 0, TREES),
+        ({KERNELS: 100, GRAPH: 50}, 1e6, GRAPH),
     ],
 )
 def test_what_a_step_takes_is_compared(
@@ -210,15 +210,15 @@ def test_what_a_step_takes_is_compared(
 def test_a_forward_whose_time_in_trees_is_not_known_well_is_not_sent_there_for_its_backward(
     trees: Measurement,
 ) -> None:
-    measurements = [measured(LAUNCH, 100), trees, measured(RELOCATE, 50)]
+    measurements = [measured(KERNELS, 100), trees, measured(GRAPH, 50)]
 
-    assert policy.decide(measurements, Conditions(backward_gain_us=1e5)).deployment is RELOCATE
+    assert policy.decide(measurements, Conditions(backward_gain_us=1e5)).deployment is GRAPH
 
 
 def test_parts_of_a_forward_come_to_the_same_answer_whatever_their_noise() -> None:
     parts = [
-        [measured(LAUNCH, 100), measured(TREES, 59, mad=0.1), measured(RELOCATE, 50)],
-        [measured(LAUNCH, 100), measured(TREES, 52, mad=4), measured(RELOCATE, 50)],
+        [measured(KERNELS, 100), measured(TREES, 59, mad=0.1), measured(GRAPH, 50)],
+        [measured(KERNELS, 100), measured(TREES, 52, mad=4), measured(GRAPH, 50)],
     ]
     losses = [policy.loss_in_trees_us(each) or 0.0 for each in parts]
 
@@ -228,17 +228,17 @@ def test_parts_of_a_forward_come_to_the_same_answer_whatever_their_noise() -> No
             policy.decide(part, Conditions(backward_gain_us=gain)).deployment
             for part, gain in zip(parts, left, strict=True)
         }
-        assert chosen == {TREES if gain_us > sum(losses) else RELOCATE}
+        assert chosen == {TREES if gain_us > sum(losses) else GRAPH}
 
 
 @pytest.mark.parametrize(
     ("medians", "loss_us"),
     [
-        ({LAUNCH: 100, TREES: 60}, 0),
-        ({LAUNCH: 100, TREES: 60, RELOCATE: 50}, 10),
-        ({LAUNCH: 100, TREES: 99}, 0),
-        ({LAUNCH: 100, TREES: 120}, None),  # it takes as much longer on the GPU, too
-        ({LAUNCH: 100, RELOCATE: 50}, None),
+        ({KERNELS: 100, TREES: 60}, 0),
+        ({KERNELS: 100, TREES: 60, GRAPH: 50}, 10),
+        ({KERNELS: 100, TREES: 99}, 0),
+        ({KERNELS: 100, TREES: 120}, None),  # it takes as much longer on the GPU, too
+        ({KERNELS: 100, GRAPH: 50}, None),
         ({TREES: 60}, None),
         ({}, None),
     ],
@@ -263,11 +263,11 @@ def test_a_larger_gain_of_the_backward_never_takes_a_forward_out_of_trees(
 @pytest.mark.parametrize(
     ("medians", "gain_us"),
     [
-        ({LAUNCH: 100, TREES: 60}, 40),
-        ({LAUNCH: 100, TREES: 60, RELOCATE: 90}, 30),
-        ({LAUNCH: 100, TREES: 60, RELOCATE: 50}, 0),
-        ({LAUNCH: 100, TREES: 99}, 0),
-        ({LAUNCH: 100, RELOCATE: 50}, 0),
+        ({KERNELS: 100, TREES: 60}, 40),
+        ({KERNELS: 100, TREES: 60, GRAPH: 90}, 30),
+        ({KERNELS: 100, TREES: 60, GRAPH: 50}, 0),
+        ({KERNELS: 100, TREES: 99}, 0),
+        ({KERNELS: 100, GRAPH: 50}, 0),
         ({TREES: 60}, 0),
         ({}, 0),
     ],
@@ -279,25 +279,25 @@ def test_what_is_gained_in_trees_is_what_they_save_over_the_best_of_all_else(
 
 
 def test_what_may_be_noise_is_no_gain_in_trees() -> None:
-    measurements = [measured(LAUNCH, 1000), measured(TREES, 60, mad=20), measured(RELOCATE, 70, mad=20)]
+    measurements = [measured(KERNELS, 1000), measured(TREES, 60, mad=20), measured(GRAPH, 70, mad=20)]
 
     assert policy.gain_in_trees_us(measurements) == 0
 
 
 def refused_for_its_span_alone(measurements: list[Measurement]) -> bool:
     found = {each.deployment: each for each in measurements}
-    trees, launch = found[TREES], found[LAUNCH]
+    trees, launch = found[TREES], found[KERNELS]
     harmless = dataclasses.replace(trees, span_us=launch.span_us)
     return (
         trees.host_us < launch.host_us
-        and decide(launch, trees).deployment is LAUNCH
+        and decide(launch, trees).deployment is KERNELS
         and decide(launch, harmless).deployment is TREES
     )
 
 
 def bought_with_little_of_the_gpus_time(measurements: list[Measurement]) -> bool:
     found = {each.deployment: each for each in measurements}
-    return found[TREES].span_us > found[LAUNCH].span_us and decide(*measurements).deployment is TREES
+    return found[TREES].span_us > found[KERNELS].span_us and decide(*measurements).deployment is TREES
 
 
 def sent_for_its_backward(measurements: list[Measurement]) -> bool:
@@ -307,7 +307,7 @@ def sent_for_its_backward(measurements: list[Measurement]) -> bool:
 
 def relocated_for_its_forward(measurements: list[Measurement]) -> bool:
     without = decide(*measurements, forward_in_trees=False).deployment
-    return (decide(*measurements).deployment, without) == (TREES, RELOCATE)
+    return (decide(*measurements).deployment, without) == (TREES, GRAPH)
 
 
 @pytest.mark.parametrize(
@@ -343,11 +343,11 @@ def test_a_capture_that_is_faster_still_is_chosen_all_the_same(
     chosen = policy.decide(measurements, conditions).deployment
     faster = scaled(measurements, chosen, factors)
 
-    if chosen is not LAUNCH:
+    if chosen is not KERNELS:
         assert policy.decide(faster, conditions).deployment is chosen
 
 
-@given(SOME, CONDITIONS, st.sampled_from([TREES, RELOCATE]), MORE)
+@given(SOME, CONDITIONS, st.sampled_from([TREES, GRAPH]), MORE)
 def test_a_capture_that_is_slower_still_is_not_chosen_either(
     measurements: list[Measurement], conditions: Conditions, which: Deployment, factors: Factors
 ) -> None:
@@ -361,20 +361,20 @@ def test_a_capture_that_is_slower_still_is_not_chosen_either(
 def test_a_slower_launch_never_makes_a_capture_a_launch(
     measurements: list[Measurement], conditions: Conditions, factors: Factors
 ) -> None:
-    slower = scaled(measurements, LAUNCH, factors)
+    slower = scaled(measurements, KERNELS, factors)
 
-    if policy.decide(measurements, conditions).deployment is not LAUNCH:
-        assert policy.decide(slower, conditions).deployment is not LAUNCH
+    if policy.decide(measurements, conditions).deployment is not KERNELS:
+        assert policy.decide(slower, conditions).deployment is not KERNELS
 
 
 @given(SOME, CONDITIONS, LESS)
 def test_a_faster_launch_never_makes_a_launch_a_capture(
     measurements: list[Measurement], conditions: Conditions, factors: Factors
 ) -> None:
-    faster = scaled(measurements, LAUNCH, factors)
+    faster = scaled(measurements, KERNELS, factors)
 
-    if policy.decide(measurements, conditions).deployment is LAUNCH:
-        assert policy.decide(faster, conditions).deployment is LAUNCH
+    if policy.decide(measurements, conditions).deployment is KERNELS:
+        assert policy.decide(faster, conditions).deployment is KERNELS
 
 
 @given(SOME, ANY_CONDITIONS)
@@ -384,8 +384,8 @@ def test_what_is_captured_was_measured_enough_and_loses_little_on_the_gpu(
     by_deployment = {m.deployment: m for m in measurements}
     chosen = policy.decide(measurements, conditions)
 
-    if chosen.deployment is not LAUNCH:
-        candidate, launch = by_deployment[chosen.deployment], by_deployment[LAUNCH]
+    if chosen.deployment is not KERNELS:
+        candidate, launch = by_deployment[chosen.deployment], by_deployment[KERNELS]
         assert min(candidate.samples, launch.samples) >= policy.MIN_SAMPLES
         assert not loses_too_much(candidate, launch)
         assert chosen.final
@@ -402,7 +402,7 @@ def test_what_was_measured_too_little_is_never_captured_nor_beaten(
 
     chosen = policy.decide(less, conditions).deployment
 
-    assert chosen is LAUNCH if which is LAUNCH else chosen is not which
+    assert chosen is KERNELS if which is KERNELS else chosen is not which
 
 
 @given(LAUNCHES, CANDIDATES, st.floats(-0.5, 0.5) | st.floats(0.2, 0.3))
@@ -414,7 +414,7 @@ def test_half_the_cost_is_a_gain_unless_too_much_is_lost_on_the_gpu(
     half = dataclasses.replace(candidate, median_us=launch.median_us / 2, mad_us=0.0, span_us=span_us)
     enough = min(launch.samples, half.samples) >= policy.MIN_SAMPLES
 
-    captured = decide(launch, half).deployment is not LAUNCH
+    captured = decide(launch, half).deployment is not KERNELS
 
     assert captured == (enough and not loses_too_much(half, launch))
 
@@ -426,8 +426,8 @@ def test_what_is_captured_is_faster_than_launching_or_pays_with_its_backward(
     by_deployment = {m.deployment: m for m in measurements}
     chosen = policy.decide(measurements, conditions)
 
-    if chosen.deployment is not LAUNCH:
-        candidate, launch = by_deployment[chosen.deployment], by_deployment[LAUNCH]
+    if chosen.deployment is not KERNELS:
+        candidate, launch = by_deployment[chosen.deployment], by_deployment[KERNELS]
         if chosen.reason == policy.FOR_ITS_BACKWARD:
             assert chosen.deployment is TREES
             assert (conditions.backward_gain_us or 0) > candidate.median_us - launch.median_us
@@ -452,7 +452,7 @@ def test_a_tie_is_launched_unless_its_backward_gains_in_trees(
     if tied.deployment is TREES and enough and pays:
         assert decision == Decision(TREES, policy.FOR_ITS_BACKWARD, policy.POLICY_VERSION)
     else:
-        assert decision.deployment is LAUNCH
+        assert decision.deployment is KERNELS
 
 
 @given(SOME, ANY_CONDITIONS)
@@ -461,7 +461,7 @@ def test_only_a_decision_with_enough_samples_of_two_is_final(
 ) -> None:
     enough = {m.deployment for m in measurements if m.samples >= policy.MIN_SAMPLES}
 
-    assert policy.decide(measurements, conditions).final == (LAUNCH in enough and len(enough) > 1)
+    assert policy.decide(measurements, conditions).final == (KERNELS in enough and len(enough) > 1)
 
 
 @given(SOME)
@@ -478,8 +478,8 @@ def test_more_noise_never_captures_more(
         dataclasses.replace(candidate, mad_us=candidate.mad_us * other),
     ]
 
-    if policy.decide([launch, candidate], conditions).deployment is LAUNCH:
-        assert policy.decide(noisier, conditions).deployment is LAUNCH
+    if policy.decide([launch, candidate], conditions).deployment is KERNELS:
+        assert policy.decide(noisier, conditions).deployment is KERNELS
 
 
 @settings(max_examples=300)
@@ -489,8 +489,8 @@ def test_more_samples_never_make_a_capture_a_launch(
 ) -> None:
     longer = [dataclasses.replace(each, samples=each.samples + more) for each in measurements]
 
-    if policy.decide(measurements, conditions).deployment is not LAUNCH:
-        assert policy.decide(longer, conditions).deployment is not LAUNCH
+    if policy.decide(measurements, conditions).deployment is not KERNELS:
+        assert policy.decide(longer, conditions).deployment is not KERNELS
 
 
 @settings(max_examples=300)
@@ -499,31 +499,31 @@ def test_of_what_would_be_captured_alone_the_fastest_is(measurements: list[Measu
     found = {each.deployment: each for each in measurements}
     alone = [
         each
-        for each in (found[TREES], found[RELOCATE])
-        if decide(found[LAUNCH], each).deployment is not LAUNCH
+        for each in (found[TREES], found[GRAPH])
+        if decide(found[KERNELS], each).deployment is not KERNELS
     ]
 
     chosen = decide(*measurements).deployment
 
     if alone:
         assert found[chosen].median_us == min(each.median_us for each in alone)
-    assert (chosen is LAUNCH) is not bool(alone)
+    assert (chosen is KERNELS) is not bool(alone)
 
 
 @given(SOME, CONDITIONS)
 def test_one_more_candidate_never_makes_a_capture_a_launch(
     measurements: list[Measurement], conditions: Conditions
 ) -> None:
-    without = [each for each in measurements if each.deployment is not RELOCATE]
+    without = [each for each in measurements if each.deployment is not GRAPH]
 
-    if policy.decide(without, conditions).deployment is not LAUNCH:
-        assert policy.decide(measurements, conditions).deployment is not LAUNCH
+    if policy.decide(without, conditions).deployment is not KERNELS:
+        assert policy.decide(measurements, conditions).deployment is not KERNELS
 
 
 def test_a_noisy_candidate_does_not_hide_one_that_wins_for_sure() -> None:
-    measurements = [measured(LAUNCH, 100), measured(TREES, 59, mad=40), measured(RELOCATE, 60)]
+    measurements = [measured(KERNELS, 100), measured(TREES, 59, mad=40), measured(GRAPH, 60)]
 
-    assert decide(*measurements).deployment is RELOCATE
+    assert decide(*measurements).deployment is GRAPH
 
 
 # --- what is deployed already ---
@@ -559,7 +559,7 @@ def test_a_capture_is_not_won_and_overtaken_at_a_time_and_costs_are_monotone(
 def test_launches_overtake_by_more_than_noise_the_least_gain_and_what_is_allowed(
     launch_us: float, mad_us: float, allowed_us: float, overtaken: bool
 ) -> None:
-    capture, launch = measured(TREES, 100.0, mad_us), measured(LAUNCH, launch_us, mad_us)
+    capture, launch = measured(TREES, 100.0, mad_us), measured(KERNELS, launch_us, mad_us)
 
     assert policy.is_overtaken(capture, launch, allowed_us) is overtaken
 
@@ -572,12 +572,12 @@ def test_what_is_gained_in_trees_for_sure_seems_to_be_gained(measurements: list[
 @pytest.mark.parametrize(
     ("measurements", "gain_us"),
     [
-        ([measured(LAUNCH, 60, 20), measured(TREES, 50, 20)], 10),
-        ([measured(LAUNCH, 60, 20), measured(TREES, 50, 20), measured(RELOCATE, 55)], 5),
-        ([measured(LAUNCH, 60), measured(TREES, 70)], 0),
-        ([measured(LAUNCH, 60), measured(TREES, 50, samples=7)], 0),
-        ([measured(LAUNCH, 60, samples=7), measured(TREES, 50)], 0),
-        ([measured(LAUNCH, 60)], 0),
+        ([measured(KERNELS, 60, 20), measured(TREES, 50, 20)], 10),
+        ([measured(KERNELS, 60, 20), measured(TREES, 50, 20), measured(GRAPH, 55)], 5),
+        ([measured(KERNELS, 60), measured(TREES, 70)], 0),
+        ([measured(KERNELS, 60), measured(TREES, 50, samples=7)], 0),
+        ([measured(KERNELS, 60, samples=7), measured(TREES, 50)], 0),
+        ([measured(KERNELS, 60)], 0),
     ],
 )
 def test_what_seems_to_be_gained_in_trees_counts_whatever_the_noise(
@@ -604,26 +604,26 @@ def test_what_ran_before_stays_unless_something_is_faster_for_sure(
         assert decision.deployment is not before
         assert not policy.is_overtaken(found[before], found[decision.deployment])
         assert not (before is TREES and conditions.forward_in_trees is False)
-    if before is LAUNCH:
+    if before is KERNELS:
         assert not unbeaten, "what wins over launches is faster for sure"
 
 
 @pytest.mark.parametrize(
     ("before", "measurements", "conditions", "unbeaten"),
     [
-        (TREES, [measured(LAUNCH, 60, 20), measured(TREES, 50, 20)], Conditions(), True),
-        (TREES, [measured(LAUNCH, 50), measured(TREES, 50.5)], Conditions(), True),  # less than the least gain
-        (TREES, [measured(LAUNCH, 50), measured(TREES, 60)], Conditions(), False),
-        (RELOCATE, [measured(LAUNCH, 60, 20), measured(RELOCATE, 50, 20)], Conditions(), True),
-        (RELOCATE, [measured(LAUNCH, 100), measured(RELOCATE, 50), measured(TREES, 49.9)], Conditions(), True),
-        (RELOCATE, [measured(LAUNCH, 100), measured(RELOCATE, 50), measured(TREES, 40)], Conditions(), False),
-        (TREES, [measured(LAUNCH, 60, 20), measured(TREES, 50, 20)], Conditions(forward_in_trees=False), False),
-        (RELOCATE, [measured(LAUNCH, 60), measured(RELOCATE, 50), measured(TREES, 51)], Conditions(backward_gain_us=9.0), False),
-        (TREES, [measured(LAUNCH, 60, 20), measured(TREES, 50, 20, samples=7)], Conditions(), False),
-        (TREES, [measured(LAUNCH, 60, 20)], Conditions(), False),
-        (TREES, [measured(LAUNCH, 100), measured(RELOCATE, 60)], Conditions(), False),
-        (TREES, [measured(LAUNCH, 100), measured(TREES, 60, samples=7), measured(RELOCATE, 60)], Conditions(), False),
-        (RELOCATE, [measured(LAUNCH, 100, samples=7), measured(RELOCATE, 50)], Conditions(), False),
+        (TREES, [measured(KERNELS, 60, 20), measured(TREES, 50, 20)], Conditions(), True),
+        (TREES, [measured(KERNELS, 50), measured(TREES, 50.5)], Conditions(), True),  # less than the least gain
+        (TREES, [measured(KERNELS, 50), measured(TREES, 60)], Conditions(), False),
+        (GRAPH, [measured(KERNELS, 60, 20), measured(GRAPH, 50, 20)], Conditions(), True),
+        (GRAPH, [measured(KERNELS, 100), measured(GRAPH, 50), measured(TREES, 49.9)], Conditions(), True),
+        (GRAPH, [measured(KERNELS, 100), measured(GRAPH, 50), measured(TREES, 40)], Conditions(), False),
+        (TREES, [measured(KERNELS, 60, 20), measured(TREES, 50, 20)], Conditions(forward_in_trees=False), False),
+        (GRAPH, [measured(KERNELS, 60), measured(GRAPH, 50), measured(TREES, 51)], Conditions(backward_gain_us=9.0), False),
+        (TREES, [measured(KERNELS, 60, 20), measured(TREES, 50, 20, samples=7)], Conditions(), False),
+        (TREES, [measured(KERNELS, 60, 20)], Conditions(), False),
+        (TREES, [measured(KERNELS, 100), measured(GRAPH, 60)], Conditions(), False),
+        (TREES, [measured(KERNELS, 100), measured(TREES, 60, samples=7), measured(GRAPH, 60)], Conditions(), False),
+        (GRAPH, [measured(KERNELS, 100, samples=7), measured(GRAPH, 50)], Conditions(), False),
     ],
 )  # fmt: skip
 def test_noise_is_no_reason_to_give_up_what_runs(

@@ -15,7 +15,7 @@ from pygraphd.schema.messages import Conditions, Deployment, Measurement
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LAUNCH, TREES, RELOCATE = Deployment.LAUNCH, Deployment.TREES, Deployment.RELOCATE
+KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
 CASES = 2000
 DIGESTS = {4: "735bed89d48b2c8694bddf64caffe2c13ca10d8339acbc5b7efa039c8e62f710"}
 """Of the answers of each version; one that has gone out is never changed."""
@@ -38,8 +38,8 @@ class Cases:
 
     def _case(self) -> tuple[list[Measurement], Conditions]:
         noise = self._between(0, 0.04) if self._random() < 0.5 else 0.0
-        launch = self._measurement(LAUNCH, self._between(20, 500), noise, 1.0, 0.0)
-        rest = [self._candidate(each, launch, noise) for each in (TREES, RELOCATE) if self._random() < 0.8]
+        launch = self._measurement(KERNELS, self._between(20, 500), noise, 1.0, 0.0)
+        rest = [self._candidate(each, launch, noise) for each in (TREES, GRAPH) if self._random() < 0.8]
         return [each for each in (launch, *rest) if self._random() < 0.98], self._conditions(launch)
 
     def _candidate(self, deployment: Deployment, launch: Measurement, noise: float) -> Measurement:

@@ -69,7 +69,7 @@ def test_every_table_is_strict(migrated: sa.Connection) -> None:
 
 def test_a_forward_is_in_trees_or_not_or_that_is_not_a_matter(migrated: sa.Connection) -> None:
     migrated.exec_driver_sql("INSERT INTO environment VALUES ('e', '', '', 0, 0, '', '', '', '', '', '')")
-    row = "'g', 'LAUNCH', '', 1, 1, 0, 0, 0.0, 0, NULL, 'host', NULL"
+    row = "'g', 'KERNELS', '', 1, 1, 0, 0, 0.0, 0, NULL, 'host', NULL"
     for digest, value in {"0": "0", "1": "1", "2": "NULL"}.items():
         migrated.exec_driver_sql(f"INSERT INTO graph VALUES ('{digest}', 'forward', 0, 1, 1, '')")
         migrated.exec_driver_sql(

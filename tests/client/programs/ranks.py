@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 RANK, PORT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 STEPS = 120
-FAST_TREES = {Deployment.LAUNCH: 100.0, Deployment.TREES: 50.0}
-SLOW_TREES = {Deployment.LAUNCH: 50.0, Deployment.TREES: 100.0}
+FAST_TREES = {Deployment.KERNELS: 100.0, Deployment.TREES: 50.0}
+SLOW_TREES = {Deployment.KERNELS: 50.0, Deployment.TREES: 100.0}
 Pair = tuple[Compiled, Compiled]
 
 
@@ -147,7 +147,7 @@ def late_leader() -> None:
     case = Case("late_leader", wait_limit_s=0.3)
     pair = one_at_a_time(0, case.compile)
     if RANK != 0:
-        while case.session.report.summary()["deployed"]["LAUNCH"] < 2:
+        while case.session.report.summary()["deployed"]["KERNELS"] < 2:
             case.step(pair)
             time.sleep(0.001)
     dist.barrier()
