@@ -13,6 +13,7 @@
 | `PYGRAPH_SIZES` | a number | dynamic sizes of a graph that are decided apart, at a time; 8 by default, 0: none |
 | `PYGRAPH_SIZE_CALLS` | a number | the call of a dynamic size from which on it is; 3 by default |
 | `PYGRAPH_RECHECK_S` | seconds | time between two looks at how deployed graphs run; 600 by default, 0: none |
+| `PYGRAPH_MAX_AGE` | `30d`, `12h`, seconds | entries measured longer ago are measured anew; 30 days by default, 0: no limit |
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import math
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from pygraphd.schema.durations import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +39,8 @@ PLACEMENT = "PYGRAPH_PLACEMENT"
 COVERAGE = "PYGRAPH_COVERAGE"
 RECHECK = "PYGRAPH_RECHECK_S"
 RECHECK_S = 600.0
+MAX_AGE = "PYGRAPH_MAX_AGE"
+MAX_AGE_S = 30 * 86400.0
 SIZES = "PYGRAPH_SIZES"
 SIZE_CALLS = "PYGRAPH_SIZE_CALLS"
 MOST = 10_000
@@ -75,6 +80,8 @@ class Options:
     placement: bool = True
     coverage: bool = False
     recheck_s: float = RECHECK_S
+    max_age_s: float = MAX_AGE_S
+    """Age in seconds above which an entry is measured anew; 0: no limit."""
     sizes: Bounds = field(default_factory=Bounds)
     trust: Trust = Trust.VERIFY
     misread: tuple[str, ...] = ()
@@ -91,6 +98,7 @@ def read(environ: Mapping[str, str]) -> Options:
         placement=_switch(PLACEMENT, environ, misread, default=True),
         coverage=_switch(COVERAGE, environ, misread),
         recheck_s=_seconds(RECHECK, environ, misread, default=RECHECK_S),
+        max_age_s=_duration(MAX_AGE, environ, misread, default=MAX_AGE_S),
         sizes=Bounds(
             sizes=_number(SIZES, environ, misread, default=Bounds().sizes, least=0),
             calls=_number(SIZE_CALLS, environ, misread, default=Bounds().calls, least=1),
@@ -146,3 +154,12 @@ def _seconds(name: str, environ: Mapping[str, str], misread: list[str], *, defau
         misread.append(f"{name}={environ[name]} is not understood: set it to a number of seconds, or 0")
         return default
     return seconds
+
+
+def _duration(name: str, environ: Mapping[str, str], misread: list[str], *, default: float) -> float:
+    value = environ.get(name, "").strip()
+    try:
+        return parse_duration(value) if value else default
+    except ValueError as error:
+        misread.append(f"{name}: {error}")
+        return default

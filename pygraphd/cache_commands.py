@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pygraphd.durations import parse_duration
 from pygraphd.errors import CommandError, UsageError
+from pygraphd.schema.durations import parse_duration
 from pygraphd.schema.locations import locate
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pygraphd.durations import parse_duration
 from pygraphd.errors import UsageError
+from pygraphd.schema.durations import parse_duration
 from pygraphd.schema.messages import MAX_LEASE_S
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from pygraphd.durations import human_duration
+from pygraphd.schema.durations import human_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

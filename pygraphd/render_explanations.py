@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pygraphd import render
-from pygraphd.durations import human_duration
+from pygraphd.schema.durations import human_duration
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:

@@ -8,11 +8,12 @@ from pygraphd.client import options
 from pygraphd.client.options import (
     COVERAGE,
     DISABLE,
+    MAX_AGE,
     PLACEMENT,
     READONLY,
     RECHECK,
     REFRESH,
-    GRAPH,
+    RELOCATE,
     SIZE_CALLS,
     SIZES,
     TRUST,
@@ -39,14 +40,14 @@ def test_switches_are_off(value: str) -> None:
     [("", True), ("1", True), ("on", True), ("0", False), ("off", False), (" No ", False)],
 )
 def test_graphs_are_relocated_and_values_placed_unless_that_is_off(value: str, wanted: bool) -> None:
-    assert options.read({GRAPH: value}) == Options(relocate=wanted)
+    assert options.read({RELOCATE: value}) == Options(relocate=wanted)
     assert options.read({PLACEMENT: value}) == Options(placement=wanted)
 
 
 def test_relocatable_graphs_are_tried_where_their_switch_is_not_understood() -> None:
     said = "PYGRAPH_RELOCATE=perhaps is not understood: set it to 1 or 0"
 
-    assert options.read({GRAPH: "perhaps"}) == Options(relocate=True, misread=(said,))
+    assert options.read({RELOCATE: "perhaps"}) == Options(relocate=True, misread=(said,))
 
 
 def test_what_is_not_understood_is_named_and_changes_nothing() -> None:
@@ -103,3 +104,20 @@ def test_seconds_that_are_not_understood_are_the_usual_ones(value: str) -> None:
     said = f"PYGRAPH_RECHECK_S={value} is not understood: set it to a number of seconds, or 0"
 
     assert options.read({RECHECK: value}) == Options(misread=(said,))
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("", 30 * 86400.0), ("30d", 30 * 86400.0), ("12h", 43200.0), (" 90 ", 90.0), ("0", 0.0), ("0d", 0.0)],
+)
+def test_entries_have_an_age_limit(value: str, seconds: float) -> None:
+    assert options.read({MAX_AGE: value}) == Options(max_age_s=seconds)
+
+
+@pytest.mark.parametrize("value", ["-1d", "soon", "inf", "1y"])
+def test_an_age_limit_that_is_not_understood_is_named_and_the_default_stands(value: str) -> None:
+    read = options.read({MAX_AGE: value})
+
+    assert read.max_age_s == 30 * 86400.0
+    (said,) = read.misread
+    assert said.startswith(f"PYGRAPH_MAX_AGE: {value!r} is no length of time: ")

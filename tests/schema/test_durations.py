@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraphd.durations import human_duration, parse_duration
+from pygraphd.schema.durations import human_duration, parse_duration
 
 
 @pytest.mark.parametrize(
