@@ -14,6 +14,7 @@ import functools
 import importlib
 import json
 import sys
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,7 @@ REQUIRED = (
     ("torch._inductor.output_code", "CompiledFxGraph.post_compile"),
     ("torch._inductor.output_code", "maybe_realign_inputs"),
     ("torch._inductor.utils", "BoxedBool"),
-    ("torch._inductor.cudagraph_trees", "get_manager"),
-    ("torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.set_to_running_backward"),
+    ("torch._inductor.output_code", "maybe_handle_backward_generation"),
     ("torch._inductor.config", "save_config_portable"),
     ("torch._inductor.config", "triton.cudagraphs"),
     ("torch._inductor.config", "graph_partition"),
@@ -122,7 +122,44 @@ def install(
 
     output_code.CompiledFxGraph.post_compile = hooked_post_compile
     compile_fx.cudagraphify = hooked_cudagraphify
+    _leave_backwards_of_ours_alone(output_code)
     return uninstall
+
+
+_boxes: dict[int, weakref.ref[Any]] = {}
+"""What forwards that PyGraph runs share with their backwards, by identity: Inductor's cache keys are made of what such a box holds."""
+
+
+def note_ours(box: Any) -> None:
+    """Note that PyGraph runs the forward that has this box; its backward has the same one."""
+    if box is not None:
+        number = id(box)
+        _boxes[number] = weakref.ref(box, lambda _: _boxes.pop(number, None))
+
+
+def is_ours(box: Any) -> bool:
+    """Whether PyGraph runs the forward that has this box."""
+    found = _boxes.get(id(box))
+    return found is not None and found() is box
+
+
+def _leave_backwards_of_ours_alone(output_code: Any) -> None:
+    """Have Inductor not ask PyTorch's CUDA Graph trees about backwards whose forward PyGraph runs.
+
+    Of a backward that it will not capture, it asserts that the trees are there and know the forward. This stays when the rest is
+    taken out: a backward may be compiled long after its forward.
+    """
+    handle = output_code.maybe_handle_backward_generation
+    if getattr(handle, "is_of_pygraph", False):
+        return
+
+    @functools.wraps(handle)
+    def hooked_handle(compiled_graph: Any, boxed_forward_device_index: Any) -> None:
+        if not is_ours(boxed_forward_device_index):
+            handle(compiled_graph, boxed_forward_device_index)
+
+    hooked_handle.is_of_pygraph = True  # type: ignore[attr-defined]
+    output_code.maybe_handle_backward_generation = hooked_handle
 
 
 def watch_calls(called: Callable[[Any], None]) -> Callable[[], None]:
@@ -223,8 +260,7 @@ class CompiledFacts:
     undefined: frozenset[int]
     """The outputs that no kernel writes; see `client/attention.py`."""
     state: State | None = State()  # noqa: RUF009 - it is frozen
-    """What it hands over or takes that lies elsewhere if it is captured; None: that cannot be told, and it must not be launched where its
-    forward or backward is captured."""
+    """What it hands over or takes that lies elsewhere if it is captured; None: that cannot be told, and it must be launched."""
     maps: tuple[PartitionMap, ...] = ()
     """Of each partition; empty: there is one, which has what the graph has."""
 
@@ -372,7 +408,10 @@ class _Instead:
 
 
 def aligned(compiled: Any, run: Runnable) -> Runnable:
-    """Return what copies misaligned inputs of `compiled` before it runs, as Inductor does for graphs that it does not capture."""
+    """Return what copies misaligned inputs of `compiled` before it runs, as Inductor does for graphs that it does not capture.
+
+    Of those that it believes to be captured, it leaves that to PyTorch's CUDA Graph trees.
+    """
     output_code = importlib.import_module("torch._inductor.output_code")
     utils = importlib.import_module("torch._inductor.utils")
     made = _Instead(compiled, run)
@@ -380,57 +419,6 @@ def aligned(compiled: Any, run: Runnable) -> Runnable:
         utils.BoxedBool(False), made, compiled.inputs_to_check, compiled.mutated_input_idxs
     )
     return made.current_callable
-
-
-def replace_callable(compiled: Any, old: object, new: Runnable) -> bool:
-    """Put `new` where `compiled` holds `old`: as a partition, its callable or what that wraps. Return whether it was there."""
-    if compiled.current_callable is old:
-        compiled.current_callable = new
-        return True
-    if getattr(compiled.current_callable, "wrapped", None) is old:
-        compiled.current_callable.wrapped = new
-        return True
-    partitions = getattr(compiled.compiled_fn_runner, "partitions", None) or []
-    for index, partition in enumerate(partitions):
-        if partition is old:
-            partitions[index] = new
-            return True
-    return False
-
-
-def note_backward(device_index: int) -> None:
-    """Tell the CUDA Graph trees that a backward runs, which they do not see (see Backward Generation Handling there)."""
-    manager = _get_manager()(device_index, create_if_none_exists=False)
-    if manager is not None:
-        manager.set_to_running_backward()
-
-
-@functools.cache
-def _get_manager() -> Callable[..., Any]:
-    get_manager: Callable[..., Any] = importlib.import_module("torch._inductor.cudagraph_trees").get_manager
-    return get_manager
-
-
-def ensure_tree_manager(compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
-    """Make the trees' manager exist before Inductor asserts that it does.
-
-    For a backward that it will not capture, Inductor takes it for granted that the forward has run in a tree. With our hook
-    the forward may have been launched.
-    """
-    device_index = tree_device(graph_kwargs)
-    if device_index is not None and graph_kwargs["is_backward"] and _own_refusal(compiled):
-        make_tree_manager(device_index)
-
-
-def tree_device(graph_kwargs: Mapping[str, Any]) -> int | None:
-    """Return the device on which Inductor believes that a forward runs in a tree."""
-    box = graph_kwargs.get("boxed_forward_device_index")
-    return box.value if graph_kwargs["cudagraphs"] and box is not None else None
-
-
-def make_tree_manager(device_index: int) -> None:
-    """Make the trees' manager of a device exist."""
-    _get_manager()(device_index)
 
 
 def compile_with_inductor(

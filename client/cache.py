@@ -148,4 +148,5 @@ class Cache:
             self._report.fail(f"spool: {error.strerror or error}")
         else:
             self._report.count(spooled=len(request.records))
-            spool.merge(self._spooled.get(request.environment.digest(), {}), request, newer=True)
+            known = self._spooled.get(request.environment.digest(), {})
+            spool.merge(known, request, time.time(), newer=True)

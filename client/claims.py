@@ -64,7 +64,6 @@ class Claims:
         self._turns: dict[Interest, Turn] = {}
         self._answers: dict[Interest, Entry] = {}
         self._rejected: dict[Interest, Entry] = {}
-        self._insisting: set[Interest] = set()
         self._forwards: dict[int, set[Interest]] = {}
         """Of each family, those that are not ours."""
         self._measuring: set[Interest] = set()
@@ -74,14 +73,9 @@ class Claims:
         self._renew_at = float("inf")
         self._asking = threading.Lock()
 
-    def add(self, interest: Interest, rejected: Entry | None = None, *, insists: bool = False) -> None:
-        """Note a region that will have to be measured; `rejected` is what the cache says and what is not believed.
-
-        If it `insists` it is ours as well while another process is at it, as what runs is not to be launched until that has an answer.
-        """
+    def add(self, interest: Interest, rejected: Entry | None = None) -> None:
+        """Note a region that will have to be measured; `rejected` is what the cache says and what is not believed."""
         self._turns[interest] = Turn.OPEN
-        if insists:
-            self._insisting.add(interest)
         if not interest.is_backward:
             self._forwards.setdefault(interest.family, set()).add(interest)
         if rejected is not None:
@@ -92,7 +86,6 @@ class Claims:
         self._turns.pop(interest, None)
         self._answers.pop(interest, None)
         self._rejected.pop(interest, None)
-        self._insisting.discard(interest)
         self._measuring.discard(interest)
         self._no_longer_ahead(interest)
 
@@ -129,11 +122,6 @@ class Claims:
         finally:
             self._asking.release()
 
-    def look_up(self, interest: Interest) -> Entry | None:
-        """Return what the cache says now of a region, final or not; None: nothing, or nothing that is believed."""
-        entry = self._cache.lookup(interest.environment, [interest.graph]).get(interest.graph)
-        return entry if entry is not None and self._believes(interest, entry) else None
-
     # --- asking ---
 
     def _follows(self, interest: Interest) -> bool:
@@ -162,7 +150,7 @@ class Claims:
             if granted is not None:
                 self._look_up(environment, some)
             for interest in some:
-                ours = granted is None or interest.graph in granted or interest in self._insisting
+                ours = granted is None or interest.graph in granted
                 self._enter(interest, Turn.OURS if ours else Turn.OTHERS)
 
     def _lease(self, environment: Environment, interests: Sequence[Interest]) -> frozenset[str] | None:

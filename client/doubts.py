@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pygraphd.schema.durations import human_duration
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import POLICY_VERSION
 
@@ -29,9 +30,7 @@ class Doubt:
 
 REFRESHED = Doubt("PYGRAPH_REFRESH asks to measure anew")
 NOT_OFFERED = Doubt("what was decided is not to be had here")
-NOT_TRIED_THERE = Doubt("relocatable graphs can be tried here, and were not where that was decided")
 BY_SIZE = Doubt("that was decided for each dynamic size apart")
-OUT_OF_TREES = Doubt("it was decided for a forward and a backward that run otherwise here")
 
 
 def not_trusted(entry: Entry) -> Doubt:
@@ -55,12 +54,9 @@ def disputed(entry: Entry) -> Doubt:
     return Doubt(f"{deployment}: claimed {entry.cost_us:.1f} us {_by(entry)}", deployment)
 
 
-def drifted(deployment: Deployment, cost_us: float | None, *, overtaken: bool = False) -> Doubt:
-    """Return what a deployed graph cost before it came to cost something else, or launches came to cost less."""
-    if overtaken:
-        return Doubt(f"{deployment}: launches have come to take less", deployment)
-    before = "less or more" if cost_us is None else f"{cost_us:.1f} us"
-    return Doubt(f"{deployment}: {before} when that was decided", deployment)
+def too_old(age_s: float) -> Doubt:
+    """Return why what was measured long ago is not used."""
+    return Doubt(f"measured {human_duration(age_s)} ago, and PYGRAPH_MAX_AGE is less")
 
 
 def _by(entry: Entry) -> str:

@@ -64,8 +64,6 @@ class Hook:
         if self._stop_watching is not None:
             self._stop_watching()
         self._forget_what_was_sent()
-        with self._guard("making tree managers"):
-            self._make_tree_managers()
         self.close()
         self.session = None
         self.everything = False
@@ -170,10 +168,6 @@ class Hook:
     def _around_post_compile(
         self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]
     ) -> None:
-        with self._guard("making a tree manager"):
-            from pygraphd.client import _torch
-
-            _torch.ensure_tree_manager(compiled, graph_kwargs)
         if self._ours(graph_kwargs):
             self._tell_placement(compiled)
         plan = self._plan(compiled, graph_kwargs)
@@ -185,8 +179,6 @@ class Hook:
         if plan is not None:
             with self._guard("completing a plan"):
                 plan.complete(compiled)
-        with self._guard("noting a device"):
-            self._note_tree_device(graph_kwargs)
 
     def _around_cudagraphify(
         self, original: Cudagraphify, runnable: Runnable, kwargs: Mapping[str, Any]
@@ -194,7 +186,8 @@ class Hook:
         plan: Plan | None = getattr(self._local, "plan", None)
         if plan is not None:
             with self._guard("wrapping a partition"):
-                return plan.cudagraphify(original, runnable, kwargs)
+                return plan.cudagraphify(runnable, kwargs)
+            return runnable  # a step of which PyTorch's trees see one part alone would be wrong
         return original(runnable, **kwargs)
 
     def _plan(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> Plan | None:
@@ -204,20 +197,6 @@ class Hook:
         with self._guard("planning"):
             return session.plan(compiled, graph_kwargs)
         return None
-
-    def _note_tree_device(self, graph_kwargs: Mapping[str, Any]) -> None:
-        from pygraphd.client import _torch
-
-        device_index = _torch.tree_device(graph_kwargs)
-        if device_index is not None and self.session is not None:
-            self.session.tree_devices.add(device_index)
-
-    def _make_tree_managers(self) -> None:
-        """Leave the managers that Inductor will take for granted for the backwards of forwards that we have launched."""
-        from pygraphd.client import _torch
-
-        for device_index in self.session.tree_devices if self.session is not None else ():
-            _torch.make_tree_manager(device_index)
 
     def _called(self, compiled: Any) -> None:
         """Note a call of a compiled graph, before it runs; only where one step is to be profiled."""

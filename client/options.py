@@ -6,13 +6,13 @@
 | `PYGRAPH_READONLY` | 1 | the cache is read and never added to, and no daemon is started |
 | `PYGRAPH_TRUST` | `all`, `verify`, `local` | what another user or host has decided is believed; is checked on a few calls (default); is not used |
 | `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
-| `PYGRAPH_RELOCATE` | 0 | relocatable graphs are not tried |
+| `PYGRAPH_RELOCATE` | 0 | PyGraph steps aside: Inductor runs each graph as it does without us |
 | `PYGRAPH_NATIVE` | 0 | no C compiler is started, and nothing compiled is loaded: relocatable graphs look at tensors in Python |
 | `PYGRAPH_PLACEMENT` | 0 | CPU values in a graph stay there; PyTorch captures around them |
 | `PYGRAPH_COVERAGE` | 1 | one step is profiled, and the summary says how many of its kernels ran inside CUDA graphs |
 | `PYGRAPH_SIZES` | a number | dynamic sizes of a graph that are decided apart, at a time; 8 by default, 0: none |
 | `PYGRAPH_SIZE_CALLS` | a number | the call of a dynamic size from which on it is; 3 by default |
-| `PYGRAPH_RECHECK_S` | seconds | time between two looks at how deployed graphs run; 600 by default, 0: none |
+| `PYGRAPH_RECHECK_S` | seconds | time between two checks of a graph's results; 600 by default, 0: none |
 | `PYGRAPH_MAX_AGE` | `30d`, `12h`, seconds | entries measured longer ago are measured anew; 30 days by default, 0: no limit |
 """
 

@@ -10,8 +10,7 @@ from pygraphd.client import policy
 from pygraphd.client.agreement import ALONE, Part, possible
 from pygraphd.client.following import Follower, Pace
 from pygraphd.client.group import Groups
-from pygraphd.schema.messages import Conditions, Decision, Deployment, Graph, Kind
-from pygraphd.schema.policy import decide
+from pygraphd.schema.messages import Decision, Deployment, Graph, Kind
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ class Ranks:
         self._paces: dict[int, Pace] = {}
         self._followers: dict[int, tuple[Graph, Environment]] = {}
         self._numbers = itertools.count()
-        self._overruled: set[int] = set()
-        """Families whose forward does not run in trees although it was measured so."""
 
     def part(self, family: object, graphs: Sequence[Graph], environment: Environment) -> Part:
         """Return what this process has to do about some graphs: all of it, unless ranks share it.
@@ -53,14 +50,7 @@ class Ranks:
 
     def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
         """Return what is to run, of what is offered, now that this rank has come to a result."""
-        own = result.decision
-        if region.family in self._overruled and own.deployment is Deployment.TREES and result.measurements:
-            own = decide(result.measurements, Conditions(forward_in_trees=False))
-        decision = possible(region.part.propose(region.graph.digest, own), offered)
-        lost_trees = own.deployment is Deployment.TREES and decision.deployment is not Deployment.TREES
-        if lost_trees and region.graph.kind is not Kind.BACKWARD:
-            self._overruled.add(region.family)
-        return decision
+        return possible(region.part.propose(region.graph.digest, result.decision), offered)
 
     def follow(
         self,

@@ -166,20 +166,10 @@ class Relocatable:
         return self.refusal is not None and self.lies_in_the_graph(self.refusal)
 
     @property
-    def refused_for_now(self) -> str | None:
-        """That reason if it may be gone at any time, so that what is decided without these graphs is provisional."""
-        return self.refusal if self.refusal is not None and self.is_for_now(self.refusal) else None
-
-    @property
     def prepared(self) -> int:
         """How many recordings and executables were made, or put off: a call that has changed it has done what later calls need not do."""
         made = sum(replay.made for replay in list(self._replays.values()))
         return self._attempts.captures + self._put_off + made
-
-    @property
-    def bytes(self) -> int:
-        """How much memory a launched call takes, at most: what its recordings keep for themselves is not to be had for that."""
-        return max((sum(each.bytes for each in replay.memories) for replay in self.replays), default=0)
 
     def at(self, sizes: tuple[int, ...]) -> OfSizes:
         """Return what this is for one set of integer inputs; closing it lets go of their recording alone."""
@@ -457,19 +447,9 @@ class OfSizes:
         return self.refusal is not None and self.whole.lies_in_the_graph(self.refusal)
 
     @property
-    def refused_for_now(self) -> str | None:
-        """That reason if it may be gone at any time."""
-        return self.refusal if self.refusal is not None and self.whole.is_for_now(self.refusal) else None
-
-    @property
     def prepared(self) -> int:
         """How many recordings and executables were made, for whichever sizes."""
         return self.whole.prepared
-
-    @property
-    def bytes(self) -> int:
-        """How much memory a launched call takes, at most, of whichever sizes."""
-        return self.whole.bytes
 
     def at(self, sizes: tuple[int, ...]) -> OfSizes:
         """Return the same for other sizes."""

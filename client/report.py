@@ -51,6 +51,7 @@ class Report:
         and once a graph may be relocated `recordings` of it, and `executables` of each."""
         self._left_on_cpu: Counter[str] = Counter()
         self._graph_breaks: Counter[str] = Counter()
+        self._left_to_torch: Counter[str] = Counter()
         self._deployed: Counter[Deployment] = Counter()
         self._reasons: Counter[str] = Counter()
         self._environments: dict[str, Environment] = {}
@@ -62,8 +63,6 @@ class Report:
         They are `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`, `withheld` (records that were not to
         be added), `waited` (regions that another process was measuring), `adopted` (of these, those that took up its answer),
         `checked` (decisions from elsewhere that were timed) and `disputed` (of these, those that did not hold);
-        `rechecked` (looks at what had been deployed for a while), `drifted` (of these, those that led to measuring anew) and `retried` (those
-        that did so in their turn, whatever was to be seen);
         `sizes` (how often a graph was set up to be decided at one of its dynamic sizes);
         `placed` (uses of known CPU values that take them from the GPU now), `placed_inputs`
         (uses of inputs that do), `sent` (how often such inputs went there) and `kept_items` (uses of `.item()` that take the tensor);
@@ -95,6 +94,11 @@ class Report:
         """Note that one call was launched plainly although its graph was being measured."""
         with self._lock:
             self.fallbacks[reason] += 1
+
+    def leave_to_torch(self, reason: str) -> None:
+        """Note that Inductor runs a compiled graph as it does without us, and why."""
+        with self._lock:
+            self._left_to_torch[reason] += 1
 
     def leave_on_cpu(self, reason: str, times: int = 1) -> None:
         """Note that compiled graphs go on taking values from the CPU."""
@@ -130,7 +134,7 @@ class Report:
         return self._deployed.total()
 
     def take_back(self, graph: Graph, environment: Environment) -> None:
-        """Forget how a region runs that is measured anew: it will be noted again."""
+        """Forget how a region runs at a size that makes room."""
         key = environment.digest()
         with self._lock:
             for index, each in enumerate(self._decisions):
@@ -156,9 +160,6 @@ class Report:
                 "adopted",
                 "checked",
                 "disputed",
-                "rechecked",
-                "drifted",
-                "retried",
                 "sizes",
                 "placed",
                 "placed_inputs",
@@ -177,6 +178,7 @@ class Report:
                 "reasons": dict(+self._reasons),
                 "fallbacks": dict(self.fallbacks),
                 "failures": dict(self.failures),
+                "left_to_torch": dict(self._left_to_torch),
                 "left_on_cpu": dict(self._left_on_cpu),
                 "graph_breaks": dict(self._graph_breaks),
                 "lookup_ms": round(self.lookup_ms, 3),

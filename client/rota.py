@@ -1,8 +1,7 @@
 """Which deployment the measuring regions of a step run in: all of them in one, and when they decide.
 
 All regions of one step follow the order of one of them (`client.turns`), decide in the same step, and change deployments only between a backward and the next
-forward: PyTorch's CUDA Graph trees depend on what ran before, and record anew for every mixture of captured and launched
-graphs. All is counted in rounds: a region that is called for each of 24 layers has 24 calls in one. Who takes part in them, and when one
+forward. All is counted in rounds: a region that is called for each of 24 layers has 24 calls in one. Who takes part in them, and when one
 is complete, `client.attendance` says. Knows nothing of torch.
 """
 
@@ -48,12 +47,6 @@ class Member(Protocol):
     def ready(self) -> bool:
         """Return whether it has the samples it needs."""
 
-    def gain_in_trees_us(self) -> float:
-        """Return what a call saves in PyTorch's trees over the best of all else, as far as that is known."""
-
-    def loss_in_trees_us(self) -> float | None:
-        """Return what a call takes longer in trees than in the fastest way; None if that is not known, or they are no choice."""
-
 
 class Rota:
     """Which deployment the measuring regions of a process run in now, and when they decide.
@@ -67,7 +60,6 @@ class Rota:
         self._lock = threading.Lock()
         self._members: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
         self._attendance = Attendance()
-        self._undecided: weakref.WeakSet[Member] = weakref.WeakSet()
         self._current = Deployment.KERNELS
         self._deciding = False
         self._guide: weakref.ref[Member] | None = None
@@ -100,7 +92,6 @@ class Rota:
             if self._begins_round(member):
                 self._begin_round(member)
             self._attendance.note(member)
-            self._undecided.add(member)
             self._open_forwards.follow(member, self.round)
             if self._deciding and _is_ready(member):
                 return None
@@ -120,19 +111,11 @@ class Rota:
             self._follow(member)
             self._attendance.note(member)
 
-    def measured_with(self, family: int) -> list[Member]:
-        """Return the regions of a forward and its backward that are measured, and are not decided."""
-        with self._lock:
-            # Nobody waits for those of dynamic sizes; but what they have measured together is known.
-            together = {*self._attendance.expected(), *self._undecided}
-            return [each for each in together if each.family == family]
-
     def leave(self, member: Member) -> None:
         """Note that a region is decided, and comes no more."""
         with self._lock:
             self._members.pop(id(member), None)  # who comes no more must not keep a round from ending
             self._attendance.excuse(member)
-            self._undecided.discard(member)
             self._families_for_later.pop(member.family, None)
             self._open_forwards.forget(member.family)
             if self._guide is not None and self._guide() is member:

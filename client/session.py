@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,43 +15,35 @@ from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED
 from pygraphd.client.claims import Claims, Interest, Turn
 from pygraphd.client.doubts import Doubt
-from pygraphd.client.drift import Drift
 from pygraphd.client.families import Families
 from pygraphd.client.options import Trust
 from pygraphd.client.plan import Known, Plan
 from pygraphd.client.ranks import Ranks
 from pygraphd.client.region import Decided, Region, Tally
 from pygraphd.client.report import Report
-from pygraphd.client.room import Budget
 from pygraphd.client.rota import Rota
 from pygraphd.client.sized import IDLE_TICKS, REMEMBERED, SETUPS_OF_EACH, Steps
 from pygraphd.client.timeline import Timeline
-from pygraphd.client.whole import may_be_relocated
 from pygraphd.schema.locations import Locations, locate
-from pygraphd.schema.messages import (
-    MAX_SIZES,
-    Conditions,
-    Decision,
-    Deployment,
-    Entry,
-    Graph,
-    Kind,
-    Record,
-)
-from pygraphd.schema.policy import POLICY_VERSION, loss_in_trees_us
+from pygraphd.schema.messages import MAX_SIZES, Decision, Deployment, Entry, Graph, Kind, Record
+from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pygraphd.client._torch import CompiledFacts, Runnable
-    from pygraphd.client.candidates import Candidates
     from pygraphd.client.capture import CudaRecorder
     from pygraphd.client.graph_facts import GraphFacts
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.client.step_profile import StepProfile
     from pygraphd.schema.keys import Environment
+
+
+SWITCHED_OFF = "PYGRAPH_RELOCATE=0"
+CANNOT_RECORD = "relocatable graphs cannot be had in this process"
+FORWARD_NOT_OURS = "its forward was compiled without PyGraph"
 
 
 class Session:
@@ -72,7 +65,6 @@ class Session:
             "idle_ticks": IDLE_TICKS,
             "integers": MAX_SIZES,
         }
-        self.drift = Drift(self.options.recheck_s, self.report)
         self._host = socket.gethostname()
         self.step_profile: StepProfile | None = None
         self._watch_no_more: Callable[[], None] = lambda: None
@@ -89,16 +81,9 @@ class Session:
         self._steps: dict[int, Steps] = {}
         self.families = Families()
         self._recorders: dict[int, CudaRecorder | None] = {}
-        self._budgets: dict[int, Budget] = {}
         self._is_helper_prepared = False
         self._latest_options: tuple[tuple[str, str], ...] = ()
         self._options: dict[int, tuple[tuple[str, str], ...]] = {}
-        self.trees_have_run = False
-        """Whether any graph has run in PyTorch's trees, as far as that was up to us,"""
-        self.has_relocated = False
-        """and whether any was deployed as a relocatable graph."""
-        self.tree_devices: set[int] = set()
-        """Devices on which Inductor believes that a forward has run in a tree."""
 
     def profile_a_step(self) -> StepProfile | None:
         """Return what is to be told of each call, if one step is to be profiled."""
@@ -111,28 +96,40 @@ class Session:
             self.step_profile, self._watch_no_more = profile, trace.watch_others(profile.give_way)
         return self.step_profile
 
-    def plan(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> Plan:
-        """Look up the partitions of a compiled graph."""
+    def plan(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> Plan | None:
+        """Look up the partitions of a compiled graph; None: Inductor is to run it as it does without us."""
         facts = _torch.facts(compiled, graph_kwargs)
         box = graph_kwargs.get("boxed_forward_device_index")  # a forward and its backward share one
+        if reason := self._why_not_ours(facts, box):
+            self.report.leave_to_torch(reason)
+            return None
         family = box if box is not None else object()
         graphs = fingerprint.graphs(facts, self._options_of(family, is_backward=facts.is_backward))
         environment = fingerprint.environment(facts.device_index)
         part = self.ranks.part(family, graphs, environment)
         self.report.count(graphs=len(graphs))
-        known = Known({}, {})
-        if part.leads:
-            known = self.look_up(graphs, environment, whole=self._may_relocate_whole(facts, len(graphs)))
-        return Plan(self, facts, environment, graphs, known, family, part)
+        known = self.look_up(graphs, environment) if part.leads else Known({}, {})
+        plan = Plan(self, facts, environment, graphs, known, family, part)
+        if not facts.is_backward:
+            _torch.note_ours(box)
+        return plan
 
-    def _may_relocate_whole(self, facts: CompiledFacts, partitions: int) -> bool:
-        index = facts.device_index
-        return index is not None and may_be_relocated(facts, partitions) and self.may_relocate(index)
+    def _why_not_ours(self, facts: CompiledFacts, box: object) -> str | None:
+        """Return why Inductor is to run a graph as it does without us."""
+        if facts.device_index is None:
+            return None  # there is nothing to be done, which is to be reported
+        if not self.options.relocate:
+            return SWITCHED_OFF
+        if self._recorder_of(facts.device_index) is None:
+            return CANNOT_RECORD
+        # PyTorch's trees may have run its forward, and have to run it then.
+        is_theirs = facts.cudagraphs_asked and facts.is_backward and not _torch.is_ours(box)
+        return FORWARD_NOT_OURS if is_theirs else None
 
-    def look_up(self, graphs: Sequence[Graph], environment: Environment, *, whole: bool = False) -> Known:
-        """Look graphs up; `whole`: of one that PyTorch does not capture, all may be relocated here."""
+    def look_up(self, graphs: Sequence[Graph], environment: Environment) -> Known:
+        """Look graphs up."""
         found = self.cache.lookup(environment, [graph.digest for graph in graphs])
-        why_not = {graph: self._why_not_believed(entry, whole=whole) for graph, entry in found.items()}
+        why_not = {graph: self._why_not_believed(entry) for graph, entry in found.items()}
         doubted = {graph: doubt for graph, doubt in why_not.items() if doubt is not None}
         entries = {graph: entry for graph, entry in found.items() if graph not in doubted}
         rejected = {graph: found[graph] for graph in doubted}
@@ -155,13 +152,16 @@ class Session:
         )
         return options
 
-    def _why_not_believed(self, entry: Entry, *, whole: bool) -> Doubt | None:
-        return doubts.REFRESHED if self.options.refresh else self._why_not_trusted(entry, whole=whole)
+    def _why_not_believed(self, entry: Entry) -> Doubt | None:
+        return doubts.REFRESHED if self.options.refresh else self._why_not_trusted(entry)
 
-    def _why_not_trusted(self, entry: Entry, *, whole: bool = True) -> Doubt | None:
+    def _why_not_trusted(self, entry: Entry) -> Doubt | None:
         if self.options.trust is Trust.LOCAL and self._is_foreign(entry):
             return doubts.not_trusted(entry)
-        return self.why_not_usable(entry.decision, whole=whole)
+        age_s = time.time() - entry.measured_at if entry.measured_at is not None else 0.0
+        if 0 < self.options.max_age_s < age_s:
+            return doubts.too_old(age_s)
+        return None if entry.decision.policy == POLICY_VERSION else doubts.other_policy(entry.decision)
 
     def _trusted(self, entry: Entry) -> bool:
         return self._why_not_trusted(entry) is None
@@ -204,15 +204,6 @@ class Session:
         if not is_open:
             self.report.take_back(graph, environment)
 
-    def note_anew(
-        self, graph: Graph, environment: Environment, objection: str, *, is_retrial: bool
-    ) -> Entry | None:
-        """Note that a deployed graph is measured anew, and what stands against it (see `checking`); return what the cache says, which may be outdated."""
-        self.report.count(**{"retried" if is_retrial else "drifted": 1})
-        self.report.step_aside(objection)
-        self.report.take_back(graph, environment)
-        return self.cache.lookup(environment, [graph.digest]).get(graph.digest)
-
     def watch(
         self,
         region: Region,
@@ -221,22 +212,18 @@ class Session:
         cached: Decision | None,
         rejected: Entry | None = None,
         doubt: Doubt | None = None,
-        *,
-        tells: bool = True,
     ) -> None:
         """Keep a region that is not decided, so that `close` can say at least how often it was called.
 
         `family` is one object for a forward and its backward. `cached` is what the cache knows of it, `rejected` what it says
-        and what is not believed, `doubt` why what was known is not taken. Unless it `tells`, what is found is not for the cache.
+        and what is not believed, `doubt` why what was known is not taken.
         """
-        known_calls = cached.calls if cached is not None else -1
+        known_calls = -1.0 if cached is None else float("inf") if policy.is_noisy(cached) else cached.calls
         self._families[id(family)] = family
         is_backward = region.graph.kind is Kind.BACKWARD
         interest = Interest(environment, region.graph.digest, id(family), is_backward)
-        self._claims.add(interest, rejected, insists=region.may_stay)
-        self._watched[id(region.tally)] = _Watched(
-            region.graph, region.tally, interest, known_calls, doubt, rejected, tells, region.ran_before
-        )
+        self._claims.add(interest, rejected)
+        self._watched[id(region.tally)] = _Watched(region.graph, region.tally, interest, known_calls, doubt)
         # A region that goes with its model is nothing to be waited for, nor to be kept from others.
         weakref.finalize(region, self._claims.remove, interest).atexit = False
 
@@ -245,46 +232,13 @@ class Session:
         watched = self._watched.get(id(region.tally))
         if watched is None:
             return Turn.OURS
-        turn = self._claims.turn(watched.interest)
-        family, kind = watched.interest.family, region.graph.kind
-        if isinstance(turn, Entry) and self.families.leaves_without_trees(family, kind, turn.decision):
-            return Turn.OURS
-        return turn
-
-    def decided_as_refused(self, region: Region, refusal: str) -> Entry | None:
-        """Return what was found where relocatable graphs were refused for the same reason, if that may be taken as it is.
-
-        What was the same in two processes is no passing thing: measuring anew in each would come to the same.
-        """
-        watched = self._watched.get(id(region.tally))
-        if watched is None:
-            return None
-        entry = self._claims.look_up(watched.interest)
-        if entry is None or self.must_check(entry):
-            return None
-        if not policy.was_refused_as(entry.decision, refusal):
-            return None
-        is_backward_in_trees = (
-            region.graph.kind is Kind.BACKWARD and entry.decision.deployment is Deployment.TREES
-        )
-        follows = self.families.forward_in_trees(watched.interest.family)
-        return entry if follows or not is_backward_in_trees else None
+        return self._claims.turn(watched.interest)
 
     def keep_turn(self, region: Region) -> None:
         """Note that this process is still measuring a region."""
         watched = self._watched.get(id(region.tally))
         if watched is not None:
             self._claims.keep(watched.interest)
-
-    def conditions(self, region: Region) -> Conditions:
-        """Return what the decision for a measured region depends on beside its measurements: its forward's or backward's."""
-        watched = self._watched.get(id(region.tally))
-        if watched is not None and region.graph.kind is Kind.BACKWARD:
-            return Conditions(self.families.forward_in_trees(watched.interest.family))
-        if region.graph.kind is not Kind.FORWARD:
-            return Conditions()
-        together = self.rota.measured_with(region.family)
-        return Conditions(backward_gain_us=self.families.gain_left_us(region, together))
 
     def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
         """Return what is to run, of what is offered, in view of what other ranks have decided."""
@@ -294,20 +248,6 @@ class Session:
         """Return the dynamic sizes of a forward and its backward, one for each family."""
         self._families[id(family)] = family
         return self._steps.setdefault(id(family), Steps(family))
-
-    def why_not_usable(self, decision: Decision, *, whole: bool = True) -> Doubt | None:
-        """Return why a cached decision is none that this process could have taken; such a one is looked at anew.
-
-        `whole`: a graph that PyTorch does not capture may be relocated here, so that there is a choice after all.
-        """
-        if decision.policy != POLICY_VERSION:
-            return doubts.other_policy(decision)
-        offered = {Deployment.KERNELS, Deployment.TREES}
-        if self.options.relocate:
-            offered.add(Deployment.GRAPH)
-            if whole and decision.reason.startswith((policy.MODE_WITHOUT_TREES, policy.NOT_CAPTURED)):
-                return doubts.NOT_TRIED_THERE
-        return None if decision.deployment in offered else doubts.NOT_OFFERED
 
     def relocatable(
         self, launch: Runnable, device_index: int, link: Link | None, facts: GraphFacts
@@ -324,28 +264,13 @@ class Session:
         self.report.bounds |= {"recordings": recordings, "executables": MAX_BINDINGS}
         return relocatable(launch, recorder, self.report, link, facts, recordings)
 
-    def may_try_trees(self) -> bool:
-        """Whether PyTorch's trees may be tried in a program that has settled.
-
-        Once they have run in a process, its relocated graphs have been seen to take 10 % longer, for good; see `policy.spares_trees`.
-        """
-        return self.trees_have_run or not self.has_relocated
-
-    def may_relocate(self, device_index: int) -> bool:
-        """Whether relocatable graphs are wanted, and can be had here."""
-        return self._recorder_of(device_index) is not None
-
     def _recorder_of(self, device_index: int) -> CudaRecorder | None:
-        if not self.options.relocate:
-            return None
         if device_index not in self._recorders:
             self._recorders[device_index] = self._recorder(device_index)
         return self._recorders[device_index]
 
-    def link(self, family: object) -> Link | None:
+    def link(self, family: object) -> Link:
         """Return what a forward and its backward know of each other's memory, one for each family."""
-        if not self.options.relocate:
-            return None
         from pygraphd.client.recycling import Link
 
         self._families[id(family)] = family
@@ -364,12 +289,6 @@ class Session:
             return None
         self.prepare_helper()
         return recorder
-
-    def why_not_launch(self, candidates: Candidates) -> str | None:
-        """Return why calls of a captured graph had better not be launched beside what is captured: there is too little memory."""
-        device, relocate = candidates.device_index, candidates.relocate
-        budget = self._budgets.setdefault(device, Budget(device))
-        return budget.why_not(relocate.bytes if relocate is not None else 0)
 
     def prepare_helper(self) -> None:
         """Have the compiled helper made if it never was; nobody waits for it, so this is best done before graphs are compiled."""
@@ -398,24 +317,14 @@ class Session:
             return  # the session has been closed meanwhile
         self._claims.remove(watched.interest)
         environment = watched.interest.environment
-        because = ""  # what was known and goes on has not been doubted
-        if watched.doubt is not None and not result.kept:
-            because = watched.doubt.told(result.measurements)
+        because = watched.doubt.told(result.measurements) if watched.doubt is not None else ""
         self.report.deploy(result.graph, environment, runs, _source(result, runs), because)
-        if region.graph.kind is not Kind.BACKWARD:
-            family = watched.interest.family
-            part = result.graph.digest, result.graph.partition
-            self.families.note_forward(family, part, result.decision.deployment)
-            if result.measurements:
-                self.families.note_loss(family, part, loss_in_trees_us(result.measurements))
         if result.adopted is not None:
             self.report.count(adopted=1)
             return
         if result.measurements:
             self.report.count(measured=1)
-            self.trees_have_run |= any(each.deployment is Deployment.TREES for each in result.measurements)
-        if (record := watched.record(result)) is not None:
-            self.record(environment, [record])
+        self.record(environment, [Record(result.graph, result.decision, result.measurements)])
 
     def record(self, environment: Environment, records: Sequence[Record]) -> None:
         """Hand records to the cache, if there are any."""
@@ -427,7 +336,6 @@ class Session:
         if self.step_profile is not None:
             self.step_profile.close()
             self._watch_no_more()
-        self.drift.close()
         unfinished: dict[Environment, list[Record]] = {}
         for watched in list(self._watched.values()):  # other threads may still be at work
             environment, calls = watched.interest.environment, watched.tally.calls
@@ -437,7 +345,7 @@ class Session:
             )
             because = watched.doubt.told() if watched.doubt is not None else ""
             self.report.deploy(watched.graph, environment, decision, Source.UNFINISHED, because)
-            if not (left or watched.ran_before) and watched.known_calls < calls:
+            if not left and watched.known_calls < calls:
                 record = Record(watched.graph, decision)
                 unfinished.setdefault(environment, []).append(record)
         for graph, environment, decision in list(self._checked.values()):
@@ -461,21 +369,8 @@ class _Watched:
     graph: Graph
     tally: Tally
     interest: Interest
-    known_calls: int
+    known_calls: float
     doubt: Doubt | None
-    rejected: Entry | None
-    tells: bool
-    ran_before: bool
-    """It was measured anew: if it came to no end, what the cache says is better than that."""
-
-    def record(self, result: Decided) -> Record | None:
-        """Return what the cache is to be told."""
-        if not result.kept:
-            record = Record(result.graph, result.decision, result.measurements, result.conditions)
-            return record if self.tells else None
-        # It ends the lease, and replaces nothing that is final.
-        is_final = self.rejected is not None and self.rejected.decision.final
-        return Record(result.graph, result.decision) if is_final else None
 
 
 def _source(result: Decided, runs: Decision) -> Source:

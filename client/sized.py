@@ -35,7 +35,7 @@ FORWARD_LAUNCHED = "its forward was launched for its dynamic size"
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class OfSize:
     """What runs one size; `close` gives back what it keeps, when another takes its place."""
 
     run: Runnable
@@ -81,7 +81,7 @@ class Sized:
         bounds: Bounds,
         steps: Steps,
         begin: Callable[[], bool],
-        decide: Callable[[Sizes, Sizes], Slot],
+        decide: Callable[[Sizes, Sizes], OfSize],
         whole: Callable[[Sized], Runnable],
         report: Report,
     ) -> None:
@@ -100,7 +100,7 @@ class Sized:
         self._report = report
         self._leads = False
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
-        self._slots: dict[Sizes, Slot] = {}
+        self._slots: dict[Sizes, OfSize] = {}
         self._runs: dict[Sizes, Runnable] = {}
         self._seen: dict[Sizes, int] = {}
         self._used: dict[Sizes, int] = {}
@@ -243,7 +243,7 @@ class Sized:
     def _set_up(self, sizes: Sizes, own: Sizes) -> Runnable:
         self._setups += 1
         del self._seen[sizes]
-        slot = self._guarded(lambda: self._decide(sizes, own)) or Slot(self._launch, _nothing)
+        slot = self._guarded(lambda: self._decide(sizes, own)) or OfSize(self._launch, _nothing)
         with self._changing:
             self._slots[sizes] = slot
             self._runs[sizes] = slot.run

@@ -55,26 +55,29 @@ def read_entries(folder: Path, environment: str) -> dict[str, Entry]:
     A decision that is not final never hides one that is. Files that are not ours or not valid are passed over.
     """
     entries: dict[str, Entry] = {}
-    for request in _requests(folder):
-        if request.environment.digest() != environment:
-            continue
-        merge(entries, request, newer=False)
+    for request, left_at in _requests(folder):
+        if request.environment.digest() == environment:
+            merge(entries, request, left_at, newer=False)
     return entries
 
 
-def merge(entries: dict[str, Entry], request: RecordRequest, *, newer: bool) -> None:
-    """Add records to entries that are newer or older than they; one that is not final never hides one that is."""
+def merge(entries: dict[str, Entry], request: RecordRequest, left_at: float, *, newer: bool) -> None:
+    """Add records, made at a time in seconds since the epoch, to entries that are newer or older than they.
+
+    One that is not final never hides one that is.
+    """
     for record in request.records:
         known = entries.get(record.graph.digest)
         if known is None or _replaces(record.decision, known.decision, newer=newer):
-            entries[record.graph.digest] = _entry(record, request.origin.host)
+            entries[record.graph.digest] = _entry(record, request.origin.host, left_at)
 
 
-def _entry(record: Record, host: str) -> Entry:
+def _entry(record: Record, host: str, left_at: float) -> Entry:
     entry = Entry(record.graph.digest, record.decision, os.getuid(), host)
     for each in record.measurements:
         if each.deployment is record.decision.deployment:
-            return replace(entry, cost_us=each.median_us, host_us=each.host_us, span_us=each.span_us)
+            costs = {"cost_us": each.median_us, "host_us": each.host_us, "span_us": each.span_us}
+            return replace(entry, measured_at=left_at, **costs)
     return entry
 
 
@@ -82,16 +85,19 @@ def _replaces(decision: Decision, known: Decision, *, newer: bool) -> bool:
     return newer if decision.final == known.final else decision.final
 
 
-def _requests(folder: Path) -> Iterator[RecordRequest]:
+def _requests(folder: Path) -> Iterator[tuple[RecordRequest, float]]:
     names = sorted(os.listdir(folder), reverse=True) if folder.is_dir() else []  # noqa: PTH208
     for name in [name for name in names if name.endswith(".json") and not name.startswith(".")][:MAX_READ]:
         with contextlib.suppress(OSError, InvalidMessageError):
-            yield messages.decode(RecordRequest, _read_own(folder / name))
+            body, left_at = _read_own(folder / name)
+            yield messages.decode(RecordRequest, body), left_at
 
 
-def _read_own(path: Path) -> bytes:
+def _read_own(path: Path) -> tuple[bytes, float]:
+    """Return what is in a file of one's own, and when it was written."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
-        if os.fstat(descriptor).st_uid not in (0, os.getuid()):
+        found = os.fstat(descriptor)
+        if found.st_uid not in (0, os.getuid()):
             raise PermissionError(f"{path} is somebody else's")
-        return file.read(MAX_BODY_BYTES + 1)
+        return file.read(MAX_BODY_BYTES + 1), found.st_mtime

@@ -19,11 +19,8 @@ MAX_ROUNDS = 400
 """Rounds after which measuring ends with what there is; two dozen are usual,"""
 MAX_CALLS = 8_192
 """or calls; of a graph that 80 layers call, a few thousand are."""
-UNCOUNTED = {Deployment.KERNELS: 1, Deployment.TREES: 3, Deployment.GRAPH: 4}
-"""A deployment's first rounds in a process, which pay for setting it up. Trees warm up, record, then replay; relocatable graphs
-see that sizes come back, record, replay, and in training begin to keep memory. Later the first after a change is not counted."""
-CATCH_UP = 8
-"""Rounds of launches before trees. Relocated calls run ahead of the GPU: it comes to them, and trees may not be needed."""
+UNCOUNTED = {Deployment.KERNELS: 1, Deployment.GRAPH: 4}
+"""A deployment's first rounds in a process, which pay for setting it up. Relocatable graphs see that sizes come back, record, replay, and in training begin to keep memory. Later the first after a change is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +43,7 @@ def blocks(candidates: tuple[Deployment, ...]) -> tuple[Block, ...]:
     """Return the blocks in which `candidates`, of which KERNELS is one, are measured."""
     if len(candidates) == 1:
         return (Block(*candidates, UNCOUNTED[candidates[0]], SAMPLES, may_end=True),)
-    relocate, trees = Deployment.GRAPH, Deployment.TREES
-    if relocate in candidates and trees in candidates:
-        # Trees come last, as they leave something behind, and may not be needed; with launches of their own.
-        catch_up = Block(Deployment.KERNELS, CATCH_UP, 0, part=1, may_end=True)
-        return (*_around_launches(relocate), catch_up, *_around_launches(trees, part=1))
-    return _around_launches(next(each for each in candidates if each is not Deployment.KERNELS))
+    return _around_launches(Deployment.GRAPH)
 
 
 def _around_launches(capture: Deployment, part: int = 0) -> tuple[Block, ...]:
@@ -151,7 +143,7 @@ class Turns:
         return True
 
     def _goes_on(self, deployment: Deployment) -> bool:
-        """Whether a round is the first of the next block: what others need is no reason to leave this one, or to begin with trees."""
+        """Whether a round is the first of the next block: what others need is no reason to leave this one."""
         is_other = deployment is not self._block.deployment
         return is_other and self._has_enough() and not self.is_done and deployment is self.next()
 

@@ -1,4 +1,4 @@
-"""Graphs of which PyTorch captures no part: whether all of one may be relocated, and how it is decided to be launched if not."""
+"""Graphs of which Inductor captures no part: whether all of one may be recorded, and how it is decided to be launched if not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def may_be_relocated(facts: CompiledFacts, partitions: int) -> bool:
-    """Whether relocation can be offered for all of such a graph."""
+    """Whether all of such a graph may be recorded."""
     return facts.only_cuda and facts.state is not None and partitions == 1
 
 
@@ -25,7 +25,7 @@ def only_launch(facts: CompiledFacts) -> Decision:
     if not facts.on_cuda:
         return policy.only_launch(policy.ON_THE_CPU)
     if not facts.cudagraphs_asked:
-        return policy.only_launch(policy.MODE_WITHOUT_TREES)
+        return policy.only_launch(policy.NOT_WHOLE if facts.state is not None else policy.STATE_UNKNOWN)
     reason = policy.one_line(f"{policy.NOT_CAPTURED}{facts.refusal or 'it did not try'}")
     # What another graph or a setting of the process has led to may be otherwise next time.
     return policy.only_launch(reason) if facts.refused_for_good else policy.not_measured(reason, 0)

@@ -200,9 +200,12 @@ def test_what_was_spooled_says_what_it_cost(places: Locations) -> None:
         ENVIRONMENT, [dataclasses.replace(RECORD, measurements=measurements)]
     )
 
-    found = Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH])
+    found = Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH])[GRAPH]
 
-    assert found == {GRAPH: dataclasses.replace(MINE, cost_us=70.0, host_us=69.0, span_us=71.0)}
+    costs = {"cost_us": 70.0, "host_us": 69.0, "span_us": 71.0}
+    assert found == dataclasses.replace(MINE, **costs, measured_at=found.measured_at)
+    (file,) = places.spool.iterdir()
+    assert found.measured_at == file.stat().st_mtime
 
 
 def test_a_process_without_a_daemon_knows_what_it_found_itself(places: Locations) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from pygraphd.client import checking, profiler
 from pygraphd.client.candidates import Candidates
-from pygraphd.client.checking import Checked, Claimed, Jury
+from pygraphd.client.checking import Checked
 from pygraphd.client.costs import Cost, Parts
 from pygraphd.client.report import Report
 from pygraphd.client.timeline import Entry
@@ -20,8 +20,8 @@ from pygraphd.schema.messages import Deployment
 
 pytestmark = pytest.mark.torch
 
-TREES, GRAPH = Deployment.TREES, Deployment.GRAPH
-ENOUGH = UNCOUNTED[TREES] + SAMPLES
+GRAPH = Deployment.GRAPH
+ENOUGH = UNCOUNTED[GRAPH] + SAMPLES
 TWICE = ENOUGH + SAMPLES
 
 
@@ -54,22 +54,20 @@ class Relocating:
 
     refusal = None
     refused_for_good = False
-    refused_for_now = None
 
-    def __init__(self, makes_at: range) -> None:
+    def __init__(self, makes_at: range = range(0), run: Any = None) -> None:
         self._makes_at = makes_at
+        self._run = run
         self._calls = self.prepared = 0
 
-    def __call__(self, inputs: list[Any]) -> str:
+    def __call__(self, inputs: list[Any]) -> Any:
         makes = self._calls in self._makes_at
+        if self._run is not None:
+            return self._run(inputs)
         self.prepared += makes
         Clock.time_us = 1000.0 if makes else 100.0
         self._calls += 1
         return "relocated"
-
-    @property
-    def bytes(self) -> int:
-        return 0
 
     def at(self, sizes: tuple[int, ...]) -> Relocating:
         return self
@@ -78,8 +76,9 @@ class Relocating:
         pass
 
 
-def candidates(run: Any, relocate: Relocating | None = None) -> Candidates:
-    return Candidates(run, run, device_index=0, is_backward=False, relocate=relocate)
+def checked(run: Relocating, cost_us: float, settle: Any, report: Report) -> Checked:
+    ways = Candidates(run, 0, run)
+    return Checked(GRAPH, Cost(cost_us, Parts(cost_us, cost_us)), (), ways, settle, report)
 
 
 class Case:
@@ -88,12 +87,7 @@ class Case:
     def __init__(self, cost_us: float = 100.0) -> None:
         self.report = Report()
         self.said: list[bool] = []
-        self.jury = Jury()
-        self.checked = self.another(cost_us)
-
-    def another(self, cost_us: float) -> Checked:
-        claimed = Claimed(TREES, Cost(cost_us, Parts(cost_us, cost_us)))
-        return Checked(self.run, claimed, candidates(self.run), self.settle, self.report, self.jury)
+        self.checked = checked(Relocating(run=self.run), cost_us, self.settle, self.report)
 
     def run(self, inputs: list[Any]) -> str:
         return "as decided elsewhere"
@@ -130,7 +124,7 @@ def test_what_does_not_hold_once_is_timed_once_more(
     case.calls(ENOUGH)
     monkeypatch.setattr(Clock, "time_us", then_us)
 
-    case.calls(SAMPLES)
+    case.calls(SAMPLES - 1)
     assert case.said == []
     case.calls(1)
 
@@ -160,10 +154,9 @@ def test_calls_that_make_an_executable_do_not_count_unless_nearly_all_do(
         said.append(holds)
         return run
 
-    claimed = Claimed(GRAPH, Cost(100.0, Parts(100.0, 100.0)))
-    checked = Checked(run, claimed, candidates(run, run), settle, Report(), Jury())
+    one = checked(run, 100.0, settle, Report())
     for _ in range(first + 2 * SAMPLES + 1):
-        checked([])
+        one([])
 
     assert said == [holds]
 
@@ -200,28 +193,6 @@ def test_what_can_never_be_timed_ends_all_the_same() -> None:
     assert case.said == [True]
 
 
-@pytest.mark.parametrize("costs", [(100.0, 1.0), (1.0, 100.0)], ids=["backward", "forward"])
-def test_a_forward_and_its_backward_are_disputed_together(costs: tuple[float, float]) -> None:
-    case = Case(costs[0])
-    backward = case.another(costs[1])
-    steps = [(case.checked([]), backward([])) for _ in range(TWICE + 3)]
-
-    assert steps[-1] == ("measured anew", "measured anew")
-    assert case.said == [False, False]
-
-
-def test_a_forward_and_its_backward_hold_together() -> None:
-    case = Case()
-    backward = case.another(100.0)
-    case.calls(ENOUGH + 10)
-    assert case.said == []
-    for _ in range(ENOUGH + 1):
-        backward([])
-    case.calls(1)
-
-    assert case.said == [True, True]
-
-
 def test_a_capture_of_the_users_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(cost_us=1.0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -235,11 +206,10 @@ def test_an_error_of_the_users_is_the_users(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(inputs: list[Any]) -> None:
         raise ZeroDivisionError
 
-    claimed = Claimed(TREES, Cost(1.0))
-    checked = Checked(fail, claimed, candidates(fail), lambda *_: fail, Report(), Jury())
+    one = checked(Relocating(run=fail), 1.0, lambda *_: fail, Report())
     for _ in range(TWICE + 1):
         with pytest.raises(ZeroDivisionError):
-            checked([])
+            one([])
 
 
 def test_an_error_of_ours_is_counted_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_a_program_that_ends_before_it_has_measured_anew_says_what_was_claimed(
 def test_of_what_has_drifted_it_is_told_what_it_cost_before(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box = SimpleNamespace(value=0)
+    box = BoxedDeviceIndex(0)
     graphs = (
         compile_once(session, 2, backward=False, box=box),
         compile_once(session, 1, backward=True, box=box),

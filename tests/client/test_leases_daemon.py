@@ -54,7 +54,7 @@ sys.stdin.read()
 
 
 def models(told: Session) -> tuple[Any, Any]:
-    box = SimpleNamespace(value=0)
+    box = BoxedDeviceIndex(0)
     return (
         compile_once(told, 2, backward=False, box=box),
         compile_once(told, 1, backward=True, box=box),

@@ -53,7 +53,7 @@ STRANGE_BACKWARD = BACKWARD.replace("return (getitem_4,", "return (getitem_4, ge
 def compile_pair(
     session: Session, forward: str = FORWARD, backward: str = BACKWARD
 ) -> tuple[Compiled, Compiled]:
-    box = SimpleNamespace(value=0)
+    box = BoxedDeviceIndex(0)
     return (
         compile_once(session, 1, backward=False, box=box, text=forward),
         compile_once(session, 1, backward=True, box=box, text=backward),
@@ -110,7 +110,7 @@ def test_a_backward_that_is_not_understood_is_launched_beside_a_forward_that_is(
 def test_a_backward_whose_forward_is_not_known_is_left_to_the_trees(
     session: Session, relocating: list[Relocating]
 ) -> None:
-    backward = compile_once(session, 1, backward=True, box=SimpleNamespace(value=0), text=BACKWARD)
+    backward = compile_once(session, 1, backward=True, box=BoxedDeviceIndex(0), text=BACKWARD)
 
     assert run(backward, backward, 3) == [(["captured"], ["captured"])] * 3
 
@@ -138,9 +138,7 @@ def test_a_whole_graph_is_offered_relocation_if_it_is_understood(
     import torch._inductor.config as inductor_config
 
     with inductor_config.patch({"triton.cudagraphs": False}):
-        compile_whole(
-            session, backward=False, box=SimpleNamespace(value=None), inductor_post_grad_graph_str=text
-        )
+        compile_whole(session, backward=False, box=BoxedDeviceIndex(None), inductor_post_grad_graph_str=text)
 
     assert len(relocating) == offered
 
@@ -156,7 +154,7 @@ def test_what_is_recorded_is_told_where_the_state_is(
         return made(self, *arguments)
 
     monkeypatch.setattr(Session, "relocatable", relocatable)
-    box = SimpleNamespace(value=0)
+    box = BoxedDeviceIndex(0)
     for text, backward in ((FORWARD, False), (BACKWARD, True)):
         compiled = compile_whole(
             session,

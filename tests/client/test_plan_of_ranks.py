@@ -74,7 +74,7 @@ def sessions(folder: Path, wait_limit_s: float = 120.0) -> list[Session]:
 
 
 def pair(session: Session, parts: int = 1, text: str | None = None) -> tuple[Compiled, Compiled]:
-    box = SimpleNamespace(value=0)
+    box = BoxedDeviceIndex(0)
     forward = compile_once(session, parts, backward=False, box=box, text=text)
     return forward, compile_once(session, 1, backward=True, box=box, text=text)
 
@@ -122,7 +122,7 @@ def test_ranks_decide_for_all_dynamic_sizes_at_once(
     monkeypatch.setattr(Cache, "lease", lease)
     text = 'arg0_1: "Sym(s77)"\n  a = torch.ops.aten.sin.default(b)'
     alone = Session(ranks[0].locations)
-    forward = compile_once(alone, 1, backward=False, box=SimpleNamespace(value=0), text=text)
+    forward = compile_once(alone, 1, backward=False, box=BoxedDeviceIndex(0), text=text)
     forward.current_callable([torch.ones(1), 8])
     measured, followed = pair(ranks[0], text=text), pair(ranks[1], text=text)
 

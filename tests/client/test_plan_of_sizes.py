@@ -46,7 +46,7 @@ Pair = tuple[Compiled, Compiled]
 
 
 def compile_pair(session: Session, partitions: int = 1) -> Pair:
-    box = SimpleNamespace(value=0)
+    box = BoxedDeviceIndex(0)
     forward = compile_once(session, partitions, backward=False, box=box, text=TEXT)
     return forward, compile_once(session, 1, backward=True, box=box, text=TEXT)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pygraphd.client import sized
 from pygraphd.client.options import Bounds
 from pygraphd.client.report import Report
-from pygraphd.client.sized import Sized, Sizes, Slot, Steps
+from pygraphd.client.sized import OfSize, Sized, Sizes, Steps
 from pygraphd.schema.messages import MAX_SIZES
 
 LAUNCHED = "launched"
@@ -38,12 +38,12 @@ class Case:
             self.report,
         )
 
-    def decide(self, sizes: Sizes, own: Sizes) -> Slot:
+    def decide(self, sizes: Sizes, own: Sizes) -> OfSize:
         assert sizes[len(sizes) - len(own) :] == own
         self.decided.append(sizes)
         self.open.add(sizes)
         self.most_open = max(self.most_open, len(self.open))
-        return Slot(lambda _inputs: sizes, lambda: self.open.discard(sizes))
+        return OfSize(lambda _inputs: sizes, lambda: self.open.discard(sizes))
 
     def whole(self, _sized: Sized) -> Any:
         self.wholes += 1
@@ -173,10 +173,10 @@ def test_another_thread_is_launched_while_one_decides() -> None:
     case = Case(calls=1)
     began, go_on = threading.Event(), threading.Event()
 
-    def decide(sizes: Sizes, own: Sizes) -> Slot:
+    def decide(sizes: Sizes, own: Sizes) -> OfSize:
         began.set()
         assert go_on.wait(10)
-        return Slot(lambda _inputs: sizes, lambda: None)
+        return OfSize(lambda _inputs: sizes, lambda: None)
 
     case.sized._decide = decide
     results: list[Any] = []

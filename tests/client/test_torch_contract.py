@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 import torch
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.utils import GraphPartitionMap
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -60,10 +61,9 @@ def test_what_operators_say_of_themselves() -> None:
     [
         ("torch._inductor.output_code", "CompiledFxGraph.post_compile", ["self", "example_inputs", "constants", "graph_kwargs"]),
         ("torch._inductor.output_code", "maybe_realign_inputs", ["ran_cudagraphs", "compiled_graph", "inputs_to_check", "mutated_inputs_idxs"]),
-        ("torch._inductor.cudagraph_trees", "get_manager", ["device_index", "create_if_none_exists"]),
-        ("torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.set_to_running_backward", ["self"]),
+        ("torch._inductor.output_code", "maybe_handle_backward_generation", ["compiled_graph", "boxed_forward_device_index"]),
     ],
-    ids=["post_compile", "realign", "get_manager", "set_to_running_backward"],
+    ids=["post_compile", "realign", "backward_generation"],
 )  # fmt: skip
 def test_signatures(module: str, name: str, parameters: list[str]) -> None:
     owner: Any = importlib.import_module(module)
@@ -71,6 +71,31 @@ def test_signatures(module: str, name: str, parameters: list[str]) -> None:
         owner = getattr(owner, part)
 
     assert list(inspect.signature(owner).parameters) == parameters
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_trees_are_asked_about_backwards_of_their_own_forwards_alone(
+    ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a backward that it will not capture, Inductor takes it for granted that a forward has run in a tree."""
+    output_code = importlib.import_module("torch._inductor.output_code")
+    trees = importlib.import_module("torch._inductor.cudagraph_trees")
+    handle, asked = output_code.maybe_handle_backward_generation, []
+    monkeypatch.setattr(output_code, "maybe_handle_backward_generation", handle)  # put back afterwards
+    monkeypatch.setattr(trees, "get_manager", lambda *_, **__: asked.append("the trees") or SimpleNamespace())
+    _torch.install(lambda original, *_: original(), lambda original, runnable, kwargs: runnable)()
+    box, run = BoxedDeviceIndex(0), object()
+    backward = SimpleNamespace(current_callable=run, fx_kwargs={"is_backward": True})
+    if ours:
+        _torch.note_ours(box)
+
+    output_code.maybe_handle_backward_generation(backward, box)
+
+    assert asked == ([] if ours else ["the trees"])
+    assert (backward.current_callable is run) is ours
+    assert _torch.is_ours(box) is ours
+    assert not _torch.is_ours(BoxedDeviceIndex(0))
+    assert not _torch.is_ours(None)
 
 
 def test_cudagraphify_takes_what_is_handed_on() -> None:

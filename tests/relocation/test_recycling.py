@@ -581,16 +581,6 @@ def test_a_forward_under_hooks_ends_what_is_offered_however_it_runs() -> None:
     assert link.offer is None
 
 
-def test_what_is_watched_can_be_replaced() -> None:
-    region, deployed = (lambda inputs: "region"), (lambda inputs: "deployed")
-    compiled = SimpleNamespace(current_callable=region)
-    recycling.watch(compiled, Link(), is_backward=True)
-
-    assert _torch.replace_callable(compiled, region, deployed)
-
-    assert compiled.current_callable([]) == "deployed"
-
-
 def test_where_it_cannot_be_told_what_user_code_sees_nothing_is_recycled(step: Step) -> None:
     step.returned = None
     step.run()
