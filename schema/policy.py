@@ -77,12 +77,16 @@ def _costs_less(graph: Measurement, kernels: Measurement) -> bool:
 
 def span_difference_us(graph: Measurement, kernels: Measurement) -> float:
     """Return how much longer GRAPH takes on the GPU, in microseconds; 0.0 within the noise or 2 %, negative if it takes less."""
-    return _difference_us(graph.span_us, kernels.span_us, math.hypot(_span_error(graph), _span_error(kernels)))
+    return _difference_us(
+        graph.span_us, kernels.span_us, math.hypot(_span_error(graph), _span_error(kernels))
+    )
 
 
 def host_difference_us(graph: Measurement, kernels: Measurement) -> float:
     """Return how much longer GRAPH takes on the host, in microseconds; 0.0 within the noise or 2 %, negative if it takes less."""
-    return _difference_us(graph.host_us, kernels.host_us, math.hypot(_host_error(graph), _host_error(kernels)))
+    return _difference_us(
+        graph.host_us, kernels.host_us, math.hypot(_host_error(graph), _host_error(kernels))
+    )
 
 
 def _difference_us(graph_us: float, kernels_us: float, error_us: float) -> float:

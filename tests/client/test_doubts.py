@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client import options
 from pygraphd.client.doubts import NOT_OFFERED, drifted, other_policy

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client import claims, options, region
 from pygraphd.client.session import Session

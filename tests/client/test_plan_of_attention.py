@@ -3,10 +3,10 @@
 # ruff: noqa: F811 - fixtures of another file
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client import doubts, options, policy
 from pygraphd.client.attention import State

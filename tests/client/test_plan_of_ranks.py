@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client import fingerprint, options, policy
 from pygraphd.client.agreement import Agreement

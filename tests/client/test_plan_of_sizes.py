@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client import checking, options, policy, retrials, sized
 from pygraphd.client.cache import Cache
