@@ -5,9 +5,11 @@ The child is `pygraphd start --foreground`; if several processes do this at once
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from pygraphd.client import options
@@ -16,11 +18,57 @@ from pygraphd.schema.locations import environ_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 VARIABLE = "PYGRAPHD_AUTOSTART"
 # Where jobs run in a shared or passing machine, a process that outlives the job is a nuisance, or is killed with it.
 _MANAGED = ("CI", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 _OFF = frozenset({"", "0", "off", "false", "no"})
+STARTING_S = 10.0
+"""How long a daemon may take to answer; one that has not by then is missing."""
+
+
+class Starting:
+    """Whether a daemon that does not answer is about to: this process has started it, or a process holds its lock."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._held_since: float | None = None
+
+    def begun(self) -> None:
+        """Note that this process has started one."""
+        self._began = time.monotonic()
+
+    def is_under_way(self, lock: Path) -> bool:
+        """Whether one is about to answer; called when none does. Raises nothing."""
+        now = time.monotonic()
+        if self._began is not None and now - self._began < STARTING_S:
+            return True
+        if not _is_held(lock):
+            self._held_since = None
+            return False
+        self._held_since = now if self._held_since is None else self._held_since
+        return now - self._held_since < STARTING_S
+
+
+starting = Starting()
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        # Shared and given back at once, so that who looks keeps nobody else from looking; who wants to hold it tries again.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def why_not(environ: Mapping[str, str]) -> str | None:
@@ -45,6 +93,7 @@ def ensure(transport: Transport, environ: Mapping[str, str] | None = None) -> st
     if reason := why_not(environ):
         return f"not started: {reason}"
     _spawn({name: value for name, value in environ_elsewhere(environ).items() if name != "PYGRAPH"})
+    starting.begun()
     return None
 
 

@@ -13,7 +13,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, TypeVar
 
-from pygraphd.client import spool
+from pygraphd.client import autostart, spool
 from pygraphd.client.transport import Transport, TransportError
 from pygraphd.schema import messages, offline
 from pygraphd.schema.checks import InvalidMessageError
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.locations import Locations
 
 MAX_FAILURES = 2
+OTHER_VERSION = "of another version; run: pygraphd restart"
 _Answer = TypeVar("_Answer", LookupAnswer, RecordAnswer, LeaseAnswer)
 
 
@@ -72,7 +73,7 @@ class Cache:
             return
         request = RecordRequest(environment, self._origin, tuple(records))
         body = messages.encode(request)
-        answer = self._exchange("/v1/record", body, RecordAnswer)
+        answer = self._exchange(messages.RECORD_PATH, body, RecordAnswer)
         if answer is not None and answer.environment == environment.digest():
             self._report.count(recorded=answer.stored)
         else:
@@ -83,11 +84,11 @@ class Cache:
         if self._readonly:
             return None  # others are not to wait for an answer that will not come
         request = LeaseRequest(environment.digest(), self._holder, tuple(graphs))
-        answer = self._exchange("/v1/lease", messages.encode(request), LeaseAnswer)
+        answer = self._exchange(messages.LEASE_PATH, messages.encode(request), LeaseAnswer)
         return answer if answer is not None and answer.environment == request.environment else None
 
     def _ask(self, request: LookupRequest) -> tuple[Entry, ...] | None:
-        answer = self._exchange("/v1/lookup", messages.encode(request), LookupAnswer)
+        answer = self._exchange(messages.LOOKUP_PATH, messages.encode(request), LookupAnswer)
         if answer is None:
             return None
         if answer.environment != request.environment:
@@ -101,8 +102,11 @@ class Cache:
         try:
             answer = messages.decode(kind, self._transport.request("POST", target, body))
         except TransportError as error:
-            self._fail(f"daemon: {error}", free=error.absent or error.unknown)
-            self._unknown |= {target} if error.unknown else set()
+            if error.unknown:
+                self._unknown.add(target)
+                self._fail(f"daemon: {OTHER_VERSION}", free=True)
+            elif not (error.absent and self._is_starting()):
+                self._fail(f"daemon: {error}", free=error.absent)
         except InvalidMessageError:
             self._fail("daemon: answer not understood")
         else:
@@ -128,8 +132,12 @@ class Cache:
         try:
             return offline.read_entries(self._locations.database, request)
         except (OSError, sqlite3.Error, ValueError) as error:
-            self._report.fail(f"database: {type(error).__name__}: {error}")
+            if not self._is_starting():  # else it is being made, or brought up to date
+                self._report.fail(f"database: {type(error).__name__}: {error}")
             return ()
+
+    def _is_starting(self) -> bool:
+        return autostart.starting.is_under_way(self._locations.lock)
 
     def _read_spool(self, environment: str) -> dict[str, Entry]:
         # Once for a process: what it leaves there itself is added as it goes.

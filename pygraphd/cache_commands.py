@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -41,7 +42,7 @@ def inspect(
     graph: _Graph = "",
     json: _AsJson = False,
 ) -> None:
-    """List the entries, newest first. KERNELS? marks a decision that was taken before enough calls were seen."""
+    """List the entries, newest first. KERNELS? marks a provisional one: too few calls, or too noisy."""
     from pygraphd import render
     from pygraphd.catalogue import Catalogue
 
@@ -85,7 +86,7 @@ def explain(
     ],
     json: _AsJson = False,
 ) -> None:
-    """Say why graphs run as they do: the figures compared, why others lost, what differs where one was not known."""
+    """Say why graphs run as they do: the reason, the costs compared, what differs where one was not known."""
     from pygraphd import render
     from pygraphd.explain import explain as explain_target
     from pygraphd.render_explanations import answer_text
@@ -158,8 +159,9 @@ def import_(
     """Store what another cache has exported, unless it was found out here; nothing of a file that is not valid."""
     from pygraphd import render
 
-    entries = _read(file)
+    entries, left_out = _read(file)
     answer = (_foreseen if dry_run else _import)(locate(), entries)
+    answer = dataclasses.replace(answer, left_out=left_out)
     _say(render.as_json(answer.as_json()) if json else render.import_text(answer))
 
 
@@ -198,7 +200,7 @@ def _write_new(path: Path, entries: Sequence[Portable]) -> None:
         raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _read(file: str) -> list[Portable]:
+def _read(file: str) -> tuple[list[Portable], int]:
     from pygraphd import exchange
 
     try:

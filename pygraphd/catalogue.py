@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 
 from pygraphd.errors import CommandError, UsageError
+from pygraphd.queries import rows_of
 from pygraphd.schema import offline, tables
 from pygraphd.schema.keys import DIGITS
+from pygraphd.schema.policy import NOISY, TOO_FEW_CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,9 +56,20 @@ class CachedEntry:
     medians_us: dict[str, float]
     spooled: bool = False
 
+    @property
+    def provisional(self) -> str:
+        """Why the next program measures the graph anew whatever it finds here; empty if it does not."""
+        if self.facts["final"]:
+            return ""
+        if self.facts["reason"].endswith(NOISY):
+            return "its figures are too noisy"
+        if self.facts["reason"] == TOO_FEW_CALLS:
+            return f"seen for {self.facts['calls']} calls only"
+        return "it could not be measured where it was met"
+
     def as_json(self) -> dict[str, Any]:
         """Return the entry as `cache inspect --json` has it."""
-        return {**self.facts, "medians_us": self.medians_us}
+        return {**self.facts, "medians_us": self.medians_us, "provisional": self.provisional}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +187,6 @@ class Catalogue:
             raise CommandError(
                 f"{self._path}: cannot be read: {cause}; `pygraphd start` sets a damaged file aside"
             ) from error
-
-
-def rows_of(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Return the rows that a query finds."""
-    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def check_prefix(prefix: str) -> None:

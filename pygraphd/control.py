@@ -16,7 +16,7 @@ from pygraphd.peer import Peer, peer_of
 from pygraphd.pruning import PruneAnswer, PruneRequest
 from pygraphd.rederiving import RederiveAnswer, RederiveRequest
 from pygraphd.schema.checks import InvalidMessageError
-from pygraphd.schema.messages import Ping, decode
+from pygraphd.schema.messages import IMPORT_PATH, REDERIVE_PATH, Ping, decode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,13 +82,13 @@ def prune(path: Path, request: PruneRequest) -> PruneAnswer:
 def rederive(path: Path, request: RederiveRequest) -> RederiveAnswer:
     """Have the daemon derive decisions anew; raises CommandError if it cannot."""
     body = json.dumps(request.as_json()).encode()
-    return decode(RederiveAnswer, _ask_successfully(path, "POST", "/v1/rederive", body, _WRITING_TIMEOUT_S))
+    return decode(RederiveAnswer, _ask_successfully(path, "POST", REDERIVE_PATH, body, _WRITING_TIMEOUT_S))
 
 
 def add_imported(path: Path, request: ImportRequest) -> ImportAnswer:
     """Have the daemon store what was exported elsewhere; raises CommandError if it cannot."""
     body = json.dumps(request.as_json()).encode()
-    return decode(ImportAnswer, _ask_successfully(path, "POST", "/v1/import", body, _WRITING_TIMEOUT_S))
+    return decode(ImportAnswer, _ask_successfully(path, "POST", IMPORT_PATH, body, _WRITING_TIMEOUT_S))
 
 
 def _ask_successfully(path: Path, method: str, target: str, body: bytes, timeout_s: float) -> bytes:

@@ -6,12 +6,14 @@ may be told and nothing more, so whoever writes one can make a graph slower, but
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pygraphd.errors import UsageError
+from pygraphd.old_names import translated
 from pygraphd.schema.checks import InvalidMessageError, check_bool, check_int, check_number, check_text
 from pygraphd.schema.keys import KEY_VERSION, Environment
 from pygraphd.schema.messages import MAX_TIME, Origin, Record, read
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from typing import BinaryIO, TextIO
 
 FORMAT = "pygraphd cache"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_OLD_NAMES = 1
+"""The format in which deployments had other names: `old_names`."""
 MAX_LINE_BYTES = 2**16
 MAX_ENTRIES = 64
 """Entries in one request: few enough that what others ask does not have to wait, and that it fits into a body."""
@@ -30,8 +34,6 @@ MOST_ENTRIES = 100_000
 """In a file: all of them are in memory before the first is stored, some KB each."""
 IMPORTED = "import:"
 """Stands before the host of what was imported. No host is named so: to whoever looks it up, it is always another's."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Portable:
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest:
-    """Entries to be stored unless their graph is known already in their environment: the body of `POST /v1/import`."""
+    """Entries to be stored unless their graph is known already in their environment: the body of `IMPORT_PATH`."""
 
     entries: tuple[Portable, ...]
 
@@ -100,13 +102,15 @@ class ImportAnswer:
     """What was stored, or with `dry_run` would be.
 
     `added` were not known, `replaced` took the place of a guess or of an earlier import, `kept` were known here already.
-    `derived` of those stored were decided anew, since another version of the policy had decided them.
+    `derived` of those stored were decided anew, since another version of the policy had decided them. `left_out` rest on
+    graphs of PyTorch, which are no choice any more.
     """
 
     added: int = 0
     replaced: int = 0
     kept: int = 0
     derived: int = 0
+    left_out: int = 0
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -123,7 +127,7 @@ class ImportAnswer:
         return {"schema": 1, **dataclasses.asdict(self)}
 
 
-_COUNTS = ("added", "replaced", "kept", "derived")
+_COUNTS = ("added", "replaced", "kept", "derived", "left_out")
 
 
 def imported_host(host: str) -> str:
@@ -153,20 +157,40 @@ def write(entries: Sequence[Portable], stream: TextIO) -> None:
         stream.write(json.dumps(dataclasses.asdict(line), separators=(",", ":"), allow_nan=False) + "\n")
 
 
-def read_all(stream: BinaryIO, name: str) -> list[Portable]:
-    """Return all entries of a file; raises UsageError naming the line if it is not wholly what `write` writes."""
-    header = _line(stream, name, 1, Header)
+def read_all(stream: BinaryIO, name: str) -> tuple[list[Portable], int]:
+    """Return all entries of a file, and how many an old one has that say nothing any more.
+
+    Raises UsageError naming the line if it is not wholly what `write` writes, or wrote.
+    """
+    with _refusing(name, 1):
+        value = _json_line(stream)
+        _check_version(value)
+        header = read(Header, value)
     if header.keys != KEY_VERSION:
         raise UsageError(
             f"{name}: was written by pygraphd {header.pygraphd}, which names graphs otherwise, so that nothing of it would ever"
             " be found here: export it anew with this version; nothing was imported"
         )
-    entries = [_line(stream, name, number, Portable) for number in range(2, header.entries + 2)]
+    found: list[Portable | None] = []
+    for number in range(2, header.entries + 2):
+        with _refusing(name, number):
+            found.append(_entry(_json_line(stream), header.version))
     if stream.read(1):
         raise UsageError(
             f"{name}: goes on after {header.entries} entries, as many as it says; nothing was imported"
         )
-    return entries
+    entries = [entry for entry in found if entry is not None]
+    return entries, len(found) - len(entries)
+
+
+def _entry(value: Any, version: int) -> Portable | None:
+    """Return what a line of a format's version says; None for an old one that says nothing any more."""
+    record = value.get("record") if isinstance(value, dict) else None
+    if version == _OLD_NAMES and isinstance(record, dict):
+        if (record := translated(record)) is None:
+            return None
+        value["record"] = record
+    return read(Portable, value)
 
 
 def _check_version(value: object) -> None:
@@ -179,18 +203,21 @@ def _check_version(value: object) -> None:
             )
 
 
-def _line(stream: BinaryIO, name: str, number: int, kind: type[_T]) -> _T:
-    data = stream.readline(MAX_LINE_BYTES + 1)
+@contextlib.contextmanager
+def _refusing(name: str, number: int) -> Iterator[None]:
+    """Say of which line of a file it is what is raised within."""
     try:
-        if not data.endswith(b"\n"):
-            raise InvalidMessageError(
-                f"more than {MAX_LINE_BYTES} bytes"
-                if len(data) > MAX_LINE_BYTES
-                else "the file ends here, too early"
-            )
-        value = json.loads(data)
-        if kind is Header:
-            _check_version(value)
-        return read(kind, value)
+        yield
     except (ValueError, RecursionError) as error:  # of which InvalidMessageError is one
         raise UsageError(f"{name}: line {number}: {error}; nothing was imported") from error
+
+
+def _json_line(stream: BinaryIO) -> Any:
+    data = stream.readline(MAX_LINE_BYTES + 1)
+    if not data.endswith(b"\n"):
+        raise InvalidMessageError(
+            f"more than {MAX_LINE_BYTES} bytes"
+            if len(data) > MAX_LINE_BYTES
+            else "the file ends here, too early"
+        )
+    return json.loads(data)

@@ -15,42 +15,18 @@ from typing import TYPE_CHECKING, Any
 from pygraphd import spool, summaries
 from pygraphd.catalogue import NOT_FOUND, CachedEntry, Catalogue, only_graph
 from pygraphd.errors import UsageError
-from pygraphd.rederiving import measurement_of
-from pygraphd.rejections import why_not_measured, why_not_used, why_rejected
 from pygraphd.schema.keys import DIGITS
-from pygraphd.schema.messages import Decision, Deployment
+from pygraphd.schema.messages import Deployment
+from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.summary import Deployed, Source
 from pygraphd.spooled import SpoolCatalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pygraphd.catalogue import EntryDetails
     from pygraphd.schema.locations import Locations
-    from pygraphd.schema.messages import Measurement
     from pygraphd.summaries import Summary
-
-APART = "measured at another time, so not weighed"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One deployment's measurement, as the cache has it; `weighed` if it is one of those that the decision compared."""
-
-    measurement: dict[str, Any]
-    weighed: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the measurement as in `cache show --json`, and whether it was weighed."""
-        return {**self.measurement, "weighed": self.weighed}
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """A deployment that was not chosen, and why."""
-
-    deployment: Deployment
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +59,8 @@ class Explanation:
     """One graph in one environment.
 
     `ran` is what the program says (None if no summary was given), `times` how often it says so, `entry` what the cache
-    says, or else the spool, and `not_used` why this version does not go by that, if so; `nearest` is looked for where the
-    program did not find the graph, or neither of them knows it.
+    says, or else the spool, and `not_used` why this version does not go by that, if so; `figures` are the measurements that the
+    entry rests on. `nearest` is looked for where the program did not find the graph, or neither of them knows it.
     """
 
     graph: str
@@ -94,8 +70,7 @@ class Explanation:
     ran: Deployed | None
     times: int
     entry: CachedEntry | None
-    figures: tuple[Figure, ...] = ()
-    rejected: tuple[Rejection, ...] = ()
+    figures: tuple[dict[str, Any], ...] = ()
     nearest: Neighbour | None = None
     not_used: str = ""
 
@@ -107,8 +82,7 @@ class Explanation:
             "environment": {"id": self.environment, **self.factors},
             "ran": None if self.ran is None else {**_how(self.ran), "times": self.times},
             "entry": self.entry and _entry_json(self.entry, self.not_used),
-            "figures": [figure.as_json() for figure in self.figures],
-            "rejected": [dataclasses.asdict(rejection) for rejection in self.rejected],
+            "figures": list(self.figures),
             "nearest": self.nearest and self.nearest.as_json(),
         }
 
@@ -193,7 +167,6 @@ def explain_summary(summary: Summary, *catalogues: Catalogue) -> tuple[Explanati
 def explain_entry(details: EntryDetails) -> Explanation:
     """Explain what the cache says of one graph in one environment."""
     facts = details.entry.facts
-    figures = _figures(details)
     return Explanation(
         graph=facts["graph"],
         kind=facts["kind"],
@@ -202,9 +175,8 @@ def explain_entry(details: EntryDetails) -> Explanation:
         ran=None,
         times=0,
         entry=details.entry,
-        figures=figures,
-        rejected=_rejected(facts, figures),
-        not_used=why_not_used(facts, spooled=details.entry.spooled),
+        figures=_figures(details),
+        not_used=_why_not_used(facts, spooled=details.entry.spooled),
     )
 
 
@@ -233,7 +205,7 @@ def _nearest(here: dict[str, str | int], known: Sequence[EntryDetails]) -> Neigh
 
 
 def _neighbour(there: EntryDetails, here: dict[str, str | int]) -> Neighbour:
-    not_used = why_not_used(there.entry.facts, spooled=there.entry.spooled)
+    not_used = _why_not_used(there.entry.facts, spooled=there.entry.spooled)
     return Neighbour(there.entry, _differences(there.environment, here), not_used)
 
 
@@ -241,45 +213,23 @@ def _differences(there: dict[str, Any], here: dict[str, str | int]) -> tuple[Dif
     return tuple(Difference(name, there[name], value) for name, value in here.items() if there[name] != value)
 
 
-def _figures(details: EntryDetails) -> tuple[Figure, ...]:
-    """Return for each deployment the measurement that was weighed, else its newest."""
-    weighed = {row["deployment"]: row for row in _measured_together(details)}
-    newest = {row["deployment"]: row for row in reversed(details.measurements)}
-    rows = newest | weighed
-    return tuple(Figure(rows[name], name in weighed) for name in Deployment if name in rows)
+def _figures(details: EntryDetails) -> tuple[dict[str, Any], ...]:
+    """Return the measurements that the decision rests on, as far as they are there, in the order of `Deployment`."""
+    moment = details.entry.facts["measured_at"]
+    rows = {row["deployment"]: row for row in details.measurements if row["measured_at"] == moment}
+    return tuple(rows[name] for name in Deployment if name in rows)
 
 
-def _measured_together(details: EntryDetails) -> list[dict[str, Any]]:
-    """Return the measurements that the decision rests on, as far as they are there; of a rule, the newest that came together."""
-    rows, moment = details.measurements, details.entry.facts["measured_at"]
-    if moment is None and rows:
-        moment = rows[0]["measured_at"]
-    return [row for row in rows if row["measured_at"] == moment]
-
-
-def _rejected(facts: dict[str, Any], figures: Sequence[Figure]) -> tuple[Rejection, ...]:
-    others = (each for each in Deployment if each != facts["deployment"])
-    return tuple(Rejection(each, _why_rejected(each, facts, figures)) for each in others)
-
-
-def _why_rejected(deployment: Deployment, facts: dict[str, Any], figures: Sequence[Figure]) -> str:
-    if any(each.measurement["deployment"] == deployment and not each.weighed for each in figures):
-        return APART
-    decision, weighed = _decision(facts), _weighed(figures)
-    if deployment in weighed:
-        return why_rejected(deployment, decision.deployment, weighed)
-    return why_not_measured(deployment, decision, weighed, came_alone=facts["measured_at"] is None)
-
-
-def _decision(facts: dict[str, Any]) -> Decision:
-    deployment = Deployment(facts["deployment"])
-    return Decision(deployment, facts["reason"], facts["policy"], facts["final"], facts["calls"])
-
-
-def _weighed(figures: Sequence[Figure]) -> dict[Deployment, Measurement]:
-    """Return the figures that were weighed, as the policy takes them."""
-    measurements = (measurement_of(each.measurement) for each in figures if each.weighed)
-    return {each.deployment: each for each in measurements}
+def _why_not_used(facts: Mapping[str, Any], *, spooled: bool) -> str:
+    """Return why no program of this version goes by an entry, and what becomes of that; empty if programs do."""
+    if facts["policy"] == POLICY_VERSION:
+        return ""
+    versions = f"decided by policy {facts['policy']}, and this is policy {POLICY_VERSION}"
+    if facts["measured_at"] is None:
+        return f"{versions}: decided anew when it is met"
+    when = "once it is taken in, " if spooled else ""
+    cure = f"{when}`pygraphd cache rederive` can apply the present policy"
+    return f"{versions}: measured anew when it is met, unless {cure}"
 
 
 def _how(ran: Deployed) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from pygraphd.catalogue import rows_of
 from pygraphd.exchange import Portable
-from pygraphd.rederiving import NOT_VALID, conditions_of, measurement_of
+from pygraphd.queries import rows_of, weighed
+from pygraphd.rederiving import NOT_VALID, measurement_of
 from pygraphd.schema import tables
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import Environment
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pygraphd.catalogue import Catalogue
+    from pygraphd.rederiving import Row
 
 NOT_FINAL = "not final: whoever meets that graph measures it"
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ def export(catalogue: Catalogue, gpu: str = "", graph: str = "") -> Export:
     """Return the entries on GPUs whose name contains `gpu`, of graphs whose digest begins with `graph`, the oldest first."""
     # Of one moment: a decision of the next one rests on other measurements.
     rows, measured = catalogue.read(
-        lambda connection: (rows_of(connection, _selected(gpu, graph)), _measured(connection))
+        lambda connection: (rows_of(connection, _selected(gpu, graph)), weighed(connection))
     )
     entries: list[Portable] = []
     left_out: Counter[str] = Counter()
@@ -73,21 +72,6 @@ def _selected(gpu: str, graph: str) -> sa.Select[*tuple[Any, ...]]:
     return query.where(decision.graph.startswith(graph.lower(), autoescape=True)) if graph else query
 
 
-def _measured(connection: sa.Connection) -> dict[tuple[str, str], list[Row]]:
-    """Return by entry the measurements that its decision rests on, at most one of each deployment."""
-    decision, measurement = tables.Decision, tables.Measurement
-    query = sa.select(*sa.inspect(measurement).columns).join(
-        decision,
-        (decision.environment == measurement.environment)
-        & (decision.graph == measurement.graph)
-        & (decision.measured_at == measurement.measured_at),
-    )
-    by_entry: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in rows_of(connection, query.order_by(measurement.id)):
-        by_entry.setdefault((row["environment"], row["graph"]), {})[row["deployment"]] = row
-    return {key: list(rows.values()) for key, rows in by_entry.items()}
-
-
 def _portable(row: Row, measured: Sequence[Row]) -> Portable:
     if row["measured_at"] is not None and not measured:
         raise InvalidMessageError("measured_at: what was measured then is gone")
@@ -102,5 +86,4 @@ def _record(row: Row, measured: Sequence[Row]) -> Record:
         Graph(row["graph"], Kind(row["kind"]), row["partition"], row["partitions"], row["operators"], sizes),
         Decision(Deployment(row["deployment"]), row["reason"], row["policy"], True, row["calls"]),
         tuple(measurement_of(each) for each in measured),
-        conditions_of(row),
     )

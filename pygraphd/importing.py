@@ -13,7 +13,7 @@ from pygraphd.exchange import IMPORTED, ImportAnswer, imported_host
 from pygraphd.schema import tables
 from pygraphd.schema.keys import entry_id
 from pygraphd.schema.messages import Origin, RecordRequest
-from pygraphd.schema.policy import NOT_RELOCATED_FOR_NOW, POLICY_VERSION
+from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,13 +54,12 @@ def foresee(connection: sa.Connection, entries: Sequence[Portable], now: float) 
 
 def _fate(connection: sa.Connection, entry: Portable, now: float) -> _Fate:
     decision, key = tables.Decision, entry.key
-    query = sa.select(decision.final, decision.host, decision.measured_at, decision.policy, decision.reason)
+    query = sa.select(decision.final, decision.host, decision.measured_at, decision.policy)
     known = connection.execute(query.where(decision.environment == key[0], decision.graph == key[1])).first()
     if known is None:
         return _Fate.ADDED
     if not known.final:
-        # All that can be measured here for now says more than what was measured elsewhere with other means.
-        return _Fate.KEPT if NOT_RELOCATED_FOR_NOW in known.reason else _Fate.REPLACED
+        return _Fate.REPLACED
     is_current = _is_current(entry.record.decision.policy)
     if is_current is not _is_current(known.policy):
         return _Fate.REPLACED if is_current else _Fate.KEPT  # nobody uses what another policy has decided

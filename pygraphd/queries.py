@@ -78,8 +78,6 @@ def _decision_row(
         "last_hit": None,
         "host": request.origin.host,
         "measured_at": measured_at if record.measurements else None,
-        "forward_in_trees": record.conditions.forward_in_trees,
-        "backward_gain_us": record.conditions.backward_gain_us,
     }
 
 
@@ -96,6 +94,8 @@ def _measurement_rows(
             "mad_us": measurement.mad_us,
             "host_us": measurement.host_us,
             "span_us": measurement.span_us,
+            "host_mad_us": measurement.host_mad_us,
+            "span_mad_us": measurement.span_mad_us,
             "busy": measurement.busy,
             "host": request.origin.host,
             "version": request.origin.version,
@@ -119,7 +119,9 @@ _UPSERT_DECISION = _decision_insert.on_conflict_do_update(
     where=sa.or_(
         # A guess made because a program ended early never replaces what a longer one found out,
         _decision_insert.excluded.final >= tables.Decision.final,
-        # but that was found out here, unlike what was imported and not used, or did not hold.
+        # but that is used by nobody if an older policy decided it,
+        _decision_insert.excluded.policy > tables.Decision.policy,
+        # and what was imported was not found out here: it was not used, or did not hold.
         tables.Decision.host.startswith(IMPORTED) & _decision_insert.excluded.measured_at.is_not(None),
     ),
 )
@@ -226,15 +228,12 @@ def rederive_entries(
     connection: sa.Connection, ids: Sequence[str], now: float, *, dry_run: bool
 ) -> list[Outcome]:
     """Decide some entries anew from their measurements; returns what became of them."""
-    decisions = (
-        sa.select(*sa.inspect(tables.Decision).columns, tables.Graph.kind)
-        .join(tables.Graph, tables.Graph.digest == tables.Decision.graph)
-        .where(tables.Decision.id.in_(ids))
+    stored = rows_of(
+        connection, sa.select(*sa.inspect(tables.Decision).columns).where(tables.Decision.id.in_(ids))
     )
-    stored = _rows(connection, decisions)
-    newest = _measured_last(connection, ids)
+    rest_on = weighed(connection, tables.Decision.id.in_(ids))
     outcomes = {
-        row["id"]: rederive(row, newest.get((row["environment"], row["graph"]), [])) for row in stored
+        row["id"]: rederive(row, rest_on.get((row["environment"], row["graph"]), [])) for row in stored
     }
     rows = [_derived_row(id_, outcome, now) for id_, outcome in outcomes.items() if outcome.is_new]
     if rows and not dry_run:
@@ -242,24 +241,23 @@ def rederive_entries(
     return list(outcomes.values())
 
 
-def _measured_last(connection: sa.Connection, ids: Sequence[str]) -> dict[Key, list[Row]]:
-    """Return, by entry, the newest measurements that were taken together: those as new as the newest of all."""
-    measurement = tables.Measurement
-    latest = (
-        sa.select(sa.func.max(measurement.id))
-        .where(_of_entries(ids))
-        .group_by(measurement.environment, measurement.graph, measurement.deployment)
+def weighed(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> dict[Key, list[Row]]:
+    """Return by entry, of those that `where` tells, the measurements that its decision rests on, one of each deployment."""
+    decision, measurement = tables.Decision, tables.Measurement
+    query = sa.select(*sa.inspect(measurement).columns).join(
+        decision,
+        (decision.environment == measurement.environment)
+        & (decision.graph == measurement.graph)
+        & (decision.measured_at == measurement.measured_at),
     )
-    query = sa.select(*sa.inspect(measurement).columns).where(measurement.id.in_(latest))
-    batches: dict[Key, list[Row]] = {}
-    for row in _rows(connection, query.order_by(measurement.id.desc())):
-        batch = batches.setdefault((row["environment"], row["graph"]), [row])
-        if row is not batch[0] and row["measured_at"] == batch[0]["measured_at"]:
-            batch.append(row)
-    return batches
+    by_entry: dict[Key, dict[str, Row]] = {}
+    for row in rows_of(connection, query.where(*where).order_by(measurement.id)):
+        by_entry.setdefault((row["environment"], row["graph"]), {})[row["deployment"]] = row
+    return {key: list(rows.values()) for key, rows in by_entry.items()}
 
 
-def _rows(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]]) -> list[Row]:
+def rows_of(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Return the rows that a query finds."""
     return [dict(row) for row in connection.execute(query).mappings()]
 
 

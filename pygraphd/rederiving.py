@@ -1,7 +1,7 @@
 """What `cache rederive` does: decisions derived anew, by the policy of this version, from the facts that are stored.
 
 The request and its answer, as the daemon and a command pass them on, and what becomes of one entry. Nothing is measured.
-Only what was measured together is compared: the newest measurements of an entry, if its decision was derived from them.
+Only what was measured together is compared: the measurements that the entry's decision rests on.
 """
 
 from __future__ import annotations
@@ -14,13 +14,9 @@ from typing import Any, TypeVar
 
 from pygraphd.schema import policy
 from pygraphd.schema.checks import check_bool, check_int, check_text
-from pygraphd.schema.messages import MAX_REASON, Conditions, Decision, Deployment, Kind, Measurement
+from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Measurement
 
-MEASURED_SINCE = "measured again since, which led to no decision"
 NOT_VALID = "what is stored of it is not valid"
-PAIR_NOT_KNOWN = "what a backward gains in TREES was not noted: it is measured again when it is met"
-_PAIRS_SINCE = 4
-"""The first policy that lets a forward follow its backward into trees."""
 
 _Key = TypeVar("_Key", str, tuple[Deployment, Deployment])
 
@@ -38,7 +34,7 @@ class RederiveRequest:
         check_bool("dry_run", self.dry_run)
 
     def as_json(self) -> dict[str, object]:
-        """Return the body of `POST /v1/rederive`."""
+        """Return the body of `REDERIVE_PATH`."""
         return dataclasses.asdict(self)
 
 
@@ -107,49 +103,22 @@ class Outcome:
         return self.kept is None and self.after != self.before
 
 
-def rederive(stored: Row, newest: Sequence[Row]) -> Outcome:
-    """Return what becomes of an entry, of its row and the newest measurements of it that were taken together."""
+def rederive(stored: Row, measured: Sequence[Row]) -> Outcome:
+    """Return what becomes of an entry, of its row and the measurements that its decision rests on."""
     try:
-        before, after = _decision(stored), _derived(stored, newest)
+        before, after = _decision(stored), policy.decide([measurement_of(row) for row in measured])
     except ValueError:  # another program's deployment, or a time that is none
         return Outcome(None, None, NOT_VALID)
-    if any(row["measured_at"] != stored["measured_at"] for row in newest):
-        # The stored conditions belong to the older ones, and these may be out of date.
-        return Outcome(before, after, MEASURED_SINCE)
-    if before.policy < _PAIRS_SINCE and _is_of_a_pair(stored, newest, after):
-        return Outcome(before, after, PAIR_NOT_KNOWN)
-    # That a policy cannot decide is no reason to give up what an earlier one, or a longer program, has decided.
-    return Outcome(before, after, after.reason if before.final and not after.final else None)
-
-
-def _is_of_a_pair(stored: Row, newest: Sequence[Row], after: Decision) -> bool:
-    """Whether a forward and its backward might now run in trees, if it were known what they lose and gain there together."""
-    if stored["kind"] == Kind.FORWARD:
-        return after.deployment is not Deployment.TREES
-    kept_out = stored["kind"] == Kind.BACKWARD and stored["forward_in_trees"] == 0
-    return kept_out and policy.gain_in_trees_us([measurement_of(row) for row in newest]) > 0
-
-
-def _derived(stored: Row, newest: Sequence[Row]) -> Decision:
-    decision = policy.decide([measurement_of(row) for row in newest], conditions_of(stored))
-    decision = dataclasses.replace(decision, calls=stored["calls"])
-    _, told, refusal = stored["reason"].partition(policy.NOT_RELOCATED_FOR_NOW)
-    if stored["final"] or not told or not decision.final:
-        return decision
-    # Whoever can have relocatable graphs is to measure them.
-    return dataclasses.replace(decision, reason=f"{decision.reason}{told}{refusal}"[:MAX_REASON], final=False)
+    if before.final and after.reason == policy.TOO_FEW_CALLS:
+        # That a policy needs more is no reason to give up what an earlier one, or a longer program, has decided.
+        return Outcome(before, after, after.reason)
+    return Outcome(before, dataclasses.replace(after, calls=before.calls))
 
 
 def _decision(row: Row) -> Decision:
     return Decision(
         Deployment(row["deployment"]), row["reason"], row["policy"], bool(row["final"]), row["calls"]
     )
-
-
-def conditions_of(row: Row) -> Conditions:
-    """Return the conditions in an entry's row; raises InvalidMessageError."""
-    in_trees = row["forward_in_trees"]
-    return Conditions(None if in_trees is None else bool(in_trees), row["backward_gain_us"])
 
 
 def measurement_of(row: Row) -> Measurement:

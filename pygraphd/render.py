@@ -12,6 +12,7 @@ from pygraphd.schema.durations import human_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from pygraphd.catalogue import CachedEntry, EntryDetails
     from pygraphd.exchange import ImportAnswer
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pygraphd.rederiving import RederiveAnswer
     from pygraphd.status import Status
 
-_DEPLOYMENTS = ("KERNELS", "TREES", "GRAPH")
+_DEPLOYMENTS = ("KERNELS", "GRAPH")
 _DIGITS = 12
 _HEADER = (
     "ID",
@@ -36,18 +37,9 @@ _HEADER = (
     "REASON",
 )
 _RIGHT = frozenset(
-    {
-        "PART",
-        "OPS",
-        *(f"{name} us" for name in _DEPLOYMENTS),
-        "SAMPLES",
-        "MEDIAN us",
-        "MAD us",
-        "HOST us",
-        "SPAN us",
-    }
+    {"PART", "OPS", *(f"{name} us" for name in _DEPLOYMENTS), "SAMPLES", "COST us", "HOST us", "GPU us"}
 )
-FIGURES = ("DEPLOYMENT", "SAMPLES", "MEDIAN us", "MAD us", "HOST us", "SPAN us", "HIDDEN")
+FIGURES = ("DEPLOYMENT", "SAMPLES", "COST us", "HOST us", "GPU us", "HIDDEN")
 """The columns of `figure_cells`."""
 
 
@@ -70,9 +62,8 @@ def entries_table(entries: Sequence[CachedEntry], now: float | None = None) -> s
 def entry_text(details: EntryDetails, now: float | None = None) -> str:
     """Return all that is known of one entry."""
     moment = time.time() if now is None else now
-    facts = details.entry.facts
     blocks = (
-        pairs(_entry_facts(facts, moment)),
+        pairs(_entry_facts(details.entry, moment)),
         pairs(_environment_facts(details.environment)),
         _measured(details, moment),
     )
@@ -137,6 +128,10 @@ def import_text(answer: ImportAnswer) -> str:
         ("replaced", f"{answer.replaced} that were not final, or imported before"),
         ("kept", f"{answer.kept} that are known here"),
     ]
+    if answer.left_out:
+        facts.append(
+            ("left out", f"{answer.left_out} that rest on graphs of PyTorch, which are no choice any more")
+        )
     if answer.dry_run:
         return pairs([*facts, ("dry run", "nothing was written")])
     return pairs(
@@ -163,10 +158,15 @@ def _sizes(sizes: object) -> str:
 
 def figure_cells(row: dict[str, object]) -> tuple[str, ...]:
     """Return what one measurement found, as a line of a table."""
-    times = (f"{row[name]:.1f}" for name in ("median_us", "mad_us", "host_us", "span_us"))
+    spreads = {"median_us": "mad_us", "host_us": "host_mad_us", "span_us": "span_mad_us"}
+    times = (_with_spread(row[name], row[spread]) for name, spread in spreads.items())
     busy = row["busy"]
     assert isinstance(busy, float)
     return (str(row["deployment"]), str(row["samples"]), *times, f"{busy:.0%}")
+
+
+def _with_spread(median_us: object, mad_us: object) -> str:
+    return f"{median_us:.1f}" if mad_us is None else f"{median_us:.1f} ±{mad_us:.1f}"
 
 
 def plural(count: int, one: str, many: str) -> str:
@@ -230,9 +230,16 @@ def _entry_cells(entry: CachedEntry, now: float) -> tuple[str, ...]:
         _deployment(facts),
         *(_microseconds(entry.medians_us.get(name)) for name in _DEPLOYMENTS),
         facts["gpu"],
-        f"{human_duration(now - facts['created_at'])}/{facts['hits']}",
+        f"{human_duration(now - _known_since(facts))}/{facts['hits']}",
         facts["reason"],
     )
+
+
+def _known_since(facts: dict[str, Any]) -> float:
+    """Return when what an entry rests on was measured, or, of a rule, when it was decided."""
+    since = facts["created_at"] if facts["measured_at"] is None else facts["measured_at"]
+    assert isinstance(since, float)
+    return since
 
 
 def _deployment(facts: dict[str, object]) -> str:
@@ -243,23 +250,30 @@ def _microseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _entry_facts(facts: dict[str, object], now: float) -> list[tuple[str, str]]:
+def _entry_facts(entry: CachedEntry, now: float) -> list[tuple[str, str]]:
+    facts = entry.facts
     created, last = facts["created_at"], facts["last_hit"]
     assert isinstance(created, float)
-    not_final = "" if facts["final"] else f" (not final: seen for {facts['calls']} calls only)"
+    provisional = f" (provisional: {entry.provisional})" if entry.provisional else ""
     last_hit = f", last {human_duration(now - last)} ago" if isinstance(last, float) else ""
     return [
         ("entry", str(facts["id"])),
         ("graph", str(facts["graph"])),
         ("kind", kind_text(facts)),
-        ("deployment", f"{facts['deployment']}{not_final}"),
+        ("deployment", f"{facts['deployment']}{provisional}"),
         ("reason", str(facts["reason"])),
         (
             "decided",
             f"{human_duration(now - created)} ago by uid {facts['uid']}, policy {facts['policy']}",
         ),
+        *_measured_when(facts, now),
         ("hits", f"{facts['hits']}{last_hit}"),
     ]
+
+
+def _measured_when(facts: dict[str, Any], now: float) -> list[tuple[str, str]]:
+    moment = facts["measured_at"]
+    return [] if moment is None else [("measured", f"{human_duration(now - moment)} ago")]
 
 
 def _environment_facts(environment: dict[str, object]) -> list[tuple[str, str]]:

@@ -10,10 +10,11 @@ from pygraphd.schema.durations import human_duration
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+    from typing import Any
 
     from pygraphd.catalogue import CachedEntry
-    from pygraphd.explain import Answer, Explanation, Figure, Neighbour, Rejection
+    from pygraphd.explain import Answer, Explanation, Neighbour
     from pygraphd.schema.summary import Deployed
 
 _DIGITS = 12
@@ -68,10 +69,10 @@ def _explanation(explanation: Explanation, now: float) -> str:
         ("kind", _kind(explanation)),
         ("environment", _environment(explanation)),
         *_said(explanation, now),
+        *_provisional(explanation),
         *_not_used(explanation),
         *_nearest(explanation.nearest, now),
         *_measured(explanation.figures, now),
-        *_not_chosen(explanation.rejected),
     ]
     text = render.pairs(facts)
     return f"{text}\n{_table(explanation.figures)}" if explanation.figures else text
@@ -104,6 +105,11 @@ def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
         facts = entry.facts
         yield place, f"{_deployment(facts['deployment'], facts['final'])}: {facts['reason']}"
         yield "decided", _decided(entry, now)
+
+
+def _provisional(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    if explanation.entry is not None and explanation.entry.provisional:
+        yield "provisional", f"{explanation.entry.provisional}: the next program measures it anew"
 
 
 def _not_used(explanation: Explanation) -> Iterator[tuple[str, str]]:
@@ -150,33 +156,15 @@ def _value(factor: str | int) -> str:
     return str(factor) or "none"
 
 
-def _measured(figures: Sequence[Figure], now: float) -> Iterator[tuple[str, str]]:
-    for origin, deployments in _grouped((_origin(each, now), _deployment_of(each)) for each in figures):
-        yield "measured", f"{deployments}: {origin}"
-
-
-def _origin(figure: Figure, now: float) -> str:
-    row = figure.measurement
-    age = human_duration(now - row["measured_at"])
-    return f"{age} ago on {row['host']} by uid {row['uid']}, pygraphd {row['version']}"
-
-
-def _deployment_of(figure: Figure) -> str:
-    return str(figure.measurement["deployment"])
-
-
-def _not_chosen(rejected: Sequence[Rejection]) -> Iterator[tuple[str, str]]:
-    for reason, deployments in _grouped((each.reason, each.deployment.value) for each in rejected):
-        yield "not chosen", f"{deployments}: {reason}"
-
-
-def _grouped(items: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield each text once, with all names that it goes for."""
+def _measured(figures: Sequence[dict[str, Any]], now: float) -> Iterator[tuple[str, str]]:
+    """Yield who has measured what when; as a rule that is one and the same."""
     names: dict[str, list[str]] = {}
-    for text, name in items:
-        names.setdefault(text, []).append(name)
-    return ((text, ", ".join(some)) for text, some in names.items())
+    for row in figures:
+        age = human_duration(now - row["measured_at"])
+        origin = f"{age} ago on {row['host']} by uid {row['uid']}, pygraphd {row['version']}"
+        names.setdefault(origin, []).append(row["deployment"])
+    return (("measured", f"{', '.join(some)}: {origin}") for origin, some in names.items())
 
 
-def _table(figures: Sequence[Figure]) -> str:
-    return render.table(render.FIGURES, [render.figure_cells(each.measurement) for each in figures])
+def _table(figures: Sequence[dict[str, Any]]) -> str:
+    return render.table(render.FIGURES, [render.figure_cells(row) for row in figures])

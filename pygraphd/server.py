@@ -18,7 +18,17 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from pygraphd.peer import peer_of, why_refused
 from pygraphd.schema.checks import InvalidMessageError
-from pygraphd.schema.messages import API_VERSION, MAX_BODY_BYTES, Ping, encode
+from pygraphd.schema.messages import (
+    API_VERSION,
+    IMPORT_PATH,
+    LEASE_PATH,
+    LOOKUP_PATH,
+    MAX_BODY_BYTES,
+    RECORD_PATH,
+    REDERIVE_PATH,
+    Ping,
+    encode,
+)
 from pygraphd.schema.version import VERSION
 from pygraphd.store import DiskFullError, StoreError
 
@@ -63,13 +73,13 @@ class Server:
         application.add_routes(
             [
                 web.get("/v1/ping", self._ping),
-                web.post("/v1/lookup", self._lookup),
-                web.post("/v1/record", self._record),
-                web.post("/v1/lease", self._lease),
+                web.post(LOOKUP_PATH, self._lookup),
+                web.post(RECORD_PATH, self._record),
+                web.post(LEASE_PATH, self._lease),
                 web.get("/v1/stats", self._stats),
                 web.post("/v1/prune", self._prune),
-                web.post("/v1/rederive", self._rederive),
-                web.post("/v1/import", self._import),
+                web.post(REDERIVE_PATH, self._rederive),
+                web.post(IMPORT_PATH, self._import),
             ]
         )
         return application

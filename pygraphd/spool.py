@@ -6,14 +6,16 @@ A client writes a hidden temporary file and renames it to `*.json`. What cannot 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pygraphd.old_names import translated_request
 from pygraphd.schema.checks import InvalidMessageError
-from pygraphd.schema.messages import MAX_BODY_BYTES, RecordRequest, decode
+from pygraphd.schema.messages import MAX_BODY_BYTES, RecordRequest, decode, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,7 +89,16 @@ def _read(path: Path) -> Waiting:
         status = os.fstat(descriptor)
         if problem := _why_refused(status):
             raise InvalidMessageError(problem)
-        return Waiting(decode(RecordRequest, stream.read(MAX_BODY_BYTES + 1)), status.st_uid, status.st_mtime)
+        return Waiting(_decoded(stream.read(MAX_BODY_BYTES + 1)), status.st_uid, status.st_mtime)
+
+
+def _decoded(body: bytes) -> RecordRequest:
+    try:
+        return decode(RecordRequest, body)
+    except InvalidMessageError:
+        with contextlib.suppress(ValueError, RecursionError):  # of which InvalidMessageError is one
+            return read(RecordRequest, translated_request(json.loads(body)))
+        raise
 
 
 def _why_refused(status: os.stat_result) -> str | None:

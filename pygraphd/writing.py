@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from pygraphd import control, folders
 from pygraphd.claim import claim, hung_text
 from pygraphd.errors import CommandError
+from pygraphd.schema.messages import API_VERSION
 from pygraphd.store import Store, StoreError
 
 if TYPE_CHECKING:
@@ -64,17 +65,17 @@ class _Daemon:
         return control.prune(self._socket, request)
 
     def rederive(self, request: RederiveRequest) -> RederiveAnswer:
-        self._check("rederive", "derive decisions anew")
+        self._check("derive decisions anew")
         return control.rederive(self._socket, request)
 
     def add_imported(self, request: ImportRequest) -> ImportAnswer:
-        self._check("import", "import")
+        self._check("import")
         return control.add_imported(self._socket, request)
 
-    def _check(self, capability: str, what: str) -> None:
-        if capability not in self._running.capabilities:
+    def _check(self, what: str) -> None:
+        if self._running.api != API_VERSION:
             raise CommandError(
-                f"the daemon is version {self._running.version}, which cannot {what}; run: pygraphd restart"
+                f"the daemon is version {self._running.version}, which cannot {what} for this one; run: pygraphd restart"
             )
 
 

@@ -27,7 +27,14 @@ from pygraphd.schema.readers import reader
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-API_VERSION = 1
+API_VERSION = 2
+"""Version of what names deployments, and part of the paths below: to a peer of another version they are unknown. Pings, statistics
+and `prune` stay under /v1, so that every version can tell, stop and tidy every other."""
+LOOKUP_PATH = f"/v{API_VERSION}/lookup"
+RECORD_PATH = f"/v{API_VERSION}/record"
+LEASE_PATH = f"/v{API_VERSION}/lease"
+REDERIVE_PATH = f"/v{API_VERSION}/rederive"
+IMPORT_PATH = f"/v{API_VERSION}/import"
 MAX_GRAPHS = 1024
 """Graphs in one request; a compiled module has a handful of partitions."""
 MAX_BODY_BYTES = 4 * 2**20
@@ -227,7 +234,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class LookupRequest:
-    """`POST /v1/lookup`: the decisions for some graphs (digests) in one environment (digest)."""
+    """`LOOKUP_PATH`: the decisions for some graphs (digests) in one environment (digest)."""
 
     environment: str
     graphs: tuple[str, ...]
@@ -255,7 +262,7 @@ class LookupAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RecordRequest:
-    """`POST /v1/record`: new decisions and measurements; also the content of one file in the spool folder."""
+    """`RECORD_PATH`: new decisions and measurements; also the content of one file in the spool folder."""
 
     environment: Environment
     origin: Origin
@@ -281,7 +288,7 @@ class RecordAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """`POST /v1/lease`: a process is about to measure some graphs (digests) in one environment (digest).
+    """`LEASE_PATH`: a process is about to measure some graphs (digests) in one environment (digest).
 
     `holder` names the process, the same at each of its requests; asking again prolongs what it has.
     """

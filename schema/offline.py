@@ -17,7 +17,7 @@ from pygraphd.schema.messages import Decision, Deployment, Entry, LookupRequest
 if TYPE_CHECKING:
     from pathlib import Path
 
-DATABASE_VERSION = 4
+DATABASE_VERSION = 5
 """`PRAGMA user_version` of the schema that `SELECT_DECISIONS` fits."""
 BUSY_TIMEOUT_S = 0.1
 
@@ -53,6 +53,8 @@ def read_entries(database: Path, request: LookupRequest) -> tuple[Entry, ...]:
     """Return the entries for a request straight from the file; raises OSError or sqlite3.Error if it cannot be read."""
     with contextlib.closing(connect(database)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if not version:
+            return ()  # it is being made: a daemon fills it and says so in one transaction
         if version != DATABASE_VERSION:
             raise sqlite3.DatabaseError(f"database version {version}, this program reads {DATABASE_VERSION}")
         return select_entries(connection, request)

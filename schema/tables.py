@@ -82,6 +82,10 @@ class Measurement(Base):
     uid: Mapped[int]
     measured_at: Mapped[float]
     """Seconds since the epoch; the daemon's clock."""
+    host_mad_us: Mapped[float | None]
+    """NULL: measured by a version that did not store it."""
+    span_mad_us: Mapped[float | None]
+    """Likewise."""
 
 
 class Decision(Base):
@@ -92,7 +96,6 @@ class Decision(Base):
         UniqueConstraint("environment", "graph", name="decision_key"),
         Index("decision_by_graph", "graph"),
         CheckConstraint("final IN (0, 1)", name="decision_final"),
-        CheckConstraint("forward_in_trees IN (0, 1)", name="decision_forward_in_trees"),
         _STRICT,
     )
 
@@ -115,7 +118,3 @@ class Decision(Base):
     """Of whoever recorded it, as `uid` is; empty in rows from before this column."""
     measured_at: Mapped[float | None]
     """`Measurement.measured_at` of what it was derived from; NULL if it rests on a rule and not on measurements."""
-    forward_in_trees: Mapped[int | None]
-    """`schema.messages.Conditions`; NULL where that is not a matter."""
-    backward_gain_us: Mapped[float | None]
-    """Likewise."""

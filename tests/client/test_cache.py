@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.client import spool
+from pygraphd.claim import claim
+from pygraphd.client import autostart, spool
 from pygraphd.client.cache import Cache
 from pygraphd.client.report import Report
 from pygraphd.schema import messages
@@ -194,7 +195,7 @@ def test_what_was_spooled_is_found_by_the_next_process(places: Locations) -> Non
 def test_what_was_spooled_says_what_it_cost(places: Locations) -> None:
     measurements = tuple(
         Measurement(deployment, 8, median, 0.0, median - 1, median + 1, 0.0)
-        for deployment, median in {Deployment.TREES: 50.0, Deployment.KERNELS: 70.0}.items()
+        for deployment, median in {Deployment.GRAPH: 50.0, Deployment.KERNELS: 70.0}.items()
     )
     Cache(places, "host", Report()).record(
         ENVIRONMENT, [dataclasses.replace(RECORD, measurements=measurements)]
@@ -225,7 +226,7 @@ def test_what_was_spooled_elsewhere_is_not(places: Locations) -> None:
 def test_the_newest_final_decision_in_the_spool_wins(places: Locations) -> None:
     cache = Cache(places, "host", Report())
     older = Decision(Deployment.KERNELS, "older", 1)
-    newer = Decision(Deployment.TREES, "newer", 1)
+    newer = Decision(Deployment.GRAPH, "newer", 1)
     provisional = Decision(Deployment.KERNELS, "provisional", 1, final=False, calls=3)
     for decision in (older, newer, provisional):
         cache.record(ENVIRONMENT, [dataclasses.replace(RECORD, decision=decision)])
@@ -263,6 +264,105 @@ def test_a_daemon_of_an_older_version_is_not_asked_again_what_it_does_not_know(
     assert [cache.lease(ENVIRONMENT, [GRAPH]) for _ in range(5)] == [None] * 5
 
     assert len(peers[0].requests) == 1
-    assert report.failures == {"daemon: status 404": 1}
+    assert report.failures == {"daemon: of another version; run: pygraphd restart": 1}
     cache.record(ENVIRONMENT, [RECORD])
     assert len(peers[0].requests) == 2  # it is asked what it may know
+
+
+OLD = '{"environment":"%s","version":"0.1.0","entries":[{"graph":"%s","decision":{"deployment":"%s","reason":"","policy":4}}]}'
+"""How a daemon answered that knew LAUNCH, RELOCATE and TREES."""
+
+
+@pytest.mark.parametrize("name", ["LAUNCH", "RELOCATE", "TREES"])
+def test_a_deployment_of_an_older_daemon_is_a_miss(places: Locations, peers: list[Peer], name: str) -> None:
+    body = (OLD % (ENVIRONMENT.digest(), GRAPH, name)).encode()
+    peers.append(Peer(places.socket, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)))
+    report = Report()
+
+    assert Cache(places, "host", report).lookup(ENVIRONMENT, [GRAPH]) == {}
+    assert report.failures == {"daemon: answer not understood": 1}
+
+
+def test_an_older_daemon_is_asked_what_it_cannot_misunderstand(places: Locations, peers: list[Peer]) -> None:
+    """It would answer 400 to a record with names that it does not know: to a path that it does not know, it answers 404."""
+    peers.append(Peer(places.socket, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"))
+    cache = Cache(places, "host", Report())
+
+    cache.lookup(ENVIRONMENT, [GRAPH])
+    cache.record(ENVIRONMENT, [RECORD])
+    cache.lease(ENVIRONMENT, [GRAPH])
+
+    paths = [request.split(b" ")[1] for request in peers[0].requests]
+    assert paths == [b"/v2/lookup", b"/v2/record", b"/v2/lease"]
+    assert cache.lookup(ENVIRONMENT, [GRAPH]) == {GRAPH: MINE}  # out of the spool
+
+
+def test_what_an_older_client_has_spooled_is_passed_over(places: Locations) -> None:
+    spool.leave(
+        places.spool,
+        messages.encode(RecordRequest(ENVIRONMENT, messages.Origin("host", "0.1.0"), (RECORD,))).replace(
+            b"KERNELS", b"LAUNCH"
+        ),
+    )
+    report = Report()
+
+    assert Cache(places, "host", report).lookup(ENVIRONMENT, [GRAPH]) == {}
+    assert report.failures == {"daemon: no daemon": 1}
+
+
+# --- a daemon that is just starting ---
+
+
+@pytest.fixture
+def held(places: Locations) -> Iterator[None]:
+    """The lock is held as a daemon holds it before it answers."""
+    claimed = claim(places)
+    assert claimed is not None
+    with claimed:
+        yield
+
+
+@pytest.mark.usefixtures("held")
+@pytest.mark.parametrize("content", [None, b"", b"half a database" * 100])
+def test_a_daemon_that_is_starting_is_no_failure(places: Locations, content: bytes | None) -> None:
+    if content is not None:
+        places.database.write_bytes(content)
+    cache = Cache(places, "host", report := Report())
+
+    assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
+    assert cache.lease(ENVIRONMENT, [GRAPH]) is None
+    cache.record(ENVIRONMENT, [RECORD])
+
+    assert (dict(report.failures), report.counts["spooled"]) == ({}, 1)
+
+
+@pytest.mark.usefixtures("held")
+def test_one_that_takes_too_long_is(places: Locations, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autostart, "STARTING_S", 0.0)
+    cache = Cache(places, "host", report := Report())
+
+    cache.lookup(ENVIRONMENT, [GRAPH])
+
+    assert report.failures == {"daemon: no daemon": 1}
+
+
+def test_one_that_has_ended_is(places: Locations) -> None:
+    claimed = claim(places)
+    assert claimed is not None
+    claimed.close()  # its lock file stays
+    cache = Cache(places, "host", report := Report())
+
+    cache.lookup(ENVIRONMENT, [GRAPH])
+
+    assert report.failures == {"daemon: no daemon": 1}
+
+
+def test_looking_takes_the_lock_from_nobody(places: Locations) -> None:
+    places.lock.touch()
+    cache = Cache(places, "host", Report())
+
+    cache.lookup(ENVIRONMENT, [GRAPH])
+
+    claimed = claim(places)
+    assert claimed is not None
+    claimed.close()

@@ -53,7 +53,7 @@ def drip(connection: socket.socket) -> None:
 
 def test_a_good_answer(tmp_path: Path) -> None:
     with server(tmp_path / "s", lambda c: c.sendall(OK)) as transport:
-        assert transport.request("POST", "/v1/lookup", b"{}") == b"{}"
+        assert transport.request("POST", "/v2/lookup", b"{}") == b"{}"
 
 
 def test_a_chunked_answer(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_bad_answer_is_one_error_within_the_deadline(
     with server(tmp_path / "s", serve) as transport:
         began = time.monotonic()
         with pytest.raises(TransportError, match=reason) as caught:
-            transport.request("POST", "/v1/lookup", b"{}")
+            transport.request("POST", "/v2/lookup", b"{}")
 
         assert time.monotonic() - began < 0.5
         assert not caught.value.absent

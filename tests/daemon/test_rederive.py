@@ -34,11 +34,11 @@ pytestmark = pytest.mark.daemon
 
 @pytest.fixture
 def outdated(make_request: Callable[..., RecordRequest]) -> RecordRequest:
-    """One graph that an older policy launched, although TREES took half the time, and one without measurements."""
+    """One graph that an older policy launched, although GRAPH took half the time, and one without measurements."""
     request = make_request("a", "b")
     measurements = tuple(
-        Measurement(each, 12, time, 1.0, 90.0, 80.0, 0.5)
-        for each, time in {Deployment.KERNELS: 100.0, Deployment.TREES: 50.0}.items()
+        Measurement(each, 12, time, 1.0, time, 30.0, 0.5)
+        for each, time in {Deployment.KERNELS: 100.0, Deployment.GRAPH: 50.0}.items()
     )
     decision = Decision(Deployment.KERNELS, "an older policy's reason", POLICY_VERSION - 1)
     first, second = (
@@ -50,7 +50,7 @@ def outdated(make_request: Callable[..., RecordRequest]) -> RecordRequest:
 
 def _decisions(home: Home, request: RecordRequest) -> list[tuple[str, int]]:
     asked = LookupRequest(request.environment.digest(), tuple(r.graph.digest for r in request.records))
-    _, answer = home.ask("POST", "/v1/lookup", encode(asked))
+    _, answer = home.ask("POST", "/v2/lookup", encode(asked))
     found = decode(LookupAnswer, json.dumps(answer).encode())
     by_graph = {entry.graph: entry.decision for entry in found.entries}
     return [(str(by_graph[g].deployment), by_graph[g].policy) for g in asked.graphs]
@@ -58,15 +58,15 @@ def _decisions(home: Home, request: RecordRequest) -> list[tuple[str, int]]:
 
 def test_a_running_daemon_does_it(home: Home, outdated: RecordRequest) -> None:
     home.start()
-    home.ask("POST", "/v1/record", encode(outdated))
+    home.ask("POST", "/v2/record", encode(outdated))
     dry = home.pygraphd("cache", "rederive", "--dry-run")
     assert dry.stdout.splitlines() == [
-        f"looked at        1 entry with measurements, policy {POLICY_VERSION}",
-        "KERNELS -> TREES  1",
-        "renewed          0 with the same deployment",
-        "unchanged        0",
-        "left alone       1 that rest on no measurement",
-        "dry run          nothing was written",
+        f"looked at         1 entry with measurements, policy {POLICY_VERSION}",
+        "KERNELS -> GRAPH  1",
+        "renewed           0 with the same deployment",
+        "unchanged         0",
+        "left alone        1 that rest on no measurement",
+        "dry run           nothing was written",
     ]
     assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2
     done = home.pygraphd("cache", "rederive", "--json")
@@ -77,21 +77,21 @@ def test_a_running_daemon_does_it(home: Home, outdated: RecordRequest) -> None:
         "entries": 1,
         "unchanged": 0,
         "renewed": 0,
-        "changed": [{"before": "KERNELS", "after": "TREES", "entries": 1}],
+        "changed": [{"before": "KERNELS", "after": "GRAPH", "entries": 1}],
         "kept": [],
         "unmeasured": 1,
         "dry_run": False,
     }
-    assert _decisions(home, outdated) == [("TREES", POLICY_VERSION), ("KERNELS", POLICY_VERSION - 1)]
+    assert _decisions(home, outdated) == [("GRAPH", POLICY_VERSION), ("KERNELS", POLICY_VERSION - 1)]
 
 
 def test_the_route_says_the_same(home: Home, outdated: RecordRequest) -> None:
     home.start()
-    home.ask("POST", "/v1/record", encode(outdated))
-    status, answer = home.ask("POST", "/v1/rederive", b'{"dry_run": true}')
-    assert (status, answer["changed"]) == (200, [{"before": "KERNELS", "after": "TREES", "entries": 1}])
-    assert home.ask("POST", "/v1/rederive", b"{}")[1]["dry_run"] is False
-    assert _decisions(home, outdated)[0] == ("TREES", POLICY_VERSION)
+    home.ask("POST", "/v2/record", encode(outdated))
+    status, answer = home.ask("POST", "/v2/rederive", b'{"dry_run": true}')
+    assert (status, answer["changed"]) == (200, [{"before": "KERNELS", "after": "GRAPH", "entries": 1}])
+    assert home.ask("POST", "/v2/rederive", b"{}")[1]["dry_run"] is False
+    assert _decisions(home, outdated)[0] == ("GRAPH", POLICY_VERSION)
     ping = control.ping(home.locations.socket)
     assert ping is not None
     assert "rederive" in ping.capabilities
@@ -100,30 +100,30 @@ def test_the_route_says_the_same(home: Home, outdated: RecordRequest) -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"dry_run": "no"}'])
 def test_a_bad_request_changes_nothing(home: Home, outdated: RecordRequest, body: bytes) -> None:
     home.start()
-    home.ask("POST", "/v1/record", encode(outdated))
-    status, answer = home.ask("POST", "/v1/rederive", body)
+    home.ask("POST", "/v2/record", encode(outdated))
+    status, answer = home.ask("POST", "/v2/rederive", body)
     assert (status, set(answer)) == (400, {"error"})
     assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2
 
 
 def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, outdated: RecordRequest) -> None:
     home.start()
-    home.ask("POST", "/v1/record", encode(outdated))
+    home.ask("POST", "/v2/record", encode(outdated))
     home.pygraphd("stop")
     done = home.pygraphd("cache", "rederive")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "KERNELS -> TREES  1" in done.stdout
+    assert "KERNELS -> GRAPH  1" in done.stdout
     assert control.ping(home.locations.socket) is None
     listing = json.loads(home.pygraphd("cache", "inspect", "--json").stdout)
-    assert sorted(entry["deployment"] for entry in listing["entries"]) == ["KERNELS", "TREES"]
+    assert sorted(entry["deployment"] for entry in listing["entries"]) == ["GRAPH", "KERNELS"]
 
 
 def test_a_daemon_does_it_by_itself_when_it_starts(home: Home, outdated: RecordRequest) -> None:
     home.start()
-    home.ask("POST", "/v1/record", encode(outdated))
+    home.ask("POST", "/v2/record", encode(outdated))
     home.pygraphd("stop")
     home.start()
-    assert _decisions(home, outdated) == [("TREES", POLICY_VERSION), ("KERNELS", POLICY_VERSION - 1)]
+    assert _decisions(home, outdated) == [("GRAPH", POLICY_VERSION), ("KERNELS", POLICY_VERSION - 1)]
     assert f"policy {POLICY_VERSION}: 1 entries looked at anew" in home.locations.log.read_text()
 
 
@@ -131,7 +131,7 @@ def test_a_database_of_a_newer_version_keeps_no_daemon_from_starting(
     home: Home, outdated: RecordRequest
 ) -> None:
     home.start()
-    home.ask("POST", "/v1/record", encode(outdated))
+    home.ask("POST", "/v2/record", encode(outdated))
     home.pygraphd("stop")
     connection = sqlite3.connect(home.locations.database)
     connection.execute("PRAGMA user_version=99")
@@ -140,13 +140,13 @@ def test_a_database_of_a_newer_version_keeps_no_daemon_from_starting(
     assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2
     done = home.pygraphd("cache", "rederive")
     assert done.returncode == 1
-    assert "the daemon refused /v1/rederive" in done.stderr
+    assert "the daemon refused /v2/rederive" in done.stderr
     assert "upgrade pygraphd" in done.stderr
 
 
 def test_a_daemon_that_hangs_is_named_and_nothing_is_done(home: Home, outdated: RecordRequest) -> None:
     pid = home.start()
-    home.ask("POST", "/v1/record", encode(outdated))
+    home.ask("POST", "/v2/record", encode(outdated))
     os.kill(pid, signal.SIGSTOP)
     done = home.pygraphd("cache", "rederive")
     assert done.returncode == 1

@@ -47,7 +47,7 @@ def make_request() -> RequestMaker:
     def make(
         *names: str,
         gpu: str = "NVIDIA H200",
-        deployment: Deployment = Deployment.TREES,
+        deployment: Deployment = Deployment.GRAPH,
         final: bool = True,
         median_us: float = 100.0,
         calls: int = 24,

@@ -32,7 +32,7 @@ def catalogue(
 def test_lists_newest_first_with_the_newest_medians(catalogue: Catalogue) -> None:
     entries = catalogue.entries()
     assert [entry.facts["gpu"] for entry in entries] == ["NVIDIA A100", "NVIDIA A100", "NVIDIA H200"]
-    assert entries[2].medians_us == {"KERNELS": 100.0, "TREES": 100.0}
+    assert entries[2].medians_us == {"KERNELS": 100.0, "GRAPH": 100.0}
     assert [entry.facts["final"] for entry in entries] == [True, False, True]
 
 
@@ -54,7 +54,7 @@ def test_shows_one_entry_with_everything(
     assert details.entry.facts["id"] == key
     assert details.environment == {"id": request.environment.digest(), **request.environment.factors()}
     assert [row["median_us"] for row in details.measurements] == [100.0, 100.0, 200.0, 200.0]
-    assert {row["deployment"] for row in details.measurements} == {Deployment.KERNELS, Deployment.TREES}
+    assert {row["deployment"] for row in details.measurements} == {Deployment.KERNELS, Deployment.GRAPH}
 
 
 def test_a_graph_in_one_environment_is_shown_by_its_digest(

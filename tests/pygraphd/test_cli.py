@@ -167,7 +167,7 @@ def test_explain(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     assert _pygraphd("cache", "explain", graph[:10], "--json") == 0
     assert [each["graph"] for each in json.loads(capsys.readouterr().out)["graphs"]] == [graph]
     assert _pygraphd("cache", "explain", graph[:10]) == 0
-    assert "not chosen   GRAPH: not measured" in capsys.readouterr().out
+    assert "GRAPH            12  100.0 ±1.5     90.0    80.0  25%" in capsys.readouterr().out
     assert _pygraphd("cache", "explain", __file__) == 2
     assert "test_cli.py: is no summary that can be explained" in capsys.readouterr().err
 
@@ -213,13 +213,13 @@ def test_prune_of_nothing_makes_nothing(locations: Locations, capsys: pytest.Cap
 
 
 def test_rederive_without_a_daemon(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    # TREES took as long as KERNELS in all of them.
+    # GRAPH took as long as KERNELS in all of them.
     assert _pygraphd("cache", "rederive", "--dry-run", "--json") == 0
     dry = json.loads(capsys.readouterr().out)
-    assert dry["changed"] == [{"before": "TREES", "after": "KERNELS", "entries": 3}]
+    assert dry["changed"] == [{"before": "GRAPH", "after": "KERNELS", "entries": 3}]
     assert (dry["schema"], dry["entries"], dry["dry_run"]) == (1, 3, True)
     assert _pygraphd("cache", "rederive") == 0
-    assert "TREES -> KERNELS  3" in capsys.readouterr().out
+    assert "GRAPH -> KERNELS  3" in capsys.readouterr().out
     assert _pygraphd("cache", "rederive") == 0
     assert "unchanged   3" in capsys.readouterr().out
 
@@ -247,12 +247,12 @@ def test_a_daemon_that_cannot_import_is_named(
 ) -> None:
     file = tmp_path / "known.jsonl"
     assert _pygraphd("cache", "export", str(file)) == 0
-    older = Ping("pygraphd", "0.0.9", 1, 1, ("lookup", "record", "stats", "prune", "rederive"))
+    older = Ping("pygraphd", "0.0.9", 1, 1, ("lookup", "record", "rederive", "import"))
     monkeypatch.setattr(control, "ping", lambda path: older)
     capsys.readouterr()
     assert _pygraphd("cache", "import", str(file)) == 1
     assert capsys.readouterr().err == (
-        "pygraphd: the daemon is version 0.0.9, which cannot import; run: pygraphd restart\n"
+        "pygraphd: the daemon is version 0.0.9, which cannot import for this one; run: pygraphd restart\n"
     )
 
 
@@ -272,11 +272,11 @@ def test_a_lock_that_cannot_be_made_is_told(
 def test_a_daemon_that_cannot_derive_is_named(
     filled: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older = Ping("pygraphd", "0.0.9", 1, 1, ("lookup", "record", "stats", "prune"))
+    older = Ping("pygraphd", "0.0.9", 1, 1, ("lookup", "record", "rederive", "import"))
     monkeypatch.setattr(control, "ping", lambda path: older)
     assert _pygraphd("cache", "rederive") == 1
     assert capsys.readouterr().err == (
-        "pygraphd: the daemon is version 0.0.9, which cannot derive decisions anew; run: pygraphd restart\n"
+        "pygraphd: the daemon is version 0.0.9, which cannot derive decisions anew for this one; run: pygraphd restart\n"
     )
 
 

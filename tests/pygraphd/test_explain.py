@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
 import os
-import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,17 +14,14 @@ from pygraphd.catalogue import Catalogue
 from pygraphd.client import spool as client_spool
 from pygraphd.errors import CommandError, Exit, UsageError
 from pygraphd.explain import (
-    APART,
     Difference,
     Explanation,
-    Rejection,
     explain,
     explain_entry,
     explain_summary,
 )
 from pygraphd.queries import KEPT_MEASUREMENTS
 from pygraphd.rederiving import RederiveRequest
-from pygraphd.rejections import BY_RULE, GONE, OR_REFUSED
 from pygraphd.render_explanations import answer_text
 from pygraphd.schema.keys import Environment, entry_id
 from pygraphd.schema.locations import Locations, locate
@@ -49,12 +44,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-KERNELS, TREES, RELOCATE = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
+KERNELS, GRAPH_ = Deployment.KERNELS, Deployment.GRAPH
 HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.2", "91400")
 OLD_DRIVER = dataclasses.replace(HERE, driver="580.1")
 OLD_TORCH_AND_DRIVER = dataclasses.replace(OLD_DRIVER, torch="2.12.0")
 GRAPH = "ab" * 32
-FASTER = Decision(TREES, "TREES is faster", 1)
+FASTER = Decision(GRAPH_, "GRAPH is faster", 1)
 
 
 def measured(deployment: Deployment, median: float, samples: int = 8) -> Measurement:
@@ -74,7 +69,7 @@ def record(
 
 
 def ran(source: Source = Source.MEASURED, environment: Environment = HERE, graph: str = GRAPH) -> Deployed:
-    return Deployed(graph, Kind.FORWARD, environment.digest(), TREES, "TREES is faster", True, source)
+    return Deployed(graph, Kind.FORWARD, environment.digest(), GRAPH_, "GRAPH is faster", True, source)
 
 
 def summary(*decisions: Deployed) -> Summary:
@@ -92,106 +87,58 @@ def entry(catalogue: Catalogue) -> Explanation:
     return explain_entry(details)
 
 
+def medians(explanation: Explanation) -> list[float]:
+    return [row["median_us"] for row in explanation.figures]
+
+
 def run(catalogue: Catalogue, *decisions: Deployed) -> Explanation:
     (explanation,) = explain_summary(summary(*decisions), catalogue)
     return explanation
 
 
-# --- figures and rejections ---
+# --- figures ---
 
 
 def test_an_entry_rests_on_the_figures_that_were_recorded_with_it(store: Store, catalogue: Catalogue) -> None:
-    record(store, FASTER, measured(KERNELS, 500), measured(TREES, 400), uid=3)
-    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
+    record(store, FASTER, measured(KERNELS, 500), measured(GRAPH_, 400), uid=3)
+    record(store, FASTER, measured(GRAPH_, 60), measured(KERNELS, 100))
 
     explanation = entry(catalogue)
 
     assert (explanation.environment, explanation.factors) == (HERE.digest(), HERE.factors())
-    rows = [figure.measurement for figure in explanation.figures]
-    assert [(row["deployment"], row["median_us"], row["uid"], row["host"]) for row in rows] == [
-        ("KERNELS", 100, 7, "host-a"),
-        ("TREES", 60, 7, "host-a"),
+    assert [
+        (row["deployment"], row["median_us"], row["mad_us"], row["uid"], row["host"])
+        for row in explanation.figures
+    ] == [
+        ("KERNELS", 100, 0.1, 7, "host-a"),
+        ("GRAPH", 60, 0.1, 7, "host-a"),
     ]
-    assert all(figure.weighed for figure in explanation.figures)
-    assert explanation.rejected == (Rejection(KERNELS, "slower by 67 %"), Rejection(RELOCATE, OR_REFUSED))
 
 
-def test_a_figure_of_another_time_is_shown_but_not_weighed(store: Store, catalogue: Catalogue) -> None:
-    record(store, FASTER, measured(RELOCATE, 10), measured(KERNELS, 500))
-    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
+def test_figures_of_another_time_are_not_shown(store: Store, catalogue: Catalogue) -> None:
+    record(store, FASTER, measured(GRAPH_, 10), measured(KERNELS, 500))
+    record(store, FASTER, measured(KERNELS, 100))
 
-    explanation = entry(catalogue)
-
-    assert [(f.measurement["deployment"], f.weighed) for f in explanation.figures] == [
-        ("KERNELS", True),
-        ("TREES", True),
-        ("GRAPH", False),
-    ]
-    assert explanation.rejected[1] == Rejection(RELOCATE, APART)
+    assert medians(entry(catalogue)) == [100]
 
 
+@pytest.mark.parametrize("times", [1, KEPT_MEASUREMENTS + 1])
 def test_later_figures_that_decided_nothing_are_not_what_it_rests_on(
-    store: Store, catalogue: Catalogue
+    store: Store, catalogue: Catalogue, times: int
 ) -> None:
-    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
+    record(store, FASTER, measured(KERNELS, 100), measured(GRAPH_, 60))
     guess = Decision(KERNELS, "too few calls", 1, final=False, calls=9)
-    record(store, guess, measured(KERNELS, 90, samples=2), measured(TREES, 95, samples=2))
+    for _ in range(times):
+        record(store, guess, measured(KERNELS, 90, samples=2), measured(GRAPH_, 95, samples=2))
 
-    explanation = entry(catalogue)
-
-    assert [figure.measurement["median_us"] for figure in explanation.figures] == [100, 60]
-    assert explanation.rejected[0].reason == "slower by 67 %"
+    assert medians(entry(catalogue)) == [100, 60]
 
 
-def test_figures_stay_weighed_however_many_came_later(store: Store, catalogue: Catalogue) -> None:
-    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
-    guess = Decision(KERNELS, "too few calls", 1, final=False, calls=9)
-    for _ in range(KEPT_MEASUREMENTS + 1):
-        record(store, guess, measured(KERNELS, 90, samples=2), measured(TREES, 95, samples=2))
-
-    explanation = entry(catalogue)
-
-    assert [(each.measurement["median_us"], each.weighed) for each in explanation.figures] == [
-        (100, True),
-        (60, True),
-    ]
-    assert explanation.rejected[0].reason == "slower by 67 %"
-
-
-def test_nothing_was_weighed_where_what_was_is_gone(
-    store: Store, catalogue: Catalogue, database: Path
-) -> None:
-    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
-    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("DELETE FROM measurement")  # as earlier versions did
-    guess = Decision(KERNELS, "too few calls", 1, final=False, calls=9)
-    record(store, guess, measured(KERNELS, 90, samples=2), measured(TREES, 95, samples=2))
-
-    explanation = entry(catalogue)
-
-    assert [(each.measurement["median_us"], each.weighed) for each in explanation.figures] == [
-        (90, False),
-        (95, False),
-    ]
-    assert explanation.rejected == (Rejection(KERNELS, APART), Rejection(RELOCATE, GONE))
-
-
-def test_a_rule_that_overrode_the_figures_is_told_from_them(store: Store, catalogue: Catalogue) -> None:
-    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
+def test_a_rule_rests_on_no_figures(store: Store, catalogue: Catalogue) -> None:
+    record(store, FASTER, measured(KERNELS, 100), measured(GRAPH_, 60))
     record(store, Decision(KERNELS, "PyTorch does not capture it: a CPU operator", 1))
 
-    explanation = entry(catalogue)
-
-    assert explanation.rejected[0].reason == "faster by 40 %; ruled out, but not by its figures"
-
-
-def test_without_figures_nothing_was_measured(store: Store, catalogue: Catalogue) -> None:
-    record(store, Decision(KERNELS, "no CUDA device", 1))
-
-    explanation = entry(catalogue)
-
-    assert explanation.figures == ()
-    assert explanation.rejected == (Rejection(TREES, BY_RULE), Rejection(RELOCATE, BY_RULE))
+    assert entry(catalogue).figures == ()
 
 
 # --- summaries ---
@@ -199,14 +146,14 @@ def test_without_figures_nothing_was_measured(store: Store, catalogue: Catalogue
 
 def test_a_hit_is_explained_by_the_cache_and_has_no_neighbour(store: Store, catalogue: Catalogue) -> None:
     record(store, environment=OLD_DRIVER)
-    record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
+    record(store, FASTER, measured(KERNELS, 100), measured(GRAPH_, 60))
 
     explanation = run(catalogue, ran(Source.CACHE))
 
     assert explanation.ran == ran(Source.CACHE)
     assert explanation.entry is not None
     assert explanation.entry.facts["id"] == entry_id(HERE.digest(), GRAPH)
-    assert explanation.rejected[0].reason == "slower by 67 %"
+    assert medians(explanation) == [100, 60]
     assert explanation.nearest is None
 
 
@@ -218,7 +165,7 @@ def test_a_miss_names_the_nearest_environment_and_each_factor_that_differs(
 
     explanation = run(catalogue, ran())
 
-    assert (explanation.entry, explanation.figures, explanation.rejected) == (None, (), ())
+    assert (explanation.entry, explanation.figures) == (None, ())
     assert explanation.nearest is not None
     assert explanation.nearest.entry.facts["environment"] == OLD_DRIVER.digest()
     assert explanation.nearest.differences == (Difference("driver", "580.1", "580.2"),)
@@ -316,15 +263,14 @@ def written(path: Path, *decisions: Deployed) -> str:
 def test_where_no_daemon_has_run_what_was_looked_up_is_in_the_spool(
     locations: Locations, tmp_path: Path
 ) -> None:
-    leave(locations.spool, FASTER, measured(KERNELS, 100), measured(TREES, 60))
+    leave(locations.spool, FASTER, measured(KERNELS, 100), measured(GRAPH_, 60))
 
     answer = explain(written(tmp_path / "summary.json", ran(Source.CACHE)), locations)
 
     (explanation,) = answer.explanations
     assert explanation.entry is not None
     assert (explanation.entry.spooled, explanation.nearest) == (True, None)
-    assert [figure.measurement["host"] for figure in explanation.figures] == ["host-b"] * 2
-    assert explanation.rejected[0].reason == "slower by 67 %"
+    assert [row["host"] for row in explanation.figures] == ["host-b"] * 2
     assert explanation.as_json()["entry"]["spooled"] is True
     lines = answer_text(answer, now=1000.0 + 61).splitlines()
     assert "source       looked up in the spool, where it waits for a daemon" in lines
@@ -353,9 +299,9 @@ def test_what_the_cache_has_hides_what_the_spool_says_of_it(filled: Locations) -
 
     entries = [each.entry for each in explanations if each.entry is not None]
     assert [(each.facts["deployment"], each.spooled) for each in entries] == [
-        ("TREES", False),
-        ("TREES", False),
-        ("TREES", True),
+        ("GRAPH", False),
+        ("GRAPH", False),
+        ("GRAPH", True),
     ]
     assert explanations[2].factors["torch"] == "2.12.0"
 
@@ -368,7 +314,7 @@ def test_a_neighbour_may_wait_in_the_spool(locations: Locations, tmp_path: Path)
     (explanation,) = answer.explanations
     assert explanation.nearest is not None
     assert explanation.nearest.differences == (Difference("driver", "580.1", "580.2"),)
-    assert "(TREES there, in the spool, decided " in answer_text(answer)
+    assert "(GRAPH there, in the spool, decided " in answer_text(answer)
 
 
 def test_what_begins_a_graph_of_the_cache_and_another_of_the_spool_names_neither(filled: Locations) -> None:
@@ -409,7 +355,7 @@ def locations(tmp_path: Path) -> Locations:
 def filled(locations: Locations) -> Locations:
     with Store(locations.database) as store:
         record(store, environment=OLD_DRIVER)
-        record(store, FASTER, measured(KERNELS, 100), measured(TREES, 60))
+        record(store, FASTER, measured(KERNELS, 100), measured(GRAPH_, 60))
         record(store, graph="ac" * 32)
     return locations
 
@@ -468,15 +414,14 @@ def test_without_a_cache_there_is_nothing_to_explain(locations: Locations) -> No
 def test_a_decision_that_was_derived_anew_rests_on_the_same_figures(locations: Locations) -> None:
     old = dataclasses.replace(FASTER, reason="as an older policy put it")
     with Store(locations.database) as store:
-        record(store, old, measured(KERNELS, 100.0), measured(TREES, 50.0))
+        record(store, old, measured(KERNELS, 100.0), measured(GRAPH_, 50.0))
         assert store.rederive(RederiveRequest()).renewed == 1
         guess = Decision(KERNELS, "too few calls to measure", 1, final=False, calls=3)
         record(store, guess, measured(KERNELS, 900.0, samples=1))
 
     (explanation,) = explain(GRAPH, locations).explanations
 
-    weighed = [figure.measurement["median_us"] for figure in explanation.figures if figure.weighed]
-    assert weighed == [100.0, 50.0]
+    assert medians(explanation) == [100.0, 50.0]
 
 
 def test_of_a_summary_what_ran_is_told_without_a_cache_too(locations: Locations, tmp_path: Path) -> None:
@@ -503,15 +448,15 @@ def test_the_json_is_stable(filled: Locations) -> None:
     assert value.keys() == {"schema", "graphs", "left_out", "spool_waiting", "notes"}
     first = value["graphs"][0]
     assert first.keys() == {
-        "graph", "kind", "environment", "ran", "entry", "figures", "rejected", "nearest",
+        "graph", "kind", "environment", "ran", "entry", "figures", "nearest",
     }  # fmt: skip
     assert first["environment"] == {"id": HERE.digest(), **HERE.factors()}
-    assert (first["ran"], first["nearest"], first["entry"]["deployment"]) == (None, None, "TREES")
-    assert [(each["deployment"], each["weighed"]) for each in first["figures"]] == [
-        ("KERNELS", True),
-        ("TREES", True),
+    assert (first["ran"], first["nearest"], first["entry"]["deployment"]) == (None, None, "GRAPH")
+    assert [(each["deployment"], each["median_us"]) for each in first["figures"]] == [
+        ("KERNELS", 100.0),
+        ("GRAPH", 60.0),
     ]
-    assert first["rejected"][0] == {"deployment": "KERNELS", "reason": "slower by 67 %"}
+    assert first["entry"]["provisional"] == ""
 
 
 def test_the_json_of_a_miss_has_the_program_and_the_neighbour(store: Store, catalogue: Catalogue) -> None:
@@ -520,8 +465,8 @@ def test_the_json_of_a_miss_has_the_program_and_the_neighbour(store: Store, cata
     value = json.loads(json.dumps(run(catalogue, ran()).as_json()))
 
     assert value["ran"] == {
-        "deployment": "TREES",
-        "reason": "TREES is faster",
+        "deployment": "GRAPH",
+        "reason": "GRAPH is faster",
         "final": True,
         "source": "measured",
         "because": "",

@@ -23,7 +23,7 @@ from pygraphd.schema.messages import (
     RecordRequest,
     encode,
 )
-from pygraphd.schema.policy import POLICY_VERSION, fastest
+from pygraphd.schema.policy import POLICY_VERSION, decide
 from pygraphd.schema.summary import Deployed, Source
 from pygraphd.store import Store
 from tests.pygraphd.test_explain import HERE, OLD_DRIVER
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
     from pygraphd.schema.keys import Environment
 
-KERNELS, TREES = Deployment.KERNELS, Deployment.TREES
+KERNELS, GRAPHS = Deployment.KERNELS, Deployment.GRAPH
 GRAPH = Graph("ab" * 32, Kind.FORWARD, 0, 3, 17)
 FIGURES = (
     Measurement(KERNELS, 8, 100.0, 0.1, 100.0, 30.0, 0.5),
-    Measurement(TREES, 8, 60.0, 0.1, 60.0, 30.0, 0.5),
+    Measurement(GRAPHS, 8, 60.0, 0.1, 60.0, 30.0, 0.5),
 )
-PRESENT = fastest(FIGURES)
+PRESENT = decide(FIGURES)
 OTHERS = (POLICY_VERSION - 1, POLICY_VERSION + 1)
 NO_DEVICE = Decision(KERNELS, "no CUDA device", POLICY_VERSION)
 CURE = "measured anew when it is met, unless `pygraphd cache rederive` can apply the present policy"

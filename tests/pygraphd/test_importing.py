@@ -17,9 +17,9 @@ from pygraphd.importing import foresee
 from pygraphd.pruning import PruneRequest
 from pygraphd.rederiving import NOT_VALID, RederiveRequest
 from pygraphd.schema import tables
-from pygraphd.schema.messages import Conditions, Deployment, Entry, LookupRequest, Origin, RecordRequest
+from pygraphd.schema.messages import Deployment, Entry, LookupRequest, Origin, RecordRequest
 from pygraphd.schema.offline import read_entries
-from pygraphd.schema.policy import NOT_RELOCATED_FOR_NOW, POLICY_VERSION
+from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.store import Store
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def rows(database: Path, statement: str) -> list[tuple[Any, ...]]:
 def test_what_is_imported_is_as_it_was_but_nobodys_here(
     store: Store, database: Path, there: Path, make_request: RequestMaker
 ) -> None:
-    request = current(make_request("a", "b"), conditions=Conditions(True, 12.5))
+    request = current(make_request("a", "b"))
     entries = exported(there, request)
     assert store.add_imported(ImportRequest(entries), uid=0) == ImportAnswer(added=2)
     before, after = entry_of(there, request), entry_of(database, request)
@@ -98,7 +98,7 @@ def test_only_what_a_decision_rests_on_goes_along(there: Path, make_request: Req
     guess = make_request("a", median_us=70.0, final=False)
     (entry,) = exported(there, first, make_request("a", median_us=60.0), guess)
     assert {each.median_us for each in entry.record.measurements} == {60.0}
-    assert {each.deployment for each in entry.record.measurements} == {Deployment.KERNELS, Deployment.TREES}
+    assert {each.deployment for each in entry.record.measurements} == {Deployment.KERNELS, Deployment.GRAPH}
 
 
 def test_what_is_not_final_or_not_valid_is_left_out_and_counted(
@@ -146,11 +146,11 @@ def test_what_is_found_out_here_takes_the_place_of_an_import(
 ) -> None:
     theirs = current(make_request("a"))
     store.add_imported(ImportRequest(exported(there, theirs)), uid=0)
-    ours = current(make_request("a", deployment=Deployment.GRAPH))
+    ours = current(make_request("a", deployment=Deployment.KERNELS))
     store.record(ours, uid=0)
     assert (entry_of(database, ours).host, entry_of(database, ours).decision.deployment) == (
         "host-a",
-        "GRAPH",
+        "KERNELS",
     )
     assert store.add_imported(ImportRequest(exported(there, theirs)), uid=0) == ImportAnswer(kept=1)
 
@@ -163,23 +163,9 @@ def test_a_guess_gives_way_to_what_a_longer_program_has_found_out(
     entries = exported(there, current(make_request("a")))
     assert store.add_imported(ImportRequest(entries), uid=0) == ImportAnswer(replaced=1)
     assert (entry_of(database, guess).decision.deployment, entry_of(database, guess).decision.final) == (
-        "TREES",
+        "GRAPH",
         True,
     )
-
-
-def test_all_that_can_be_found_out_here_for_now_stays(
-    store: Store, database: Path, there: Path, make_request: RequestMaker
-) -> None:
-    ours = current(make_request("a", final=False))
-    decision = dataclasses.replace(
-        ours.records[0].decision, reason=f"TREES is faster{NOT_RELOCATED_FOR_NOW}no memory"
-    )
-    ours = dataclasses.replace(ours, records=(dataclasses.replace(ours.records[0], decision=decision),))
-    store.record(ours, uid=0)
-    entries = exported(there, current(make_request("a", deployment=Deployment.GRAPH)))
-    assert store.add_imported(ImportRequest(entries), uid=0) == ImportAnswer(kept=1)
-    assert entry_of(database, ours).decision == decision
 
 
 def test_what_is_found_out_here_for_now_takes_the_place_of_an_import_that_was_not_used(

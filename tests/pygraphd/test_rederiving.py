@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from pygraphd.queries import _CHUNK
 from pygraphd.rederiving import (
-    MEASURED_SINCE,
     NOT_VALID,
-    PAIR_NOT_KNOWN,
     Changed,
     Kept,
     RederiveAnswer,
@@ -24,7 +22,6 @@ from pygraphd.rederiving import (
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import (
-    Conditions,
     Decision,
     Deployment,
     Graph,
@@ -38,43 +35,37 @@ from pygraphd.schema.messages import (
 )
 from pygraphd.schema.offline import read_entries
 from pygraphd.schema.policy import (
-    FOR_ITS_BACKWARD,
-    FORWARD_NOT_IN_TREES,
     MIN_SAMPLES,
-    NO_GAIN,
+    NOISY,
     POLICY_VERSION,
     TOO_FEW_CALLS,
+    decide,
 )
 from pygraphd.store import Store, StoreError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
+KERNELS, GRAPH = Deployment.KERNELS, Deployment.GRAPH
 HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
 OLDER = POLICY_VERSION - 1
-NONE = Conditions()
-OLD_LAUNCH = Decision(KERNELS, "an older policy's reason", OLDER)
-OLD_TREES = Decision(TREES, "an older policy's reason", OLDER)
+OLD_KERNELS = Decision(KERNELS, "an older policy's reason", OLDER)
+OLD_GRAPH = Decision(GRAPH, "an older policy's reason", OLDER)
 
 
-def measured(samples: int = MIN_SAMPLES, **medians: float) -> tuple[Measurement, ...]:
+def measured(samples: int = MIN_SAMPLES, mad: float = 0.0, **medians: float) -> tuple[Measurement, ...]:
     return tuple(
-        Measurement(Deployment(name), samples, time, 0.0, time, time, 0.5) for name, time in medians.items()
+        Measurement(Deployment(name), samples, time, mad, time, time, 0.5) for name, time in medians.items()
     )
 
 
-def add(
-    store: Store,
-    decision: Decision,
-    measurements: tuple[Measurement, ...] = (),
-    name: int = 0,
-    conditions: Conditions = NONE,
-    kind: Kind = Kind.BACKWARD,
-) -> None:
+FAST, EVEN, SLOW = (measured(KERNELS=100, GRAPH=time) for time in (50, 99.5, 120))
+NOISY_FIGURES = measured(mad=50.0, KERNELS=100, GRAPH=50)
+
+
+def add(store: Store, decision: Decision, measurements: tuple[Measurement, ...] = (), name: int = 0) -> None:
     """Record a decision as another process would have sent it."""
-    graph = Graph(f"{name:064x}", kind, 0, 1, 3)
-    record = Record(graph, decision, measurements, conditions)
+    record = Record(Graph(f"{name:064x}", Kind.BACKWARD, 0, 1, 3), decision, measurements)
     store.record(RecordRequest(HERE, Origin("host-a", "0.1.0"), (record,)), uid=1000)
 
 
@@ -98,29 +89,27 @@ def rederive(store: Store, *, dry_run: bool = False) -> RederiveAnswer:
 
 
 def test_what_an_older_policy_decided_is_decided_anew(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50), name=0)
-    add(store, OLD_TREES, measured(KERNELS=100, TREES=99.5), name=1)
-    add(store, OLD_TREES, measured(KERNELS=100, TREES=50), name=2)
-    add(store, Decision(KERNELS, NO_GAIN, POLICY_VERSION), measured(KERNELS=100, TREES=120), name=3)
+    add(store, OLD_KERNELS, FAST, name=0)
+    add(store, OLD_GRAPH, EVEN, name=1)
+    add(store, OLD_GRAPH, FAST, name=2)
+    add(store, decide(SLOW), SLOW, name=3)
 
     assert rederive(store) == RederiveAnswer(
         policy=POLICY_VERSION,
         entries=4,
         unchanged=1,
         renewed=1,
-        changed=(Changed(KERNELS, TREES, 1), Changed(TREES, KERNELS, 1)),
+        changed=(Changed(GRAPH, KERNELS, 1), Changed(KERNELS, GRAPH, 1)),
         kept=(),
         unmeasured=0,
         dry_run=False,
     )
 
-    trees = Decision(TREES, "TREES is faster", POLICY_VERSION)
-    launch = Decision(KERNELS, NO_GAIN, POLICY_VERSION)
-    assert answers(database, 0, 1, 2, 3) == [trees, launch, trees, launch]
+    assert answers(database, 0, 1, 2, 3) == [decide(each) for each in (FAST, EVEN, FAST, SLOW)]
 
 
 def test_a_second_time_changes_nothing(store: Store) -> None:
-    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50))
+    add(store, OLD_KERNELS, FAST)
 
     first, second = rederive(store), rederive(store)
 
@@ -129,7 +118,7 @@ def test_a_second_time_changes_nothing(store: Store) -> None:
 
 
 def test_a_dry_run_says_the_same_and_writes_nothing(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50))
+    add(store, OLD_KERNELS, FAST)
     before = query(database, "SELECT * FROM decision")
 
     dry = rederive(store, dry_run=True)
@@ -140,7 +129,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(store: Store, database: Path
 
 
 def test_whose_it_is_and_its_hits_stay_and_the_time_is_the_decisions(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50))
+    add(store, OLD_KERNELS, FAST)
     store.add_hits({(HERE.digest(), f"{0:064x}"): (3, 100.0)})
     facts = query(database, "SELECT * FROM measurement")
     began = time.time()
@@ -157,92 +146,39 @@ def test_whose_it_is_and_its_hits_stay_and_the_time_is_the_decisions(store: Stor
     assert query(database, "SELECT * FROM measurement") == facts
 
 
-@pytest.mark.parametrize(
-    ("conditions", "medians", "decision"),
-    [
-        (NONE, {}, Decision(TREES, "TREES is faster", POLICY_VERSION)),
-        (Conditions(forward_in_trees=True), {}, Decision(TREES, "TREES is faster", POLICY_VERSION)),
-        (Conditions(forward_in_trees=False), {}, Decision(KERNELS, FORWARD_NOT_IN_TREES, POLICY_VERSION)),
-        (NONE, {"GRAPH": 30}, Decision(GRAPH, "GRAPH is faster", POLICY_VERSION)),
-        (
-            Conditions(backward_gain_us=21),
-            {"GRAPH": 30},
-            Decision(TREES, FOR_ITS_BACKWARD, POLICY_VERSION),
-        ),
-    ],
-)
-def test_the_conditions_are_those_of_the_decision(
-    store: Store, database: Path, conditions: Conditions, medians: dict[str, float], decision: Decision
-) -> None:
-    before = Decision(KERNELS, "as somebody has it", POLICY_VERSION)
-    add(store, before, measured(MIN_SAMPLES, KERNELS=100, TREES=50, **medians), conditions=conditions)
-
-    rederive(store)
-
-    assert answers(database) == [decision]
-
-
-@pytest.mark.parametrize(
-    ("kind", "conditions", "relocate_us", "is_kept"),
-    [
-        (Kind.FORWARD, NONE, 30, True),  # in trees it might be of more use
-        (Kind.FORWARD, NONE, 99, False),
-        (Kind.INFERENCE, NONE, 30, False),
-        (Kind.BACKWARD, NONE, 30, False),
-        (Kind.BACKWARD, Conditions(forward_in_trees=False), 99, True),
-        (Kind.BACKWARD, Conditions(forward_in_trees=False), 60, True),  # second to trees, not to launching
-        (Kind.BACKWARD, Conditions(forward_in_trees=False), 30, False),
-        (Kind.BACKWARD, Conditions(forward_in_trees=True), 99, False),
-    ],
-)
-def test_what_an_older_policy_did_not_note_of_a_pair_is_measured_again(
-    store: Store, database: Path, kind: Kind, conditions: Conditions, relocate_us: int, is_kept: bool
-) -> None:
-    """Clients of this version take no answer of an older one."""
-    measurements = measured(MIN_SAMPLES, KERNELS=100, TREES=50, GRAPH=relocate_us)
-    add(store, OLD_LAUNCH, measurements, conditions=conditions, kind=kind)
-
-    answer = rederive(store)
-
-    (decision,) = answers(database)
-    assert (decision == OLD_LAUNCH) is is_kept
-    assert decision.policy == (OLDER if is_kept else POLICY_VERSION)
-    assert answer.kept == ((Kept(PAIR_NOT_KNOWN, 1),) if is_kept else ())
-
-
 def test_a_rule_is_left_alone(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, name=0)
+    add(store, OLD_KERNELS, name=0)
     # Measured at first, but then a rule said otherwise.
-    add(store, OLD_TREES, measured(KERNELS=100, TREES=50), name=1)
-    add(store, OLD_LAUNCH, name=1)
+    add(store, OLD_GRAPH, FAST, name=1)
+    add(store, OLD_KERNELS, name=1)
 
     answer = rederive(store)
 
     assert (answer.entries, answer.unmeasured) == (0, 2)
-    assert answers(database, 0, 1) == [OLD_LAUNCH, OLD_LAUNCH]
+    assert answers(database, 0, 1) == [OLD_KERNELS, OLD_KERNELS]
 
 
 @pytest.mark.parametrize(
     "measurements",
-    [measured(7, KERNELS=100, TREES=50), measured(TREES=50), measured(KERNELS=100)],
+    [measured(7, KERNELS=100, GRAPH=50), measured(GRAPH=50), measured(KERNELS=100)],
     ids=["too few samples", "without KERNELS", "of KERNELS alone"],
 )
 def test_what_does_not_suffice_never_replaces_a_final_decision(
     store: Store, database: Path, measurements: tuple[Measurement, ...]
 ) -> None:
-    add(store, OLD_TREES, measurements)
+    add(store, OLD_GRAPH, measurements)
 
     answer = rederive(store)
 
     assert (answer.kept, answer.changed, answer.renewed) == ((Kept(TOO_FEW_CALLS, 1),), (), 0)
-    assert answers(database) == [OLD_TREES]
+    assert answers(database) == [OLD_GRAPH]
 
 
 def test_what_does_not_suffice_stays_open_and_says_how_often_it_ran(store: Store, database: Path) -> None:
     add(
         store,
         Decision(KERNELS, TOO_FEW_CALLS, OLDER, final=False, calls=17),
-        measured(3, KERNELS=100, TREES=50),
+        measured(3, KERNELS=100, GRAPH=50),
     )
 
     answer = rederive(store)
@@ -252,53 +188,42 @@ def test_what_does_not_suffice_stays_open_and_says_how_often_it_ran(store: Store
 
 
 def test_a_policy_that_needs_less_closes_what_was_open(store: Store, database: Path) -> None:
-    add(
-        store, Decision(KERNELS, TOO_FEW_CALLS, OLDER, final=False, calls=17), measured(KERNELS=100, TREES=50)
-    )
+    add(store, Decision(KERNELS, TOO_FEW_CALLS, OLDER, final=False, calls=17), FAST)
 
-    assert rederive(store).changed == (Changed(KERNELS, TREES, 1),)
+    assert rederive(store).changed == (Changed(KERNELS, GRAPH, 1),)
 
     (decision,) = answers(database)
-    assert (decision.deployment, decision.final) == (TREES, True)
+    assert (decision.deployment, decision.final) == (GRAPH, True)
 
 
-@pytest.mark.parametrize("policy", [OLDER, POLICY_VERSION])
-def test_what_was_decided_while_relocating_was_refused_stays_open(
-    store: Store, database: Path, policy: int
-) -> None:
-    refused = Decision(KERNELS, "x; could not be relocated: no room", policy, final=False)
-    add(store, refused, measured(KERNELS=100.0, TREES=50.0))
+def test_what_is_noisy_by_this_policy_is_provisional_and_measured_anew(store: Store, database: Path) -> None:
+    add(store, OLD_GRAPH, NOISY_FIGURES)
 
-    rederive(store)
+    assert rederive(store).kept == ()
 
-    decision = Decision(
-        TREES, "TREES is faster; could not be relocated: no room", POLICY_VERSION, final=False
-    )
-    assert answers(database) == [decision]
-    assert rederive(store).unchanged == 1
+    (decision,) = answers(database)
+    assert decision == decide(NOISY_FIGURES)
+    assert not decision.final
+    assert decision.reason.endswith(NOISY)
 
 
 def test_measurements_of_different_times_are_not_compared(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=10))
-    add(store, OLD_LAUNCH, measured(KERNELS=100, GRAPH=99.5))
+    add(store, OLD_KERNELS, measured(KERNELS=100, GRAPH=10))
+    add(store, OLD_KERNELS, EVEN)
 
     rederive(store)
 
-    assert answers(database) == [Decision(KERNELS, NO_GAIN, POLICY_VERSION)]
+    assert answers(database) == [decide(EVEN)]
 
 
-def test_newer_measurements_that_led_to_no_decision_keep_the_older_ones(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50))
-    add(
-        store,
-        Decision(KERNELS, TOO_FEW_CALLS, OLDER, final=False, calls=9),
-        measured(3, KERNELS=100, TREES=120),
-    )
+def test_newer_measurements_that_led_to_no_decision_are_not_weighed(store: Store, database: Path) -> None:
+    add(store, OLD_KERNELS, FAST)
+    guess = Decision(KERNELS, TOO_FEW_CALLS, OLDER, final=False, calls=9)
+    add(store, guess, measured(3, KERNELS=100, GRAPH=120))
 
-    answer = rederive(store)
+    assert rederive(store).changed == (Changed(KERNELS, GRAPH, 1),)
 
-    assert answer.kept == (Kept(MEASURED_SINCE, 1),)
-    assert answers(database) == [OLD_LAUNCH]
+    assert answers(database) == [decide(FAST)]
 
 
 @pytest.mark.parametrize(
@@ -311,24 +236,24 @@ def test_newer_measurements_that_led_to_no_decision_keep_the_older_ones(store: S
 )
 def test_rows_that_make_no_sense_harm_no_others(store: Store, database: Path, damage: str) -> None:
     for name in range(2):
-        add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50), name=name)
+        add(store, OLD_KERNELS, FAST, name=name)
     query(database, damage)
     before = query(database, "SELECT * FROM decision WHERE graph LIKE '%1'")
 
     answer = rederive(store)
 
-    assert (answer.kept, answer.changed) == ((Kept(NOT_VALID, 1),), (Changed(KERNELS, TREES, 1),))
+    assert (answer.kept, answer.changed) == ((Kept(NOT_VALID, 1),), (Changed(KERNELS, GRAPH, 1),))
     assert query(database, "SELECT * FROM decision WHERE graph LIKE '%1'") == before
 
 
 def test_more_entries_than_fit_one_transaction_are_all_reached(store: Store, database: Path) -> None:
     count = 2 * _CHUNK + 1
     for name in range(count):
-        add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50), name=name)
+        add(store, OLD_KERNELS, FAST, name=name)
 
-    assert rederive(store).changed == (Changed(KERNELS, TREES, count),)
+    assert rederive(store).changed == (Changed(KERNELS, GRAPH, count),)
 
-    assert {decision.deployment for decision in answers(database, *range(count))} == {TREES}
+    assert {decision.deployment for decision in answers(database, *range(count))} == {GRAPH}
 
 
 class TestOutdated:
@@ -338,9 +263,9 @@ class TestOutdated:
     def mixed(self, store: Store) -> Store:
         newer = Decision(KERNELS, "a newer policy's reason", POLICY_VERSION + 1)
         current = Decision(KERNELS, "a reason of its own", POLICY_VERSION)
-        for name, decision in enumerate((OLD_LAUNCH, current, newer)):
-            add(store, decision, measured(KERNELS=100, TREES=50), name=name)
-        add(store, OLD_LAUNCH, name=3)
+        for name, decision in enumerate((OLD_KERNELS, current, newer)):
+            add(store, decision, FAST, name=name)
+        add(store, OLD_KERNELS, name=3)
         return store
 
     def test_only_what_an_older_policy_derived_is_derived_anew(self, mixed: Store, database: Path) -> None:
@@ -348,14 +273,14 @@ class TestOutdated:
 
         assert mixed.rederive_outdated(60.0) == (1, 0)
 
-        assert answers(database, 0) == [Decision(TREES, "TREES is faster", POLICY_VERSION)]
+        assert answers(database, 0) == [decide(FAST)]
         assert answers(database, 1, 2, 3) == before
         assert mixed.rederive_outdated(60.0) == (0, 0)
 
     def test_it_ends_when_its_time_is_over(self, mixed: Store, database: Path) -> None:
         assert mixed.rederive_outdated(0.0) == (0, 1)
 
-        assert answers(database, 0) == [OLD_LAUNCH]
+        assert answers(database, 0) == [OLD_KERNELS]
 
 
 def test_nothing_measured_is_nothing_to_do(store: Store) -> None:
@@ -363,7 +288,7 @@ def test_nothing_measured_is_nothing_to_do(store: Store) -> None:
 
 
 def test_a_database_that_cannot_be_written_is_an_error(store: Store, database: Path) -> None:
-    add(store, OLD_LAUNCH, measured(KERNELS=100, TREES=50))
+    add(store, OLD_KERNELS, FAST)
     query(database, "PRAGMA user_version=99")
     store.check()
 

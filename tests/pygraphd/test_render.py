@@ -9,6 +9,7 @@ from pygraphd.catalogue import CachedEntry, EntryDetails
 from pygraphd.pruning import PruneAnswer
 from pygraphd.rederiving import Changed, Kept, RederiveAnswer
 from pygraphd.schema.messages import Deployment
+from pygraphd.schema.policy import NOISY, TOO_FEW_CALLS
 from pygraphd.status import Status
 
 _FACTS = {
@@ -19,22 +20,23 @@ _FACTS = {
     "partitions": 3,
     "operators": 12,
     "sizes": [],
-    "deployment": "TREES",
+    "deployment": "GRAPH",
     "reason": "18 % faster than [bold]KERNELS[/bold]",
     "policy": 1,
     "final": True,
     "calls": 24,
     "uid": 1000,
     "created_at": 1000.0,
+    "measured_at": 1000.0,
     "hits": 5,
     "last_hit": 2000.0,
     "environment": "c" * 64,
     "gpu": "NVIDIA H200",
 }
-_ENTRY = CachedEntry(_FACTS, {"KERNELS": 123.456, "TREES": 99.04})
+_ENTRY = CachedEntry(_FACTS, {"KERNELS": 123.456, "GRAPH": 99.04})
 _MEASUREMENT = {
     "deployment": "KERNELS", "samples": 12, "median_us": 123.456, "mad_us": 1.0, "host_us": 90.0, "span_us": 80.0,
-    "busy": 0.25, "host": "host-a", "version": "0.1.0", "uid": 1000, "measured_at": 1000.0,
+    "host_mad_us": 2.0, "span_mad_us": None, "busy": 0.25, "host": "host-a", "version": "0.1.0", "uid": 1000, "measured_at": 1000.0,
 }  # fmt: skip
 
 
@@ -51,8 +53,6 @@ def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
             "DEPLOYMENT",
             "KERNELS",
             "us",
-            "TREES",
-            "us",
             "GRAPH",
             "us",
             "GPU",
@@ -68,10 +68,9 @@ def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
             "1/3",
             "12",
             "-",
-            "TREES",
+            "GRAPH",
             "123.5",
             "99.0",
-            "-",
             "NVIDIA",
             "H200",
             "3d/5",
@@ -97,12 +96,40 @@ def test_a_terminal_gets_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_decision_that_is_not_final_is_marked() -> None:
     entry = CachedEntry(_FACTS | {"final": False}, {})
-    assert " TREES? " in render.entries_table([entry], now=1000.0)
+    assert " GRAPH? " in render.entries_table([entry], now=1000.0)
 
 
 def test_a_listing_as_json() -> None:
     value = json.loads(render.entries_json([_ENTRY]))
-    assert value == {"schema": 1, "entries": [_FACTS | {"medians_us": {"KERNELS": 123.456, "TREES": 99.04}}]}
+    medians = {"KERNELS": 123.456, "GRAPH": 99.04}
+    assert value == {"schema": 1, "entries": [_FACTS | {"medians_us": medians, "provisional": ""}]}
+
+
+@pytest.mark.parametrize(("measured_at", "age"), [(1000.0, "3d/5"), (None, "1d/5")])
+def test_an_entry_is_as_old_as_what_it_rests_on(measured_at: float | None, age: str) -> None:
+    """Which is what PYGRAPH_MAX_AGE looks at; a decision may have been derived anew since."""
+    entry = CachedEntry(_FACTS | {"measured_at": measured_at, "created_at": 1000.0 + 2 * 86400}, {})
+
+    assert f" {age} " in render.entries_table([entry], now=1000.0 + 3 * 86400)
+    text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0 + 3 * 86400)
+    assert ("measured    3d ago" in text.splitlines()) is (measured_at is not None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        (TOO_FEW_CALLS, "seen for 24 calls only"),
+        (f"GRAPH is faster{NOISY}", "its figures are too noisy"),
+        ("no memory", "it could not be measured where it was met"),
+    ],
+)
+def test_a_provisional_entry_says_why(reason: str, why: str) -> None:
+    entry = CachedEntry(_FACTS | {"final": False, "reason": reason}, {})
+
+    text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=0.0)
+
+    assert f"deployment  GRAPH (provisional: {why})" in text.splitlines()
+    assert entry.as_json()["provisional"] == why
 
 
 def test_one_entry_says_everything() -> None:
@@ -116,7 +143,7 @@ def test_one_entry_says_everything() -> None:
         "driver",
     ):
         assert expected in text
-    assert "KERNELS           12      123.5" in text
+    assert "KERNELS          12  123.5 ±1.0  90.0 ±2.0    80.0  25%" in text
     assert json.loads(render.as_json(details.as_json()))["measurements"] == [_MEASUREMENT]
 
 
@@ -177,19 +204,19 @@ def test_what_a_derivation_changed_and_why_it_did_not() -> None:
         unchanged=8,
         renewed=4,
         changed=(
-            Changed(Deployment.KERNELS, Deployment.TREES, 3),
-            Changed(Deployment.TREES, Deployment.KERNELS, 1),
+            Changed(Deployment.KERNELS, Deployment.GRAPH, 3),
+            Changed(Deployment.GRAPH, Deployment.KERNELS, 1),
         ),
         kept=(Kept("too few calls to measure", 1),),
         unmeasured=5,
         dry_run=False,
     )
     assert render.rederive_text(answer).splitlines() == [
-        "looked at        17 entries with measurements, policy 2",
-        "KERNELS -> TREES  3",
-        "TREES -> KERNELS  1",
-        "renewed          4 with the same deployment",
-        "unchanged        8",
-        "kept             1: too few calls to measure",
-        "left alone       5 that rest on no measurement",
+        "looked at         17 entries with measurements, policy 2",
+        "KERNELS -> GRAPH  3",
+        "GRAPH -> KERNELS  1",
+        "renewed           4 with the same deployment",
+        "unchanged         8",
+        "kept              1: too few calls to measure",
+        "left alone        5 that rest on no measurement",
     ]

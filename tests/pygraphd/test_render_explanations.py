@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 
 from pygraphd.catalogue import CachedEntry
-from pygraphd.explain import Answer, Difference, Explanation, Figure, Neighbour, Rejection
+from pygraphd.explain import Answer, Difference, Explanation, Neighbour
 from pygraphd.render_explanations import answer_text
 from pygraphd.schema.messages import Deployment, Kind
+from pygraphd.schema.policy import NOISY
 from pygraphd.schema.summary import Deployed, Source
 
-RAN = Deployed("a" * 64, Kind.FORWARD, "c" * 64, Deployment.TREES, "TREES is faster", True, Source.CACHE)
+RAN = Deployed("a" * 64, Kind.FORWARD, "c" * 64, Deployment.GRAPH, "GRAPH is faster", True, Source.CACHE)
 FACTS = {
     "id": "1" * 64, "graph": "a" * 64, "kind": "forward", "partition": 0, "partitions": 3, "operators": 12, "sizes": [],
-    "deployment": "TREES", "reason": "TREES is faster", "policy": 1, "final": True, "calls": 0, "uid": 1000,
-    "created_at": 1000.0, "hits": 5, "last_hit": None, "environment": "d" * 64, "gpu": "NVIDIA H200",
+    "deployment": "GRAPH", "reason": "GRAPH is faster", "policy": 1, "final": True, "calls": 0, "uid": 1000,
+    "created_at": 1000.0, "measured_at": 1000.0, "hits": 5, "last_hit": None, "environment": "d" * 64, "gpu": "NVIDIA H200",
 }  # fmt: skip
 ROW = {
-    "deployment": "TREES", "samples": 12, "median_us": 60.04, "mad_us": 1.0, "host_us": 50.0, "span_us": 40.0,
-    "busy": 0.25, "host": "host-a", "version": "0.1.0", "uid": 1000, "measured_at": 1000.0,
+    "deployment": "GRAPH", "samples": 12, "median_us": 60.04, "mad_us": 1.0, "host_us": 50.0, "span_us": 40.0,
+    "host_mad_us": 0.5, "span_mad_us": None, "busy": 0.25, "host": "host-a", "version": "0.1.0", "uid": 1000, "measured_at": 1000.0,
 }  # fmt: skip
 ENTRY = CachedEntry(FACTS, {})
 HIT = Explanation(
@@ -29,14 +30,12 @@ HIT = Explanation(
     RAN,
     1,
     ENTRY,
-    (Figure(ROW | {"deployment": "KERNELS", "median_us": 100.0}, weighed=True), Figure(ROW, weighed=True)),
-    (Rejection(Deployment.KERNELS, "slower by 67 %"), Rejection(Deployment.GRAPH, "not measured")),
+    (ROW | {"deployment": "KERNELS", "median_us": 100.0}, ROW),
 )
 MISS = dataclasses.replace(
     HIT,
     entry=None,
     figures=(),
-    rejected=(),
     nearest=Neighbour(ENTRY, (Difference("driver", "580.1", "580.2"), Difference("mig", "1g.10gb", ""))),
 )
 
@@ -51,28 +50,28 @@ def test_a_graph_that_the_cache_does_not_know_ran_at_its_sizes() -> None:
     assert "kind         forward, at 8 x 512" in text(dataclasses.replace(MISS, ran=ran)).splitlines()
 
 
-def test_a_hit_says_who_measured_it_and_why_the_others_lost() -> None:
+def test_a_hit_says_who_measured_it_and_what_was_compared() -> None:
     assert text(HIT).splitlines() == [
         f"graph        {'a' * 64}",
         "kind         forward, partition 1 of 3, 12 operators",
         "environment  cccccccccccc (gpu NVIDIA H200, driver 580.2)",
-        "ran as       TREES: TREES is faster",
+        "ran as       GRAPH: GRAPH is faster",
         "source       looked up in the cache",
         "cache        the same, decided 2d ago by uid 1000",
-        "measured     KERNELS, TREES: 2d ago on host-a by uid 1000, pygraphd 0.1.0",
-        "not chosen   KERNELS: slower by 67 %",
-        "not chosen   GRAPH: not measured",
-        "DEPLOYMENT  SAMPLES  MEDIAN us  MAD us  HOST us  SPAN us  HIDDEN",
-        "KERNELS           12      100.0     1.0     50.0     40.0  25%",
-        "TREES            12       60.0     1.0     50.0     40.0  25%",
+        "measured     KERNELS, GRAPH: 2d ago on host-a by uid 1000, pygraphd 0.1.0",
+        "DEPLOYMENT  SAMPLES     COST us    HOST us  GPU us  HIDDEN",
+        "KERNELS          12  100.0 ±1.0  50.0 ±0.5    40.0  25%",
+        "GRAPH            12   60.0 ±1.0  50.0 ±0.5    40.0  25%",
     ]
 
 
-def test_figures_of_different_times_say_so() -> None:
-    older = Figure(ROW | {"deployment": "GRAPH", "measured_at": 1000.0 - 86400}, weighed=False)
-    lines = text(dataclasses.replace(HIT, figures=(*HIT.figures, older))).splitlines()
+def test_what_is_provisional_because_of_noise_says_so() -> None:
+    noisy = CachedEntry(FACTS | {"final": False, "reason": f"GRAPH is faster{NOISY}"}, {})
+    lines = text(dataclasses.replace(HIT, entry=noisy, ran=None)).splitlines()
 
-    assert "measured     GRAPH: 3d ago on host-a by uid 1000, pygraphd 0.1.0" in lines
+    assert f"cache        GRAPH?: GRAPH is faster{NOISY}" in lines
+    assert "provisional  its figures are too noisy: the next program measures it anew" in lines
+    assert not any(line.startswith("provisional") for line in text(HIT).splitlines())
 
 
 def test_a_miss_names_what_differs() -> None:
@@ -81,7 +80,7 @@ def test_a_miss_names_what_differs() -> None:
     assert lines[1] == "kind         forward"
     assert lines[-3:] == [
         "cache        not known in this environment",
-        "nearest      environment dddddddddddd (TREES there, decided 2d ago by uid 1000)",
+        "nearest      environment dddddddddddd (GRAPH there, decided 2d ago by uid 1000)",
         "differs in   driver 580.1 -> 580.2, mig 1g.10gb -> none",
     ]
 
@@ -100,12 +99,12 @@ def test_a_program_that_says_otherwise_than_the_cache_is_shown_beside_it() -> No
 
     assert "ran as       KERNELS?: too few calls (3 times)" in lines
     assert "source       unfinished; the program ended before it was decided" in lines
-    assert "cache        TREES: TREES is faster" in lines
+    assert "cache        GRAPH: GRAPH is faster" in lines
     assert "decided      2d ago by uid 1000" in lines
 
 
 def test_what_was_not_taken_is_said_with_its_reason() -> None:
-    because = "TREES: claimed 50.0 us by uid 7 on host-b, measured 412.0 us here"
+    because = "GRAPH: claimed 50.0 us by uid 7 on host-b, measured 412.0 us here"
     ran = dataclasses.replace(RAN, source=Source.MEASURED, because=because)
 
     lines = text(dataclasses.replace(HIT, ran=ran)).splitlines()
@@ -119,14 +118,6 @@ def test_every_source_has_its_words() -> None:
     sources = {text(dataclasses.replace(HIT, ran=dataclasses.replace(RAN, source=each))) for each in Source}
 
     assert len(sources) == len(Source)
-
-
-def test_deployments_that_lost_alike_share_a_line() -> None:
-    rejected = tuple(Rejection(each, "not measured") for each in (Deployment.TREES, Deployment.GRAPH))
-
-    assert text(dataclasses.replace(HIT, figures=(), rejected=rejected)).splitlines()[-1] == (
-        "not chosen   TREES, GRAPH: not measured"
-    )
 
 
 def test_what_the_summary_says_beside_its_graphs_comes_last() -> None:

@@ -12,7 +12,7 @@ from pygraphd.catalogue import Catalogue
 from pygraphd.database_files import BALLAST_BYTES, ballast_file, files_set_aside
 from pygraphd.pruning import PruneAnswer, PruneRequest
 from pygraphd.queries import KEPT_MEASUREMENTS
-from pygraphd.schema.messages import Conditions, Deployment, LookupRequest, Origin, RecordRequest
+from pygraphd.schema.messages import Deployment, LookupRequest, Origin, RecordRequest
 from pygraphd.schema.offline import DATABASE_VERSION, read_entries
 from pygraphd.store import DiskFullError, Store, StoreError
 
@@ -52,7 +52,7 @@ def test_what_is_recorded_is_there(
     assert store.count_entries() == 2
     assert (
         _query(database, "SELECT deployment, uid, host, hits FROM decision")
-        == [("TREES", 1000, "host-a", 0)] * 2
+        == [("GRAPH", 1000, "host-a", 0)] * 2
     )
     assert _query(database, "SELECT count(*), min(host), min(uid) FROM measurement") == [(4, "host-a", 1000)]
     assert _query(database, "SELECT gpu, driver FROM environment") == [("NVIDIA H200", "580.1")]
@@ -78,23 +78,33 @@ def test_a_newer_record_replaces_the_decision_and_adds_measurements(
     assert _query(database, "SELECT count(*) FROM measurement WHERE deployment = 'KERNELS'") == [(2,)]
 
 
-@pytest.mark.parametrize("conditions", [(None, None), (True, None), (False, None), (None, 12.5)])
 def test_a_decision_is_stored_with_what_it_rests_on(
     store: Store,
     database: Path,
     make_request: Callable[..., RecordRequest],
-    conditions: tuple[bool | None, float | None],
 ) -> None:
     request = make_request("a")
-    (record,) = request.records
     store.record(request, uid=0)
-    record = dataclasses.replace(record, conditions=Conditions(*conditions))
-    store.record(dataclasses.replace(request, origin=Origin("host-b", "1"), records=(record,)), uid=0)
-    ((host, measured_at, *stored),) = _query(
-        database, "SELECT host, measured_at, forward_in_trees, backward_gain_us FROM decision"
-    )
-    assert (host, tuple(stored)) == ("host-b", conditions)
+    store.record(dataclasses.replace(request, origin=Origin("host-b", "1")), uid=0)
+    ((host, measured_at),) = _query(database, "SELECT host, measured_at FROM decision")
+    assert host == "host-b"
     assert [(measured_at,)] == _query(database, "SELECT max(measured_at) FROM measurement")
+
+
+@pytest.mark.parametrize("spreads", [(1.5, 0.25), (None, None)])
+def test_a_measurement_is_stored_with_its_spreads(
+    store: Store,
+    database: Path,
+    make_request: Callable[..., RecordRequest],
+    spreads: tuple[float | None, float | None],
+) -> None:
+    request = make_request("a", deployment=Deployment.KERNELS)
+    (record,) = request.records
+    (measured,) = record.measurements
+    measured = dataclasses.replace(measured, host_mad_us=spreads[0], span_mad_us=spreads[1])
+    record = dataclasses.replace(record, measurements=(measured,))
+    store.record(dataclasses.replace(request, records=(record,)), uid=0)
+    assert _query(database, "SELECT mad_us, host_mad_us, span_mad_us FROM measurement") == [(1.5, *spreads)]
 
 
 def test_a_graph_is_stored_with_its_sizes(
@@ -131,11 +141,28 @@ def test_a_guess_never_replaces_a_final_decision(
     second: bool,
     kept: str,
 ) -> None:
-    store.record(make_request("a", deployment=Deployment.TREES, final=first), uid=0)
+    store.record(make_request("a", deployment=Deployment.KERNELS, final=first), uid=0)
     store.record(make_request("a", deployment=Deployment.GRAPH, final=second), uid=0)
-    expected = Deployment.TREES if kept == "first" else Deployment.GRAPH
+    expected = Deployment.KERNELS if kept == "first" else Deployment.GRAPH
     assert _answer(database, make_request("a")) == expected
-    assert _query(database, "SELECT count(DISTINCT deployment) FROM measurement") == [(3,)]
+    assert _query(database, "SELECT count(DISTINCT deployment) FROM measurement") == [(2,)]
+
+
+@pytest.mark.parametrize(("policy", "replaced"), [(0, False), (1, False), (2, True)])
+def test_a_guess_replaces_only_what_an_older_policy_decided(
+    store: Store,
+    database: Path,
+    make_request: Callable[..., RecordRequest],
+    policy: int,
+    replaced: bool,
+) -> None:
+    """Nobody uses that, and else every program would begin as if nothing were known."""
+    store.record(make_request("a", deployment=Deployment.KERNELS), uid=0)  # of policy 1
+    guess = make_request("a", deployment=Deployment.GRAPH, final=False)
+    (record,) = guess.records
+    record = dataclasses.replace(record, decision=dataclasses.replace(record.decision, policy=policy))
+    store.record(dataclasses.replace(guess, records=(record,)), uid=0)
+    assert _answer(database, guess) == (Deployment.GRAPH if replaced else Deployment.KERNELS)
 
 
 def test_only_the_newest_measurements_are_kept(
@@ -149,7 +176,7 @@ def test_only_the_newest_measurements_are_kept(
         database,
         f"SELECT deployment, count(*), min(median_us) FROM measurement WHERE graph = '{digest}' GROUP BY 1",
     )
-    assert rows == [("KERNELS", KEPT_MEASUREMENTS, 3.0), ("TREES", KEPT_MEASUREMENTS, 3.0)]
+    assert rows == [("GRAPH", KEPT_MEASUREMENTS, 3.0), ("KERNELS", KEPT_MEASUREMENTS, 3.0)]
     assert _query(database, f"SELECT count(*) FROM measurement WHERE graph <> '{digest}'") == [(2,)]
 
 
@@ -165,12 +192,12 @@ def test_what_a_decision_rests_on_is_kept_whatever_is_measured_later(
     (entry,) = read_entries(database, LookupRequest(request.environment.digest(), digests))
     assert (entry.decision.final, entry.cost_us) == (True, 50.0)
     kept = "SELECT deployment, count(*) FROM measurement WHERE median_us >= 100 GROUP BY 1"
-    assert _query(database, kept) == [("KERNELS", KEPT_MEASUREMENTS), ("TREES", KEPT_MEASUREMENTS)]
+    assert _query(database, kept) == [("GRAPH", KEPT_MEASUREMENTS), ("KERNELS", KEPT_MEASUREMENTS)]
 
     store.record(make_request("a", median_us=60.0), uid=0)
     store.record(make_request("a", final=False, median_us=200.0), uid=0)
 
-    medians = _query(database, "SELECT count(*), min(median_us) FROM measurement WHERE deployment = 'TREES'")
+    medians = _query(database, "SELECT count(*), min(median_us) FROM measurement WHERE deployment = 'GRAPH'")
     assert medians == [(KEPT_MEASUREMENTS, 60.0)], "what it rested on before is as old as any"
 
 
@@ -265,7 +292,7 @@ class TestFaults:
         (problem,) = small.problems()
         assert "the disk is full" in problem
         assert "pygraphd cache prune" in problem
-        assert _answer(database, make_request("0")) == Deployment.TREES
+        assert _answer(database, make_request("0")) == Deployment.GRAPH
         assert small.prune(PruneRequest(gpu="H200")).entries == stored
         assert small.problems() == []
         assert small.record(make_request("again"), uid=0) == 1

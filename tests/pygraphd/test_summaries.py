@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ENVIRONMENT = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
 KEY = ENVIRONMENT.digest()
 DECISION = {
-    "graph": "a" * 64, "kind": "forward", "environment": KEY, "deployment": "TREES", "reason": "TREES is faster",
+    "graph": "a" * 64, "kind": "forward", "environment": KEY, "deployment": "GRAPH", "reason": "GRAPH is faster",
     "final": True, "source": "measured",
 }  # fmt: skip
 SUMMARY = {
@@ -42,7 +42,7 @@ def test_a_summary_is_read(tmp_path: Path) -> None:
     summary = summaries.read_summary(path)
 
     assert summary.environments == {KEY: ENVIRONMENT}
-    ran = Deployed("a" * 64, Kind.FORWARD, KEY, Deployment.TREES, "TREES is faster", True, Source.MEASURED)
+    ran = Deployed("a" * 64, Kind.FORWARD, KEY, Deployment.GRAPH, "GRAPH is faster", True, Source.MEASURED)
     assert (summary.decisions, summary.left_out) == ((ran,), 3)
     assert summary.notes == {name: {} for name in summaries.NOTES}  # of an older version
 

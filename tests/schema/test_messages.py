@@ -13,7 +13,6 @@ from pygraphd.schema import messages
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import (
-    Conditions,
     Decision,
     Deployment,
     Entry,
@@ -34,16 +33,21 @@ TEXTS = st.text(st.characters(categories=["L", "N", "P"]), max_size=40)
 COUNTS = st.integers(0, 1000)
 TIMES = st.floats(0, messages.MAX_MICROSECONDS)
 DECISIONS = st.builds(Decision, st.sampled_from(Deployment), TEXTS, COUNTS, st.booleans(), COUNTS)
+MAYBE = st.none() | TIMES
 MEASUREMENTS = st.builds(
-    Measurement, st.sampled_from(Deployment), st.integers(1, 99), TIMES, TIMES, TIMES, TIMES, st.floats(0, 1)
+    Measurement,
+    st.sampled_from(Deployment),
+    st.integers(1, 99),
+    *[TIMES] * 4,
+    st.floats(0, 1),
+    MAYBE,
+    MAYBE,
 )
 SIZES = st.lists(st.integers(-(2**63) + 1, 2**63 - 1), max_size=messages.MAX_SIZES).map(tuple)
 GRAPHS = st.builds(Graph, DIGESTS, st.sampled_from(Kind), st.integers(0, 3), st.integers(4, 9), COUNTS, SIZES)
 ENVIRONMENTS = st.builds(Environment, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS)
-ONE_OF_EACH = st.lists(MEASUREMENTS, max_size=3, unique_by=lambda measurement: measurement.deployment)
-CONDITIONS = st.builds(Conditions, st.none() | st.booleans())
-RECORDS = st.builds(Record, GRAPHS, DECISIONS, ONE_OF_EACH.map(tuple), CONDITIONS)
-MAYBE = st.none() | TIMES
+ONE_OF_EACH = st.lists(MEASUREMENTS, max_size=2, unique_by=lambda measurement: measurement.deployment)
+RECORDS = st.builds(Record, GRAPHS, DECISIONS, ONE_OF_EACH.map(tuple))
 ENTRIES = st.builds(Entry, DIGESTS, DECISIONS, COUNTS, TEXTS, MAYBE, MAYBE, MAYBE, MAYBE)
 MESSAGES = st.one_of(
     st.builds(Ping, TEXTS, TEXTS, st.integers(1, 9), COUNTS, st.lists(TEXTS, max_size=3).map(tuple)),
@@ -137,18 +141,6 @@ def test_a_record_has_at_most_one_measurement_of_each_deployment() -> None:
         Record(graph, Decision(Deployment.KERNELS, "", 1), (measurement, measurement))
 
 
-@pytest.mark.parametrize("bad", [0, 1, "true", []])
-def test_conditions_are_true_false_or_not_a_matter(bad: object) -> None:
-    with pytest.raises(InvalidMessageError, match="forward_in_trees: expected true or false"):
-        Conditions(bad)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), "1", True])
-def test_what_a_backward_gains_is_a_time_or_not_a_matter(bad: object) -> None:
-    with pytest.raises(InvalidMessageError, match="backward_gain_us: "):
-        Conditions(backward_gain_us=bad)  # type: ignore[arg-type]
-
-
 @given(GRAPHS, SIZES, SIZES)
 def test_a_graph_at_its_sizes_is_a_graph_of_its_own(
     graph: Graph, first: tuple[int, ...], second: tuple[int, ...]
@@ -164,13 +156,24 @@ def test_sizes_are_integers_and_not_too_many(bad: tuple[int, ...]) -> None:
         Graph("a" * 64, Kind.FORWARD, 0, 1, 1, bad)
 
 
-def test_a_record_from_before_there_were_conditions_is_read() -> None:
+def test_a_record_of_a_peer_that_stores_no_spreads_or_has_conditions_is_read() -> None:
     graph = {"digest": "a" * 64, "kind": "forward", "partition": 0, "partitions": 1, "operators": 1}
     decision = {"deployment": "KERNELS", "reason": "", "policy": 1}
+    figures = {"samples": 9, "median_us": 1, "mad_us": 1, "host_us": 1, "span_us": 1, "busy": 0}
+    record = {"graph": graph, "decision": decision, "measurements": [{"deployment": "GRAPH", **figures}]}
 
-    record = messages.decode(Record, json.dumps({"graph": graph, "decision": decision}).encode())
+    read = messages.decode(Record, json.dumps({**record, "conditions": {"forward_in_trees": True}}).encode())
 
-    assert record.conditions == Conditions(None)
+    (measured,) = read.measurements
+    assert (measured.host_mad_us, measured.span_mad_us) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["LAUNCH", "RELOCATE", "TREES"])
+def test_an_older_peers_deployments_are_refused_by_the_one_error(name: str) -> None:
+    decision = {"deployment": name, "reason": "", "policy": 1}
+
+    with pytest.raises(InvalidMessageError, match="expected one of KERNELS, GRAPH"):
+        messages.decode(Entry, json.dumps({"graph": "a" * 64, "decision": decision}).encode())
 
 
 def test_an_entry_is_read_by_a_peer_that_knows_less_of_it() -> None:

@@ -34,8 +34,8 @@ _HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.
 _DIGESTS = [hashlib.sha256(bytes([n])).hexdigest() for n in range(4)]
 _DECISIONS = [
     Decision(Deployment.KERNELS, "no CUDA device", policy=1),
-    Decision(Deployment.TREES, "18 % faster [x]", policy=2, final=False, calls=7),
-    Decision(Deployment.GRAPH, "größer", policy=3, calls=2**53),
+    Decision(Deployment.GRAPH, "18 % faster [x]", policy=2, final=False, calls=7),
+    Decision(Deployment.KERNELS, "größer", policy=3, calls=2**53),
 ]
 
 
@@ -67,27 +67,27 @@ def _measured(deployment: Deployment, median_us: float) -> Measurement:
     [
         (),
         (_measured(Deployment.KERNELS, 90.0),),
-        (_measured(Deployment.KERNELS, 90.0), _measured(Deployment.TREES, 60.0)),
+        (_measured(Deployment.KERNELS, 90.0), _measured(Deployment.GRAPH, 60.0)),
     ],
     ids=["measured once", "since then only another deployment", "since then the decided one"],
 )
 def test_a_decision_costs_what_it_was_taken_for(tmp_path: Path, newer: tuple[Measurement, ...]) -> None:
     graph = Graph(_DIGESTS[0], Kind.FORWARD, 0, 1, 1)
-    trees = Decision(Deployment.TREES, "TREES is faster", policy=1)
+    graphs = Decision(Deployment.GRAPH, "GRAPH is faster", policy=1)
     guess = Decision(Deployment.KERNELS, "too few calls to measure", policy=1, final=False, calls=3)
-    first = Record(graph, trees, (_measured(Deployment.KERNELS, 100.0), _measured(Deployment.TREES, 50.0)))
+    first = Record(graph, graphs, (_measured(Deployment.KERNELS, 100.0), _measured(Deployment.GRAPH, 50.0)))
     elsewhere = dataclasses.replace(_HERE, gpu="NVIDIA A100")
     with Store(tmp_path / "cache.db") as store:
         store.record(RecordRequest(_HERE, Origin("here", "1"), (first,)), uid=7)
         store.record(RecordRequest(_HERE, Origin("there", "1"), (Record(graph, guess, newer),)), uid=8)
-        other = Record(graph, trees, (_measured(Deployment.TREES, 1.0),))
+        other = Record(graph, graphs, (_measured(Deployment.GRAPH, 1.0),))
         store.record(RecordRequest(elsewhere, Origin("elsewhere", "1"), (other,)), uid=9)
 
     found = offline.read_entries(tmp_path / "cache.db", LookupRequest(_HERE.digest(), (_DIGESTS[0],)))
 
     (entry,) = found
     assert entry.measured_at == pytest.approx(time.time(), abs=60)
-    assert entry == Entry(_DIGESTS[0], trees, 7, "here", 50.0, entry.measured_at, 25.0, 51.0)
+    assert entry == Entry(_DIGESTS[0], graphs, 7, "here", 50.0, entry.measured_at, 25.0, 51.0)
 
 
 def test_a_lookup_goes_by_indexes_alone(filled: Path) -> None:
@@ -124,6 +124,20 @@ def test_another_version_is_refused(filled: Path) -> None:
         sqlite3.DatabaseError, match=f"database version 99, this program reads {offline.DATABASE_VERSION}"
     ):
         offline.read_entries(filled, LookupRequest(_HERE.digest(), ()))
+
+
+@pytest.mark.parametrize("content", [b"", None], ids=["an empty file", "a file without tables"])
+def test_a_database_that_is_being_made_has_no_entries(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "cache.db"
+    if content is None:
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.close()
+        assert path.stat().st_size
+    else:
+        path.write_bytes(content)
+
+    assert offline.read_entries(path, LookupRequest(_HERE.digest(), tuple(_DIGESTS))) == ()
 
 
 def test_a_missing_file_is_an_error_and_is_not_made(tmp_path: Path) -> None:

@@ -67,18 +67,6 @@ def test_every_table_is_strict(migrated: sa.Connection) -> None:
     assert {name for name, is_strict in strict if is_strict} == set(Base.metadata.tables)
 
 
-def test_a_forward_is_in_trees_or_not_or_that_is_not_a_matter(migrated: sa.Connection) -> None:
-    migrated.exec_driver_sql("INSERT INTO environment VALUES ('e', '', '', 0, 0, '', '', '', '', '', '')")
-    row = "'g', 'KERNELS', '', 1, 1, 0, 0, 0.0, 0, NULL, 'host', NULL"
-    for digest, value in {"0": "0", "1": "1", "2": "NULL"}.items():
-        migrated.exec_driver_sql(f"INSERT INTO graph VALUES ('{digest}', 'forward', 0, 1, 1, '')")
-        migrated.exec_driver_sql(
-            f"INSERT INTO decision VALUES ('{digest}', 'e', {row.replace('g', digest, 1)}, {value}, NULL)"
-        )
-    with pytest.raises(sa.exc.IntegrityError, match="CHECK constraint failed: decision_forward_in_trees"):
-        migrated.exec_driver_sql("UPDATE decision SET forward_in_trees = 2")
-
-
 def test_every_factor_of_an_environment_is_a_column() -> None:
     columns = {column.name for column in sa.inspect(Environment).columns}
     key = EnvironmentKey("gpu", "9.0", 1, 1, "", "2", "3", "13", "580", "9")
