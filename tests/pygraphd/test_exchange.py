@@ -173,7 +173,8 @@ def test_an_entry_is_final_and_says_when_it_was_measured() -> None:
 def test_a_request_of_the_largest_entries_fits_into_a_body() -> None:
     text, number = "\U0001f600" * MAX_REASON, 123456.789012345
     measured = tuple(
-        Measurement(each, 10**9, *[number] * 4, 0.123456789012345, number, number) for each in Deployment
+        Measurement(each, 10**9, number, number, number, number, 0.123456789012345, number, number)
+        for each in Deployment
     )
     graph = Graph("a" * 64, Kind.INFERENCE, 0, 1, 2**53, (2**62,) * MAX_SIZES)
     record = Record(graph, Decision(Deployment.KERNELS, text, 1), measured)
