@@ -1,4 +1,4 @@
-"""What is known of each graph, out of a real store: figures, rejections, and the nearest environment of a miss."""
+"""What is known of each graph, out of a real store: figures, and the nearest environment of a miss."""
 
 from __future__ import annotations
 
