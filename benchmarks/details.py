@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from benchmarks.trial import Trial
 
 
-COUNTED = ("captured", "staged", "donated", "fallbacks", "failures")
+COUNTED = ("captured", "staged", "fallbacks", "failures")
 """Recordings made, inputs that they copy, calls that were launched, and what of ours did not work, both by reason."""
 
 

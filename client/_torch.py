@@ -19,16 +19,13 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraphd.client.attention import State, state_of, undefined_outputs
 from pygraphd.client.graph_facts import PartitionMap
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 COMPILE_FX = "torch._inductor.compile_fx"
 """The module whose import means that something is about to be compiled."""
@@ -928,48 +925,6 @@ def forward_returns() -> int | None:
     return None
 
 
-def donated_inputs() -> frozenset[int]:
-    """Return which inputs of the compiled backward that is being called it may overwrite, by index; PyTorch calls them donated buffers.
-
-    There are none where that cannot be told, or the user wants to run backward again.
-    """
-    # No frame is kept in a variable of its own: what runs there would keep all that it has until garbage is collected.
-    frame: Any = sys._getframe(1)
-    while frame is not None and not _runs_backward(frame):
-        frame = frame.f_back
-    metadata = frame.f_locals.get("fw_metadata") if frame is not None else None
-    may_be_lost = frame is not None and not graph_is_kept()() and _is_plain(metadata)
-    return frozenset((getattr(metadata, "bw_donated_idxs", None) or ()) if may_be_lost else ())
-
-
-def held_in_backward() -> frozenset[int]:
-    """Return the identities of tensors that what calls the compiled backward, or a part of it, has in variables of its own.
-
-    It lets go of what it needs no more: generated code takes all inputs from its list, and hands those on in lists that its parts need.
-    Until Python 3.13, what a frame has when it is asked stays with it until it returns: it is not to be asked at every call.
-    """
-    held: set[int] = set()
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        held.update(id(value) for value in frame.f_locals.values() if isinstance(value, torch.Tensor))
-        if _runs_backward(frame):
-            return frozenset(held)
-        frame = frame.f_back
-    return frozenset()
-
-
-def _runs_backward(frame: FrameType) -> bool:
-    """Whether this is PyTorch's frame that runs a compiled backward."""
-    code = frame.f_code
-    return code.co_name == "_backward_impl" and code.co_filename.endswith("runtime_wrappers.py")
-
-
-def graph_is_kept() -> Callable[[], bool]:
-    """Return what says whether the user wants to run the backward that is under way again."""
-    kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-    return kept
-
-
 def _is_plain(metadata: Any) -> bool:
     outputs = getattr(metadata, "subclass_fw_graph_out_meta", None)
     names = {type(each).__name__ for each in outputs} if outputs is not None else {"unknown"}
@@ -979,7 +934,6 @@ def _is_plain(metadata: Any) -> bool:
 RECYCLING_REQUIRED = (
     ("torch", "_C._storage_Use_Count"),
     ("torch", "_C._autograd._top_saved_tensors_default_hooks"),
-    ("torch", "_C._autograd._get_current_graph_task_keep_graph"),
     ("torch.utils._python_dispatch", "_disable_current_modes"),
 )
 """What keeping the memory of saved activations needs beside `RELOCATION_REQUIRED`."""

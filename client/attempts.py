@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import _torch, donation, recording, recycling, verification
+from pygraphd.client import recording, recycling, verification
 from pygraphd.client.binding import UnfitError
-from pygraphd.client.donation import NONE, Donation
 from pygraphd.client.driver import DriverError
 from pygraphd.client.one_stream import OTHER_STREAM
 from pygraphd.client.parameters import OpaqueError, PassingError
@@ -27,7 +26,7 @@ from pygraphd.client.replay import Replay
 from pygraphd.client.witness import OTHERWISE, UNCLEAR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.driver import Driver
@@ -62,18 +61,10 @@ class Recorder(Protocol):
     def generator(self) -> Generator | None:
         """What kernels draw random numbers from."""
 
-    def capture(
-        self,
-        launch: Runnable,
-        inputs: list[Any],
-        *,
-        is_shifted: bool = False,
-        donation: Donation = NONE,
-    ) -> Capture:
+    def capture(self, launch: Runnable, inputs: list[Any], *, is_shifted: bool = False) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or RuntimeError with nothing run and nothing left.
 
-        If it `is_shifted`, what is allocated does not lie as it would otherwise, up to multiples of 4 GiB. Inputs of
-        the `donation` are allocated, too, and let go of by the callable.
+        If it `is_shifted`, what is allocated does not lie as it would otherwise, up to multiples of 4 GiB.
         """
 
     def room(self) -> int:
@@ -110,13 +101,12 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A recording that has run on copies of a call's inputs; `unseen` inputs show up in none of its nodes, so many are `staged`, and so many `donated`."""
+    """A recording that has run on copies of a call's inputs; `unseen` inputs show up in none of its nodes, so many are `staged`."""
 
     replay: Replay
     trial: verification.Trial
     unseen: frozenset[int]
     staged: int
-    donated: int
 
     def keep(self) -> Replay:
         """Return the replay, and give back all that was needed to find out."""
@@ -142,20 +132,12 @@ class Failure:
 class Attempts:
     """Makes the recordings of one callable."""
 
-    def __init__(
-        self,
-        launch: Runnable,
-        recorder: Recorder,
-        report: Report,
-        facts: GraphFacts,
-        offered: Callable[[], Collection[int]] = frozenset,
-    ) -> None:
-        """Record `launch`; `offered` tells which of a call's inputs it may overwrite."""
+    def __init__(self, launch: Runnable, recorder: Recorder, report: Report, facts: GraphFacts) -> None:
+        """Record `launch`."""
         self._launch = launch
         self._recorder = recorder
         self._report = report
         self._facts = facts
-        self._offered = offered
         self.captures = 0
         """How often it was captured, or was to be."""
         self.costs: Costs | None = None
@@ -234,7 +216,7 @@ class Attempts:
             raise
         capture.let_go()
         self.costs = _costs(built, times)
-        return Attempt(built.replay, trial, built.unseen, len(staged), len(capture.donation.overwritten))
+        return Attempt(built.replay, trial, built.unseen, len(staged))
 
     def _trial(
         self, built: recording.Built, capture: Capture, stood: Stood, call: Call
@@ -250,8 +232,7 @@ class Attempts:
             [*stood.places, *capture.places(built.device)],
             undefined,
             stood.stand_ins,
-            donation.joined(call.moving, capture.donation.stretches, call.inputs),
-            capture.donation.overwritten,
+            call.moving,
         )
 
     def _make_sure_of(self, size: int) -> None:
@@ -266,63 +247,28 @@ class Attempts:
     def _capture(self, call: Call) -> tuple[Stood, Capture]:
         self.captures += 1
         try:
-            return self._capture_donated(call) or self._capture_on(call.stood())
+            return self._capture_on(call.stood())
         except PassingError:
             self.captures -= 1  # nothing was
             raise
 
-    def _capture_donated(self, call: Call) -> tuple[Stood, Capture] | None:
-        """Capture a call as often as it takes to find out what of it can be laid over; None if not enough can."""
-        wanted = self.donation(call.inputs) if call.is_plain else NONE
-        for _ in range(donation.ROUNDS):
-            if not wanted.is_worth_it:
-                break
-            self._make_sure_of(call.bytes_to_stand_in(wanted))
-            stood, capture = self._capture_on(call.stood(wanted), wanted)
-            occupied = donation.occupied(capture)
-            if not occupied:
-                return stood, capture
-            wanted = wanted.keeping(occupied, capture)
-            capture.discard(self._recorder.driver)
-        return None
-
-    def donation(self, inputs: Sequence[Any]) -> Donation:
-        """Return what may be laid over in a call; nothing if that is not worth it. Raises nothing: it can be done without."""
-        try:
-            offered = self._offered()
-            if not donation.are_large_enough(inputs, offered):
-                return NONE
-            held = _torch.held_in_backward()
-            return donation.donation_of(inputs, [each for each in offered if id(inputs[each]) not in held])
-        except Exception as error:  # noqa: BLE001 - it looks at what is on the stack, which may be of any kind
-            self._report.fail(f"what a backward may overwrite could not be told: {type(error).__name__}")
-            return NONE
-
     def _capture_again(self, call: Call, first: Capture, beside: int) -> recording.Second:
         """Capture a call once more, beside so many captures of it, which have allocated as much each as the first."""
-        same = first.donation
         # What is free in the pools of these counts as room, and is none for another.
-        self._make_sure_of(call.bytes_to_stand_in(same) + (1 + beside) * first.bytes)
+        self._make_sure_of(call.bytes_to_stand_in + (1 + beside) * first.bytes)
         try:
-            stood, capture = self._capture_on(call.stood(same, together=True), same, is_shifted=True)
+            stood, capture = self._capture_on(call.stood(together=True), is_shifted=True)
         except PassingError:
             raise
         except OpaqueError as error:
             # It has been captured just now, but may not be so where inputs share a storage.
             raise UnfitError(OTHERWISE) from error
-        if donation.is_torn(capture):
-            capture.discard(self._recorder.driver)
-            raise UnfitError(OTHERWISE)
         return recording.Second(capture, stood.bound, stood.places)
 
-    def _capture_on(
-        self, stood: Stood, wanted: Donation = NONE, *, is_shifted: bool = False
-    ) -> tuple[Stood, Capture]:
-        """Return what a call is captured on, with where its donated inputs were, and the capture."""
+    def _capture_on(self, stood: Stood, *, is_shifted: bool = False) -> tuple[Stood, Capture]:
+        """Return what a call is captured on, and the capture."""
         try:
-            inputs = list(stood.bound)
-            capture = self._recorder.capture(self._launch, inputs, is_shifted=is_shifted, donation=wanted)
-            return stood.with_donated(capture.donated), capture
+            return stood, self._recorder.capture(self._launch, list(stood.bound), is_shifted=is_shifted)
         except PassingError as error:
             self.of_recorder.add(_first_line(error))
             raise

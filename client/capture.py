@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.donation import NONE, Donation, StandIns
 from pygraphd.client.one_stream import OneStream
 from pygraphd.client.parameters import PassingError
 from pygraphd.client.random_numbers import GeneratorTicket
@@ -62,25 +61,17 @@ class CudaRecorder:
         """
         return torch.cuda.default_generators[self._device_index].graphsafe_get_state()
 
-    def capture(
-        self,
-        launch: Runnable,
-        inputs: list[Any],
-        *,
-        is_shifted: bool = False,
-        donation: Donation = NONE,
-    ) -> Capture:
+    def capture(self, launch: Runnable, inputs: list[Any], *, is_shifted: bool = False) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured.
 
         Two pools may begin a multiple of 4 GiB apart, by chance or, it may be, as expandable segments have their addresses reserved. If it
-        `is_shifted`, what is allocated lies further from there than in another capture. What stands in for inputs of the
-        `donation` is allocated, too, and what `inputs` has there is only an example of it.
+        `is_shifted`, what is allocated lies further from there than in another capture.
         """
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise PassingError(reason)
             self._prepare_thread()
-            return self._capture(launch, inputs, StandIns(donation, SHIFTS if is_shifted else ()))
+            return self._capture(launch, inputs, SHIFTS if is_shifted else ())
 
     def why_not(self) -> str | None:
         """Return why nothing can be captured now, for a reason that does not lie in what is; waits for nobody."""
@@ -91,13 +82,13 @@ class CudaRecorder:
         finally:
             _one_at_a_time.release()
 
-    def _capture(self, launch: Runnable, inputs: list[Any], stand_ins: StandIns) -> Capture:
+    def _capture(self, launch: Runnable, inputs: list[Any], shifts: Sequence[int]) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         pool = _Pool(self.device.index)
         try:
             with _torch.allocation_history(self.device.index, pool.handle) as history:
-                outputs = self._run(graph, pool, launch, inputs, stand_ins)
-                allocations, alive = lifetimes(history(), stand_ins.allocations)
+                outputs = self._run(graph, pool, launch, inputs, shifts)
+                allocations, alive = lifetimes(history(), len(shifts))
             return Capture(
                 self._take_over(graph),
                 list(outputs),
@@ -108,13 +99,10 @@ class CudaRecorder:
                     graph, self.generator, self.driver, self._synchronize, self._one_stream()
                 ),
                 pool=pool,
-                donation=stand_ins.donation,
-                donated=stand_ins.places,
             )
         except BaseException:
             outputs = ()  # what lies in the pool must go before it
             inputs.clear()
-            stand_ins.close()
             graph.reset()
             pool.release()
             raise
@@ -125,7 +113,7 @@ class CudaRecorder:
         pool: _Pool,
         launch: Runnable,
         inputs: list[Any],
-        stand_ins: StandIns,
+        shifts: Sequence[int],
     ) -> Sequence[Any]:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
@@ -136,10 +124,11 @@ class CudaRecorder:
                 # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `_torch._begin_capture`.
                 self._random_numbers.move(self._stream.cuda_stream)
                 with pool.capturing(graph):
-                    stand_ins.put(inputs, self.device)
+                    # Not tensors, which deterministic mode fills: with a kernel of the graph.
+                    in_the_way = [torch.UntypedStorage(size, device=self.device) for size in shifts]
                     outputs: Sequence[Any] = launch(inputs)
                     inputs.clear()
-                    stand_ins.close()
+                    in_the_way.clear()
             self._stream.synchronize()
         return outputs
 

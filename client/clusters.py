@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client import donation
 from pygraphd.client.extents import extent
 from pygraphd.client.outputs import Empty, Fixed, Input, Part, View, Whole
 from pygraphd.client.parameters import OpaqueError
@@ -42,7 +41,7 @@ class Clusters:
     """The allocations of a capture, joined where they overlap, and which outputs lie in which."""
 
     def __init__(self, capture: Capture, together: Collection[int]) -> None:
-        self._spans = merge((*donation.apart(capture.allocations, capture), *capture.held))
+        self._spans = merge((*capture.allocations, *capture.held))
         self._held = {find(self._spans, span.start) for span in capture.held}
         if any(span not in self._spans for span in capture.held):
             raise OpaqueError("memory that must stay in place was used for something else before")

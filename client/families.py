@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pygraphd.client import graph_text
 from pygraphd.client.attention import State
 from pygraphd.client.gradients import Inputs, gradients_of_parameters, inputs_of
 from pygraphd.client.graph_facts import GraphFacts
@@ -24,9 +23,7 @@ class Families:
         state = facts.state if facts.state is not None else State()
         if facts.is_backward:
             gradients = gradients_of_parameters(self._inputs.get(family), facts.text)
-            names = graph_text.returned(facts.text)
-            given = None if names is None else frozenset(i for i, name in enumerate(names) if name != "None")
-            return GraphFacts(facts.undefined, gradients, state, is_backward=True, returned=given)
+            return GraphFacts(facts.undefined, gradients, state, is_backward=True)
         if not facts.is_inference:
             self._inputs[family] = inputs_of(facts.text, facts.static_inputs)
         return GraphFacts(facts.undefined, state=state)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.client.attention import State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +32,6 @@ class GraphFacts:
     state: State = State()  # noqa: RUF009 - it is frozen
     """Scalars that are on the CPU if the graph is launched, and on the GPU if it is captured."""
     is_backward: bool = False
-    returned: frozenset[int] | None = None
-    """The outputs of the whole graph, but for those that are None; None: they are not known."""
-    inputs: tuple[int | None, ...] | None = None
-    """Which inputs of the whole graph those of a part are; None: it is the whole."""
-    is_last: bool = True
-    """Whether nothing runs after it that takes any of its inputs."""
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
         """Return what is known of a partition; there are no `maps` where it has what the graph has."""
@@ -50,21 +43,7 @@ class GraphFacts:
             _where(mine.outputs, self.gradients),
             self.state.of_partition(mine.inputs, mine.outputs),
             self.is_backward,
-            inputs=mine.inputs,
-            is_last=len(maps) == 1 and self.returned is not None and self.returned <= {*_all(mine.outputs)},
         )
-
-    def own_inputs(self, of_graph: Collection[int]) -> frozenset[int]:
-        """Return which of its own inputs are these of the whole graph, if it is the last to take them."""
-        if not self.is_last:
-            return frozenset()
-        if self.inputs is None:
-            return frozenset(of_graph)
-        return frozenset(index for index, each in enumerate(self.inputs) if each in of_graph)
-
-
-def _all(outputs: Sequence[Sequence[int]]) -> Iterator[int]:
-    return itertools.chain.from_iterable(outputs)
 
 
 def _where(mine: Sequence[Sequence[int]], outputs: frozenset[int]) -> frozenset[int]:

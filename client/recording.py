@@ -8,16 +8,15 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import _torch, donation
+from pygraphd.client import _torch
 from pygraphd.client.binding import Binding, InputGroup, UnfitError
 from pygraphd.client.bulk import helper
 from pygraphd.client.clusters import Clusters
-from pygraphd.client.donation import NONE, Donation
 from pygraphd.client.executables import Bindings
 from pygraphd.client.extents import extent
 from pygraphd.client.outputs import Outputs
@@ -65,8 +64,7 @@ class Capture:
     """What a capture saw. The outputs lie where the graph, a CUgraph, writes them.
 
     `allocations` are all that were made during the capture, dead or alive; `held` are those that are alive and are nobody's
-    output, and that the graph may read again. `pool` keeps the memory of all of them, and of what stood in for the inputs
-    of the `donation`, here as `donated`, by index; no allocation is one of these, but may lie where they were.
+    output, and that the graph may read again. `pool` keeps the memory of all of them.
     """
 
     graph: int
@@ -76,13 +74,11 @@ class Capture:
     as_tuple: bool = True
     ticket: Ticket | None = None
     pool: Pool | None = None
-    donation: Donation = NONE
-    donated: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def spans(self) -> list[Span]:
         """All that was allocated during the capture, joined where it overlaps."""
-        return merge((*self.allocations, *donation.taken(self)))
+        return merge(self.allocations)
 
     @property
     def bytes(self) -> int:
@@ -170,7 +166,7 @@ def _build(
     elsewhere: Elsewhere | None,
 ) -> Built:
     device = _device(inputs, capture.outputs)
-    groups = donation.joined(input_groups(inputs, staged), capture.donation.stretches, inputs)
+    groups = input_groups(inputs, staged)
     clusters = Clusters(capture, together)
     given = {id(each): index for index, each in reversed([*enumerate(inputs)])}
     outputs = tuple(clusters.output(output, inputs, given, groups) for output in capture.outputs)
@@ -195,7 +191,6 @@ def _build(
         memories,
         Outputs(outputs, [memory.dtype for memory in memories], as_tuple=capture.as_tuple),
         tuple(staged.items()),
-        capture.donation.overwritten,
     )
     bases = [span.start for _, span in groups] + bound
     means = replay_device(device, note)

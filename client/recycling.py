@@ -17,7 +17,6 @@ import torch
 
 from pygraphd.client import _torch
 from pygraphd.client.arena import lay_out
-from pygraphd.client.donation import LEAST_BYTES
 from pygraphd.client.outputs import Part
 
 if TYPE_CHECKING:
@@ -100,8 +99,7 @@ class Recycler:
         """Recycle the given slots of `memories`; `outputs` are those of the recording; `trim` gives free memory back."""
         self._bulk = bulk
         self._memories = memories
-        # What is large lies side by side: see `donation`.
-        self._slots = sorted(slots, key=lambda slot: (memories[slot].bytes < LEAST_BYTES, slot))
+        self._slots = sorted(slots)
         self._outputs = outputs
         self._allocate = allocate
         self._trim = trim
@@ -194,9 +192,6 @@ class Link:
         """Whether there is anything to be observed."""
         self.wanted = True
         """Whether the forward is relocated, or may be: otherwise there is no memory to be kept."""
-        self._alone: frozenset[int] | None = None
-        self.is_shown = False
-        """Whether the user has been able to see what forwards save."""
         self._left = 0
         self._unobserved: weakref.WeakSet[Replay] = weakref.WeakSet()
         self._latest: list[weakref.ref[Replay]] = []
@@ -210,29 +205,6 @@ class Link:
             self._unobserved.add(replay)
         self.pending = self.wanted and _torch.missing_for_recycling() is None
         self._left = MAX_OBSERVATIONS
-
-    @property
-    def offer(self) -> frozenset[int] | None:
-        """The inputs of the backward, by index, that it alone has been seen to have; None: that is not known, or is not so any more.
-
-        The same object as long as it is the same.
-        """
-        return None if self.is_shown else self._alone
-
-    def note_alone(self, inputs: Collection[int]) -> None:
-        """Note which inputs a backward was seen to have alone: what is so in every step is offered."""
-        before = self._alone
-        alone = frozenset(inputs if before is None else before.intersection(inputs))
-        if alone != before:
-            self._alone = alone
-
-    def show(self) -> None:
-        """Note that the user sees what forwards save: hooks may keep it."""
-        self.is_shown = True
-
-    def withdraw(self) -> None:
-        """Offer the backward nothing more, until it is seen again what it has alone."""
-        self._alone = None
 
     def forward_begins(self) -> None:
         """Forget what an earlier forward of this thread has left, which may not have come to its end."""
@@ -269,24 +241,19 @@ class Link:
         self._left -= 1
         self.pending = self.pending and self._left > 0
 
-    def backward_returned(self, inputs: Sequence[int | None], outputs: Sequence[Any]) -> None:
-        """Note where the storages of a backward's inputs begin, None of what has none, and all of its outputs."""
+    def backward_returned(self, inputs: Collection[int], outputs: Sequence[Any]) -> None:
+        """Note where the storages of a backward's inputs began, and all of its outputs."""
         given_away = _storages(outputs)
-        alone = {
-            index
-            for index, base in enumerate(inputs)
-            if base is not None and base in self._candidates and base not in given_away
-        }
         found: dict[weakref.ref[Replay], set[int]] = {}
-        for index in alone:
-            replay, slot = self._candidates[inputs[index] or 0]
-            found.setdefault(replay, set()).add(slot)
+        for base in inputs:
+            if base in self._candidates and base not in given_away:
+                replay, slot = self._candidates[base]
+                found.setdefault(replay, set()).add(slot)
         self._candidates = {}
         for reference, slots in found.items():
             if (replay_found := reference()) is not None:
                 replay_found.recycle(slots)
         if found:
-            self.note_alone(alone)
             self._end_with(self._latest)
 
     def _end_with(self, replays: Sequence[weakref.ref[Replay]]) -> None:
@@ -295,13 +262,6 @@ class Link:
             if (replay := reference()) is not None:
                 self._unobserved.discard(replay)
         self.pending = self.pending and len(self._unobserved) > 0
-
-
-def _bases(values: Sequence[Any]) -> list[int | None]:
-    """Return where the storage of each begins; None of what is no tensor."""
-    return [
-        value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None for value in values
-    ]
 
 
 def _storages(values: Sequence[Any]) -> frozenset[int]:
@@ -318,11 +278,8 @@ class Watched:
         self.wrapped = wrapped
         self._link = link
         self._observed = self._backward if is_backward else self._forward
-        self._hooks = None if is_backward else _torch.saved_tensors_hooks()
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
-        if self._hooks is not None and not self._link.is_shown and self._hooks() is not None:
-            self._link.show()
         return self._observed(inputs) if self._link.pending else self.wrapped(inputs)
 
     def _forward(self, inputs: list[Any]) -> Any:
@@ -332,7 +289,7 @@ class Watched:
         return outputs
 
     def _backward(self, inputs: list[Any]) -> Any:
-        before: Any = self._guarded(lambda: _bases(inputs)) or []
+        before: Any = self._guarded(lambda: _storages(inputs)) or frozenset()
         outputs = self.wrapped(inputs)
         self._guarded(lambda: self._link.backward_returned(before, outputs))
         return outputs

@@ -7,13 +7,12 @@ fit a call is launched, and counted with its reason.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client import _torch, recycling
+from pygraphd.client import recycling
 from pygraphd.client.attempts import Attempts, Failure
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.bulk import helper
@@ -21,7 +20,6 @@ from pygraphd.client.driver import DriverError
 from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.misfits import Misfits
 from pygraphd.client.refusals import Disagreements, Lasts, Refusals
-from pygraphd.client.witness import OTHERWISE, UNCLEAR
 
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from pygraphd.client.recycling import Link
     from pygraphd.client.replay import Replay
     from pygraphd.client.report import Report
-    from pygraphd.client.verification import Disagreement
 
 MAX_RECORDINGS = 8
 """Recordings of one callable, if nobody says otherwise; the one that was not used for longest goes first."""
@@ -42,9 +39,6 @@ IDLE_CHANGES = 16
 """Changes of size after which a recording that was not used gives back the memory that it keeps."""
 MAX_SIZES = 64
 """Sets of integer inputs that are remembered, whether or not they were recorded; others are launched."""
-
-LOOKS = 8
-"""Calls that are looked at for whether a backward may overwrite enough in them."""
 
 NOT_YET = "sizes that had not come back yet"
 HELPER_IS_COMING = "the compiled helper was still being compiled"
@@ -75,15 +69,10 @@ class Relocatable:
         self._max_recordings = max_recordings
         self._launch = launch
         self._link: Link | None = None if facts.is_backward else link
-        self._forward: Link | None = link if facts.is_backward else None
-        self._offers: dict[tuple[int, ...], frozenset[int] | None] = {}
-        """What the forward offered when a recording was last looked at for it, by its sizes."""
-        self._looks: Counter[tuple[int, ...]] = Counter()
-        self._is_kept = _torch.graph_is_kept()
         self.facts = facts
         """What is known of it beforehand."""
         self._recorder = recorder
-        self._attempts = Attempts(launch, recorder, report, facts, self._offered)
+        self._attempts = Attempts(launch, recorder, report, facts)
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
         self._refused = Refusals()
@@ -112,11 +101,6 @@ class Relocatable:
             return self._without_replay(sizes, inputs)
         if self._asks_of_captures and self._recorder.in_capture():
             return self._step_aside(IN_A_CAPTURE, inputs)
-        if (forward := self._forward) is not None and self._is_outdated(replay, forward, sizes):
-            return self._with_offer(forward, sizes, inputs)
-        return self._replay(replay, sizes, inputs)
-
-    def _replay(self, replay: Replay, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
         reason = misfit = None
         try:
             outputs, drawn = replay.drawing(inputs)
@@ -282,14 +266,9 @@ class Relocatable:
     # --- recording ---
 
     def _record(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
-        offer = self._take_up(self._forward, sizes) if self._forward is not None else None
-        if offer and sizes not in self._replays:
-            self._is_due(sizes, inputs)  # if not now, at another call
         attempt = self._attempts.begin(inputs, self._disagreements.staged(sizes), self._misfits.leeway(sizes))
         if isinstance(attempt, Failure):
             self._note_failure(sizes, attempt)
-            if attempt.reason in {OTHERWISE, UNCLEAR} and self._attempts.donation(inputs).is_worth_it:
-                self._withdraw()  # two captures may differ for that
             self._attempts.note_launch()
             return self._launch(inputs)
         # The launched call is to take what recording had, and not more of the device beside it.
@@ -302,28 +281,21 @@ class Relocatable:
         found = self._attempts.end(attempt, outputs)
         if found is None:
             self._disagreements.forget(sizes)
-            self._keep(sizes, attempt, offer)
+            self._keep(sizes, attempt)
             return outputs
         attempt.close()
         if not isinstance(found, Failure):
-            found = self._failure_of(sizes, found, attempt)
+            found = Failure(str(found), self._disagreements.add(sizes, found, attempt.unseen))
         self._note_failure(sizes, found)
         return outputs
-
-    def _failure_of(self, sizes: tuple[int, ...], found: Disagreement, attempt: Attempt) -> Failure:
-        if attempt.donated:
-            self._withdraw()  # it may lie in that, which need not be
-            return Failure(str(found), None)
-        return Failure(str(found), self._disagreements.add(sizes, found, attempt.unseen))
 
     def _note_failure(self, sizes: tuple[int, ...], failure: Failure) -> None:
         self._report.step_aside(failure.reason)
         if failure.lasts is not None:
             self._refused.add(sizes, failure.reason, failure.lasts)
 
-    def _keep(self, sizes: tuple[int, ...], attempt: Attempt, offer: frozenset[int] | None) -> None:
+    def _keep(self, sizes: tuple[int, ...], attempt: Attempt) -> None:
         replay = attempt.keep()
-        replay.offer = offer
         with self._changing:
             before = self._replays.pop(sizes, None)
             self._replays[sizes] = replay
@@ -331,71 +303,11 @@ class Relocatable:
         self._trim()
         if self._link is not None:
             self._link.arm(replay)
-        self._report.count(captured=1, staged=attempt.staged, donated=attempt.donated)
+        self._report.count(captured=1, staged=attempt.staged)
         if before is not None:
             before.close()
         if len(self._replays) > self._max_recordings:
             self._drop(next(iter(self._replays)))
-
-    # --- what a backward may overwrite ---
-
-    def _offered(self) -> frozenset[int]:
-        """Return which inputs of the call that is being made may be overwritten: only the backward has them, and PyTorch says that it may."""
-        offer = self._forward.offer if self._forward is not None else None
-        return self.facts.own_inputs(offer & _torch.donated_inputs()) if offer else frozenset()
-
-    def _withdraw(self) -> None:
-        if self._forward is not None:
-            self._forward.withdraw()
-
-    def _is_outdated(self, replay: Replay, forward: Link, sizes: tuple[int, ...]) -> bool:
-        """Whether a recording was not looked at for what is offered now, or overwrites what it may not in this call."""
-        offer = forward.offer
-        if replay.overwritten and (replay.offer is not offer or self._is_kept()):
-            return True
-        return self._offers.get(sizes) is not offer
-
-    def _take_up(self, forward: Link, sizes: tuple[int, ...]) -> frozenset[int] | None:
-        """Let go of what overwrites more than is offered now; return that."""
-        offer = self._offers[sizes] = forward.offer
-        allowed = self.facts.own_inputs(offer or ())
-        for each, replay in list(self._replays.items()):
-            if replay.overwritten <= allowed:
-                replay.offer = offer
-            else:
-                self._drop(each)
-        return offer
-
-    def _with_offer(self, forward: Link, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
-        """Run a call for which a recording is outdated: it is recorded anew if that matters."""
-        is_kept = self._is_kept()
-        if is_kept:
-            forward.withdraw()
-        offer, replay = self._take_up(forward, sizes), self._replays.get(sizes)
-        if replay is not None and replay.overwritten and (is_kept or replay.offer is not offer):
-            # It was recorded by another thread meanwhile, or the offer was renewed by one.
-            self._drop(sizes)
-            replay = None
-        may_gain = bool(offer) and (replay is None or not replay.overwritten)
-        if may_gain and self._is_due(sizes, inputs):
-            if self._recording.acquire(blocking=False):
-                try:
-                    return self._record(sizes, inputs)
-                finally:
-                    self._recording.release()
-            self._offers.pop(sizes, None)
-        if replay is None:
-            return self._without_replay(sizes, inputs)
-        return self._replay(replay, sizes, inputs)
-
-    def _is_due(self, sizes: tuple[int, ...], inputs: list[Any]) -> bool:
-        """Whether a call is to be recorded anew for what it may overwrite; if not, it may be so at another one, as it may lie side by side then."""
-        if self._attempts.donation(inputs).is_worth_it and not self._why_no_more(sizes):
-            return True
-        self._looks[sizes] += 1
-        if self._looks[sizes] < LOOKS:
-            self._offers.pop(sizes, None)
-        return False
 
     def _trim(self) -> None:
         try:

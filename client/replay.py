@@ -89,8 +89,6 @@ class Layout:
     outputs: Outputs
     staged: tuple[tuple[int, torch.Tensor], ...] = ()
     """Inputs that are copied into a buffer of fixed address, as (index, buffer)."""
-    overwritten: frozenset[int] = frozenset()
-    """Inputs that other memory is laid over, see `donation`."""
 
 
 @dataclass(slots=True)
@@ -193,10 +191,6 @@ class Replay:
         self._layout = layout
         self._device = device
         self._ticket = ticket
-        self.overwritten = layout.overwritten
-        """Inputs in which it leaves something else, as they are donated."""
-        self.offer: frozenset[int] | None = None
-        """What the forward offered when these were last held against that."""
         self._start: Callable[[int, int], Draw | None] = (
             driver.launch if ticket is None else _Drawing(ticket, driver).launch
         )

@@ -68,8 +68,7 @@ class Report:
         (uses of inputs that do), `sent` (how often such inputs went there) and `kept_items` (uses of `.item()` that take the tensor);
         under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
         relocatable graphs
-        `captured` (recordings made), `staged` (inputs that these copy) and `donated` (inputs that these overwrite, as they are
-        the backward's alone).
+        `captured` (recordings made) and `staged` (inputs that these copy).
         """
         with self._lock:
             self.counts.update(counts)
@@ -169,7 +168,6 @@ class Report:
                 "followed",
                 "captured",
                 "staged",
-                "donated",
             )
             return {
                 "schema": SUMMARY_VERSION,

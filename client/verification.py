@@ -76,8 +76,7 @@ class Trial:
     """A replay on copies of a call's inputs, to be held against what the callable does with the inputs themselves.
 
     `old` is the memory that the capture worked on, as 64-bit integers, with the `stand_ins` for the inputs. It is poisoned: an address that was
-    missed then reads poison, or writes where nothing may be written, and either shows. `undefined` outputs hold nothing, and are not compared, nor
-    are `overwritten` inputs, in which the replay leaves what the callable does not.
+    missed then reads poison, or writes where nothing may be written, and either shows. `undefined` outputs hold nothing, and are not compared.
     """
 
     def __init__(
@@ -89,7 +88,6 @@ class Trial:
         undefined: Collection[int] = (),
         stand_ins: Sequence[Any] = (),
         moving: Moving | None = None,
-        overwritten: Collection[int] = (),
     ) -> None:
         """Run the replay, and put the generator back where it was.
 
@@ -100,7 +98,7 @@ class Trial:
         self._copies = copies_of(inputs, moving)
         poison, self._memory, between = lay_apart(replay.memories, replay.allocate_bytes)
         poison.fill_(POISON)
-        self._undefined, self._overwritten = undefined, overwritten
+        self._undefined = undefined
         poisoned = _poison(old, stand_ins, inputs, moving)
         self._generator = generator
         began = generator.get_offset() if generator is not None else 0
@@ -129,7 +127,7 @@ class Trial:
         tolerance = _coarsest((*self._inputs, *outputs))
         return (
             _compare("output", self._comparable(outputs), outputs, tolerance)
-            or _compare("input", self._comparable_copies(), self._inputs, tolerance)
+            or _compare("input", self._copies, self._inputs, tolerance)
             or self._misplaced(outputs)
         )
 
@@ -145,11 +143,6 @@ class Trial:
             right if index in self._undefined and _form_of(mine) == _form_of(right) else mine
             for index, (mine, right) in enumerate(zip(self._outputs, outputs, strict=True))
         ]
-
-    def _comparable_copies(self) -> list[Any]:
-        """Return the copies of inputs, with the input itself for each that is overwritten."""
-        pairs = enumerate(zip(self._copies, self._inputs, strict=True))
-        return [right if index in self._overwritten else mine for index, (mine, right) in pairs]
 
     def _misplaced(self, outputs: Sequence[Any]) -> Disagreement | None:
         # An output in memory of neither the call nor its inputs must be a constant, or each call would overwrite the last.

@@ -169,7 +169,7 @@ def test_file_has_the_documented_shape_and_reads_back(tmp_path: Path) -> None:
 
 def test_what_was_recorded_staged_and_launched_is_kept_of_each_process(tmp_path: Path) -> None:
     launched = {"sizes that had not come back yet": 2, "verification: output 1 differs": 1}
-    of_first = {"captured": 3, "staged": 2, "donated": 5, "failures": {"giving memory back: RuntimeError": 1}}
+    of_first = {"captured": 3, "staged": 2, "failures": {"giving memory back: RuntimeError": 1}}
     made = record(
         answered(0, [1.0], summary=summary(1.0, trees=1) | of_first),
         failed(1, "killed"),
@@ -183,7 +183,7 @@ def test_what_was_recorded_staged_and_launched_is_kept_of_each_process(tmp_path:
 
     assert read.details.counted == [
         {**of_first, "fallbacks": launched},
-        {"captured": 0, "staged": 0, "donated": None, "fallbacks": {}, "failures": None},
+        {"captured": 0, "staged": 0, "fallbacks": {}, "failures": None},
     ]
     assert plain.details.counted is None
 

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.capture import CudaRecorder
-from pygraphd.client.donation import NONE, Donation
 from pygraphd.client.driver import NodeType
 
 if TYPE_CHECKING:
@@ -47,13 +46,8 @@ class Seeing(CudaRecorder):
         self._seen = seen
 
     def capture(
-        self,
-        launch: Callable[[list[Any]], Any],
-        inputs: list[Any],
-        *,
-        is_shifted: bool = False,
-        donation: Donation = NONE,
+        self, launch: Callable[[list[Any]], Any], inputs: list[Any], *, is_shifted: bool = False
     ) -> Capture:
-        capture = super().capture(launch, inputs, is_shifted=is_shifted, donation=donation)
+        capture = super().capture(launch, inputs, is_shifted=is_shifted)
         self._seen.note(self.driver, capture.graph)
         return capture

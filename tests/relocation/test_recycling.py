@@ -21,7 +21,7 @@ from pygraphd.client.relocation import BLOCK, Share
 from pygraphd.client.replay import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from pygraphd.client.recycling import Saved
     from pygraphd.client.replay import Replay
@@ -380,14 +380,13 @@ class Step:
         in_backward: int = 1,
         given_away: bool = False,
         launched: bool = False,
-        before: Sequence[Any] = (),
     ) -> None:
         self.link.forward_begins()
         outputs = self.forward.replay([self.forward.floats(1, 2)])
         if not launched:
             self.link.replayed(self.forward.replay, outputs)
         self.link.forward_returned(outputs)
-        inputs = recycling._bases([*before, *outputs[in_backward:]])
+        inputs = recycling._storages(outputs[in_backward:])
         self.link.backward_returned(inputs, [outputs[1].view(2, 1)] if given_away else [torch.ones(1)])
 
     def recycled(self) -> list[bool]:
@@ -414,19 +413,10 @@ def test_what_only_the_backward_sees_is_recycled(step: Step) -> None:
     assert not step.link.pending
 
 
-def test_what_only_the_backward_sees_is_offered_to_it_by_index(step: Step) -> None:
-    assert step.link.offer is None
-
-    step.run(before=[None, torch.ones(1)])
-
-    assert step.link.offer == {2}
-
-
 def test_what_a_backward_gives_away_is_not_recycled(step: Step) -> None:
     step.run(given_away=True)
 
     assert not step.forward.replay.recycles
-    assert step.link.offer is None
 
 
 def test_what_user_code_sees_is_not_recycled_though_it_is_saved(step: Step) -> None:
@@ -510,7 +500,7 @@ def test_a_forward_that_was_launched_is_not_taken_for_the_one_before(step: Step)
     step.link.forward_begins()
     step.link.forward_returned(outputs)
 
-    step.link.backward_returned(recycling._bases(outputs[1:]), [])
+    step.link.backward_returned(recycling._storages(outputs[1:]), [])
 
     assert not step.forward.replay.recycles
 
@@ -563,22 +553,6 @@ def test_an_error_in_observing_ends_it_and_the_call_returns(monkeypatch: pytest.
     assert compiled.current_callable([])[0].tolist() == [1]
     assert not link.pending
     assert compiled.current_callable([])[0].tolist() == [1]
-
-
-def test_a_forward_under_hooks_ends_what_is_offered_however_it_runs() -> None:
-    link, compiled = Link(), SimpleNamespace(current_callable=lambda inputs: [torch.ones(1)])
-    recycling.watch(compiled, link, is_backward=False)
-    link.note_alone({0})
-    compiled.current_callable([])
-    before = link.offer
-    assert before
-
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-        compiled.current_callable([])
-
-    assert link.offer is None
-    link.note_alone({0})
-    assert link.offer is None
 
 
 def test_where_it_cannot_be_told_what_user_code_sees_nothing_is_recycled(step: Step) -> None:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import torch
 
-from pygraphd.client import _torch, attempts, host_state, recording, relocatable, verification
+from pygraphd.client import attempts, host_state, recording, relocatable, verification
 from pygraphd.client.attention import State
 from pygraphd.client.binding import Binding
 from pygraphd.client.bulk import InPython, Watch
-from pygraphd.client.donation import NONE, Donation
 from pygraphd.client.executables import (
     FEW_BINDINGS,
     IDLE_CALLS,
@@ -130,7 +129,6 @@ class Recording:
         self.attentions = 0
         self.tables: list[Any] = []
         self.released = False
-        self.kept: set[int] = set()
 
     def release(self) -> None:
         self.released = True
@@ -194,33 +192,8 @@ class Recording:
 
     def done(self, tensor: torch.Tensor) -> None:
         """Have its memory be used again, if it lies in the capture's; what stands in for other inputs stays."""
-        if self.arena.has(tensor) and tensor.data_ptr() not in self.kept:
+        if self.arena.has(tensor):
             self.arena.free(tensor)
-
-    def donate(self, inputs: list[Any], donation: Donation, *, is_torn: bool) -> dict[int, torch.Tensor]:
-        """Put what stands in for inputs into the capture's memory, with a block behind each stretch; return where it is."""
-        made, rooms = list[int](), list[torch.Tensor]()
-        for stretch in donation.stretches:
-            for index, _ in stretch.members:
-                inputs[index] = self.arena.allocate(inputs[index].numel())
-                made.append(index)
-                if is_torn:
-                    self.arena.allocate(1)
-            self.arena.allocate(1)
-        for size in donation.rooms:
-            rooms.append(self.arena.allocate(size // 4))
-            self.arena.allocate(1)
-        for each in rooms:
-            self.arena.free(each)
-        self.kept = {inputs[index].data_ptr() for index in donation.kept if index in made}
-        self.arena.allocations.clear()
-        return {index: _somebody_elses(inputs[index]) for index in made}
-
-
-def _somebody_elses(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as a storage of its own."""
-    bytes_there = _torch.memory_at(tensor.data_ptr(), tensor.nbytes, tensor.device)
-    return _torch.reinterpret(bytes_there, tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()), 0)
 
 
 class Ticket:
@@ -270,9 +243,6 @@ class HostRecorder:
         self.tickets: list[Ticket] = []
         self.recordings: list[Recording] = []
         self.captures = 0
-        self.donations: list[Donation] = []
-        self.tears = False
-        """Whether the allocator puts inputs that are donated apart in further captures."""
         self.free = 1 << 40
         self.refuses: str | None = None
         self.capturing = False
@@ -292,15 +262,9 @@ class HostRecorder:
         return launch
 
     def capture(
-        self,
-        launch: Callable[[list[Any]], Any],
-        inputs: list[Any],
-        *,
-        is_shifted: bool = False,
-        donation: Donation = NONE,
+        self, launch: Callable[[list[Any]], Any], inputs: list[Any], *, is_shifted: bool = False
     ) -> Capture:
         self.captures += 1
-        self.donations.append(donation)
         self.between()
         if self.refuses is not None:
             raise PassingError(self.refuses)
@@ -309,7 +273,7 @@ class HostRecorder:
         self.operations = recording
         if is_shifted:
             recording.arena.allocate(1)
-        places = recording.donate(inputs, donation, is_torn=is_shifted and self.tears)
+            recording.arena.allocations.clear()
         try:
             outputs = launch(inputs)
         except BaseException:
@@ -329,8 +293,6 @@ class HostRecorder:
             held,
             ticket=ticket,
             pool=recording,
-            donation=donation,
-            donated=places,
         )
 
     def why_not(self) -> str | None:
