@@ -14,6 +14,7 @@ import functools
 import importlib
 import json
 import sys
+import threading
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -695,6 +696,27 @@ def allocator(device: torch.device) -> Allocator:
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
+@contextlib.contextmanager
+def allocations_by(allocate: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Have Inductor's code that this thread runs allocate memory of a CUDA device by a function, called with what does so otherwise."""
+    original: Any = torch._C._dynamo.guards._empty_strided_cuda
+    mine = threading.get_ident()
+
+    def chosen(*arguments: Any) -> torch.Tensor:
+        return allocate(original, *arguments) if threading.get_ident() == mine else original(*arguments)
+
+    codecache: Any = importlib.import_module("torch._inductor.codecache")
+    modules = [vars(each) for each in list(codecache.PyCodeCache.modules)]
+    names = [each for each in modules if each.get("empty_strided_cuda") is original]
+    for each in names:
+        each["empty_strided_cuda"] = chosen
+    try:
+        yield
+    finally:
+        for each in names:
+            each["empty_strided_cuda"] = original
+
+
 def reinterpret(
     tensor: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
@@ -887,6 +909,7 @@ RELOCATION_REQUIRED = (
     ("torch", "_C._dynamo.guards._reinterpret_tensor"),
     ("torch", "_C._dynamo.guards._empty_strided_cuda"),
     ("torch", "_C._construct_storage_from_data_pointer"),
+    ("torch._inductor.codecache", "PyCodeCache.modules"),
     ("torch", "_foreach_copy_"),
     ("torch", "_C._cuda_beginAllocateCurrentThreadToPool"),
     ("torch", "_C._cuda_endAllocateToPool"),

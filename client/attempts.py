@@ -23,6 +23,7 @@ from pygraphd.client.parameters import OpaqueError, PassingError
 from pygraphd.client.recorded_call import Call
 from pygraphd.client.refusals import Lasts
 from pygraphd.client.replay import Replay
+from pygraphd.client.rooms import ROUNDS, rooms_for
 from pygraphd.client.witness import OTHERWISE, UNCLEAR
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recorded_call import Stood
     from pygraphd.client.recording import Capture
     from pygraphd.client.report import Report
+    from pygraphd.client.rooms import Room
     from pygraphd.client.verification import Disagreement, Generator
 
 NO_ROOM = "not enough free memory to verify a recording"
@@ -61,10 +63,18 @@ class Recorder(Protocol):
     def generator(self) -> Generator | None:
         """What kernels draw random numbers from."""
 
-    def capture(self, launch: Runnable, inputs: list[Any], *, is_shifted: bool = False) -> Capture:
+    def capture(
+        self,
+        launch: Runnable,
+        inputs: list[Any],
+        rooms: Sequence[Room] = (),
+        *,
+        is_shifted: bool = False,
+    ) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or RuntimeError with nothing run and nothing left.
 
-        If it `is_shifted`, what is allocated does not lie as it would otherwise, up to multiples of 4 GiB.
+        If it `is_shifted`, what is allocated does not lie as it would otherwise, up to multiples of 4 GiB. Outputs with
+        `rooms` lie in these.
         """
 
     def room(self) -> int:
@@ -203,7 +213,6 @@ class Attempts:
             stood.bound,
             staged,
             self._report.fail,
-            self._facts.gradients,
             functools.partial(self._capture_again, call, capture),
         )
         times.append(time.perf_counter())
@@ -247,17 +256,33 @@ class Attempts:
     def _capture(self, call: Call) -> tuple[Stood, Capture]:
         self.captures += 1
         try:
-            return self._capture_on(call.stood())
+            return self._capture_apart(call.stood())
         except PassingError:
             self.captures -= 1  # nothing was
             raise
+
+    def _capture_apart(self, stood: Stood) -> tuple[Stood, Capture]:
+        """Capture a call as often as it takes to have each output's storage lie apart."""
+        capture = self._capture_on(stood)
+        for done in range(1, ROUNDS):
+            try:
+                rooms = rooms_for(capture, for_all=done == ROUNDS - 1)
+            except BaseException:
+                capture.discard(self._recorder.driver)
+                raise
+            if rooms == capture.rooms:
+                break
+            capture.discard(self._recorder.driver)
+            capture = self._capture_on(stood, rooms)
+        return stood, capture
 
     def _capture_again(self, call: Call, first: Capture, beside: int) -> recording.Second:
         """Capture a call once more, beside so many captures of it, which have allocated as much each as the first."""
         # What is free in the pools of these counts as room, and is none for another.
         self._make_sure_of(call.bytes_to_stand_in + (1 + beside) * first.bytes)
         try:
-            stood, capture = self._capture_on(call.stood(together=True), is_shifted=True)
+            stood = call.stood(together=True)
+            capture = self._capture_on(stood, first.rooms, is_shifted=True)
         except PassingError:
             raise
         except OpaqueError as error:
@@ -265,10 +290,9 @@ class Attempts:
             raise UnfitError(OTHERWISE) from error
         return recording.Second(capture, stood.bound, stood.places)
 
-    def _capture_on(self, stood: Stood, *, is_shifted: bool = False) -> tuple[Stood, Capture]:
-        """Return what a call is captured on, and the capture."""
+    def _capture_on(self, stood: Stood, rooms: Sequence[Room] = (), *, is_shifted: bool = False) -> Capture:
         try:
-            return stood, self._recorder.capture(self._launch, list(stood.bound), is_shifted=is_shifted)
+            return self._recorder.capture(self._launch, list(stood.bound), rooms, is_shifted=is_shifted)
         except PassingError as error:
             self.of_recorder.add(_first_line(error))
             raise

@@ -19,6 +19,7 @@ from pygraphd.client.parameters import PassingError
 from pygraphd.client.random_numbers import GeneratorTicket
 from pygraphd.client.recording import Capture
 from pygraphd.client.relocation import BLOCK, Span, find, merge
+from pygraphd.client.rooms import Room, Rooms
 from pygraphd.client.workspaces import workspaces
 
 if TYPE_CHECKING:
@@ -61,17 +62,24 @@ class CudaRecorder:
         """
         return torch.cuda.default_generators[self._device_index].graphsafe_get_state()
 
-    def capture(self, launch: Runnable, inputs: list[Any], *, is_shifted: bool = False) -> Capture:
+    def capture(
+        self,
+        launch: Runnable,
+        inputs: list[Any],
+        rooms: Sequence[Room] = (),
+        *,
+        is_shifted: bool = False,
+    ) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured.
 
         Two pools may begin a multiple of 4 GiB apart, by chance or, it may be, as expandable segments have their addresses reserved. If it
-        `is_shifted`, what is allocated lies further from there than in another capture.
+        `is_shifted`, what is allocated lies further from there than in another capture. Outputs with `rooms` lie in these.
         """
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise PassingError(reason)
             self._prepare_thread()
-            return self._capture(launch, inputs, SHIFTS if is_shifted else ())
+            return self._capture(launch, inputs, rooms, SHIFTS if is_shifted else ())
 
     def why_not(self) -> str | None:
         """Return why nothing can be captured now, for a reason that does not lie in what is; waits for nobody."""
@@ -82,12 +90,14 @@ class CudaRecorder:
         finally:
             _one_at_a_time.release()
 
-    def _capture(self, launch: Runnable, inputs: list[Any], shifts: Sequence[int]) -> Capture:
+    def _capture(
+        self, launch: Runnable, inputs: list[Any], rooms: Sequence[Room], shifts: Sequence[int]
+    ) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         pool = _Pool(self.device.index)
         try:
             with _torch.allocation_history(self.device.index, pool.handle) as history:
-                outputs = self._run(graph, pool, launch, inputs, shifts)
+                outputs, made = self._run(graph, pool, launch, inputs, rooms, shifts)
                 allocations, alive = lifetimes(history(), len(shifts))
             return Capture(
                 self._take_over(graph),
@@ -99,6 +109,8 @@ class CudaRecorder:
                     graph, self.generator, self.driver, self._synchronize, self._one_stream()
                 ),
                 pool=pool,
+                rooms=tuple(rooms),
+                made=tuple(made),
             )
         except BaseException:
             outputs = ()  # what lies in the pool must go before it
@@ -113,8 +125,10 @@ class CudaRecorder:
         pool: _Pool,
         launch: Runnable,
         inputs: list[Any],
+        rooms: Sequence[Room],
         shifts: Sequence[int],
-    ) -> Sequence[Any]:
+    ) -> tuple[Sequence[Any], Sequence[int]]:
+        """Return the outputs, and where what Inductor's code has allocated begins."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         with self._random_numbers.lock if self._shares_state else contextlib.nullcontext():
@@ -126,11 +140,13 @@ class CudaRecorder:
                 with pool.capturing(graph):
                     # Not tensors, which deterministic mode fills: with a kernel of the graph.
                     in_the_way = [torch.UntypedStorage(size, device=self.device) for size in shifts]
-                    outputs: Sequence[Any] = launch(inputs)
+                    apart = Rooms(rooms, self.device)
+                    with _torch.allocations_by(apart.allocate):
+                        outputs = apart.settle(launch(inputs))
                     inputs.clear()
                     in_the_way.clear()
             self._stream.synchronize()
-        return outputs
+        return outputs, apart.made
 
     def _prepare_thread(self) -> None:
         # Each thread has a cuBLAS handle of its own, which cannot be made within a capture.

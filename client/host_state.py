@@ -11,7 +11,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,8 +87,6 @@ class WithHostState(Relocatable):
         max_recordings: int = MAX_RECORDINGS,
     ) -> None:
         """Run `launch` so; for the rest see `Relocatable`."""
-        # Of what is handed out nobody holds these: they need no memory each.
-        facts = replace(facts, gradients=facts.gradients.union(facts.state.drawn))
         super().__init__(self._on_gpu, recorder, report, link, facts, max_recordings)
         self._as_compiled = launch
         self._state = facts.state

@@ -1,6 +1,6 @@
 """From what a capture saw to a graph that can be bound anywhere: which slots there are, and which words follow each of them.
 
-A slot is a group of inputs, a cluster of outputs or several (see `clusters`), or a piece of what no output lies in and a node has an address in.
+A slot is a group of inputs, the storage of outputs (see `clusters`), or a piece of what no output lies in and a node has an address in.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from pygraphd.client.relocation import (
     scan,
 )
 from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
+from pygraphd.client.rooms import Room
 from pygraphd.client.witness import OTHERWISE, Moved, UnclearError, false_addresses
 from pygraphd.client.workspaces import workspaces
 
@@ -64,7 +65,8 @@ class Capture:
     """What a capture saw. The outputs lie where the graph, a CUgraph, writes them.
 
     `allocations` are all that were made during the capture, dead or alive; `held` are those that are alive and are nobody's
-    output, and that the graph may read again. `pool` keeps the memory of all of them.
+    output, and that the graph may read again. `pool` keeps the memory of all of them. `rooms` are those that it was captured with, and
+    `made` is where what Inductor's code has allocated begins, in its order.
     """
 
     graph: int
@@ -74,6 +76,8 @@ class Capture:
     as_tuple: bool = True
     ticket: Ticket | None = None
     pool: Pool | None = None
+    rooms: tuple[Room, ...] = ()
+    made: tuple[int, ...] = ()
 
     @property
     def spans(self) -> list[Span]:
@@ -130,17 +134,15 @@ def build(
     inputs: Sequence[Any],
     staged: Mapping[int, torch.Tensor],
     note: Callable[[str], None],
-    together: Collection[int] = (),
     elsewhere: Elsewhere | None = None,
 ) -> Built:
     """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers; `note` is told what fails later.
 
-    Outputs that are `together`, by index, share allocations: making one for each takes most of the host's time of a call.
     `elsewhere` captures the call once more, if it has to be told what is an address (None: what looks like one is). Takes over the capture's graph and
     ticket; its memory stays until it is let go. Raises `OpaqueError`, `UnfitError`, `DriverError` or what `elsewhere` does; then nothing is left of it.
     """
     try:
-        return _build(driver, capture, inputs, staged, note, together, elsewhere)
+        return _build(driver, capture, inputs, staged, note, elsewhere)
     except BaseException:
         capture.discard(driver)
         raise
@@ -162,12 +164,11 @@ def _build(
     inputs: Sequence[Any],
     staged: Mapping[int, torch.Tensor],
     note: Callable[[str], None],
-    together: Collection[int],
     elsewhere: Elsewhere | None,
 ) -> Built:
     device = _device(inputs, capture.outputs)
     groups = input_groups(inputs, staged)
-    clusters = Clusters(capture, together)
+    clusters = Clusters(capture)
     given = {id(each): index for index, each in reversed([*enumerate(inputs)])}
     outputs = tuple(clusters.output(output, inputs, given, groups) for output in capture.outputs)
     memories, memory_segments, bound = clusters.memories(len(groups))

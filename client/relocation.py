@@ -1,6 +1,6 @@
 """Which words of a recording are addresses, and of what: pure arithmetic on address ranges; knows neither torch nor CUDA.
 
-Everything that can move by itself has a *slot*: a group of inputs that overlap, an output's cluster, the scratch memory. A
+Everything that can move by itself has a *slot*: a group of inputs that overlap, an output's storage, a piece of scratch memory. A
 `Table` says for each slot which words follow it, and which nodes have to be written then.
 """
 
@@ -42,11 +42,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of addresses that moves with a slot; `offset` is where it begins in the slot's memory."""
+    """A range of addresses that is a slot's memory."""
 
     span: Span
     slot: int
-    offset: int = 0
 
 
 # To compare spans themselves takes ten times as long, and there are thousands.
@@ -95,7 +94,7 @@ def scan(
             segment = ordered[bisect.bisect_right(starts, value) - 1]
             if _is_beyond(value, segment.span.end) or segment.slot == IN_PLACE or index in without:
                 continue
-            places[segment.slot].append((index, value - segment.span.start + segment.offset))
+            places[segment.slot].append((index, value - segment.span.start))
             nodes[segment.slot][node] = None
             if len(indices) > 1 and indices.step == 1:
                 doubtful.append(index)

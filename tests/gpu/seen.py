@@ -10,10 +10,11 @@ from pygraphd.client.capture import CudaRecorder
 from pygraphd.client.driver import NodeType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pygraphd.client.driver import Driver
     from pygraphd.client.recording import Capture
+    from pygraphd.client.rooms import Room
 
 
 class Seen:
@@ -46,8 +47,13 @@ class Seeing(CudaRecorder):
         self._seen = seen
 
     def capture(
-        self, launch: Callable[[list[Any]], Any], inputs: list[Any], *, is_shifted: bool = False
+        self,
+        launch: Callable[[list[Any]], Any],
+        inputs: list[Any],
+        rooms: Sequence[Room] = (),
+        *,
+        is_shifted: bool = False,
     ) -> Capture:
-        capture = super().capture(launch, inputs, is_shifted=is_shifted)
+        capture = super().capture(launch, inputs, rooms, is_shifted=is_shifted)
         self._seen.note(self.driver, capture.graph)
         return capture

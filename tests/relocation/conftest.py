@@ -131,17 +131,23 @@ class Arena:
         self._used: dict[int, int] = {}
         self.allocations: list[Span] = []
 
-    def allocate(self, n: int) -> torch.Tensor:
-        """Return a tensor of `n` floats."""
+    def allocate(self, n: int, *, is_new: bool = False) -> torch.Tensor:
+        """Return a tensor of `n` floats, with a storage of its own; if it `is_new`, where nothing has ever been."""
+        import torch
+
+        from pygraphd.client import _torch
+
         size = -(-n * 4 // BLOCK) * BLOCK
         start = self._base
         for used in sorted(self._used):
             if used - start >= size:
                 break
             start = self._used[used]
+        if is_new:
+            start = max((-(-each.end // BLOCK) * BLOCK for each in self.allocations), default=self._base)
         self._used[start] = start + size
         self.allocations.append(Span(start, start + n * 4))  # as asked for: CUDA's trace says no more
-        return self._memory.as_strided((n,), (1,), (start - self._memory.data_ptr()) // 4)
+        return _torch.memory_at(start, n * 4, self._memory.device).view(torch.float32)
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was allocated here, and has not been let go of."""
@@ -201,7 +207,7 @@ class Emulator:
 
 
 class Allocator:
-    """Gives out memory as CUDA's caching allocator does, in whole blocks, with guard zones around each."""
+    """Gives out memory as CUDA's caching allocator does, in whole blocks and a storage each, with guard zones around."""
 
     def __init__(self) -> None:
         self._given: list[tuple[torch.Tensor, int, int]] = []
@@ -214,7 +220,10 @@ class Allocator:
         memory = torch.full((length + 3 * BLOCK,), GUARD, dtype=torch.uint8, device="cpu")
         start = BLOCK + -memory.data_ptr() % BLOCK
         self._given.append((memory, start, start + length))
-        return memory[start : start + length].view(dtype).as_strided(size, stride)
+        storage = torch._C._construct_storage_from_data_pointer(
+            memory.data_ptr() + start, memory.device, (last + 1) * dtype.itemsize
+        )
+        return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, size, stride)
 
     def tensor(self, values: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor in memory of its own."""

@@ -9,7 +9,7 @@ import torch
 from pygraphd.client.recording import Built, Capture, build
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from pygraphd.client.replay import Replay, Ticket
     from tests.relocation.conftest import Allocator, Arena, Emulator, Graph
@@ -34,11 +34,10 @@ class Recorder:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         staged: dict[int, torch.Tensor] | None = None,
-        together: Collection[int] = (),
         ticket: Ticket | None = None,
     ) -> Built:
         capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations), ticket=ticket)
-        built = build(self.emulator.driver, capture, inputs, staged or {}, self.notes.append, together)
+        built = build(self.emulator.driver, capture, inputs, staged or {}, self.notes.append)
         self.arena.let_go()
         return built
 

@@ -114,7 +114,7 @@ def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrite
             yield
 
     pool: Any = Pool()
-    assert made._run(None, pool, lambda inputs: [1], [], ()) == [1]
+    assert made._run(None, pool, lambda inputs: [1], [], (), ()) == ([1], [])
 
     assert seen == [shares, shares]
     made._random_numbers.enter(7)  # what the capture wrote is written
@@ -150,7 +150,7 @@ def test_a_shifted_capture_takes_memory_before_what_it_captures_does_and_keeps_i
         return []
 
     pool: Any = Pool()
-    made._run(None, pool, launch, [], capture.SHIFTS)
+    made._run(None, pool, launch, [], (), capture.SHIFTS)
 
     assert capture.SHIFTS[0] <= 1 << 20 < capture.SHIFTS[1]
     assert seen == ["begun", f"launched beside {sorted(capture.SHIFTS)}", "ended"]

@@ -606,13 +606,13 @@ def test_every_executable_is_bound_to_what_it_says(
     recorder = Recorder(emulator, allocator, emulator.arena(1024))
     singles = [allocator.tensor(torch.rand(8)) for _ in range(7)]
     pairs = [allocator.tensor(torch.rand(16)) for _ in range(7)]
-    graph, outputs = recorder.graph, []
+    graph, count = recorder.graph, 2 if few else 260
+    outputs = recorder.arena.allocate(8 * count).split(8)
     recorded = [singles[0].clone(), *_overlapping(allocator.tensor(torch.rand(16)))]
     recorded[0] = allocator.tensor(recorded[0])
-    for number in range(2 if few else 260):
-        outputs.append(recorder.arena.allocate(8))
-        graph.add(recorded[number % 2], recorded[2], outputs[-1])
-    replay = recorder.built(recorded, outputs, together=range(1, len(outputs))).replay
+    for number, out in enumerate(outputs):
+        graph.add(recorded[number % 2], recorded[2], out)
+    replay = recorder.built(recorded, outputs).replay
     memories = [replay.memory() for _ in range(3)]
 
     for first, second, third, memory, kind in calls * times:

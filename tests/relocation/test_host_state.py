@@ -235,16 +235,6 @@ def test_others_may_draw_in_between(case: Case, drawn: list[int]) -> None:
         assert step() == (6.0, began + 4, generator.seed)
 
 
-def test_what_nobody_holds_has_no_allocation_of_its_own(case: Case) -> None:
-    step = Step(case)
-    for _ in range(3):
-        step()
-
-    assert isinstance(step._ahead, WithHostState)
-    (replay,) = step._ahead._replays.values()
-    assert len(replay.memories) == 2
-
-
 def test_a_default_device_of_the_users_is_not_where_the_state_goes(case: Case) -> None:
     step = Step(case, behind=False)
     for _ in range(3):

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import _torch, clusters, recording
+from pygraphd.client import _torch, recording
 from pygraphd.client.binding import InputGroup, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
@@ -23,10 +23,9 @@ from pygraphd.client.relocation import BLOCK, Share, Span
 from tests.relocation.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from pygraphd.client.replay import Replay
     from tests.relocation.conftest import Allocator, Emulator
 
 
@@ -118,38 +117,23 @@ def test_the_list_of_inputs_is_emptied_and_a_list_stays_a_list(recorder: Recorde
     replay.close()
 
 
-def test_an_output_where_a_larger_temporary_was_does_not_write_past_its_end(recorder: Recorder) -> None:
-    """The published way, address by address, would write the temporary's 300 floats to where 2 were allocated."""
-    arena, graph = recorder.arena, recorder.graph
-    a = recorder.allocator.tensor(torch.arange(300.0))
-    temporary = arena.allocate(300)
-    graph.scale(a, temporary, 2.0)
-    middle = arena.allocate(300)
-    graph.scale(temporary, middle, 2.0)
-    arena.free(temporary)
-    out = arena.allocate(2)
-    assert out.data_ptr() == temporary.data_ptr()
-    graph.add(middle[:2], middle[1:3], out)
-    replay = recorder.built([a], [out]).replay
-
-    [result] = replay([recorder.allocator.tensor(torch.arange(300.0) + 1)])
-
-    assert result.tolist() == [4 * (1 + 2), 4 * (2 + 3)]
-    assert result.untyped_storage().nbytes() >= 300 * 4
-    assert arena.untouched()
-    replay.close()
-
-
-def test_a_temporary_of_any_size_may_have_lain_where_an_output_lies(recorder: Recorder) -> None:
-    """1001 bytes of booleans, say, which are no whole number of floats."""
+@pytest.mark.parametrize(("size", "fits"), [(8, True), (9, True), (BLOCK, True), (BLOCK + 1, False)])
+def test_only_what_fits_into_an_outputs_blocks_may_have_lain_there(
+    recorder: Recorder, size: int, fits: bool
+) -> None:
+    """Else a kernel that wrote to it would write past the output's end."""
     a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
     recorder.graph.scale(a, out, 3.0)
-    odd = Span(out.data_ptr(), out.data_ptr() + 1001)
-    capture = Capture(recorder.graph.handle, [out], (*recorder.arena.allocations, odd))
-    replay = build(recorder.emulator.driver, capture, [a], {}, recorder.notes.append).replay
+    before = Span(out.data_ptr(), out.data_ptr() + size)
+    capture = Capture(recorder.graph.handle, [out], (before, *recorder.arena.allocations))
 
-    assert replay([recorder.floats(1, 2)])[0].tolist() == [3, 6]
-    replay.close()
+    if fits:
+        replay = build(recorder.emulator.driver, capture, [a], {}, recorder.notes.append).replay
+        assert replay([recorder.floats(1, 2)])[0].tolist() == [3, 6]
+        replay.close()
+    else:
+        with pytest.raises(OpaqueError, match="overlap"):
+            build(recorder.emulator.driver, capture, [a], {}, recorder.notes.append)
 
 
 def test_each_input_of_a_group_keeps_its_alignment(recorder: Recorder) -> None:
@@ -207,116 +191,6 @@ def test_outputs_that_share_memory_share_it_in_every_call(recorder: Recorder) ->
     assert turned.tolist() == [[10, 14], [12, 16]]
     flat[0] = -1
     assert turned[0, 0] == -1
-    replay.close()
-
-
-def test_outputs_that_may_be_together_share_one_allocation_and_keep_apart(recorder: Recorder) -> None:
-    a, arena = recorder.floats(1, 2), recorder.arena
-    alone, first, second = arena.allocate(2), arena.allocate(2), arena.allocate(300)
-    temporary = arena.allocate(500)
-    recorder.graph.scale(a, temporary[:2], 1.0)
-    arena.free(temporary)
-    third = arena.allocate(2)  # where the temporary was
-    for factor, out in enumerate((alone, first, second[:2], third), start=2):
-        recorder.graph.scale(a, out, float(factor))
-    outputs = [alone, first, second[:2], third]
-    replay = recorder.built([a], outputs, together={1, 2, 3}).replay
-
-    kept = [replay([recorder.floats(i, -i)]) for i in range(4)]
-
-    assert [[each.tolist() for each in made] for made in kept] == [
-        [[factor * i, -factor * i] for factor in (2.0, 3.0, 4.0, 5.0)] for i in range(4)
-    ]
-    for made in kept:
-        own, *shared = (each.untyped_storage().data_ptr() for each in made)
-        assert own not in shared
-        assert len(set(shared)) == 1
-        assert all(each.data_ptr() % BLOCK == 0 for each in made)
-        assert not any(each._is_view() for each in made[1:])
-    assert len([memory.bytes for memory in replay.memories]) == 2
-    assert arena.untouched()
-    replay.close()
-
-
-def test_an_output_is_not_put_with_others_if_one_in_its_memory_must_not_be(recorder: Recorder) -> None:
-    a, arena = recorder.floats(1, 2, 3, 4), recorder.arena
-    block, *others = arena.allocate(4), arena.allocate(4), arena.allocate(4)
-    for out in (block, *others):
-        recorder.graph.scale(a, out, 2.0)
-    replay = recorder.built([a], [block[:2], block[2:], *others], together={0, 2, 3}).replay
-
-    left, right, *rest = replay([recorder.floats(1, 2, 3, 4)])
-
-    assert [*left.tolist(), *right.tolist()] == [2, 4, 6, 8]
-    assert [each.tolist() for each in rest] == [[2, 4, 6, 8]] * 2
-    storages = [each.untyped_storage().data_ptr() for each in (left, right, *rest)]
-    assert storages[0] == storages[1] != storages[2] == storages[3]
-    replay.close()
-
-
-def test_one_output_that_may_be_together_stays_as_it_is(recorder: Recorder) -> None:
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.scale(a, out, 2.0)
-    replay = recorder.built([a], [out], together={0}).replay
-
-    (made,) = replay([a])
-
-    assert [memory.bytes for memory in replay.memories] == [8]
-    assert made.tolist() == [2, 4]
-    replay.close()
-
-
-def test_outputs_of_several_types_are_together_by_type(recorder: Recorder) -> None:
-    a, arena = recorder.floats(1, 2), recorder.arena
-    outputs = [arena.allocate(2) for _ in range(5)]
-    for out in outputs:
-        recorder.graph.scale(a, out, 2.0)
-    types = [torch.float32, torch.int32, torch.float32, torch.int32, torch.int64]
-    captured = [out.view(dtype) for out, dtype in zip(outputs, types, strict=True)]
-    replay = recorder.built([a], captured, together=set(range(5))).replay
-
-    made = replay([a])
-
-    assert [each.dtype for each in made] == types
-    assert [each.view(torch.float32).tolist() for each in made] == [[2, 4]] * 5
-    storages = [each.untyped_storage().data_ptr() for each in made]
-    assert storages[0] == storages[2] != storages[1] == storages[3]
-    assert len(set(storages)) == len([memory.bytes for memory in replay.memories]) == 3
-    replay.close()
-
-
-def two_of_four_transposed(recorder: Recorder) -> tuple[Replay, Sequence[torch.Tensor]]:
-    """Record four outputs that may be together, of which the last two lie otherwise; return what a call makes, too."""
-    a, arena = recorder.floats(1, 2), recorder.arena
-    outputs = [arena.allocate(4) for _ in range(4)]
-    for out in outputs:
-        recorder.graph.scale(a, out[:2], 2.0)
-    captured = [out.view(2, 2) if index < 2 else out.view(2, 2).t() for index, out in enumerate(outputs)]
-    replay = recorder.built([a], captured, together=set(range(4))).replay
-    return replay, replay([a])
-
-
-def test_transposed_outputs_are_together_apart_from_others(recorder: Recorder) -> None:
-    """Autograd copies such gradients where their parameters lie otherwise, and lets go of these, and of their memory, at once."""
-    replay, made = two_of_four_transposed(recorder)
-
-    assert [each.is_contiguous() for each in made] == [True, True, False, False]
-    first, second, third, fourth = [each.untyped_storage().data_ptr() for each in made]
-    assert first == second != third == fourth
-    replay.close()
-
-
-def test_large_transposed_outputs_have_memory_of_their_own(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Autograd's copy of the second one may lie where the first one was."""
-    monkeypatch.setattr(clusters, "SMALL_BYTES", 0)
-    replay, made = two_of_four_transposed(recorder)
-
-    first, second, third, fourth = [each.untyped_storage().data_ptr() for each in made]
-
-    assert first == second
-    assert len({first, third, fourth}) == 3
     replay.close()
 
 
@@ -387,31 +261,6 @@ def test_without_temporaries_that_nodes_know_of_there_is_no_scratch(recorder: Re
     replay.close()
 
 
-def all_together(recorder: Recorder, lengths: Sequence[int]) -> tuple[Replay, list[int]]:
-    """Record outputs of so many floats that may all be together; return the replay, and where their storages begin in a call."""
-    a, outputs = recorder.floats(1, 2), [recorder.arena.allocate(length) for length in lengths]
-    for out in outputs:
-        recorder.graph.scale(a, out[:2], 2.0)
-    replay = recorder.built([a], outputs, together=set(range(len(outputs)))).replay
-    made = replay([a])
-    assert [each[:2].tolist() for each in made] == [[2, 4]] * len(outputs)
-    return replay, [each.untyped_storage().data_ptr() for each in made]
-
-
-def test_small_outputs_are_not_put_with_large_ones(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clusters, "SMALL_BYTES", BLOCK)
-    monkeypatch.setattr(clusters, "SMALL_TOGETHER", Share(1, BLOCK, 2 * BLOCK))
-    replay, storages = all_together(recorder, [2, 200, 2, 200, 2, 2])
-
-    assert storages[1] == storages[3]
-    assert storages[0] == storages[2]
-    assert storages[4] == storages[5]
-    assert len(set(storages)) == 3
-    replay.close()
-
-
 def test_a_replay_that_cannot_be_made_leaves_no_executable(
     recorder: Recorder, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,20 +275,6 @@ def test_a_replay_that_cannot_be_made_leaves_no_executable(
         recorder.built([a], [out])
 
     assert emulator.live() == (0, 0)
-
-
-def test_what_is_together_comes_in_pieces_of_bounded_size(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clusters, "TOGETHER", Share(1, BLOCK, 3 * BLOCK))
-    monkeypatch.setattr(clusters, "SMALL_BYTES", 0)
-    replay, storages = all_together(recorder, [2, 200, 2, 600, 2, 2])  # in blocks: 1, 2, 1, 5, 1, 1
-
-    assert storages[0] == storages[1]
-    assert storages[2] == storages[4] == storages[5]
-    assert len(set(storages)) == 3
-    assert sorted([memory.bytes for memory in replay.memories]) == [3 * BLOCK, 3 * BLOCK, 2400]
-    replay.close()
 
 
 def test_inputs_that_are_changed_in_place_are_changed_where_they_lie(recorder: Recorder) -> None:
@@ -724,7 +559,7 @@ def result(step: Step, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tor
 
 
 def record(
-    recorder: Recorder, steps: Sequence[Step], inputs: Sequence[torch.Tensor], together: Collection[int] = ()
+    recorder: Recorder, steps: Sequence[Step], inputs: Sequence[torch.Tensor]
 ) -> tuple[Built, list[int]]:
     """Record a program whose temporaries die early; return it and the numbers of the values that it returns."""
     arena, graph, values = recorder.arena, recorder.graph, list(inputs)
@@ -754,8 +589,10 @@ def record(
                 arena.free(values[dying])
             alive.remove(dying)
     returned = sorted(alive)
-    outputs = [values[number] for number in returned]
-    return recorder.built(inputs, outputs, together=together), returned
+    outputs = [arena.allocate(len(values[number]), is_new=True) for number in returned]
+    for output, number in zip(outputs, returned, strict=True):
+        graph.copy(output, values[number])
+    return recorder.built(inputs, outputs), returned
 
 
 def readable(steps: list[Step], inputs: int) -> list[Step]:
@@ -781,25 +618,23 @@ def readable(steps: list[Step], inputs: int) -> list[Step]:
     moves=st.lists(
         st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=5
     ),
-    together=st.frozensets(st.integers(0, 5)),
 )
 def test_any_program_gives_what_it_gives_when_launched(
     emulator: Emulator,
     allocator: Allocator,
     steps: list[Step],
     moves: list[tuple[int, int, int]],
-    together: frozenset[int],
     by: str,
     compiled_helper: Path,
 ) -> None:
-    """Temporaries share memory with outputs, outputs an allocation, inputs stay or move, all old memory is poisoned."""
+    """Temporaries share memory, inputs stay or move, all old memory is poisoned."""
     helper.forget()
     if by == "the helper":
         assert helper.prepare(compiled_helper) is None
     steps = readable(steps, 3)
     inputs = [allocator.tensor(torch.rand(SIZE)) for _ in range(3)]
     recorder = Recorder(emulator, allocator, emulator.arena(256))
-    built, returned = record(recorder, steps, inputs, together)
+    built, returned = record(recorder, steps, inputs)
     for move in moves:
         inputs = [
             allocator.tensor(torch.rand(SIZE)) if moved else each

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import torch
 
-from pygraphd.client import attempts, host_state, recording, relocatable, verification
+from pygraphd.client import _torch, attempts, host_state, recording, relocatable, verification
 from pygraphd.client.attention import State
 from pygraphd.client.binding import Binding
 from pygraphd.client.bulk import InPython, Watch
@@ -38,10 +38,11 @@ from pygraphd.client.report import Report
 from pygraphd.client.wandering import MANY_NODES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
+    from pygraphd.client.rooms import Room
     from tests.relocation.conftest import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -128,13 +129,34 @@ class Recording:
         self.drawn = 0
         self.attentions = 0
         self.tables: list[Any] = []
+        self.made: list[int] = []
+        """Where what `add` has allocated begins, as Inductor's code does; other operations are a library's."""
+        self._rooms: dict[int | None, torch.Tensor] = {}
         self.released = False
 
     def release(self) -> None:
         self.released = True
 
+    def with_rooms(self, rooms: Sequence[Room], launch: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
+        """Run a callable whose outputs are to lie in rooms."""
+        places = [self.arena.allocate(room.size // 4) for room in rooms]
+        self._rooms = {room.maker: place for room, place in zip(rooms, places, strict=True)}
+        outputs = list(launch(inputs))
+        for room, place in zip(rooms, places, strict=True):
+            for index in room.outputs:
+                if outputs[index].data_ptr() != place.data_ptr():
+                    self.graph.copy(place, outputs[index])
+                    outputs[index] = place.view(outputs[index].dtype).view(outputs[index].shape)
+        return tuple(outputs)
+
+    def _allocate(self, n: int) -> torch.Tensor:
+        room = self._rooms.get(len(self.made))
+        out = self.arena.allocate(n) if room is None else room
+        self.made.append(out.data_ptr())
+        return out
+
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        out = self.arena.allocate(a.numel())
+        out = self._allocate(a.numel())
         self.graph.add(a, b, out)
         return out
 
@@ -262,7 +284,12 @@ class HostRecorder:
         return launch
 
     def capture(
-        self, launch: Callable[[list[Any]], Any], inputs: list[Any], *, is_shifted: bool = False
+        self,
+        launch: Callable[[list[Any]], Any],
+        inputs: list[Any],
+        rooms: Sequence[Room] = (),
+        *,
+        is_shifted: bool = False,
     ) -> Capture:
         self.captures += 1
         self.between()
@@ -275,7 +302,7 @@ class HostRecorder:
             recording.arena.allocate(1)
             recording.arena.allocations.clear()
         try:
-            outputs = launch(inputs)
+            outputs = recording.with_rooms(rooms, launch, inputs)
         except BaseException:
             self.driver.destroy_graph(recording.graph.handle)
             raise
@@ -293,6 +320,8 @@ class HostRecorder:
             held,
             ticket=ticket,
             pool=recording,
+            rooms=tuple(rooms),
+            made=tuple(recording.made),
         )
 
     def why_not(self) -> str | None:
@@ -1134,7 +1163,8 @@ def beyond(operations: Operations, inputs: list[Any]) -> Any:
     """A block of an output, and what a kernel writes behind it if there are more of its input."""
     out = operations.add(inputs[0][:128], inputs[0][:128])
     if isinstance(operations, Recording):
-        operations.graph.add(inputs[0], inputs[0], out.as_strided((160,), (1,)))
+        wider = _torch.memory_at(out.data_ptr(), 640, out.device).view(torch.float32)
+        operations.graph.add(inputs[0], inputs[0], wider)
     return (out,)
 
 

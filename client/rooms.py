@@ -1,0 +1,109 @@
+"""Memory that a capture sets aside for the storages of its outputs, so that nothing else ever lies there.
+
+PyTorch's allocator gives the memory of dead temporaries to what comes next, outputs among them. What overlaps in a capture has to lie
+together in each replay, and two outputs would share a storage. So where outputs overlap with anything, the call is captured again with
+a *room* for each storage, allocated before the callable runs. Inductor's code is handed the room at the allocation that made that
+storage before; what a library has allocated is copied into its room by a node of the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client.clusters import Clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.client._torch import Allocator
+    from pygraphd.client.recording import Capture
+
+ROUNDS = 5
+"""Captures of one call at most; in the last one, every output has a room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A storage of so many bytes, of which these `outputs` are made, by index.
+
+    `maker` is the allocation of Inductor's code that makes it, counted from 0; None: it is copied there.
+    """
+
+    size: int
+    outputs: tuple[int, ...]
+    maker: int | None
+
+
+def rooms_for(capture: Capture, *, for_all: bool = False) -> tuple[Room, ...]:
+    """Return the rooms to capture a call with, in view of a capture of it; the same ones if all its outputs lie apart.
+
+    Raises `OpaqueError`.
+    """
+    clusters = Clusters(capture)
+    tangled = clusters.tangled
+    if not tangled:
+        return capture.rooms
+    makers = {address: number for number, address in enumerate(capture.made)}
+    before = {room.outputs for room in capture.rooms}
+    return tuple(
+        Room(storage.size, outputs, makers.get(storage.start))
+        for storage, outputs in clusters.storages.items()
+        if for_all or storage in tangled or storage.start in makers or outputs in before
+    )
+
+
+class Rooms:
+    """The rooms of one capture, on its device."""
+
+    def __init__(self, rooms: Sequence[Room], device: torch.device) -> None:
+        """Allocate them."""
+        self._rooms, self._device = rooms, device
+        # Not tensors, which deterministic mode fills: with a kernel of the graph.
+        self._storages = [torch.UntypedStorage(room.size, device=device) for room in rooms]
+        self._made_by = {
+            room.maker: storage
+            for room, storage in zip(rooms, self._storages, strict=True)
+            if room.maker is not None
+        }
+        self.made: list[int] = []
+        """Where what Inductor's code has allocated begins, in its order."""
+
+    def allocate(
+        self, original: Allocator, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Allocate for Inductor's code, which would do so by `original`."""
+        room = self._made_by.get(len(self.made))
+        tensor = original(size, stride, dtype) if room is None else self._over(room, dtype, size, stride)
+        self.made.append(tensor.data_ptr())
+        return tensor
+
+    def settle(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Return what the callable has returned, with each output in its room."""
+        if not self._rooms:
+            return outputs
+        settled = list(outputs)
+        for room, storage in zip(self._rooms, self._storages, strict=True):
+            made = outputs[room.outputs[0]].untyped_storage()
+            if made.data_ptr() != storage.data_ptr():
+                bytes_of = (self._over(each, torch.uint8, (room.size,), (1,)) for each in (storage, made))
+                next(bytes_of).copy_(next(bytes_of))
+                for index in room.outputs:
+                    settled[index] = self._moved(outputs[index], storage)
+        return tuple(settled) if isinstance(outputs, tuple) else settled
+
+    def _moved(self, like: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+        form = tuple(like.size()), tuple(like.stride())
+        return self._over(storage, like.dtype, *form, int(like.storage_offset()))
+
+    def _over(
+        self,
+        storage: torch.UntypedStorage,
+        dtype: torch.dtype,
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int = 0,
+    ) -> torch.Tensor:
+        return torch.empty(0, dtype=dtype, device=self._device).set_(storage, offset, size, stride)
