@@ -301,8 +301,6 @@ class Plan:
             undecided = self._undecided or self._by_size
             self._link.wanted = self._relocates or bool(undecided and self._may_relocate)
             self._link.pending &= self._link.wanted
-            if not self._link.wanted:
-                self._link.withdraw()
 
     def _link_is_wanted(self) -> bool:
         return self._link is not None and self._link.wanted

@@ -62,13 +62,9 @@ def test_a_partition_has_numbers_of_its_own() -> None:
         frozenset({1}),
         frozenset({2}),
         State((1,), (2,), (), (1,), (0,)),
-        inputs=maps[0].inputs,
-        is_last=False,
     )
     assert whole.of_partition(maps, 1) == GraphFacts(
         frozenset({0}),
         frozenset(),
         State((), (), (0,), (), (2, 1)),
-        inputs=maps[1].inputs,
-        is_last=False,
     )
