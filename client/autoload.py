@@ -5,8 +5,8 @@ With `PYGRAPH` unset it returns at once. It may never raise: PyTorch would turn 
 
 from __future__ import annotations
 
+import contextlib
 import os
-import sys
 
 _OFF = frozenset({"", "0", "off", "false", "no"})
 
@@ -20,4 +20,7 @@ def autoload() -> None:
 
         hook.enable()
     except Exception as error:  # noqa: BLE001 - see the module's text
-        sys.stderr.write(f"pygraph: not enabled: {type(error).__name__}: {error}\n")
+        with contextlib.suppress(Exception):
+            from pygraphd.client import log
+
+            log.say(f"not enabled: {type(error).__name__}: {error}")

@@ -81,7 +81,7 @@ def why_not(environ: Mapping[str, str]) -> str | None:
 
 
 def ensure(transport: Transport, environ: Mapping[str, str] | None = None) -> str | None:
-    """Start the daemon if none listens and nothing forbids it; return why not, or None. Raises OSError."""
+    """Start the daemon if none listens and nothing forbids it; return why not, or None. Raises nothing."""
     environ = os.environ if environ is None else environ
     try:
         transport.request("GET", "/v1/ping")
@@ -92,7 +92,12 @@ def ensure(transport: Transport, environ: Mapping[str, str] | None = None) -> st
         return None
     if reason := why_not(environ):
         return f"not started: {reason}"
-    _spawn({name: value for name, value in environ_elsewhere(environ).items() if name != "PYGRAPH"})
+    if not sys.executable:
+        return "not started: this Python does not know its own path"
+    try:
+        _spawn({name: value for name, value in environ_elsewhere(environ).items() if name != "PYGRAPH"})
+    except Exception as error:  # noqa: BLE001 - no processes left, no descriptors, no shell
+        return f"not started: {type(error).__name__}: {error}"
     starting.begun()
     return None
 

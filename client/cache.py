@@ -8,7 +8,7 @@ time the daemon is not asked again by this process.
 
 from __future__ import annotations
 
-import sqlite3
+import stat
 import time
 import uuid
 from typing import TYPE_CHECKING, TypeVar
@@ -127,13 +127,15 @@ class Cache:
         )
 
     def _read_database(self, request: LookupRequest) -> tuple[Entry, ...]:
-        if not self._locations.database.exists():
-            return ()
         try:
+            if not stat.S_ISREG(self._locations.database.stat().st_mode):
+                raise OSError("it is no file")
             return offline.read_entries(self._locations.database, request)
-        except (OSError, sqlite3.Error, ValueError) as error:
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        except Exception as error:  # noqa: BLE001 - whatever lies there
             if not self._is_starting():  # else it is being made, or brought up to date
-                self._report.fail(f"database: {type(error).__name__}: {error}")
+                self._report.fail(f"database: {_told(error)}")
             return ()
 
     def _is_starting(self) -> bool:
@@ -144,17 +146,22 @@ class Cache:
         if environment not in self._spooled:
             try:
                 self._spooled[environment] = spool.read_entries(self._locations.spool, environment)
-            except OSError as error:
-                self._report.fail(f"spool: {error.strerror or error}")
+            except Exception as error:  # noqa: BLE001 - whatever lies there
+                self._report.fail(f"spool: {_told(error)}")
                 self._spooled[environment] = {}
         return self._spooled[environment]
 
     def _spool(self, body: bytes, request: RecordRequest) -> None:
         try:
             spool.leave(self._locations.spool, body)
-        except OSError as error:
-            self._report.fail(f"spool: {error.strerror or error}")
+        except Exception as error:  # noqa: BLE001 - whatever lies there
+            self._report.fail(f"spool: {_told(error)}")
         else:
             self._report.count(spooled=len(request.records))
             known = self._spooled.get(request.environment.digest(), {})
             spool.merge(known, request, time.time(), newer=True)
+
+
+def _told(error: Exception) -> str:
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return strerror or f"{type(error).__name__}: {error}"

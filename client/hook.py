@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client import options, report
+from pygraphd.client import log, options, report
 from pygraphd.client.on_import import when_imported
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class Hook:
         self.everything |= everything
         if self._forget_import is None:
             report.claim_summary()
-            self._forget_import = when_imported(_COMPILE_FX, self._install)
+            with self._guard("installing"):
+                self._forget_import = when_imported(_COMPILE_FX, self._install)
         else:
             self._add_pass()  # so far there was backend "pygraph" alone
 
@@ -89,7 +90,7 @@ class Hook:
                 session.close()
             report.write_summary(session.report if session is not None else report.Report())
         except Exception as error:  # noqa: BLE001
-            _complain(f"the summary is not complete: {error}")
+            log.say(f"the summary is not complete: {error}")
 
     def _install(self) -> None:
         with self._guard("installing"):
@@ -98,11 +99,11 @@ class Hook:
             from pygraphd.client.transport import Transport
 
             if reason := _torch.missing():
-                _complain(f"not enabled: {reason}")
+                log.say(f"not enabled: {reason}")
                 return
             self.session = Session()
             if misread := self.session.options.misread:
-                _complain("; ".join(misread))
+                log.say("; ".join(misread))
             self._uninstall = _torch.install(self._around_post_compile, self._around_cudagraphify)
             with self._guard("profiling a step"):  # by private names that nothing else needs
                 if self.session.profile_a_step() is not None:
@@ -111,7 +112,8 @@ class Hook:
                 self.session.report.fail(f"daemon: {reason}")
             if _torch.cuda_is_set_up():  # else there may be nothing to relocate
                 self.session.prepare_helper()
-        self._add_pass()
+        with self._guard("adding a pass"):
+            self._add_pass()
 
     # --- before a compilation ---
 
@@ -251,16 +253,12 @@ class _Guard:
         if self._session is not None:
             self._session.report.fail(text[:200])
         else:
-            _complain(text)
+            log.say(text)
         return True
 
 
 _hook = Hook()
 atexit.register(lambda: _hook.close())
-
-
-def _complain(text: str) -> None:
-    sys.stderr.write(f"pygraph: {text.splitlines()[0]}\n")
 
 
 def enable() -> None:

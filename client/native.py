@@ -33,7 +33,7 @@ _SPAWN_S = 5.0
 # A shell that ends at once, so that the compiler is nobody's child and a user's os.wait() never meets it.
 _SCRIPT = (
     'umask 077; to=$1 part=$2; shift 2; ( if "$@" -o "$part" >"$part.log" 2>&1 </dev/null;'
-    ' then mv -f "$part" "$to"; rm -f "$part.log"; else mv -f "$part.log" "$to.log"; fi ) &'
+    ' then rm -f "$part.log"; mv -f "$part" "$to"; else mv -f "$part.log" "$to.log"; fi ) &'
 )
 _TRY_AGAIN_S = 86_400.0
 """What a compiler has said is believed for a day: a disk may have been full."""
@@ -74,12 +74,19 @@ def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | 
 
 def may_come(path: Path) -> bool:
     """Return whether what compiles it may still be at work."""
-    return not path.exists() and not _log(path).exists()
+    return not _is_there(path) and not _is_there(_log(path))
 
 
 def why_not_there(path: Path) -> str | None:
     """Return why there is no compiled file, if it is not to be made; None if it is there."""
     return None if path.exists() else f"{path} is not there, and this process may not write it"
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder that may not be searched
+        return False
 
 
 def _log(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.util
 import sys
@@ -50,7 +51,9 @@ class _Finder(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
 
     def _extend(self, loader: importlib.abc.Loader) -> None:
-        execute = loader.exec_module
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return  # an importer of an older kind
 
         def execute_and_act(module: ModuleType) -> None:
             execute(module)
@@ -58,4 +61,5 @@ class _Finder(importlib.abc.MetaPathFinder):
             self._action()
 
         # On the instance, so that everything else about the loader (its source, its resources) stays as it is.
-        loader.exec_module = execute_and_act  # type: ignore[method-assign]
+        with contextlib.suppress(AttributeError, TypeError):  # who has a loader of his own does without us
+            loader.exec_module = execute_and_act  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pygraphd.client import summary_file
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.summary import SUMMARY_VERSION, Deployed, Source
 
@@ -197,7 +198,8 @@ def claim_summary() -> None:
     target = os.environ.get(SUMMARY_VARIABLE)
     if target and _OWNER_VARIABLE not in os.environ:
         os.environ[_OWNER_VARIABLE] = str(os.getpid())
-        os.environ[SUMMARY_VARIABLE] = str(Path(target).absolute())  # the program may change its folder
+        with contextlib.suppress(OSError):  # there may be no folder any more
+            os.environ[SUMMARY_VARIABLE] = str(Path(target).absolute())  # the program may change its folder
 
 
 def write_summary(report: Report) -> None:
@@ -209,11 +211,10 @@ def write_summary(report: Report) -> None:
     target = os.environ.get(SUMMARY_VARIABLE)
     if not target:
         return
-    path = Path(target)
+    suffix = ""
     if os.environ.get(_OWNER_VARIABLE) != str(os.getpid()):
         if not report.counts["graphs"]:
             return
-        path = path.with_name(f"{path.name}.{os.environ.get('RANK') or os.getpid()}")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(report.summary(), indent=2) + "\n")
-    temporary.replace(path)
+        suffix = f".{os.environ.get('RANK') or os.getpid()}"
+    text = json.dumps(report.summary(), indent=2) + "\n"
+    summary_file.write(Path(target), text.encode(), suffix)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import socket
+import sqlite3
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +21,7 @@ from pygraphd.claim import claim
 from pygraphd.client import autostart, spool
 from pygraphd.client.cache import Cache
 from pygraphd.client.report import Report
-from pygraphd.schema import messages
+from pygraphd.schema import messages, offline
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
@@ -34,8 +39,7 @@ from pygraphd.schema.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 ENVIRONMENT = Environment("none", "", 0, 0, "", "2.13.0", "", "", "", "")
 GRAPH = "a" * 64
@@ -366,3 +370,69 @@ def test_looking_takes_the_lock_from_nobody(places: Locations) -> None:
     claimed = claim(places)
     assert claimed is not None
     claimed.close()
+
+
+WITHOUT_RIGHTS = """
+import os, sys
+from pathlib import Path
+from pygraphd.client import native
+from pygraphd.client.cache import Cache
+from pygraphd.client.report import Report
+from pygraphd.schema.locations import locate
+from tests.client.test_cache import ENVIRONMENT, GRAPH, RECORD
+
+os.setuid(65534)
+places = locate({"HOME": sys.argv[1]})
+cache = Cache(places, "host", report := Report())
+assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
+assert cache.lease(ENVIRONMENT, [GRAPH]) is None
+cache.record(ENVIRONMENT, [RECORD])
+assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
+assert native.may_come(places.cache / "compiled" / "x.so")
+print(*sorted(report.failures), sep="; ")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_a_home_that_may_not_be_searched_is_a_miss_with_a_reason(tmp_path: Path) -> None:
+    """As after `sudo -E`, which leaves HOME as it was."""
+    (tmp_path / "home").mkdir(mode=0o700)
+
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RIGHTS, tmp_path / "home"], capture_output=True, text=True, check=False
+    )
+
+    said = "daemon: no daemon; database: Permission denied; spool: Permission denied"
+    assert (done.stdout.strip(), done.stderr) == (said, "")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: Path(path).symlink_to(path)])
+def test_a_database_that_is_no_file_is_a_reason(places: Locations, make: Callable[[Path], None]) -> None:
+    make(places.database)
+
+    assert Cache(places, "host", report := Report()).lookup(ENVIRONMENT, [GRAPH]) == {}
+    assert any(reason.startswith("database: ") for reason in report.failures)
+
+
+def test_rows_that_are_none_of_ours_are_a_reason(places: Locations) -> None:
+    with contextlib.closing(sqlite3.connect(places.database)) as connection:
+        columns = "graph, deployment, reason, policy, final, calls, uid, host, measured_at, environment"
+        connection.execute(f"CREATE TABLE decision ({columns})")
+        connection.execute(
+            "CREATE TABLE measurement (id, environment, graph, deployment, measured_at, median_us, host_us, span_us)"
+        )
+        row = (GRAPH, b"\xff", 2**62, "x", "", None, None, None, None, ENVIRONMENT.digest())
+        connection.execute(f"INSERT INTO decision VALUES ({','.join('?' * 10)})", row)
+        connection.execute(f"PRAGMA user_version={offline.DATABASE_VERSION}")
+        connection.commit()
+
+    assert Cache(places, "host", report := Report()).lookup(ENVIRONMENT, [GRAPH]) == {}
+    assert any(reason.startswith("database: ") for reason in report.failures)
+
+
+def test_a_database_without_tables_is_being_made(places: Locations) -> None:
+    with contextlib.closing(sqlite3.connect(places.database)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+
+    assert Cache(places, "host", report := Report()).lookup(ENVIRONMENT, [GRAPH]) == {}
+    assert dict(report.failures) == {"daemon: no daemon": 1}

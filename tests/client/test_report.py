@@ -34,7 +34,7 @@ def filled() -> report.Report:
     made.count(graphs=3, looked_up=3, hits=1, misses=2)
     made.deploy(GRAPH, ENVIRONMENT, NO_DEVICE, Source.RULE)
     made.deploy(GRAPH, ENVIRONMENT, NO_DEVICE, Source.CACHE)
-    made.deploy(GRAPH, ENVIRONMENT, Decision(Deployment.TREES, "TREES is faster", 1), Source.MEASURED)
+    made.deploy(GRAPH, ENVIRONMENT, Decision(Deployment.GRAPH, "GRAPH is faster", 1), Source.MEASURED)
     made.fail("daemon: no daemon")
     return made
 
@@ -54,8 +54,8 @@ def test_the_summary_has_the_promised_fields(target: Path) -> None:
         "hits": 1,
         "misses": 2,
         "measured": 0,
-        "deployed": {"KERNELS": 2, "TREES": 1, "GRAPH": 0},
-        "reasons": {"no CUDA device": 2, "TREES is faster": 1},
+        "deployed": {"KERNELS": 2, "GRAPH": 1},
+        "reasons": {"no CUDA device": 2, "GRAPH is faster": 1},
         "lookup_ms": 0.0,
         "measuring_ms": 0.0,
         "recording_ms": 0.0,

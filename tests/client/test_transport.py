@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -56,12 +58,6 @@ def test_a_good_answer(tmp_path: Path) -> None:
         assert transport.request("POST", "/v2/lookup", b"{}") == b"{}"
 
 
-def test_a_chunked_answer(tmp_path: Path) -> None:
-    data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
-    with server(tmp_path / "s", lambda c: c.sendall(data)) as transport:
-        assert transport.request("GET", "/v1/ping") == b"{}"
-
-
 @pytest.mark.parametrize(
     ("serve", "reason"),
     [
@@ -72,8 +68,22 @@ def test_a_chunked_answer(tmp_path: Path) -> None:
         (lambda c: time.sleep(0.6), "no answer in time"),
         (drip, "no answer in time"),
         (lambda c: c.sendall(b"x" * (MAX_ANSWER_BYTES + 1)), "answer too large|no answer in time"),
+        (lambda c: c.shutdown(socket.SHUT_RDWR), "not HTTP"),
+        (lambda c: c.shutdown(socket.SHUT_RD), "not HTTP"),
+        (lambda c: (c.sendall(OK[:-1]), time.sleep(0.6)), "no answer in time"),
     ],
-    ids=["garbage", "short", "status", "closed", "silent", "slow", "huge"],
+    ids=[
+        "garbage",
+        "short",
+        "status",
+        "closed",
+        "silent",
+        "slow",
+        "huge",
+        "shut",
+        "half closed",
+        "one byte short",
+    ],
 )
 def test_a_bad_answer_is_one_error_within_the_deadline(
     tmp_path: Path, serve: Callable[[socket.socket], None], reason: str
@@ -85,6 +95,75 @@ def test_a_bad_answer_is_one_error_within_the_deadline(
 
         assert time.monotonic() - began < 0.5
         assert not caught.value.absent
+
+
+LENGTHS = (b"-1", b"9" * 30, b"0x2", b"2, 2", b"", b"+2", b"2_0", b"\xb2", b"1e9", b"3", b"1", b"nan")
+CHUNKS = (
+    b"f" * 15,
+    b"f" * 16,
+    b"f" * 40,
+    b"-2",
+    b"0x2",
+    b"",
+    b"2;" + b"x" * 70_000,
+    b"zz",
+    b"7fffffffffffffff",
+)
+HOSTILE = (
+    *(b"HTTP/1.1 200 OK\r\nContent-Length: %s\r\n\r\n{}" % each for each in LENGTHS),
+    *(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%s\r\n{}\r\n0\r\n\r\n" % each
+        for each in CHUNKS
+    ),
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 600_000,
+    b"HTTP/1.1 100 Continue\r\n\r\n" * 160_000,
+    b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 600_000,
+    b"HTTP/1.1 200 OK\r\nA: " + b"b" * 4_000_000,
+    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\n\r\n",
+    b"HTTP/1.1 99999999999999999999 OK\r\nContent-Length: 2\r\n\r\n{}",
+    b"HTTP/1.1 -200 OK\r\nContent-Length: 2\r\n\r\n{}",
+    b"HTTP/9.9 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+    b"HTTP/1.1\r\n\r\n",
+    b"\r\n" * 2_000_000,
+    b"\x00" * 1_000_000,
+    b"\x16\x03\x01" + bytes(range(256)),
+)
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_answer_is_one_error(tmp_path: Path, answer: bytes) -> None:
+    with (
+        server(tmp_path / "s", lambda c: c.sendall(answer)) as transport,
+        pytest.raises(TransportError, match=r"not HTTP|status|no answer in time"),
+    ):
+        transport.request("POST", "/v1/lookup", b"{}")
+
+
+def test_a_peer_that_hangs_up_while_it_is_asked_ends_no_program(tmp_path: Path) -> None:
+    """Nor does SIGPIPE, which a program may have taken as it comes."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        program = (
+            "import signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+            "from pathlib import Path; from pygraphd.client.transport import Transport, TransportError\n"
+            "try: Transport(Path(sys.argv[1]), total_s=20).request('POST', '/', bytes(1 << 24))\n"
+            "except TransportError as error: print(error)"
+        )
+        asking = subprocess.Popen([sys.executable, "-c", program, tmp_path / "s"], stdout=subprocess.PIPE)
+        connection, _ = listener.accept()
+        connection.recv(1000)
+        connection.close()
+        said, _ = asking.communicate(timeout=30)
+
+    assert (asking.returncode, said[:18]) == (0, b"connection failed:")
+
+
+@pytest.mark.parametrize("path", ["\0", "s\0s", "\udcff" * 60, "x" * 5000, "."], ids=range(5))
+def test_a_path_that_is_none_is_the_same_error(path: str) -> None:
+    with pytest.raises(TransportError):
+        Transport(Path(path)).request("GET", "/v1/ping")
 
 
 def test_nobody_there_costs_nothing_and_says_so(tmp_path: Path) -> None:
