@@ -12,17 +12,15 @@ from benchmarks.compare import RIVALS
 from benchmarks.errors import BenchmarkError, UnknownNameError
 from benchmarks.lanes import VISIBLE, gpu_names
 from benchmarks.peers import select_peers
-from benchmarks.region_table import RELOCATE
+from benchmarks.region_table import GRAPH, REDUCE_OVERHEAD
 from benchmarks.regions import WAYS
-from benchmarks.workloads import FOR_REGIONS, WORKLOADS, select_workloads
+from benchmarks.workloads import select_workloads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SECONDS = "SECONDS"
 """Among a command's arguments: the whole seconds that it may take."""
-ALL = "all"
-"""All workloads but those that are there for `regions`."""
 _USUAL_S = 580.0
 """For so long a campaign the limits of steps are meant; they grow with it."""
 _WORKERS = 13
@@ -144,7 +142,7 @@ def _demo(place: Place) -> Step:
     return place.step(180, *commands, keeps=False, telling="  graphs: |  deployed: |The second run |demo: ")
 
 
-def _memory(place: Place, workload: str, ways: str = f"{RELOCATE},trees") -> Step:
+def _memory(place: Place, workload: str, ways: str = f"{GRAPH},{REDUCE_OVERHEAD}") -> Step:
     (found,) = select_workloads([workload])
     options = ("--ways", _known_ways(ways), "--out", str(place.result))
     return place.step(240, _benchmarks("memory", found.name, *options))
@@ -165,7 +163,7 @@ def _regions(place: Place, workloads: str, ways: str = "") -> Step:
 
 
 def _addresses(place: Place, workload: str) -> Step:
-    options = ("--ways", RELOCATE, "--repetitions", "1", "--out", str(place.result))
+    options = ("--ways", GRAPH, "--repetitions", "1", "--out", str(place.result))
     telling = "ms a step: |beyond fixed addresses: |by its regions alone: "
     return place.step(300, _benchmarks("regions", "--workloads", _known(workload), *options), telling=telling)
 
@@ -187,7 +185,7 @@ def _run(place: Place, workloads: str, peers: str, repetitions: str) -> Step:
 def _of_run(peers: Sequence[str], result: Path) -> Command:
     ours = [peer for peer in peers if peer.startswith("pygraph")]
     if ours and set(RIVALS) & set(peers):
-        return _benchmarks("compare", str(result), "--peer", ours[0])
+        return _benchmarks("compare", str(result))
     return _benchmarks("table", str(result))
 
 
@@ -203,14 +201,8 @@ def _price(place: Place, workloads: str = "") -> Step:
     )
 
 
-def _recheck(place: Place) -> Step:
-    return place.step(300, _benchmarks("recheck", "--out", str(place.result)))
-
-
 def _known(workloads: str) -> str:
     """Return names of workloads, all of which there are, as one argument."""
-    if workloads == ALL:
-        return ",".join(name for name in WORKLOADS if name not in FOR_REGIONS)
     return ",".join(each.name for each in select_workloads(workloads.split(",")))
 
 
@@ -228,7 +220,6 @@ _KINDS: dict[str, Callable[..., Step]] = {
     "addresses": _addresses,
     "run": _run,
     "price": _price,
-    "recheck": _recheck,
 }
 USAGE = {
     "tests": "tests",
@@ -238,5 +229,4 @@ USAGE = {
     "addresses": "addresses:WORKLOAD",
     "run": "run:WORKLOADS:PEERS:REPETITIONS",
     "price": "price[:WORKLOADS]",
-    "recheck": "recheck",
 }

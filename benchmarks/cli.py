@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.campaign_steps import USAGE
+from benchmarks.compare import RIVALS, Verdict
 from benchmarks.errors import BenchmarkError
 from benchmarks.imports import VARIANTS, measure_imports
 from benchmarks.lanes import lanes
@@ -50,15 +51,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_merge(
         commands.add_parser("merge", help="make one of several result files of `run`, or of `regions`")
     )
-    _add_compare(commands.add_parser("compare", help="hold a peer against the better of its rivals"))
+    _add_compare(commands.add_parser("compare", help="hold peers against the better of their rivals"))
     _add_price(commands.add_parser("price", help="hold what deciding takes against the time to compile"))
     _add_figure(commands.add_parser("figure", help="draw the steps of a result file of `run --each-step`"))
     _add_regions(
-        commands.add_parser("regions", help="time compiled regions in PyTorch's trees and relocatable")
+        commands.add_parser("regions", help="time compiled regions in PyTorch's own CUDA graphs and in ours")
     )
     _add_memory(commands.add_parser("memory", help="show where reserved GPU memory goes in a steady state"))
     _add_campaign(commands.add_parser("campaign", help="run several of these within a time limit"))
-    _add_recheck(commands.add_parser("recheck", help="time looking again at what is deployed"))
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon with 10,000 entries"))
     _add_imports(commands.add_parser("imports", help="time processes that only import something"))
     return parser
@@ -133,7 +133,7 @@ def _add_regions(parser: argparse.ArgumentParser) -> None:
         "--ways",
         type=_names,
         metavar="W,V",
-        help="of trees, relocate and launch (default: the first two, and where large inputs move the third)",
+        help="of reduce-overhead, graph and kernels (default: the first two, and where large inputs move the third)",
     )
     parser.add_argument("--repetitions", type=_positive, default=3, help="processes for each (default 3)")
     parser.add_argument("--caches", type=Path, metavar="DIR", help="keep what was compiled for the next time")
@@ -158,7 +158,9 @@ def _add_together(parser: argparse.ArgumentParser) -> None:
 def _add_memory(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_memory)
     parser.add_argument("workload", metavar="WORKLOAD")
-    parser.add_argument("--ways", type=_names, default="trees,relocate", metavar="W,V", help="see `regions`")
+    parser.add_argument(
+        "--ways", type=_names, default="reduce-overhead,graph", metavar="W,V", help="see `regions`"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE")
 
 
@@ -175,15 +177,6 @@ def _add_campaign(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="keep there what `run` and `regions` compile, for the next campaign",
     )
-
-
-def _add_recheck(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_recheck)
-    parser.add_argument(
-        "--workloads", type=_names, default="three-ops,mlp-training,heavy-then-small", metavar="A,B"
-    )
-    parser.add_argument("--repetitions", type=_positive, default=3, help="processes for each (default 3)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
 
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
@@ -203,7 +196,16 @@ def _add_merge(parser: argparse.ArgumentParser) -> None:
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_compare)
     parser.add_argument("file", type=Path, nargs="+", help="several are taken together")
-    parser.add_argument("--peer", default="pygraph-cold", choices=sorted(PEERS), metavar="P")
+    parser.add_argument(
+        "--peer", choices=sorted(PEERS), metavar="P", help="default: each of PyGraph's that has records"
+    )
+    parser.add_argument(
+        "--rivals",
+        type=_names,
+        default=list(RIVALS),
+        metavar="P,Q",
+        help=f"what is held against (default {','.join(RIVALS)}); of a warm one, say, the cold one",
+    )
     parser.add_argument(
         "--back-to-back",
         action="store_true",
@@ -358,15 +360,6 @@ def _campaign(options: argparse.Namespace) -> int:
     return int(not did_well)
 
 
-def _recheck(options: argparse.Namespace) -> int:
-    from benchmarks.recheck import is_too_much, line, measure_recheck
-
-    workloads = select_workloads(options.workloads)
-    records = measure_recheck(workloads, options.repetitions, options.out.absolute())
-    print("\n".join(map(line, records)))
-    return int(any(map(is_too_much, records)))
-
-
 def _figure(options: argparse.Namespace) -> int:
     from benchmarks.figure import draw
 
@@ -394,16 +387,23 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from benchmarks.compare import BAD, compare, render
+    from benchmarks.compare import BAD, compare, peers_to_compare, render
 
-    comparisons = compare([record for file in options.file for record in read_records(file)], options.peer)
-    if not comparisons:
+    records = [record for file in options.file for record in read_records(file)]
+    rivals = [peer.name for peer in select_peers(options.rivals)]
+    peers = [options.peer] if options.peer else peers_to_compare(records)
+    verdicts: list[Verdict] = []
+    for peer in peers:
+        comparisons = compare(records, peer, rivals)
+        if not comparisons:
+            break
+        print(render(comparisons, peer, rivals))
+        verdicts += [each.verdict for each in comparisons]
+        if options.back_to_back:
+            verdicts += [each.pipelined_verdict for each in comparisons if each.pipelined_verdict]
+    if not verdicts:
         names = ", ".join(map(str, options.file))
-        raise BenchmarkError(f"no record of {options.peer} in {names}: name another with --peer")
-    print(render(comparisons, options.peer))
-    verdicts = [each.verdict for each in comparisons]
-    if options.back_to_back:
-        verdicts += [each.pipelined_verdict for each in comparisons if each.pipelined_verdict]
+        raise BenchmarkError(f"no record of {options.peer or 'PyGraph'} in {names}: name another with --peer")
     return int(any(verdict in BAD for verdict in verdicts))
 
 

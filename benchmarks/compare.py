@@ -1,4 +1,4 @@
-"""`python -m benchmarks compare`: a peer held against the better of its rivals, workload by workload, with the noise of either.
+"""`python -m benchmarks compare`: peers held against the better of their rivals, workload by workload, with the noise of either.
 
 Noise is what processes of one peer differ by, of the two that are compared the more; of one process each it is not known. Back to
 back, where it is not known what processes differ by, the error of the median of their windows stands for it, which is less.
@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.peers import OURS, PEERS
 from benchmarks.table import NOTHING, aligned
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from benchmarks.records import Record
 
 RIVALS = ("default", "reduce-overhead")
-_TREES = "reduce-overhead"
-_HEAD = ("workload", *RIVALS, "PEER", "over the better", "noise", "", "back to back", "noise", "", "reserved")
-_TEXT_COLUMNS = {0, 6, 9}
 _ERROR = 1.86
 """Of a median, in median absolute deviations over the root of the number of samples, if these are distributed normally."""
 
@@ -59,13 +57,19 @@ class Comparison:
     pipelined_verdict: Verdict | None = None
     """None if there is nothing to compare."""
     reserved_ratio: float | None = None
-    """Of reserved memory, over that in PyTorch's trees; what a cold process reserves to find out is in it."""
+    """Of reserved memory, over that of the same mode without PyGraph; what a cold process reserves to find out is in it."""
 
 
-def compare(records: Sequence[Record], peer: str) -> list[Comparison]:
+def compare(records: Sequence[Record], peer: str, rivals: Sequence[str] = RIVALS) -> list[Comparison]:
     """Compare a peer in each workload that has a record of it; records of several files are taken together."""
     workloads = dict.fromkeys(record.workload for record in records if record.peer == peer)
-    return [_compared(workload, _by_peer(records, workload), peer) for workload in workloads]
+    return [_compared(workload, _by_peer(records, workload), peer, rivals) for workload in workloads]
+
+
+def peers_to_compare(records: Sequence[Record]) -> list[str]:
+    """Return the peers of PyGraph that have records."""
+    found = {record.peer for record in records}
+    return [name for name in OURS if name in found]
 
 
 def _by_peer(records: Sequence[Record], workload: str) -> dict[str, list[Record]]:
@@ -76,17 +80,21 @@ def _by_peer(records: Sequence[Record], workload: str) -> dict[str, list[Record]
     return by_peer
 
 
-def render(comparisons: Sequence[Comparison], peer: str) -> str:
+def render(comparisons: Sequence[Comparison], peer: str, rivals: Sequence[str] = RIVALS) -> str:
     """Return a line for each workload, and what they come to."""
-    head = tuple(peer if cell == "PEER" else cell for cell in _HEAD)
-    rows = [head, *(_row(each, peer) for each in comparisons)]
-    return "\n".join([*aligned(rows, _TEXT_COLUMNS), _summary(comparisons), _back_to_back(comparisons)])
+    columns = ("over the better", "noise", "", "back to back", "noise", "", "reserved")
+    head = ("workload", *rivals, peer, *columns)
+    rows = [head, *(_row(each, (*rivals, peer)) for each in comparisons)]
+    text_columns = {0, len(head) - 5, len(head) - 2}
+    return "\n".join([*aligned(rows, text_columns), _summary(comparisons), _back_to_back(comparisons)])
 
 
-def _compared(workload: str, by_peer: dict[str, list[Record]], peer: str) -> Comparison:
+def _compared(
+    workload: str, by_peer: dict[str, list[Record]], peer: str, rivals: Sequence[str]
+) -> Comparison:
     medians = {name: _medians_ms(of_peer) for name, of_peer in by_peer.items()}
     steps_ms = {name: statistics.median(each) for name, each in medians.items() if each}
-    rivals = [name for name in RIVALS if name in steps_ms]
+    rivals = [name for name in rivals if name in steps_ms]
     # A rival is as good as the processes of it that ran; the peer in question has to run in all.
     has_failed = not all(each.repetition_medians_ms for each in by_peer[peer])
     if has_failed or not rivals:
@@ -160,11 +168,11 @@ def _processes_ms(record: Record) -> list[float] | None:
 
 
 def _reserved(by_peer: dict[str, list[Record]], peer: str) -> float | None:
-    ours, trees = (
+    ours, plain = (
         max((each.reserved_mb or 0.0 for each in by_peer.get(name, ())), default=0.0)
-        for name in (peer, _TREES)
+        for name in (peer, str(PEERS[peer].compile))
     )
-    return ours / trees if ours and trees else None
+    return ours / plain if ours and plain else None
 
 
 def _verdict(ratio: float, noise: float | None) -> Verdict:
@@ -175,8 +183,8 @@ def _verdict(ratio: float, noise: float | None) -> Verdict:
     return Verdict.FASTER if ratio < 1 else Verdict.SLOWER
 
 
-def _row(each: Comparison, peer: str) -> tuple[str, ...]:
-    steps = [f"{each.steps_ms[name]:.3f}" if name in each.steps_ms else NOTHING for name in (*RIVALS, peer)]
+def _row(each: Comparison, names: Sequence[str]) -> tuple[str, ...]:
+    steps = [f"{each.steps_ms[name]:.3f}" if name in each.steps_ms else NOTHING for name in names]
     waited_for = (_number(each.ratio), _share(each.noise), str(each.verdict))
     verdict = str(each.pipelined_verdict or NOTHING)
     back_to_back = (_number(each.pipelined_ratio), _share(each.pipelined_noise), verdict)

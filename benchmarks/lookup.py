@@ -82,10 +82,10 @@ def _fill(socket: Path) -> None:
 
 def _entry(number: int) -> Record:
     graph = Graph(_digest(number), Kind.FORWARD, partition=0, partitions=1, operators=100)
-    decision = Decision(Deployment.KERNELS, "KERNELS 100.0 us, TREES 101.0 us: within 2 %", policy=1)
+    decision = Decision(Deployment.KERNELS, "KERNELS 100.0 us, GRAPH 101.0 us: within 2 %", policy=1)
     measurements = tuple(
         Measurement(deployment, 12, 100.0, 1.0, 90.0, 100.0, 0.5)
-        for deployment in (Deployment.KERNELS, Deployment.TREES)
+        for deployment in (Deployment.KERNELS, Deployment.GRAPH)
     )
     return Record(graph, decision, measurements)
 

@@ -37,6 +37,8 @@ class Peer:
     summary: str
     environ: tuple[tuple[str, str], ...] = ()
     """What it sets beside what all of its kind do."""
+    after: str = ""
+    """Of a peer with a warm cache: the one with an empty cache that fills it."""
 
 
 _PEERS = (
@@ -49,7 +51,13 @@ _PEERS = (
         'torch.compile(module, mode="reduce-overhead")',
     ),
     Peer("pygraph-cold", Compile.REDUCE_OVERHEAD, Cache.COLD, "the same under PYGRAPH=1, empty cache"),
-    Peer("pygraph-warm", Compile.REDUCE_OVERHEAD, Cache.WARM, "the same under PYGRAPH=1, filled cache"),
+    Peer(
+        "pygraph-warm",
+        Compile.REDUCE_OVERHEAD,
+        Cache.WARM,
+        "the same under PYGRAPH=1, filled cache",
+        after="pygraph-cold",
+    ),
     Peer(
         "pygraph-unplaced",
         Compile.REDUCE_OVERHEAD,
@@ -60,8 +68,16 @@ _PEERS = (
     Peer(
         "pygraph-default", Compile.DEFAULT, Cache.COLD, "torch.compile(module) under PYGRAPH=1, empty cache"
     ),
+    Peer(
+        "pygraph-default-warm",
+        Compile.DEFAULT,
+        Cache.WARM,
+        "torch.compile(module) under PYGRAPH=1, filled cache",
+        after="pygraph-default",
+    ),
 )
 PEERS = {peer.name: peer for peer in _PEERS}
+OURS = tuple(peer.name for peer in _PEERS if peer.cache is not Cache.NONE)
 
 
 def select_peers(names: list[str]) -> tuple[Peer, ...]:

@@ -1,7 +1,7 @@
 """`python -m benchmarks price`: what PyGraph takes of a process for its decisions, as a share of the time to compile.
 
 Cold: measuring. Warm: looking up and checking, and measuring what the compiler has made otherwise this time; beside it, with recording
-graphs too, which nothing is held against: whoever captures has to, PyTorch's trees as well, and that is part of the time to the first
+graphs too, which nothing is held against: whoever captures has to, PyTorch as well, and that is part of the time to the first
 steps. The time to compile is that of a process that began with empty caches and had no others compiling beside it, which would make the
 share look smaller; of all others it is not known.
 """

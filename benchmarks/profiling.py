@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from pygraphd.client.coverage import Coverage, count
+from benchmarks.coverage import Coverage, count
 
 if TYPE_CHECKING:
     from benchmarks.timing import Stopwatch

@@ -1,6 +1,6 @@
 """`python -m benchmarks.region_child WORKLOAD WAY ANSWER_FILE SPEED_FILE`: what a call of each compiled region costs, in this process alone.
 
-Stands where Inductor hands its regions to PyTorch's trees, so that everything around a region (Dynamo, autograd, the
+Stands where Inductor has its regions captured, so that everything around a region (Dynamo, autograd, the
 optimiser) is outside of what is timed, and the same for all ways of running it.
 """
 
@@ -26,6 +26,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure, summarize
 from benchmarks.gate import wait_for_turn, wait_to_compile
 from benchmarks.peers import Compile
+from benchmarks.region_table import GRAPH, REDUCE_OVERHEAD
 from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client import _torch, driver
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from benchmarks.workloads.case import Case
     from pygraphd.client.relocatable import Relocatable
 
-WAYS = ("trees", "relocate", "launch")
 WARM_UP = 40
 STEPS = 60
 BLOCK = 10
@@ -183,17 +183,17 @@ class Regions:
     outputs: Iterator[GraphFacts] = field(default_factory=lambda: iter(()))
 
     def install(self) -> Callable[[], None]:
-        """Take the place of PyTorch's trees, or surround them; return what undoes that."""
+        """Take the place of PyTorch's own CUDA graphs, or surround them; return what undoes that."""
         return _torch.install(self._around_post_compile, self._around_cudagraphify)
 
     def _around_post_compile(
         self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]
     ) -> None:
-        if self.way != "relocate":
+        if self.way != GRAPH:
             original()
         else:
             self._relocate(original, compiled, graph_kwargs)
-        if self.way != "trees":
+        if self.way != REDUCE_OVERHEAD:
             compiled.current_callable = _torch.aligned(compiled, compiled.current_callable)
 
     def _relocate(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
@@ -212,9 +212,9 @@ class Regions:
         kind = "backward" if kwargs["is_backward"] else "inference" if kwargs["is_inference"] else "forward"
         relocatable = None
         run = runnable
-        if self.way == "trees":
+        if self.way == REDUCE_OVERHEAD:
             run = original(runnable, **kwargs)
-        elif self.way == "relocate":
+        elif self.way == GRAPH:
             recorder = self._recorder(kwargs["device_index"])
             run = relocatable = relocatable_of(runnable, recorder, self.report, self.link, next(self.outputs))
         self.all.append(Timed(run, kind, relocatable))
@@ -333,8 +333,8 @@ def _addresses(
     """Time steps whose addresses stay, and steps whose addresses alternate."""
     regions.switch("_in_total")
     windows = Addresses(step, [case.draw(generator) for _ in range(4)], cores, regions.total_us)
-    # Trees refuse two forwards in flight: the first's outputs would be overwritten.
-    may_overlap = regions.way != "trees"
+    # PyTorch refuses two forwards in flight: the first's outputs would be overwritten.
+    may_overlap = regions.way != REDUCE_OVERHEAD
     return addresses.figures(
         windows.rounds(windows.ways(training=case.optimizer is not None, may_overlap=may_overlap))
     )

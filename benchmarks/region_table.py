@@ -1,4 +1,5 @@
-"""What a file of `regions` comes to, a line for each workload and way: memory, host time and GPU time over those in trees, and launched."""
+"""What a file of `regions` comes to, a line for each workload and way: memory, host time and GPU time over
+those of PyTorch's own CUDA graphs, and launched."""
 
 from __future__ import annotations
 
@@ -15,16 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-TREES, RELOCATE, LAUNCH = "trees", "relocate", "launch"
-RESERVED_OF_TREES = {Mode.INFERENCE: 1.0, Mode.TRAINING: 1.1}
-"""What relocatable graphs may reserve of what trees do, if activations are not most of it."""
+REDUCE_OVERHEAD, GRAPH, KERNELS = "reduce-overhead", "graph", "kernels"
+"""PyTorch's own CUDA graphs, ours, and none."""
+_FORMER = {"trees": REDUCE_OVERHEAD, "relocate": GRAPH, "launch": KERNELS}
+"""What files of before call them."""
+RESERVED_OF_PYTORCH = {Mode.INFERENCE: 1.0, Mode.TRAINING: 1.1}
+"""What our graphs may reserve of what PyTorch's do, if activations are not most of it."""
 ACTIVATIONS_DOMINATE = frozenset({"resnet50-training-large"})
-"""Where they are, relocatable graphs may reserve no more than trees."""
+"""Where they are, ours may reserve no more than PyTorch's."""
 LARGE_INPUTS = frozenset({"autoencoder-inference"})
 """Workloads with moving inputs so large that copying them shows: held against launched calls, which copy none."""
 _HEAD = (
-    *("workload", "way", "reserved MB", "of trees'", "host us", "of trees'"),
-    *("GPU us", "of trees'", "of launched", "MHz", "again ms", ""),
+    *("workload", "way", "reserved MB", "of PyTorch's", "host us", "of PyTorch's"),
+    *("GPU us", "of PyTorch's", "of kernels", "MHz", "again ms", ""),
 )
 
 
@@ -52,7 +56,7 @@ def read_regions(file: Path) -> list[dict[str, Any]] | None:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         records = json.loads(file.read_text())["records"]
         if records and all("way" in each for each in records):
-            return list(records)
+            return [{**each, "way": _FORMER.get(each["way"], each["way"])} for each in records]
     return None
 
 
@@ -113,7 +117,7 @@ def _gpu_us(record: Mapping[str, Any]) -> float | None:
 
 
 def render(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line for each, and which relocatable graphs reserve more than they may."""
+    """Return a line for each, and which of our graphs reserve more than they may."""
     found = ways(records)
     rows = [_row(each, of_workload) for of_workload in found.values() for each in of_workload.values()]
     return "\n".join(
@@ -131,15 +135,20 @@ def _failed(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _row(each: Way, of_workload: Mapping[str, Way]) -> tuple[str, ...]:
-    more = "reserves MORE" if each.way == RELOCATE and _reserves_more(of_workload) else ""
+    more = "reserves MORE" if each.way == GRAPH and _reserves_more(of_workload) else ""
     return (
-        *(each.workload, each.way, f"{each.reserved_mb:.0f}", _number(_reserved_of_trees(each, of_workload))),
-        *(_together(f"{us:.0f}" for us in each.host_us), _together(_host_of_trees(each, of_workload))),
+        *(
+            each.workload,
+            each.way,
+            f"{each.reserved_mb:.0f}",
+            _number(_reserved_of_pytorch(each, of_workload)),
+        ),
+        *(_together(f"{us:.0f}" for us in each.host_us), _together(_host_of_pytorch(each, of_workload))),
         *(
             NOTHING if each.gpu_us is None else f"{each.gpu_us:.0f}",
-            _number(_gpu_of(TREES, each, of_workload)),
+            _number(_gpu_of(REDUCE_OVERHEAD, each, of_workload)),
         ),
-        _number(_gpu_of(LAUNCH, each, of_workload)),
+        _number(_gpu_of(KERNELS, each, of_workload)),
         *(
             NOTHING if each.gpu_mhz is None else f"{each.gpu_mhz:.0f}",
             _together(f"{ms:.0f}" for ms in each.again_ms),
@@ -152,20 +161,20 @@ def _together(figures: Iterable[str]) -> str:
     return "+".join(figures) or NOTHING
 
 
-def _host_of_trees(each: Way, of_workload: Mapping[str, Way]) -> list[str]:
-    trees = of_workload.get(TREES)
-    if trees is None or len(trees.host_us) != len(each.host_us):
+def _host_of_pytorch(each: Way, of_workload: Mapping[str, Way]) -> list[str]:
+    theirs = of_workload.get(REDUCE_OVERHEAD)
+    if theirs is None or len(theirs.host_us) != len(each.host_us):
         return []
-    return [f"{us / of:.2f}" for us, of in zip(each.host_us, trees.host_us, strict=True)]
+    return [f"{us / of:.2f}" for us, of in zip(each.host_us, theirs.host_us, strict=True)]
 
 
 def _number(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.3f}"
 
 
-def _reserved_of_trees(each: Way, of_workload: Mapping[str, Way]) -> float | None:
-    trees = of_workload.get(TREES)
-    return each.reserved_mb / trees.reserved_mb if trees and trees.reserved_mb else None
+def _reserved_of_pytorch(each: Way, of_workload: Mapping[str, Way]) -> float | None:
+    theirs = of_workload.get(REDUCE_OVERHEAD)
+    return each.reserved_mb / theirs.reserved_mb if theirs and theirs.reserved_mb else None
 
 
 def _gpu_of(way: str, each: Way, of_workload: Mapping[str, Way]) -> float | None:
@@ -173,34 +182,34 @@ def _gpu_of(way: str, each: Way, of_workload: Mapping[str, Way]) -> float | None
     return each.gpu_us / other.gpu_us if other and other.gpu_us and each.gpu_us is not None else None
 
 
-def _relocated_of_trees(of_workload: Mapping[str, Way]) -> float | None:
-    relocated = of_workload.get(RELOCATE)
-    return _reserved_of_trees(relocated, of_workload) if relocated else None
+def _ours_of_pytorch(of_workload: Mapping[str, Way]) -> float | None:
+    ours = of_workload.get(GRAPH)
+    return _reserved_of_pytorch(ours, of_workload) if ours else None
 
 
 def allowed(workload: str) -> float:
-    """Return what share of trees' reserved memory relocatable graphs may reserve in a workload."""
-    return 1.0 if workload in ACTIVATIONS_DOMINATE else RESERVED_OF_TREES[WORKLOADS[workload].mode]
+    """Return what share of PyTorch's reserved memory our graphs may reserve in a workload."""
+    return 1.0 if workload in ACTIVATIONS_DOMINATE else RESERVED_OF_PYTORCH[WORKLOADS[workload].mode]
 
 
 def _reserves_more(of_workload: Mapping[str, Way]) -> bool:
-    ratio = _relocated_of_trees(of_workload)
+    ratio = _ours_of_pytorch(of_workload)
     return ratio is not None and ratio > allowed(next(iter(of_workload.values())).workload)
 
 
 def _reserved(found: Ways) -> str:
-    told = {name: ratio for name, each in found.items() if (ratio := _relocated_of_trees(each)) is not None}
+    told = {name: ratio for name, each in found.items() if (ratio := _ours_of_pytorch(each)) is not None}
     more = [
         f"{name} {told[name]:.3f} (at most {allowed(name)})" for name in told if _reserves_more(found[name])
     ]
-    return f"relocatable graphs reserve more than they may in {len(more)} of {len(told)} workloads" + (
+    return f"our graphs reserve more than they may in {len(more)} of {len(told)} workloads" + (
         f": {', '.join(more)}" if more else ""
     )
 
 
 def _launched(found: Ways) -> list[str]:
     return [
-        f"{name}: whether its inputs, which are large and move, cost anything is not known: nothing was measured with --ways {LAUNCH}"
+        f"{name}: whether its inputs, which are large and move, cost anything is not known: nothing was measured with --ways {KERNELS}"
         for name, each in found.items()
-        if name in LARGE_INPUTS and LAUNCH not in each
+        if name in LARGE_INPUTS and KERNELS not in each
     ]

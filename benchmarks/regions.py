@@ -1,6 +1,6 @@
-"""`python -m benchmarks regions`: host time, GPU time and memory of compiled regions: launched, in PyTorch's trees, relocatable.
+"""`python -m benchmarks regions`: host time, GPU time and memory of compiled regions, in PyTorch's own CUDA graphs, in ours, and launched.
 
-Unlike `run`, this looks inside: each process stands where Inductor hands regions to the trees, and runs them in one way.
+Unlike `run`, this looks inside: each process stands where Inductor has regions captured, and runs them in one way.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from benchmarks.errors import UnknownNameError
 from benchmarks.gate import Gate
 from benchmarks.processes import as_ended, run_fresh
 from benchmarks.records import SCHEMA, check_writable, write_json
-from benchmarks.region_table import LARGE_INPUTS, LAUNCH, RELOCATE, TREES
+from benchmarks.region_table import GRAPH, KERNELS, LARGE_INPUTS, REDUCE_OVERHEAD
 from benchmarks.workloads import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-WAYS = (TREES, RELOCATE, LAUNCH)
+WAYS = (REDUCE_OVERHEAD, GRAPH, KERNELS)
 _TIMEOUT_S = 500.0
 
 
@@ -85,7 +85,7 @@ def measure_regions(
 
 def default_ways(workload: Workload) -> tuple[str, ...]:
     """Return the ways that are compared if nobody says otherwise: launched only where that is what the others are held against."""
-    return (TREES, RELOCATE, LAUNCH) if workload.name in LARGE_INPUTS else (TREES, RELOCATE)
+    return WAYS if workload.name in LARGE_INPUTS else (REDUCE_OVERHEAD, GRAPH)
 
 
 def _jobs(
@@ -162,7 +162,7 @@ def region_environ(caches: Path) -> dict[str, str]:
 
 
 def _lines(record: dict[str, Any]) -> list[str]:
-    head = f"{record['workload']:20} {record['way']:9}"
+    head = f"{record['workload']:20} {record['way']:15}"
     if "error" in record:
         return [f"{head} {record['error']}"]
     lines = [

@@ -6,8 +6,8 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
+from benchmarks.coverage import Coverage
 from benchmarks.peers import Compile
-from pygraphd.client.coverage import Coverage
 
 
 @dataclass(frozen=True, slots=True)

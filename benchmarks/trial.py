@@ -181,7 +181,7 @@ class Trials:
         if turn.peer.cache is not Cache.WARM:
             return self._folder / f"{homes}.{turn.peer.name}.{turn.repetition + 1}"
         # What a cold process has measured is what a warm one is to find: no other priming is needed.
-        filled = sorted(self._folder.glob(f"{homes}.pygraph-cold.*/{_FILLED}"))
+        filled = sorted(self._folder.glob(f"{homes}.{turn.peer.after}.*/{_FILLED}"))
         return filled[0].parent if filled else self._folder / f"{homes}.{turn.peer.name}"
 
     def caches(self, turn: Turn) -> Path:
@@ -209,7 +209,7 @@ class Trials:
 
     def _priming_caches(self, turn: Turn) -> Path:
         # Priming is not timed: it may use what others have compiled, but must leave nothing to those that are timed.
-        used = sorted(self._compiled.glob(f"caches.{turn.workload.name}.pygraph-cold*"))
+        used = sorted(self._compiled.glob(f"caches.{turn.workload.name}.{turn.peer.after}*"))
         if self._settings.caches is CachePolicy.SHARED:
             used = [path for path in [self.caches(turn)] if path.exists()]
         return used[0] if used else self._folder / f"caches.{turn.workload.name}.priming"

@@ -160,71 +160,9 @@ def _leave_backwards_of_ours_alone(output_code: Any) -> None:
     output_code.maybe_handle_backward_generation = hooked_handle
 
 
-def watch_calls(called: Callable[[Any], None]) -> Callable[[], None]:
-    """Have `called` be told of each compiled graph before it runs; return a function that ends that."""
-    output_code: Any = importlib.import_module("torch._inductor.output_code")
-    original = output_code.CompiledFxGraph.__call__
-
-    @functools.wraps(original)
-    def hooked_call(self: Any, inputs: Any) -> Any:
-        called(self)
-        return original(self, inputs)
-
-    def stop() -> None:
-        if output_code.CompiledFxGraph.__call__ is hooked_call:
-            output_code.CompiledFxGraph.__call__ = original
-
-    output_code.CompiledFxGraph.__call__ = hooked_call
-    return stop
-
-
-def around_profilers(before: Callable[[], None]) -> Callable[[], None]:
-    """Have `before` be called before any of torch's profilers begins; return a function that ends that."""
-    kind: Any = torch.autograd.profiler.profile
-    original = kind._prepare_trace
-
-    @functools.wraps(original)
-    def hooked_prepare(self: Any) -> None:
-        before()
-        original(self)
-
-    def stop() -> None:
-        if kind._prepare_trace is hooked_prepare:
-            kind._prepare_trace = original
-
-    kind._prepare_trace = hooked_prepare
-    return stop
-
-
-def profiler_is_on() -> bool:
-    """Whether a profiler records what this thread does."""
-    return bool(torch.autograd._profiler_enabled())
-
-
-def end_profiler() -> None:
-    """End whatever profiler records what this thread does."""
-    if profiler_is_on():
-        torch.autograd._disable_profiler()
-
-
-def profiler_has_stopped() -> bool:
-    """Whether the profiler has ended by itself, as it had no room; torch 2.11 does not say."""
-    return bool(getattr(torch.autograd, "_is_kineto_stopped", bool)())
-
-
-def in_backward() -> bool:
-    """Whether autograd has called what this thread does."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
 def cuda_is_set_up() -> bool:
     """Whether this process has used CUDA; asking whether it could has consequences for its forked children."""
     return bool(torch.cuda.is_initialized())
-
-
-def is_capturing() -> bool:
-    """Whether the current stream is being captured; asks nothing of a CUDA that is not set up."""
-    return bool(cuda_is_set_up() and torch.cuda.is_current_stream_capturing())
 
 
 # --- what a compiled graph is -----------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ class Hook:
         self._uninstall: Callable[[], None] | None = None
         self._forget_import: Callable[[], None] | None = None
         self._remove_pass: Callable[[], None] | None = None
-        self._stop_watching: Callable[[], None] | None = None
         self._local = threading.local()
         self._boxes: dict[int, Any] = {}
 
@@ -62,8 +61,6 @@ class Hook:
             self._uninstall()
         if self._remove_pass is not None:
             self._remove_pass()
-        if self._stop_watching is not None:
-            self._stop_watching()
         self._forget_what_was_sent()
         self.close()
         self.session = None
@@ -71,7 +68,6 @@ class Hook:
         self._uninstall = None
         self._forget_import = None
         self._remove_pass = None
-        self._stop_watching = None
         self._boxes.clear()
 
     def _forget_what_was_sent(self) -> None:
@@ -105,9 +101,6 @@ class Hook:
             if misread := self.session.options.misread:
                 log.say("; ".join(misread))
             self._uninstall = _torch.install(self._around_post_compile, self._around_cudagraphify)
-            with self._guard("profiling a step"):  # by private names that nothing else needs
-                if self.session.profile_a_step() is not None:
-                    self._stop_watching = _torch.watch_calls(self._called)
             if reason := autostart.ensure(Transport(self.session.locations.socket)):
                 self.session.report.fail(f"daemon: {reason}")
             if _torch.cuda_is_set_up():  # else there may be nothing to relocate
@@ -199,13 +192,6 @@ class Hook:
         with self._guard("planning"):
             return session.plan(compiled, graph_kwargs)
         return None
-
-    def _called(self, compiled: Any) -> None:
-        """Note a call of a compiled graph, before it runs; only where one step is to be profiled."""
-        # A forked child says nothing of its steps: it is a parent's helper, as a rule.
-        session = self.session
-        if session is not None and session.step_profile is not None and session.pid == os.getpid():
-            session.step_profile.called(id(compiled))
 
     def _session_here(self) -> Session | None:
         """Return the session, a new one in a forked child."""

@@ -9,7 +9,6 @@
 | `PYGRAPH_RELOCATE` | 0 | PyGraph steps aside: Inductor runs each graph as it does without us |
 | `PYGRAPH_NATIVE` | 0 | no C compiler is started, and nothing compiled is loaded: relocatable graphs look at tensors in Python |
 | `PYGRAPH_PLACEMENT` | 0 | CPU values in a graph stay there; PyTorch captures around them |
-| `PYGRAPH_COVERAGE` | 1 | one step is profiled, and the summary says how many of its kernels ran inside CUDA graphs |
 | `PYGRAPH_SIZES` | a number | dynamic sizes of a graph that are decided apart, at a time; 8 by default, 0: none |
 | `PYGRAPH_SIZE_CALLS` | a number | the call of a dynamic size from which on it is; 3 by default |
 | `PYGRAPH_RECHECK_S` | seconds | time between two checks of a graph's results; 600 by default, 0: none |
@@ -36,7 +35,6 @@ REFRESH = "PYGRAPH_REFRESH"
 RELOCATE = "PYGRAPH_RELOCATE"
 NATIVE = "PYGRAPH_NATIVE"
 PLACEMENT = "PYGRAPH_PLACEMENT"
-COVERAGE = "PYGRAPH_COVERAGE"
 RECHECK = "PYGRAPH_RECHECK_S"
 RECHECK_S = 600.0
 MAX_AGE = "PYGRAPH_MAX_AGE"
@@ -78,7 +76,6 @@ class Options:
     relocate: bool = True
     native: bool = True
     placement: bool = True
-    coverage: bool = False
     recheck_s: float = RECHECK_S
     max_age_s: float = MAX_AGE_S
     """Age in seconds above which an entry is measured anew; 0: no limit."""
@@ -96,7 +93,6 @@ def read(environ: Mapping[str, str]) -> Options:
         relocate=_switch(RELOCATE, environ, misread, default=True),
         native=_switch(NATIVE, environ, misread, default=True),
         placement=_switch(PLACEMENT, environ, misread, default=True),
-        coverage=_switch(COVERAGE, environ, misread),
         recheck_s=_seconds(RECHECK, environ, misread, default=RECHECK_S),
         max_age_s=_duration(MAX_AGE, environ, misread, default=MAX_AGE_S),
         sizes=Bounds(

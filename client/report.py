@@ -43,8 +43,6 @@ class Report:
         self.checking_ms = 0.0
         self.recording_ms = 0.0
         self.daemon_version: str | None = None
-        self.coverage: dict[str, Any] | None = None
-        """Kernels and copies of one step and how many of them ran in graphs, or the reason why that is not known; None: not asked for."""
         self.bounds: dict[str, int] = {}
         """What bounds what is kept of a graph, by name: `sizes` and `size_calls` (options), `remembered_sizes` (of those not decided yet),
         `setups_per_size` (times `sizes`: how often sizes are set up in all), `idle_ticks` (changes of size, or calls of one and the same that
@@ -185,7 +183,6 @@ class Report:
                 "checking_ms": round(self.checking_ms, 3),
                 "recording_ms": round(self.recording_ms, 3),
                 "bounds": dict(self.bounds),
-                "coverage": self.coverage,
                 "daemon": {"version": self.daemon_version},
                 "environments": {key: each.factors() for key, each in self._environments.items()},
                 "decisions": [dataclasses.asdict(each) for each in self._decisions],

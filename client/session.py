@@ -30,14 +30,13 @@ from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pygraphd.client._torch import CompiledFacts, Runnable
     from pygraphd.client.capture import CudaRecorder
     from pygraphd.client.graph_facts import GraphFacts
     from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
-    from pygraphd.client.step_profile import StepProfile
     from pygraphd.schema.keys import Environment
 
 
@@ -66,8 +65,6 @@ class Session:
             "integers": MAX_SIZES,
         }
         self._host = socket.gethostname()
-        self.step_profile: StepProfile | None = None
-        self._watch_no_more: Callable[[], None] = lambda: None
         self.cache = Cache(self.locations, self._host, self.report, readonly=self.options.readonly)
         for misread in self.options.misread:
             self.report.fail(misread)
@@ -84,17 +81,6 @@ class Session:
         self._is_helper_prepared = False
         self._latest_options: tuple[tuple[str, str], ...] = ()
         self._options: dict[int, tuple[tuple[str, str], ...]] = {}
-
-    def profile_a_step(self) -> StepProfile | None:
-        """Return what is to be told of each call, if one step is to be profiled."""
-        if self.options.coverage and self.step_profile is None:
-            from pygraphd.client.step_profile import StepProfile
-            from pygraphd.client.torch_trace import TorchTrace
-
-            trace = TorchTrace()
-            profile = StepProfile(trace, self.report, lambda: (self.report.deployments, self.rota.round))
-            self.step_profile, self._watch_no_more = profile, trace.watch_others(profile.give_way)
-        return self.step_profile
 
     def plan(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> Plan | None:
         """Look up the partitions of a compiled graph; None: Inductor is to run it as it does without us."""
@@ -333,9 +319,6 @@ class Session:
 
     def close(self) -> None:
         """Record what was called too seldom to be measured; the last thing a process does here."""
-        if self.step_profile is not None:
-            self.step_profile.close()
-            self._watch_no_more()
         unfinished: dict[Environment, list[Record]] = {}
         for watched in list(self._watched.values()):  # other threads may still be at work
             environment, calls = watched.interest.environment, watched.tally.calls

@@ -217,8 +217,14 @@ FOR_REGIONS = frozenset({"resnet50-training-large", "deep-inference"})
 """Those that are there for what `regions` says of them: their memory, or what recording them takes."""
 
 
+ALL = "all"
+"""All of them but those."""
+
+
 def select_workloads(names: list[str]) -> tuple[Workload, ...]:
-    """Return the workloads of these names, in this order; raises UnknownNameError."""
+    """Return the workloads of these names, in this order, or `ALL`; raises UnknownNameError."""
+    if names == [ALL]:
+        return tuple(each for name, each in WORKLOADS.items() if name not in FOR_REGIONS)
     if unknown := [name for name in names if name not in WORKLOADS]:
         raise UnknownNameError("workload", unknown, list(WORKLOADS))
     return tuple(WORKLOADS[name] for name in dict.fromkeys(names))

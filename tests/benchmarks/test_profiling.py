@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from benchmarks.coverage import count
 from benchmarks.peers import Compile
 from benchmarks.profiling import profile_step, trace_step
 from benchmarks.step import Step
 from benchmarks.timing import Stopwatch
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.case import Case
-from pygraphd.client.coverage import count
 
 if TYPE_CHECKING:
     from benchmarks.workloads.case import Inputs, Model

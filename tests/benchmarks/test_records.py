@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.coverage import Coverage
 from benchmarks.details import Details
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure
@@ -14,7 +15,6 @@ from benchmarks.records import Record, check_writable, read_records, record_of, 
 from benchmarks.task import Answer
 from benchmarks.trial import Trial
 from benchmarks.workloads import WORKLOADS
-from pygraphd.client.coverage import Coverage
 
 if TYPE_CHECKING:
     from pathlib import Path

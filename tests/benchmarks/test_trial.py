@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.coverage import Coverage
 from benchmarks.peers import PEERS, Compile
 from benchmarks.schedule import Turn
 from benchmarks.task import Answer, Task
 from benchmarks.trial import CachePolicy, Settings, Trials, plain_environment, product_environment
 from benchmarks.workloads import WORKLOADS
-from pygraphd.client.coverage import Coverage
 
 INHERITED = {"PATH": "/bin", "PYGRAPH": "1", "PYGRAPHD_HOME": "/mine", "PYGRAPH_SUMMARY": "/mine/summary"}
 

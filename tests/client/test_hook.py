@@ -256,48 +256,6 @@ print(kept, len(sending.sender))
     assert outcome.output == "1 0\n"
 
 
-STEPS = """
-import torch
-step = torch.compile(lambda x: x * 2 + 1, mode="reduce-overhead")
-for _ in range(300): step(torch.ones(4))
-"""
-
-
-@pytest.mark.parametrize(("asked", "said"), [("0", None), ("1", {"reason": "no CUDA device"})])
-def test_coverage_is_looked_for_if_that_is_asked_for(run: Run, asked: str, said: object) -> None:
-    outcome = run(STEPS, PYGRAPH_COVERAGE=asked, CUDA_VISIBLE_DEVICES="")
-
-    assert outcome.summary["coverage"] == said
-
-
-def test_disabling_ends_the_search_for_a_step(run: Run) -> None:
-    outcome = run(
-        """
-import pygraphd, torch
-pygraphd.enable()
-from torch._inductor.output_code import CompiledFxGraph
-import torch._inductor.compile_fx
-watched = CompiledFxGraph.__call__
-pygraphd.disable()
-print(watched is CompiledFxGraph.__call__, hasattr(CompiledFxGraph.__call__, "__wrapped__"))
-""",
-        PYGRAPH_COVERAGE="1",
-    )
-
-    assert outcome.output == "False False\n"
-
-
-def test_a_torch_whose_profilers_cannot_be_seen_costs_the_coverage_and_nothing_else(run: Run) -> None:
-    outcome = run(
-        f"import torch\ndel torch.autograd.profiler.profile._prepare_trace\n{STEPS}", PYGRAPH_COVERAGE="1"
-    )
-
-    (failure,) = (each for each in outcome.summary["failures"] if each.startswith("profiling a step"))
-    assert "_prepare_trace" in failure
-    assert outcome.summary["graphs"] == 1
-    assert outcome.summary["coverage"] == {"reason": "the program ended before a step was profiled"}
-
-
 BREAKING = """
 import torch
 

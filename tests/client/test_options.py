@@ -6,7 +6,6 @@ import pytest
 
 from pygraphd.client import options
 from pygraphd.client.options import (
-    COVERAGE,
     DISABLE,
     MAX_AGE,
     PLACEMENT,
@@ -25,13 +24,13 @@ from pygraphd.client.options import (
 
 @pytest.mark.parametrize("value", ["1", "on", "TRUE", " yes "])
 def test_switches_are_on(value: str) -> None:
-    read = options.read({READONLY: value, REFRESH: value, COVERAGE: value})
-    assert read == Options(readonly=True, refresh=True, coverage=True)
+    read = options.read({READONLY: value, REFRESH: value})
+    assert read == Options(readonly=True, refresh=True)
 
 
 @pytest.mark.parametrize("value", ["", "0", "off", "False", "no"])
 def test_switches_are_off(value: str) -> None:
-    assert options.read({READONLY: value, REFRESH: value, COVERAGE: value}) == options.read({}) == Options()
+    assert options.read({READONLY: value, REFRESH: value}) == options.read({}) == Options()
     assert not options.is_disabled({DISABLE: value})
 
 

@@ -392,53 +392,6 @@ def test_libtorch_has_a_code_for_each_dtype_that_a_graph_may_return(name: str) -
     assert _torch.dtype_code(None) == -1
 
 
-def test_every_call_of_a_compiled_graph_is_told_of_until_that_ends() -> None:
-    seen: list[int] = []
-    stop = _torch.watch_calls(lambda compiled: seen.append(id(compiled)))
-    try:
-        compiled = torch.compile(lambda x: (x * 2).sin().sum())
-        for _ in range(3):
-            compiled(torch.ones(4, requires_grad=True)).backward()
-    finally:
-        stop()
-    compiled(torch.ones(4, requires_grad=True)).backward()
-
-    assert (len(seen), len(set(seen))) == (6, 2)  # a forward and a backward
-
-
-def test_profilers_are_seen_before_they_begin_and_can_be_ended() -> None:
-    def profiler() -> Any:
-        # Without the last argument torch 2.11 warns.
-        return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True)
-
-    seen: list[bool] = []
-    stop = _torch.around_profilers(lambda: seen.append(_torch.profiler_is_on()))
-    try:
-        with profiler():
-            assert _torch.profiler_is_on()
-            assert not _torch.profiler_has_stopped()
-    finally:
-        stop()
-    with profiler():
-        pass
-    assert seen == [False]
-
-    left_on = torch.autograd.profiler.profile(use_kineto=True)
-    left_on._prepare_trace()
-    left_on._start_trace()
-    _torch.end_profiler()
-    assert not _torch.profiler_is_on()
-
-
-def test_a_backward_is_told_from_what_calls_it() -> None:
-    told: list[bool] = []
-    x = torch.ones(2, requires_grad=True)
-    x.register_hook(lambda _: told.append(_torch.in_backward()))
-    x.sum().backward()
-
-    assert (told, _torch.in_backward(), _torch.is_capturing()) == ([True], False, False)
-
-
 def test_whether_graphs_share_the_state_of_random_numbers_is_as_the_header_has_it() -> None:
     """From 2.13 on each capture has a state of its own."""
     header = Path(torch.__file__).parent / "include/ATen/cuda/CUDAGeneratorImpl.h"

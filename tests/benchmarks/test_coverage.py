@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pygraphd.client.coverage import Coverage, count
+from benchmarks.coverage import Coverage, count
 
 Events = list[dict[str, Any]]
 
