@@ -24,7 +24,7 @@ SECONDS = "SECONDS"
 _USUAL_S = 580.0
 """For so long a campaign the limits of steps are meant; they grow with it."""
 _WORKERS = 13
-_AT_ONCE = 5
+_AT_ONCE = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ COLOURS = {
     "pygraph-warm": "#2ca02c",
     "pygraph-unplaced": "#17becf",
     "pygraph-default": "#9467bd",
+    "pygraph-default-warm": "#8c564b",
 }
 """One for each peer, the same in every figure."""
 

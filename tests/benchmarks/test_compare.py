@@ -38,7 +38,7 @@ def compared(*records: Record) -> Comparison:
 
 
 @pytest.mark.parametrize(
-    ("mine", "default", "trees", "ratio", "noise", "verdict"),
+    ("mine", "default", "theirs", "ratio", "noise", "verdict"),
     [
         ([0.9], [1.0], [2.0], 0.9, None, Verdict.FASTER_UNKNOWN),
         ([1.0], [2.0], [1.0], 1.0, None, Verdict.FASTER_UNKNOWN),
@@ -57,13 +57,13 @@ def compared(*records: Record) -> Comparison:
 def test_the_better_rival_and_the_noise_of_both_decide(
     mine: list[float],
     default: list[float],
-    trees: list[float],
+    theirs: list[float],
     ratio: float | None,
     noise: float | None,
     verdict: Verdict,
 ) -> None:
     found = compared(
-        record("pygraph-cold", *mine), record("default", *default), record("reduce-overhead", *trees)
+        record("pygraph-cold", *mine), record("default", *default), record("reduce-overhead", *theirs)
     )
 
     assert found.ratio == pytest.approx(ratio)
@@ -158,7 +158,7 @@ def test_a_peer_that_has_failed_in_one_file_has_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "trees", "ratio"),
+    ("mine", "theirs", "ratio"),
     [
         ([832.0], [690.0], 1.206),
         ([690.0, 866.0], [768.0, 690.0], 1.128),
@@ -166,15 +166,15 @@ def test_a_peer_that_has_failed_in_one_file_has_failed() -> None:
         ([832.0], [None], None),
     ],
 )
-def test_reserved_memory_is_held_against_that_of_trees(
-    mine: list[float | None], trees: list[float | None], ratio: float | None
+def test_reserved_memory_is_held_against_that_of_the_same_mode(
+    mine: list[float | None], theirs: list[float | None], ratio: float | None
 ) -> None:
     def reserved(peer: str, each: float | None) -> Record:
         return dataclasses.replace(record(peer, 1.0), reserved_mb=each)
 
     found = compared(
         *(reserved("pygraph-cold", each) for each in mine),
-        *(reserved("reduce-overhead", each) for each in trees),
+        *(reserved("reduce-overhead", each) for each in theirs),
         reserved("default", 1.0),
     )
 
@@ -223,11 +223,47 @@ def test_a_line_for_each_workload_and_what_they_come_to() -> None:
     ],
 )
 def test_stored_files_are_judged(names: list[str], code: int, said: str, back_to_back: str) -> None:
-    done = benchmarks("compare", *(str(RESULTS / f"{name}.json") for name in names))
+    done = benchmarks("compare", "--peer", "pygraph-cold", *(str(RESULTS / f"{name}.json") for name in names))
 
     assert done.returncode == code
     assert said in done.stdout
     assert f"back to back: {back_to_back}" in done.stdout
+
+
+def test_all_peers_of_ours_are_compared_unless_one_is_named() -> None:
+    done = benchmarks("compare", str(RESULTS / "all-h200-ebe41bd.json"))
+
+    heads = [line.split()[3] for line in done.stdout.splitlines() if line.startswith("workload ")]
+    assert heads == ["pygraph-cold", "pygraph-unplaced"]
+    assert done.returncode == 1  # the second loses where the first does not
+
+
+def test_a_warm_process_may_be_held_against_a_cold_one() -> None:
+    records = [
+        record("pygraph-warm", 1.3, 1.3), record("pygraph-cold", 1.0, 1.1), record("default", 2.0, 2.0),
+    ]  # fmt: skip
+    (found,) = compare(records, "pygraph-warm", ["pygraph-cold"])
+
+    assert (found.ratio, found.verdict) == (pytest.approx(1.3 / 1.05), Verdict.SLOWER)
+    assert render([found], "pygraph-warm", ["pygraph-cold"]).split()[:3] == [
+        "workload",
+        "pygraph-cold",
+        "pygraph-warm",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("peer", "plain"), [("pygraph-default", "default"), ("pygraph-warm", "reduce-overhead")]
+)
+def test_memory_is_held_against_that_of_the_same_mode(peer: str, plain: str) -> None:
+    records = [
+        dataclasses.replace(
+            record(name, 1.0), reserved_mb=300.0 if name == peer else 200.0 if name == plain else 1.0
+        )
+        for name in ("default", "reduce-overhead", peer)
+    ]
+
+    assert compare(records, peer)[0].reserved_ratio == 1.5
 
 
 def test_a_file_without_the_peer_is_refused() -> None:

@@ -97,9 +97,9 @@ def test_a_column_for_each_way_and_a_row_for_each_figure() -> None:
         "staged": MB,
     }
 
-    found = cells([answer("trees"), answer("relocate", recordings=[recording, recording])])
+    found = cells([answer("reduce-overhead"), answer("graph", recordings=[recording, recording])])
 
-    assert found["MB"] == ["trees", "relocate"]
+    assert found["MB"] == ["reduce-overhead", "graph"]
     assert found["most reserved in the first 40 steps"] == ["7.0", "7.0"]
     assert found["in use on the device"] == ["9.0", "9.0"]
     point = "after forward: reserved / allocated / most allocated since the point before"
@@ -113,10 +113,10 @@ def test_a_column_for_each_way_and_a_row_for_each_figure() -> None:
 
 
 def test_what_only_one_way_has_is_left_out_of_the_other() -> None:
-    trees = answer("trees")
+    trees = answer("reduce-overhead")
     trees["snapshots"]["after forward"]["by_pool"] = {"0.1": part(5, 0, 0)}
 
-    found = cells([trees, answer("relocate")])
+    found = cells([trees, answer("graph")])
 
     label = "after forward, pool {}: reserved / free beside something / empty"
     assert found[label.format("0.1")] == ["5.0 / 0.0 / 0.0", "-"]
@@ -124,11 +124,11 @@ def test_what_only_one_way_has_is_left_out_of_the_other() -> None:
 
 
 def test_a_way_that_failed_is_said_and_the_other_is_shown() -> None:
-    failed = {"way": "trees", "error": "RuntimeError: no"}
+    failed = {"way": "reduce-overhead", "error": "RuntimeError: no"}
 
-    assert render([failed, answer("relocate")]).splitlines()[-1] == "trees: RuntimeError: no"
-    assert cells([failed, answer("relocate")])["MB"] == ["relocate"]
-    assert render([failed]) == "trees: RuntimeError: no"
+    assert render([failed, answer("graph")]).splitlines()[-1] == "reduce-overhead: RuntimeError: no"
+    assert cells([failed, answer("graph")])["MB"] == ["graph"]
+    assert render([failed]) == "reduce-overhead: RuntimeError: no"
 
 
 def benchmarks_memory(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -154,7 +154,10 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("nonsense",), "unknown workload nonsense"),
-        (("three-ops", "--ways", "trees,other"), "unknown way other; choose among: trees, relocate, launch"),
+        (
+            ("three-ops", "--ways", "graph,other"),
+            "unknown way other; choose among: reduce-overhead, graph, kernels",
+        ),
         (("three-ops", "--out", "/nonexistent/memory.json"), "cannot write"),
     ],
 )
@@ -171,7 +174,7 @@ def test_each_way_is_a_process_and_one_that_fails_costs_no_other(
 ) -> None:
     def run_fresh(arguments: list[str], _environ: Mapping[str, str], _timeout_s: float) -> Outcome:
         *_, way, file = arguments
-        if way == "trees":
+        if way == "reduce-overhead":
             return Outcome("RuntimeError: no", "")
         Path(file).write_text(json.dumps({**answer(way), "environment": {"gpu": "H200"}}))
         return Outcome(None, "")
@@ -180,10 +183,10 @@ def test_each_way_is_a_process_and_one_that_fails_costs_no_other(
     monkeypatch.setattr(memory, "run_fresh", run_fresh)
     out = tmp_path / "memory.json"
 
-    trees, relocated = memory.measure_memory(WORKLOADS["three-ops"], ["trees", "relocate"], out)
+    trees, relocated = memory.measure_memory(WORKLOADS["three-ops"], ["reduce-overhead", "graph"], out)
 
-    assert trees == {"way": "trees", "error": "RuntimeError: no"}
-    assert relocated == answer("relocate")
+    assert trees == {"way": "reduce-overhead", "error": "RuntimeError: no"}
+    assert relocated == answer("graph")
     content = json.loads(out.read_text())
     assert content["ways"] == [trees, relocated]
     assert (content["workload"], content["environment"]["gpu"]) == ("three-ops", "H200")

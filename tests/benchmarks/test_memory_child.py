@@ -67,7 +67,7 @@ class Counting:
 def test_steps_are_looked_at_before_between_and_behind_their_parts(workload: str, points: list[str]) -> None:
     counting = Counting()
 
-    found = measure(workload, "launch", CPU, counting)
+    found = measure(workload, "kernels", CPU, counting)
 
     assert counting.readings == WARM_UP + STEPS * len(points)
     assert [each["name"] for each in found["points"]] == points
@@ -77,7 +77,7 @@ def test_steps_are_looked_at_before_between_and_behind_their_parts(workload: str
     assert found["over_steps"]["most_allocated"] == 999 - WARM_UP
     assert found["points"][-1]["most"]["reserved"] == counting.readings
     assert json.loads(json.dumps(found))["device_used"] == 5 * MB
-    assert render([{"way": "launch", **found}]).startswith("MB")
+    assert render([{"way": "kernels", **found}]).startswith("MB")
 
 
 class Watching(Counting):
@@ -98,7 +98,7 @@ class Watching(Counting):
 def test_looks_are_where_their_names_say() -> None:
     case = WORKLOADS["mlp-training"].build(CPU)
     watching, step = Watching(case.module), Step(case, CPU, Compile.EAGER)
-    look = Look(watching, case, step, Regions("launch"))
+    look = Look(watching, case, step, Regions("kernels"))
     count = len([*case.module.parameters()])
 
     look.begin(with_snapshots=False)
@@ -117,11 +117,11 @@ def test_what_was_installed_is_taken_out_again() -> None:
     from torch._inductor import compile_fx
 
     before = compile_fx.cudagraphify
-    undo = Regions("launch").install()
+    undo = Regions("kernels").install()
     assert compile_fx.cudagraphify is not before
 
     undo()
-    measure("three-ops", "launch", CPU, Counting())
+    measure("three-ops", "kernels", CPU, Counting())
 
     assert compile_fx.cudagraphify is before
 
@@ -174,6 +174,6 @@ def recorded(recorder: Recorder) -> tuple[Regions, Replay, torch.Tensor, torch.T
     replay.recycle({0})
     (kept,) = replay([torch.randn(50)])
     relocatable: Any = SimpleNamespace(replays=(replay,), facts=GraphFacts())
-    regions = Regions("relocate")
+    regions = Regions("graph")
     regions.all.append(Timed(replay, "forward", relocatable))
     return regions, replay, kept, staged

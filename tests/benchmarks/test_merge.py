@@ -93,11 +93,11 @@ def test_what_differs_is_named_of_each(tmp_path: Path) -> None:
 
 
 def test_files_of_regions(tmp_path: Path) -> None:
-    files = [of_regions(tmp_path / f"{way}.json", way) for way in ("trees", "relocate")]
+    files = [of_regions(tmp_path / f"{way}.json", way) for way in ("reduce-overhead", "graph")]
 
     content = merged(tmp_path / "all.json", *files)
 
-    assert [each["way"] for each in read_regions(tmp_path / "all.json") or ()] == ["trees", "relocate"]
+    assert [each["way"] for each in read_regions(tmp_path / "all.json") or ()] == ["reduce-overhead", "graph"]
     assert "details" not in content
     assert benchmarks("table", str(tmp_path / "all.json")).returncode == 0
 
@@ -123,7 +123,7 @@ def test_others_are_refused_without_a_reason(tmp_path: Path, what: str) -> None:
 
 
 def test_files_of_run_and_of_regions_are_never_merged(tmp_path: Path) -> None:
-    files = [of_run(tmp_path / "a.json", "default"), of_regions(tmp_path / "b.json", "trees")]
+    files = [of_run(tmp_path / "a.json", "default"), of_regions(tmp_path / "b.json", "reduce-overhead")]
 
     done = benchmarks("merge", "--out", str(tmp_path / "all.json"), "--note", "why not", *map(str, files))
 

@@ -47,14 +47,14 @@ def failed(repetition: int, error: str) -> Trial:
     return Trial(repetition, None, None, error, compiled_cold=True, seconds=1.0)
 
 
-def summary(measuring_ms: float, trees: int) -> dict[str, Any]:
+def summary(measuring_ms: float, graphs: int) -> dict[str, Any]:
     return {
         "graphs": 2,
         "hits": 0,
         "misses": 2,
         "measured": 2,
         "measuring_ms": measuring_ms,
-        "deployed": {"KERNELS": 2 - trees, "TREES": trees, "GRAPH": 0},
+        "deployed": {"KERNELS": 2 - graphs, "GRAPH": graphs},
         "reasons": {},
         "fallbacks": {"sizes that had not come back yet": 2, "verification: output 1 differs": 1},
     }
@@ -102,15 +102,15 @@ def test_one_wrong_repetition_makes_the_record_wrong() -> None:
 
 def test_what_the_product_summed_up_is_taken_over() -> None:
     made = record(
-        answered(0, [1.0], summary=summary(100.0, trees=1)),
-        answered(1, [1.0], summary=summary(300.0, trees=2)),
+        answered(0, [1.0], summary=summary(100.0, graphs=1)),
+        answered(1, [1.0], summary=summary(300.0, graphs=2)),
         peer="pygraph-cold",
     )
     assert made.measuring_s == 0.2
-    assert made.deployed == {"KERNELS": 0, "TREES": 2, "GRAPH": 0}
+    assert made.deployed == {"KERNELS": 0, "GRAPH": 2}
     assert "graphs 2, hits 0, misses 2, measured 2" in made.note
-    assert "repetition 1: deployed 1 KERNELS, 1 TREES" in made.note
-    assert "repetition 2: deployed 2 TREES" in made.note
+    assert "repetition 1: deployed 1 KERNELS, 1 GRAPH" in made.note
+    assert "repetition 2: deployed 2 GRAPH" in made.note
     assert "launched: verification: output 1 differs" in made.note
     assert "come back" not in made.note
 
@@ -118,9 +118,9 @@ def test_what_the_product_summed_up_is_taken_over() -> None:
 def test_what_the_rules_did_is_noted_of_each_repetition() -> None:
     did = {"placed": 2, "placed_inputs": 0, "kept_items": 0, "sent": 90, "left_on_cpu": {"a": 1, "b": 2}}
     made = record(
-        answered(0, [1.0], summary=summary(1.0, trees=1) | did),
-        answered(1, [1.0], summary=summary(1.0, trees=1) | {"placed": 0, "sent": 80, "left_on_cpu": {}}),
-        answered(2, [1.0], summary=summary(1.0, trees=1)),
+        answered(0, [1.0], summary=summary(1.0, graphs=1) | did),
+        answered(1, [1.0], summary=summary(1.0, graphs=1) | {"placed": 0, "sent": 80, "left_on_cpu": {}}),
+        answered(2, [1.0], summary=summary(1.0, graphs=1)),
         peer="pygraph-cold",
     )
 
@@ -171,9 +171,9 @@ def test_what_was_recorded_staged_and_launched_is_kept_of_each_process(tmp_path:
     launched = {"sizes that had not come back yet": 2, "verification: output 1 differs": 1}
     of_first = {"captured": 3, "staged": 2, "failures": {"giving memory back: RuntimeError": 1}}
     made = record(
-        answered(0, [1.0], summary=summary(1.0, trees=1) | of_first),
+        answered(0, [1.0], summary=summary(1.0, graphs=1) | of_first),
         failed(1, "killed"),
-        answered(2, [1.0], summary=summary(1.0, trees=1) | {"captured": 0, "staged": 0, "fallbacks": {}}),
+        answered(2, [1.0], summary=summary(1.0, graphs=1) | {"captured": 0, "staged": 0, "fallbacks": {}}),
         peer="pygraph-cold",
     )
     file = tmp_path / "result.json"
@@ -189,7 +189,7 @@ def test_what_was_recorded_staged_and_launched_is_kept_of_each_process(tmp_path:
 
 
 def test_the_parts_of_a_warm_price_are_read_back_for_the_right_record(tmp_path: Path) -> None:
-    timed = summary(0.0, trees=0) | {"lookup_ms": 1.5, "checking_ms": 0.0, "recording_ms": 250.0}
+    timed = summary(0.0, graphs=0) | {"lookup_ms": 1.5, "checking_ms": 0.0, "recording_ms": 250.0}
     trials = [answered(0, [1.0], summary=timed), answered(1, [1.0], summary=timed | {"lookup_ms": 2.5})]
     warm = record_of(WORKLOADS["mlp-training"], PEERS["pygraph-warm"], trials, together=True)
     file = tmp_path / "result.json"

@@ -1,4 +1,4 @@
-"""What relocatable graphs reserve and take on the GPU, over trees and launched calls, and what is said where it is too much."""
+"""What our graphs reserve and take on the GPU, over PyTorch's and launched calls, and what is said where it is too much."""
 
 from __future__ import annotations
 
@@ -35,28 +35,41 @@ def cells(records: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 def test_a_way_is_the_median_of_its_processes_and_the_sum_of_its_regions() -> None:
     records = [
-        record("bert-training", "trees", reserved, 1.0, gpu) for reserved, gpu in ((9, 9), (2, 3), (4, 2))
+        record("bert-training", "reduce-overhead", reserved, 1.0, gpu)
+        for reserved, gpu in ((9, 9), (2, 3), (4, 2))
     ]
-    records.append({"workload": "bert-training", "way": "relocate", "error": "killed"})
+    records.append({"workload": "bert-training", "way": "graph", "error": "killed"})
 
     (found,) = ways(records)["bert-training"].values()
 
     assert (found.reserved_mb, found.gpu_us) == (4, 4.0)
-    assert render(records).splitlines()[-1] == "bert-training relocate: killed"
+    assert render(records).splitlines()[-1] == "bert-training graph: killed"
 
 
-def test_a_line_for_each_way_over_trees_and_over_launched_calls() -> None:
+def test_a_line_for_each_way_over_pytorch_s_and_over_launched_calls() -> None:
     records = [
-        record("autoencoder-inference", "trees", 4000, 300.0),
-        record("autoencoder-inference", "relocate", 3000, 210.0),
-        record("autoencoder-inference", "launch", 3000, 200.0),
+        record("autoencoder-inference", "reduce-overhead", 4000, 300.0),
+        record("autoencoder-inference", "graph", 3000, 210.0),
+        record("autoencoder-inference", "kernels", 3000, 200.0),
     ]
 
     assert cells(records)[:3] == [
-        ["autoencoder-inference", "trees", "4000", "1.000", "-", "-", "300", "1.000", "1.500", "1980", "-"],
         [
             "autoencoder-inference",
-            "relocate",
+            "reduce-overhead",
+            "4000",
+            "1.000",
+            "-",
+            "-",
+            "300",
+            "1.000",
+            "1.500",
+            "1980",
+            "-",
+        ],
+        [
+            "autoencoder-inference",
+            "graph",
             "3000",
             "0.750",
             "-",
@@ -67,33 +80,31 @@ def test_a_line_for_each_way_over_trees_and_over_launched_calls() -> None:
             "1980",
             "-",
         ],
-        ["autoencoder-inference", "launch", "3000", "0.750", "-", "-", "200", "0.667", "1.000", "1980", "-"],
+        ["autoencoder-inference", "kernels", "3000", "0.750", "-", "-", "200", "0.667", "1.000", "1980", "-"],
     ]
-    assert render(records).splitlines()[4:] == [
-        "relocatable graphs reserve more than they may in 0 of 1 workloads"
-    ]
+    assert render(records).splitlines()[4:] == ["our graphs reserve more than they may in 0 of 1 workloads"]
 
 
 def test_what_recording_once_more_took_is_summed_up_region_by_region() -> None:
     def again(*ms: float) -> dict[str, Any]:
-        found = record("bert-training", "relocate", 100, *(1.0 for _ in ms))
+        found = record("bert-training", "graph", 100, *(1.0 for _ in ms))
         for region, each in zip(found["regions"], ms, strict=True):
             region["recorded_again"] = {"nodes": 9, "capture_ms": each, "build_ms": 10.0}
         return found
 
     assert cells([again(10.0, 20.0), again(30.0, 40.0)])[0][-1] == "30+40"
-    assert cells([record("bert-training", "relocate", 100, 1.0), again(10.0)])[0][-1] == "-"
+    assert cells([record("bert-training", "graph", 100, 1.0), again(10.0)])[0][-1] == "-"
 
 
-def test_the_hosts_time_is_held_against_trees_region_by_region() -> None:
+def test_the_hosts_time_is_held_against_pytorch_s_region_by_region() -> None:
     def of_host(way: str, *host_us: float) -> dict[str, Any]:
         found = record("bert-training", way, 100, *(1.0 for _ in host_us))
         for region, each in zip(found["regions"], host_us, strict=True):
             region["host_us"] = {"median": each}
         return found
 
-    records = [of_host("trees", 200.0, 700.0), of_host("trees", 300.0, 900.0)]
-    records += [of_host("relocate", 100.0, 200.0), of_host("launch", 100.0)]
+    records = [of_host("reduce-overhead", 200.0, 700.0), of_host("reduce-overhead", 300.0, 900.0)]
+    records += [of_host("graph", 100.0, 200.0), of_host("kernels", 100.0)]
 
     assert [line[4:6] for line in cells(records)[:3]] == [
         ["250+800", "1.00+1.00"],
@@ -113,10 +124,12 @@ def test_the_hosts_time_is_held_against_trees_region_by_region() -> None:
         ("resnet50-inference", 100.1, True),
     ],
 )
-def test_in_training_a_tenth_more_than_trees_may_be_reserved_and_else_nothing(
+def test_in_training_a_tenth_more_than_pytorch_s_may_be_reserved_and_else_nothing(
     workload: str, reserved_mb: float, *, more: bool
 ) -> None:
-    text = render([record(workload, "trees", 100.0, 1.0), record(workload, "relocate", reserved_mb, 1.0)])
+    text = render(
+        [record(workload, "reduce-overhead", 100.0, 1.0), record(workload, "graph", reserved_mb, 1.0)]
+    )
 
     assert ("reserves MORE" in text) is more
     assert f"more than they may in {int(more)} of 1 workloads" in text
@@ -124,12 +137,12 @@ def test_in_training_a_tenth_more_than_trees_may_be_reserved_and_else_nothing(
 
 def test_large_inputs_that_were_not_launched_are_said_to_prove_nothing() -> None:
     (name,) = LARGE_INPUTS
-    trees, relocated, launched = (record(name, way, 1.0, None) for way in ("trees", "relocate", "launch"))
+    theirs, ours, launched = (record(name, way, 1.0, None) for way in ("reduce-overhead", "graph", "kernels"))
 
     assert {name, *ACTIVATIONS_DOMINATE} <= set(WORKLOADS)
-    assert "is not known" in render([trees, relocated])
-    assert "is not known" not in render([trees, relocated, launched])
-    assert "is not known" not in render([record("three-ops", "trees", 1.0, 1.0)])
+    assert "is not known" in render([theirs, ours])
+    assert "is not known" not in render([theirs, ours, launched])
+    assert "is not known" not in render([record("three-ops", "reduce-overhead", 1.0, 1.0)])
 
 
 @pytest.mark.parametrize(

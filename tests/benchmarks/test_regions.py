@@ -18,16 +18,16 @@ ADDRESSES = ("addresses_ms", "addresses_beyond_fixed", "addresses_regions_beyond
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_launched_calls_are_measured_where_large_inputs_move(name: str) -> None:
-    launched = ["launch"] if name == "autoencoder-inference" else []
+    launched = ["kernels"] if name == "autoencoder-inference" else []
 
-    assert [*default_ways(WORKLOADS[name])] == ["trees", "relocate", *launched]
+    assert [*default_ways(WORKLOADS[name])] == ["reduce-overhead", "graph", *launched]
 
 
 def test_a_way_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    done = benchmarks("regions", "--ways", "trees,nonsense", "--out", str(tmp_path / "result.json"))
+    done = benchmarks("regions", "--ways", "graph,nonsense", "--out", str(tmp_path / "result.json"))
 
     assert done.returncode == 2
-    assert "unknown way nonsense; choose among: trees, relocate, launch" in done.stderr
+    assert "unknown way nonsense; choose among: reduce-overhead, graph, kernels" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -39,7 +39,7 @@ def test_a_process_that_fails_is_in_the_file_and_in_the_exit_code(
     out = tmp_path / "result.json"
 
     done = benchmarks(
-        "regions", "--workloads", "three-ops", "--ways", "launch", "--repetitions", "1", "--out", str(out)
+        "regions", "--workloads", "three-ops", "--ways", "kernels", "--repetitions", "1", "--out", str(out)
     )
 
     assert done.returncode == 1
@@ -54,14 +54,14 @@ def test_a_process_that_fails_is_in_the_file_and_in_the_exit_code(
         (
             None,
             [
-                "three-ops.trees",
-                "three-ops.relocate",
-                "autoencoder-inference.trees",
-                "autoencoder-inference.relocate",
-                "autoencoder-inference.launch",
+                "three-ops.reduce-overhead",
+                "three-ops.graph",
+                "autoencoder-inference.reduce-overhead",
+                "autoencoder-inference.graph",
+                "autoencoder-inference.kernels",
             ],
         ),
-        (["launch"], ["three-ops.launch", "autoencoder-inference.launch"]),
+        (["kernels"], ["three-ops.kernels", "autoencoder-inference.kernels"]),
     ],
 )
 def test_each_way_is_a_process_and_the_next_repetition_goes_backwards(
@@ -108,9 +108,9 @@ def test_steps_whose_addresses_alternate_are_timed_if_they_are_wanted(
     monkeypatch.setattr("benchmarks.regions.run_fresh", run)
 
     lines = measure_regions(
-        [WORKLOADS["three-ops"]], ["trees"], 1, tmp_path / "result.json", None, addresses=addresses
+        [WORKLOADS["three-ops"]], ["reduce-overhead"], 1, tmp_path / "result.json", None, addresses=addresses
     )
 
     assert [each[6:] for each in told] == [["addresses"] if addresses else []]
-    assert lines[0].endswith("trees     reserved 2 MB (first steps 3), the GPU's clock 1980 MHz")
+    assert lines[0].endswith("reduce-overhead reserved 2 MB (first steps 3), the GPU's clock 1980 MHz")
     assert any("beyond fixed addresses" in line for line in lines) is addresses

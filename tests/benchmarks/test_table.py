@@ -18,7 +18,7 @@ GOOD = Record(
     measuring_s=0.0123,
     coverage=0.9912,
     correct=True,
-    deployed={"KERNELS": 0, "TREES": 2, "GRAPH": 0},
+    deployed={"KERNELS": 0, "GRAPH": 2},
     note="graphs 2",
 )
 FAILED = Record(
@@ -30,7 +30,7 @@ def test_columns_are_aligned_and_failures_explained() -> None:
     head, good, failed, note = render([GOOD, FAILED]).splitlines()
     assert good.split() == [
         "three-ops", "pygraph-cold", "0.033", "±", "0.002", "0.025", "±", "0.001", "0.023", "±", "0.001",
-        "34", "6.3", "0.012", "99.1%", "yes", "TREES:2",
+        "34", "6.3", "0.012", "99.1%", "yes", "GRAPH:2",
     ]  # fmt: skip
     assert head.index("step ms") + len("step ms") == good.index("±") + len("± 0.002")
     assert head.index("correct") == good.index("yes") == failed.index("-", head.index("correct"))
