@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from pygraphd.client.relocation import Table
     from pygraphd.client.wandering import Following
 
-PATIENCE = 2
-"""Calls that find an executable bound since it was written to, after which it is made anew; then `LESS_OFTEN` times as many."""
-LESS_OFTEN = 4
 TORN = -1
 """No set's number: of an executable that something has come in between of while it was written to, as an interrupt of the user's may."""
 
@@ -86,8 +83,10 @@ class Binding:
         groups: Sequence[InputGroup],
         bound: Sequence[int],
         bulk: Bulk,
+        stream: int,
     ) -> None:
         """Instantiate a graph whose parameters are `parameters`, and in which each slot lies where `bound` says."""
+        self._stream = stream
         self._driver = driver
         self._graph = graph
         self._parameters = parameters
@@ -115,10 +114,6 @@ class Binding:
         self.inputs, self._memories = bulk.watch(self._indices), bulk.watch([*range(len(self.memory))])
         self.number = 0
         """Of the set of recycled memory that it is bound to; 0: of none."""
-        self.is_patched = False
-        """Whether any node was written since the executable was made."""
-        self._patience = PATIENCE
-        self._found_bound = 0
         self.latest_use = 0
         """The number of the call that used it."""
         self.new_at = 0
@@ -126,7 +121,7 @@ class Binding:
         self._placed: tuple[int, Any] = (0, None)  # an executable, and what the helper knows of it
         self.follower: Binding | None = None
         """The executable that was used after this one the last time: where addresses rotate, so do executables."""
-        self.executable = driver.instantiate(graph)
+        self.executable = driver.instantiate(graph, stream)
 
     def fits(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> bool:
         """Whether it is bound to these inputs and this memory already.
@@ -182,8 +177,6 @@ class Binding:
         self._move_to(addresses, moved, bases)
         self._parameters.write(self.executable, nodes)
         self.number = number
-        self.is_patched |= bool(nodes)
-        self._found_bound = 0
         return len(nodes)
 
     def track(self, following: Following) -> Any:
@@ -207,8 +200,6 @@ class Binding:
 
     def wrote(self) -> None:
         """Note that the helper has bound it elsewhere."""
-        self.is_patched = True
-        self._found_bound = 0
         self.new_at = self.latest_use
 
     def catch_up(self) -> None:
@@ -227,7 +218,6 @@ class Binding:
         other.pointers, other.memory = self.pointers[:], self.memory[:]
         other._move_to(addresses, moved, bases)
         other.number = number
-        other._patience = PATIENCE
         other.follower = None
         other._placed = 0, None
         other._instantiate()
@@ -241,24 +231,7 @@ class Binding:
         """
         with self._driver.relaxed():
             self._parameters.write_graph()
-            self.executable = self._driver.instantiate(self._graph)
-        self.is_patched = False
-
-    def settle(self) -> None:
-        """Note that it was found bound; if that is so often enough, make it anew; raises DriverError, and it is as it was.
-
-        On the GPU a node that was written into an executable takes longer to launch than one that it was made with: by 0.1 us,
-        of cuBLAS's by 0.4 us (H200, driver 580). But making an executable takes milliseconds, as long as hundreds of launches.
-        """
-        self._found_bound += 1
-        if self._found_bound < self._patience:
-            return
-        self._found_bound = 0
-        self._patience *= LESS_OFTEN
-        before = self.executable
-        self._instantiate()
-        with contextlib.suppress(DriverError), self._driver.relaxed():
-            self._driver.destroy_executable(before)
+            self.executable = self._driver.instantiate(self._graph, self._stream)
 
     @property
     def is_torn(self) -> bool:

@@ -445,7 +445,6 @@ static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t give
 
 #include "track.h"
 #include "call.h"
-#include "stack.h"
 
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
@@ -486,9 +485,6 @@ static PyMethodDef methods[] = {
      "call_elsewhere(recipe, track, places, inputs, memory, blank, launch, stream): launch the place that lies there, or write the\n"
      "first; return (outputs, what launch(executable, stream) returned, how many nodes were written), None if the call does not fit,\n"
      "or () if what is there has come often."},
-    {"keep_stack", keep_stack, METH_NOARGS, "keep_stack(): keep pieces of Python's stack instead of unmapping them, from now on."},
-    {"let_go_of_stack", let_go_of_stack, METH_NOARGS, "let_go_of_stack(): keep none any more, unless somebody has replaced that allocator since."},
-    {"pieces_kept", pieces_kept, METH_NOARGS, "pieces_kept(): how many are kept that no frame lies in."},
     {NULL, NULL, 0, NULL}};
 
 /* In two phases, so that it is not put where a user's own module of this name would be looked for. */

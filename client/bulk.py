@@ -277,10 +277,6 @@ class Compiled:
         self.unused = module.unused
         self._module = module
 
-    def close(self) -> None:
-        """Have Python's stack be as without the helper."""
-        self._module.let_go_of_stack()
-
     def addresses(self, values: Iterable[int], /) -> Addresses:
         """See `Bulk`."""
         return array.array("Q", values)
@@ -395,7 +391,6 @@ class Helper:
         self._path = None
         reason = module if isinstance(module, str) else _configure(module)
         if reason is None:
-            module.keep_stack()
             self._bulk = Compiled(module)
         else:
             note(f"compiled helper: {reason}")
@@ -409,8 +404,6 @@ class Helper:
 
     def forget(self) -> None:
         """Be as at the beginning of a process."""
-        if isinstance(self._bulk, Compiled):
-            self._bulk.close()
         self._path = self._bulk = None
 
 

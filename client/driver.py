@@ -123,6 +123,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphDestroyNode": (c_void_p,),
     "cuGraphGetNodes": (c_void_p, POINTER(c_void_p), POINTER(c_size_t)),
     "cuGraphInstantiateWithFlags": (POINTER(c_void_p), c_void_p, c_uint64),
+    "cuGraphUpload": (c_void_p, c_void_p),
     "cuGraphExecDestroy": (c_void_p,),
     "cuGraphLaunch": (c_void_p, c_void_p),
     "cuGraphNodeGetType": (c_void_p, POINTER(c_int)),
@@ -194,9 +195,21 @@ class Driver:
         self._call("cuGraphGetNodes", graph, handles, byref(count))
         return [handle for handle in handles if handle is not None]
 
-    def instantiate(self, graph: int) -> int:
-        """Return an executable of a graph."""
-        return self._handle("cuGraphInstantiateWithFlags", graph, USE_NODE_PRIORITY)
+    def instantiate(self, graph: int, stream: int) -> int:
+        """Return an executable of a graph, uploaded on a stream of the current device.
+
+        A node that is written before its executable's first upload takes longer at every launch, for good. After it, writing costs
+        the GPU nothing (H200, driver 580: a chain of 400 products takes 945 us instead of 878).
+        """
+        with self.relaxed():
+            executable = self._handle("cuGraphInstantiateWithFlags", graph, USE_NODE_PRIORITY)
+            try:
+                self._call("cuGraphUpload", executable, stream)
+            except BaseException:
+                with contextlib.suppress(DriverError):
+                    self.destroy_executable(executable)
+                raise
+        return executable
 
     def destroy_executable(self, executable: int) -> None:
         """Destroy an executable; a launch of it that still runs goes on."""

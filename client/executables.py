@@ -42,7 +42,6 @@ NEW_IN_A_ROW = 6
 """or so many one after the other whose addresses were new: of fewer that take turns, each soon has an executable."""
 
 ONE_LESS = "addresses take turns and share an executable"
-STAYS_PATCHED = "an executable cannot be made anew, and stays slower"
 
 
 def _most_executables(nodes: int) -> int:
@@ -75,7 +74,6 @@ class Bindings:
     def __init__(self, first: Binding, note: Callable[[str], None]) -> None:
         """Take over the first one; `note` is told why there is not another one where there should be."""
         self._note = note
-        self._settles = True
         self._all = [first]
         self._most = _most_executables(first.nodes)
         self._recent: deque[list[int]] = deque(maxlen=REMEMBERED)
@@ -121,8 +119,6 @@ class Bindings:
             binding = self._found(binding, inputs, memory, number, fresh)
         if binding is None:
             binding = self._bind(inputs, memory, number, fresh)
-        elif binding.is_patched:
-            self._settle(binding)
         self._note_use(binding, latest)
         self._go_on_wandering()
         return binding
@@ -152,8 +148,6 @@ class Bindings:
         """Note a call that was bound to the executable that was `expected`."""
         self.written = 0
         self._calls = binding.latest_use = self._calls + 1
-        if binding.is_patched:
-            self._settle(binding)
         if binding is not self._all[0] or binding.follower is not binding:
             self._note_use(binding, self._all[0])
         if self.wandering is not None:  # looked at here, as most graphs' calls come by
@@ -183,8 +177,6 @@ class Bindings:
         mark = self._mark(addresses)
         if (known := self._known(addresses, mark)) is not None:
             known.number = number
-            if known.is_patched:
-                self._settle(known)
             return known
         is_new = not self._comes_often() and mark not in self._met and addresses not in self._recent
         self._note_to_be_bound(is_new=is_new)
@@ -302,17 +294,6 @@ class Bindings:
             watch = self._all[0].watch_first(both)
             for each in self._all:
                 each.inputs = watch
-
-    def _settle(self, binding: Binding) -> None:
-        if not self._settles:
-            return
-        before = binding.executable
-        try:
-            binding.settle()
-        except DriverError as error:
-            self._settles = False  # it is slower, and right
-            self._note(f"{STAYS_PATCHED}: {error}")
-        self.made += binding.executable != before
 
     def _to_front(self, position: int) -> Binding:
         if position:

@@ -202,7 +202,9 @@ def _build(
             capture.ticket.close()
             capture.ticket = None
     parameters.candidates.clear()  # one for each argument, and of use only to the search
-    binding = Binding(driver, capture.graph, parameters, table, layout.groups, bases, means.bulk)
+    binding = Binding(
+        driver, capture.graph, parameters, table, layout.groups, bases, means.bulk, means.stream()
+    )
     bindings = Bindings(binding, note)
     try:
         replay = Replay(driver, capture.graph, bindings, layout, means, capture.ticket)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import sys
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +17,6 @@ from pygraphd.client import _torch, native
 from pygraphd.client.bulk import Helper, InPython, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pygraphd.client.bulk import Bulk
@@ -375,86 +372,3 @@ def test_where_tensors_are_found_out_whatever_modes_are_on(mode: str) -> None:
     with {"default": torch.enable_grad, "inference": torch.inference_mode, "fake": FakeTensorMode}[mode]():
         assert _torch._handle_offset() is not None
         assert _torch.missing_for_bulk() is None
-
-
-# --- Python's stack ----------------------------------------------------------------------------------------------
-
-
-def called_at_each_depth(depths: int = 250) -> int:
-    """Call something often at each depth of Python's stack; return how many pages of memory were met for the first time."""
-
-    def nothing() -> None:
-        pass
-
-    def down(depth: int) -> None:
-        if depth:
-            down(depth - 1)
-            return
-        for _ in range(20):
-            nothing()
-
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for depth in range(depths):
-        down(depth)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-
-def module_of(bulk: Bulk) -> Any:
-    return bulk._module  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def kept(compiled: Bulk) -> Iterator[Any]:
-    """Keep pieces of Python's stack, as the helper does when it is loaded."""
-    module = module_of(compiled)
-    module.keep_stack()
-    yield module
-    module.keep_stack()
-
-
-def test_no_call_at_any_depth_maps_memory(kept: Any) -> None:
-    called_at_each_depth()
-    with_pieces = called_at_each_depth()
-    kept.let_go_of_stack()
-    without = called_at_each_depth()
-    if not without:
-        pytest.skip("this system does not tell of pages that are met for the first time")
-
-    assert with_pieces * 10 <= without
-
-
-def test_a_few_pieces_are_kept_and_given_back(kept: Any) -> None:
-    def down(depth: int) -> int:
-        return 1 + down(depth - 1) if depth else 0
-
-    for _ in range(3):
-        assert down(900) == 900  # more of them than are kept
-        assert 1 <= kept.pieces_kept() <= 4
-
-    kept.let_go_of_stack()
-    assert kept.pieces_kept() == 0
-    assert down(900) == 900
-    assert kept.pieces_kept() == 0
-
-
-def test_threads_take_pieces_from_each_other(kept: Any) -> None:
-    def down(depth: int) -> int:
-        return 1 + down(depth - 1) if depth else 0
-
-    with ThreadPoolExecutor(8) as threads:
-        results = list(threads.map(lambda depth: [down(depth) for _ in range(50)], range(100, 900, 50)))
-
-    assert results == [[depth] * 50 for depth in range(100, 900, 50)]
-    assert kept.pieces_kept() <= 4
-
-
-def test_a_helper_that_is_forgotten_keeps_none(cache: Path) -> None:
-    helper = Helper()
-    assert helper.prepare(cache) is None
-    module = module_of(helper.bulk(lambda reason: pytest.fail(reason)))
-    called_at_each_depth(500)
-    assert module.pieces_kept() > 0
-
-    helper.forget()
-
-    assert module.pieces_kept() == 0

@@ -35,7 +35,7 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "emulator_forget_memory": ((), None),
     "emulator_fail_at": ((c_long,), None),
     "emulator_calls": ((), c_long),
-    "emulator_patched_launches": ((), c_long),
+    "emulator_early_writes": ((), c_long),
     "emulator_live_graphs": ((), c_long),
     "emulator_live_executables": ((), c_long),
 }
@@ -192,10 +192,10 @@ class Emulator:
         calls: int = self._library.emulator_calls()
         return calls
 
-    def patched_launches(self) -> int:
-        """Return how many launches there were so far of executables that had been written to."""
-        launches: int = self._library.emulator_patched_launches()
-        return launches
+    def early_writes(self) -> int:
+        """Return how many nodes were written so far into an executable that had neither been uploaded nor launched."""
+        writes: int = self._library.emulator_early_writes()
+        return writes
 
     def host_memory(self, address: int, size: int) -> None:
         """Declare memory to be the host's."""
@@ -269,18 +269,19 @@ def emulator_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def emulator(emulator_library: Path) -> Iterator[Emulator]:
-    """Return the driver; the test fails if it leaves a graph or an executable behind."""
+    """Return the driver; the test fails if a graph or an executable is left behind, or written to before its upload."""
     library = ctypes.CDLL(str(emulator_library))
     for name, (arguments, result) in _SIGNATURES.items():
         call = getattr(library, name)
         call.argtypes, call.restype = arguments, result
     emulator = Emulator(library)
     emulator.fail_at(0)
-    before = emulator.live()
+    before, early = emulator.live(), emulator.early_writes()
     yield emulator
     emulator.fail_at(0)
     library.emulator_forget_memory()
     assert emulator.live() == before
+    assert emulator.early_writes() == early
 
 
 @pytest.fixture(scope="session")

@@ -112,12 +112,12 @@ struct Graph {
 struct Executable {
     std::vector<Node*> order;
     std::map<void*, Node*> by_handle;
-    bool patched = false;
+    bool uploaded = false;
 };
 
 struct State {
     long calls = 0, fail_at = 0;
-    long graphs = 0, executables = 0, patched_launches = 0;
+    long graphs = 0, executables = 0, early_writes = 0;
     int capture_mode = 0;
     std::vector<std::pair<uint64_t, uint64_t>> host, gone;
 };
@@ -230,7 +230,7 @@ bool lies_in_memory_that_is_gone(const Node& node) {
 Node* at(void* executable, void* node) {
     auto& nodes = static_cast<Executable*>(executable)->by_handle;
     const auto found = nodes.find(node);
-    static_cast<Executable*>(executable)->patched = true;
+    state.early_writes += !static_cast<Executable*>(executable)->uploaded;
     return found == nodes.end() ? nullptr : found->second;
 }
 
@@ -291,10 +291,16 @@ CALL(cuGraphExecDestroy, void* executable) {
     return failure();
 }
 
+CALL(cuGraphUpload, void* executable, void*) {
+    FAIL_IF_ASKED;
+    static_cast<Executable*>(executable)->uploaded = true;
+    return 0;
+}
+
 CALL(cuGraphLaunch, void* executable, void*) {
     FAIL_IF_ASKED;
+    static_cast<Executable*>(executable)->uploaded = true;
     for (Node* node : static_cast<Executable*>(executable)->order) run(*node);
-    state.patched_launches += static_cast<Executable*>(executable)->patched;
     return 0;
 }
 
@@ -484,6 +490,6 @@ extern "C" void emulator_fail_at(long call) {
 }
 
 extern "C" long emulator_calls() { return state.calls; }
-extern "C" long emulator_patched_launches() { return state.patched_launches; }
+extern "C" long emulator_early_writes() { return state.early_writes; }
 extern "C" long emulator_live_graphs() { return state.graphs; }
 extern "C" long emulator_live_executables() { return state.executables; }

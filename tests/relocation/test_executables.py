@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.binding import LESS_OFTEN, PATIENCE, Binding, UnfitError
+from pygraphd.client.binding import Binding, UnfitError
 from pygraphd.client.bulk import InPython, helper
 from pygraphd.client.driver import DriverError
 from pygraphd.client.executables import (
@@ -21,7 +21,6 @@ from pygraphd.client.executables import (
     MET,
     NODES_OF_A_WRITE,
     ONE_LESS,
-    STAYS_PATCHED,
     WRITES_OF_ONE,
     Bindings,
 )
@@ -53,7 +52,7 @@ def test_addresses_that_take_turns_are_written_until_each_set_has_an_executable(
         assert replay.run([values], memory)[0].tolist() == expected
         written.append(replay.counts.written - sum(written))
 
-    assert (replay.executables, replay.made) == (4, 5)  # the first was written to, and made anew
+    assert (replay.executables, replay.made) == (4, 4)
     assert written[:4] == [1, 1, 1, 1]
     assert written[-16:] == [0] * 16
     replay.close()
@@ -402,54 +401,6 @@ def test_another_executable_is_made_where_it_is_bound_as_the_memory_of_the_captu
     assert replay.executables == 4
     assert recorder.notes == []
     assert recorder.arena.untouched()
-    replay.close()
-
-
-def test_an_executable_that_stays_bound_is_made_anew(recorder: Recorder) -> None:
-    """On a GPU, nodes that were written into an executable are launched slower."""
-    emulator = recorder.emulator
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.copy(out, a)
-    recorder.graph.accumulate(out, a)
-    replay = recorder.built([a], [out]).replay
-    alive = emulator.live()
-    values, memory = recorder.floats(3, 4), replay.memory()
-
-    def calls(count: int) -> int:
-        before = emulator.patched_launches()
-        for _ in range(count):
-            assert replay.run([values], memory)[0].tolist() == (values * 2).tolist()
-        return emulator.patched_launches() - before
-
-    assert calls(1) == 1
-    assert calls(PATIENCE - 1) == PATIENCE - 1
-    assert replay.made == 1
-    assert calls(5) == 0
-    assert (emulator.live(), replay.made) == (alive, 2)
-
-    memory = replay.memory()  # moved, so it is written to, and not made anew as soon as the first time
-    again = LESS_OFTEN * PATIENCE
-    assert calls(again) == again
-    assert calls(5) == 0
-    assert (replay.executables, emulator.live(), recorder.notes) == (1, alive, [])
-    replay.close()
-
-
-@pytest.mark.parametrize("call", range(1, 4))
-def test_an_executable_that_cannot_be_made_anew_stays(recorder: Recorder, call: int) -> None:
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.copy(out, a)
-    recorder.graph.accumulate(out, a)
-    replay = recorder.built([a], [out]).replay
-    values, memory = recorder.floats(3, 4), replay.memory()
-    for _ in range(PATIENCE):
-        replay.run([values], memory)
-    recorder.emulator.fail_at(call)
-
-    for _ in range(3 * LESS_OFTEN * PATIENCE):
-        assert replay.run([values], memory)[0].tolist() == (values * 2).tolist()
-
-    assert [note.split(":")[0] for note in recorder.notes] == [STAYS_PATCHED]
     replay.close()
 
 

@@ -29,7 +29,7 @@ def replace(parameters: Parameters, old: torch.Tensor, new: torch.Tensor) -> lis
 
 def run_with(emulator: Emulator, graph: Graph, old: torch.Tensor, new: torch.Tensor) -> list[int]:
     """Run a graph once with `new` in place of `old`; return the nodes that were written."""
-    executable = emulator.driver.instantiate(graph.handle)
+    executable = emulator.driver.instantiate(graph.handle, 0)
     parameters = Parameters(emulator.driver, graph.handle)
     nodes = replace(parameters, old, new)
     parameters.write(executable, nodes)
@@ -144,7 +144,7 @@ def test_a_failed_write_is_an_error_that_names_it(emulator: Emulator) -> None:
     a = torch.ones(4)
     graph = emulator.graph()
     graph.add(a, a, a)
-    executable = emulator.driver.instantiate(graph.handle)
+    executable = emulator.driver.instantiate(graph.handle, 0)
     parameters = Parameters(emulator.driver, graph.handle)
     emulator.fail_at(1)
 
