@@ -16,7 +16,6 @@ import json
 import sys
 import threading
 import weakref
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -693,16 +692,6 @@ def memory_at(address: int, size: int, device: torch.device) -> torch.Tensor:
     return owned_elsewhere
 
 
-def pointers_unchanged() -> Callable[[list[Any], Any, list[int]], bool]:
-    """Return what says whether the tensors of a list lie where a second list says, at the indices of a third."""
-    compare: Callable[..., bool] | None = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-    return compare or _pointers_unchanged  # a torch without CUDA does not have it
-
-
-def _pointers_unchanged(tensors: list[Any], pointers: list[int], indices: list[int]) -> bool:
-    return all(tensors[index].data_ptr() == pointers[index] for index in indices)
-
-
 _LIBTORCH = (
     ("libtorch_cpu.so", "aoti_torch_get_data_ptr"),
     ("libtorch_cpu.so", "aoti_torch__reinterpret_tensor"),
@@ -728,12 +717,7 @@ def configure_bulk(helper: Any) -> str | None:
     helper.configure(torch._C.TensorBase, _handle_offset(), *functions)
     with _without_modes_of_the_user():
         tensors = _own_tensors()
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        everywhere, nowhere = array("Q", pointers), array("Q", [0] * len(tensors))
-        all_of_them = helper.indices([*range(len(tensors))])
-        if not helper.unchanged(all_of_them, tensors, everywhere) or (
-            helper.moved(all_of_them, tensors, nowhere) != dict(enumerate(pointers))
-        ):
+        if helper.places(tensors) != [tensor.data_ptr() for tensor in tensors]:
             return "it does not find where tensors lie"
         made: list[Any] = [None]
         helper.fill(helper.plan([(0, 0, dtype_code(torch.int16), 3, (2, 1), (1, 7))]), tensors, [], made)
@@ -843,7 +827,6 @@ RELOCATION_REQUIRED = (
     ("torch", "_C._cuda_getCurrentRawStream"),
     ("torch", "_C._cuda_getDevice"),
     ("torch", "_C._cuda_isCurrentStreamCapturing"),
-    ("torch", "_C._tensors_data_ptrs_at_indices_equal"),
     ("torch", "_C._dynamo.guards._reinterpret_tensor"),
     ("torch", "_C._dynamo.guards._empty_strided_cuda"),
     ("torch", "_C._construct_storage_from_data_pointer"),

@@ -1,28 +1,20 @@
-"""An executable graph and the addresses it is bound to: what has moved is written, and nothing else."""
+"""What a graph is bound to: inputs and memories that move, what follows each of them, and where they lie in a call."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import array
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.bulk import Watch
-from pygraphd.client.driver import DriverError
 from pygraphd.client.misfits import Misfit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from pygraphd.client.bulk import Bulk
-    from pygraphd.client.driver import Driver
-    from pygraphd.client.parameters import Parameters
     from pygraphd.client.relocation import Table
-    from pygraphd.client.wandering import Following
 
-TORN = -1
-"""No set's number: of an executable that something has come in between of while it was written to, as an interrupt of the user's may."""
+_MODULUS = 1 << 64
 
 
 class UnfitError(Exception):
@@ -39,14 +31,6 @@ class MisfitError(UnfitError):
         """Say why."""
         super().__init__(misfit.value)
         self.misfit = misfit
-
-
-@dataclass(frozen=True, slots=True)
-class Fresh:
-    """Slots whose memory a call has from the allocator, counted from the first memory on."""
-
-    slots: list[int]
-    watch: Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,235 +55,72 @@ class InputGroup:
         return base
 
 
-class Binding:
-    """One executable. Slots are numbered through `groups` and then through the memory that each call makes."""
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What moves as one, and what follows it."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        graph: int,
-        parameters: Parameters,
-        table: Table,
-        groups: Sequence[InputGroup],
-        bound: Sequence[int],
-        bulk: Bulk,
-        stream: int,
-    ) -> None:
-        """Instantiate a graph whose parameters are `parameters`, and in which each slot lies where `bound` says."""
-        self._stream = stream
-        self._driver = driver
-        self._graph = graph
-        self._parameters = parameters
-        self._words = parameters.words
-        self.table = table
-        """What follows its slots."""
-        self.groups = groups
-        self._indices = [index for group in groups for index, _ in group.members]
-        places = [bound[slot] + offset for slot, group in enumerate(groups) for _, offset in group.members]
-        self.pointers = bulk.addresses(_by_index(self._indices, places))
-        """Where each input lies that can move, by index,"""
-        self._positions = {index: position for position, index in enumerate(self._indices)}
-        self.addresses = [*places, *bound[len(groups) :]]
-        """Where each input lies that can move, and then each memory: a *position* each."""
-        self._first_memory = len(places)
-        self._slots = [slot for slot, group in enumerate(groups) for _ in group.members]
-        self._slots += range(len(groups), len(bound))
-        """Of each position."""
-        ends = list(itertools.accumulate(len(group.members) for group in groups))
-        self._members = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-        """Of each group, the positions."""
-        self.memory = bulk.addresses(bound[len(groups) :])
-        """and each memory that a call makes."""
-        self._bulk = bulk
-        self.inputs, self._memories = bulk.watch(self._indices), bulk.watch([*range(len(self.memory))])
-        self.number = 0
-        """Of the set of recycled memory that it is bound to; 0: of none."""
-        self.latest_use = 0
-        """The number of the call that used it."""
-        self.new_at = 0
-        """The number of the call that it was bound for, if nobody had come with these addresses before, as far as is remembered."""
-        self._placed: tuple[int, Any] = (0, None)  # an executable, and what the helper knows of it
-        self.follower: Binding | None = None
-        """The executable that was used after this one the last time: where addresses rotate, so do executables."""
-        self.executable = driver.instantiate(graph, stream)
-
-    def fits(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> bool:
-        """Whether it is bound to these inputs and this memory already.
-
-        Memory of a set lies where it always did: with the same `number`, only the `fresh` slots can have moved.
-        """
-        return (
-            number == self.number
-            and fresh.watch.unchanged(memory, self.memory)
-            and self.inputs.unchanged(inputs, self.pointers)
-        )
-
-    def moved(self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh) -> dict[int, int]:
-        """Return the positions that do not lie where they are bound to, and where they lie; see `fits`."""
-        positions, first = self._positions, self._first_memory
-        watch = fresh.watch if number == self.number else self._memories
-        moved = {positions[index]: at for index, at in self.inputs.moved(inputs, self.pointers).items()}
-        for slot, at in watch.moved(memory, self.memory).items():
-            moved[first + slot] = at
-        return moved
-
-    @property
-    def came_again(self) -> bool:
-        """Whether the addresses that it is bound to have come more than once."""
-        return self.latest_use > self.new_at
-
-    def watch_first(self, indices: Collection[int]) -> Watch:
-        """Return what looks at all inputs that can move, and at those of these indices first."""
-        first = [index for index in self._indices if index in indices]
-        return self._bulk.watch([*first, *(index for index in self._indices if index not in indices)])
-
-    def inputs_among(self, positions: Iterable[int]) -> set[int]:
-        """Return the indices of the inputs that are at some positions."""
-        return {self._indices[position] for position in positions if position < self._first_memory}
-
-    def addresses_with(self, moved: Mapping[int, int]) -> list[int]:
-        """Return what `addresses` would be if some positions had moved."""
-        addresses = self.addresses.copy()
-        for position, address in moved.items():
-            addresses[position] = address
-        return addresses
-
-    def bind(self, addresses: list[int], moved: Collection[int], number: int) -> int:
-        """Bind to other addresses, which differ at the positions that have `moved`; return how many nodes were written.
-
-        Raises `UnfitError` with nothing changed, or `DriverError`, after which the executable is of no more use; neither is it after
-        any other exception.
-        """
-        self.raise_if_torn()
-        bases = self._bases_of(moved, addresses)
-        nodes = self._nodes_of(bases)
-        self.number = TORN
-        self._move_to(addresses, moved, bases)
-        self._parameters.write(self.executable, nodes)
-        self.number = number
-        return len(nodes)
-
-    def track(self, following: Following) -> Any:
-        """Return what the helper needs to bind executables of this graph by itself; None if it cannot."""
-        if self._driver.launch_address is None:
-            return None  # nobody is to call the driver but Python
-        return self._bulk.track(following, self._parameters.fail_to_write)
-
-    def place(self, track: Any) -> Any:
-        """Return what the helper needs to bind and launch this one."""
-        executable, place = self._placed
-        if executable != self.executable:
-            writes = self._parameters.writes_by_address()
-            place = self._bulk.place(track, self.pointers, self.memory, self._words, writes, self.executable)
-            self._placed = self.executable, place
-        return place
-
-    def unused(self, track: Any) -> int:
-        """Return for how many calls the helper has not launched it."""
-        return self._bulk.unused(track, self.place(track))
-
-    def wrote(self) -> None:
-        """Note that the helper has bound it elsewhere."""
-        self.new_at = self.latest_use
-
-    def catch_up(self) -> None:
-        """Have `addresses` say where the helper has bound it."""
-        pointers = self.pointers
-        self.addresses = [*(pointers[index] for index in self._indices), *self.memory]
-
-    def another(self, addresses: list[int], moved: Collection[int], number: int) -> Binding:
-        """Return another executable of the graph, bound to other addresses; see `bind`, and this one is as it was."""
-        self.raise_if_torn()
-        # Before anything is made: what does not fit may come at every call.
-        bases = self._bases_of(moved, addresses)
-        other = copy.copy(self)
-        other._parameters = self._parameters.again()
-        other._words = other._parameters.words
-        other.pointers, other.memory = self.pointers[:], self.memory[:]
-        other._move_to(addresses, moved, bases)
-        other.number = number
-        other.follower = None
-        other._placed = 0, None
-        other._instantiate()
-        return other
-
-    def _instantiate(self) -> None:
-        """Make an executable with the words as they are.
-
-        Where the graph was recorded, or another executable is bound, may be nobody's memory by now, and instantiating, the
-        driver looks at that of copies and memsets.
-        """
-        with self._driver.relaxed():
-            self._parameters.write_graph()
-            self.executable = self._driver.instantiate(self._graph, self._stream)
-
-    @property
-    def is_torn(self) -> bool:
-        """Whether nobody knows any more what it is bound to."""
-        return self.number == TORN
-
-    def raise_if_torn(self) -> None:
-        """Raise DriverError if it is."""
-        if self.is_torn:
-            raise DriverError("something came in between while an executable was written to", 0)
-
-    def _move_to(self, addresses: list[int], moved: Collection[int], bases: Mapping[int, int]) -> None:
-        first, indices = self._first_memory, self._indices
-        for position in moved:
-            if position < first:
-                self.pointers[indices[position]] = addresses[position]
-            else:
-                self.memory[position - first] = addresses[position]
-        words, places = self._words, self.table.places
-        for slot, base in bases.items():
-            for index, offset in places[slot]:
-                words[index] = base + offset
-        self.addresses = addresses
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes of the graph can be written."""
-        return len(self._parameters)
-
-    def nodes_that_follow(self, moved: Collection[int]) -> int:
-        """Return how many nodes are to be written when some positions have moved."""
-        return len(self._nodes_of({self._slots[position] for position in moved}))
-
-    def _nodes_of(self, slots: Collection[int]) -> Collection[int]:
-        """Return the nodes that follow some slots."""
-        nodes = self.table.nodes
-        if len(slots) == 1:
-            return nodes[next(iter(slots))]
-        return set(itertools.chain.from_iterable(map(nodes.__getitem__, slots)))
-
-    def _bases_of(self, moved: Iterable[int], addresses: Sequence[int]) -> dict[int, int]:
-        """Return where the slots lie that have moved; raises `UnfitError`."""
-        bases: dict[int, int] = {}
-        for position in moved:
-            slot = self._slots[position]
-            if slot not in bases:  # hundreds of inputs may be one slot
-                bases[slot] = self._base(slot, addresses)
-        return bases
-
-    def _base(self, slot: int, addresses: Sequence[int]) -> int:
-        """Return where a slot lies; raises `UnfitError`."""
-        memory = slot - len(self.groups)
-        if memory >= 0:
-            return addresses[self._first_memory + memory]
-        return self.groups[slot].base(addresses[self._members[slot]])
-
-    def close(self) -> None:
-        """Destroy the executable; a launch of it that still runs goes on."""
-        executable, self.executable, self.follower = self.executable, 0, None
-        self._placed = 0, None
-        if executable:
-            with contextlib.suppress(DriverError):
-                self._driver.destroy_executable(executable)
+    group: InputGroup
+    """The inputs; or a memory that each call makes, by its index, which may lie anywhere."""
+    positions: slice
+    """Where its members are in a list of addresses."""
+    words: tuple[tuple[int, int], ...]
+    """As (index, bytes from where the slot begins)."""
+    nodes: tuple[int, ...]
 
 
-def _by_index(indices: Sequence[int], values: Sequence[int]) -> list[int]:
-    """Return a list with each value at its index, and 0 elsewhere."""
-    placed = [0] * (max(indices, default=-1) + 1)
-    for index, value in zip(indices, values, strict=True):
-        placed[index] = value
-    return placed
+class Slots:
+    """All slots that a node has an address in: first those of inputs, then those of memories.
+
+    What no node has an address in may lie anywhere: nothing is written for it. A list of addresses is one of each slot's members in turn.
+    """
+
+    def __init__(self, groups: Sequence[InputGroup], table: Table, bound: Sequence[int]) -> None:
+        """Slots of the table are those of `groups` and then one for each memory, and lay where `bound` says."""
+        memories = (InputGroup(((memory, 0),), 1, 0) for memory in range(len(bound) - len(groups)))
+        self.slots: list[Slot] = []
+        self.inputs: list[int] = []
+        """The index of each member that is an input,"""
+        self.memories: list[int] = []
+        """and of each that is a memory."""
+        self.bound: list[int] = []
+        """Where each member lay."""
+        for slot, group in enumerate([*groups, *memories]):
+            if table.places[slot]:
+                begin = len(self.bound)
+                self.bound += [bound[slot] + offset for _, offset in group.members]
+                indices = self.inputs if slot < len(groups) else self.memories
+                indices += [index for index, _ in group.members]
+                positions = slice(begin, len(self.bound))
+                self.slots.append(Slot(group, positions, table.places[slot], table.nodes[slot]))
+
+    def places(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[int]:
+        """Return where the members lie in a call; raises whatever what is no tensor does."""
+        return [
+            *[inputs[index].data_ptr() for index in self.inputs],
+            *[memory[index].data_ptr() for index in self.memories],
+        ]
+
+    def elsewhere(self, at: Sequence[int] | None, now: Sequence[int]) -> Iterator[tuple[Slot, int]]:
+        """Return the slots that lie elsewhere now than `at`, all of them if that is None, and where; raises `MisfitError`."""
+        for slot in self.slots:
+            places = now[slot.positions]
+            if at is None or at[slot.positions] != places:
+                yield slot, slot.group.base(places)
+
+    def numbers(self, writes: Sequence[Sequence[int]]) -> array.array[int]:
+        """Return all of this as `table.h` reads it; a node is written by (function, node, parameters[, context])."""
+        slots = self.slots
+        sizes = [(len(each.group.members), len(each.words), len(each.nodes)) for each in slots]
+        columns: list[list[tuple[int, ...]]] = [
+            [member for slot in slots for member in slot.group.members],
+            [
+                (members, each.group.recorded, each.group.alignment, words, nodes)
+                for each, (members, words, nodes) in zip(slots, sizes, strict=True)
+            ],
+            [word for slot in slots for word in slot.words],
+            [(node,) for slot in slots for node in slot.nodes],
+            [(*each, 0)[:4] for each in writes],
+        ]
+        flat = itertools.chain.from_iterable(itertools.chain.from_iterable(columns))
+        numbers = (len(self.inputs), *map(len, columns), *flat, *self.bound)
+        return array.array("Q", (number % _MODULUS for number in numbers))

@@ -85,140 +85,17 @@ static PyObject *item(PyObject *list, Py_ssize_t index) {
 
 /* --- looking ---------------------------------------------------------------------------------------------------------- */
 
-/* At which indices of a list tensors are looked at. */
-typedef struct {
-    Py_ssize_t count, end; /* `end` is beyond the largest */
-    Py_ssize_t at[];
-} Indices;
-
-#define INDICES "pygraph.indices"
-
-static void free_indices(PyObject *capsule) { PyMem_Free(PyCapsule_GetPointer(capsule, INDICES)); }
-
-static int read_indices(PyObject *list, Indices *made) {
-    for (Py_ssize_t i = 0; i < made->count; i++) {
-        Py_ssize_t index = PyLong_AsSsize_t(PyList_GET_ITEM(list, i));
-        if (index == -1 && PyErr_Occurred()) return -1;
-        if (index < 0 || index > PY_SSIZE_T_MAX / 8 - 1) {
-            PyErr_SetString(PyExc_ValueError, "an index is negative, or too large");
-            return -1;
-        }
-        made->at[i] = index;
-        if (index >= made->end) made->end = index + 1;
-    }
-    return 0;
-}
-
-static PyObject *indices(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+static PyObject *places(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     if (!are_lists(args, given, 1)) return NULL;
-    Py_ssize_t count = PyList_GET_SIZE(args[0]);
-    Indices *made = PyMem_Malloc(sizeof(Indices) + count * sizeof(Py_ssize_t));
-    if (made == NULL) return PyErr_NoMemory();
-    made->count = count;
-    made->end = 0;
-    PyObject *capsule = read_indices(args[0], made) < 0 ? NULL : PyCapsule_New(made, INDICES, free_indices);
-    if (capsule == NULL) PyMem_Free(made);
-    return capsule;
-}
-
-/* What `unchanged` and `moved` look at. */
-typedef struct {
-    const Indices *indices;
-    PyObject **tensors;
-    Py_buffer addresses; /* of 64 bits each */
-} Look;
-
-static int begin_look(Look *look, PyObject *const *args, Py_ssize_t given) {
-    if (given != 3 || !PyList_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "indices, a list and addresses are wanted");
-        return -1;
+    PyObject *found = PyList_New(PyList_GET_SIZE(args[0]));
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(args[0]); i++) {
+        void *address = NULL, *tensor = tensor_of(PyList_GET_ITEM(args[0], i));
+        int failed = tensor == NULL || torch.get_data_ptr(tensor, &address) != 0;
+        PyObject *place = failed ? NULL : PyLong_FromVoidPtr(address);
+        if (place == NULL && !PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "tensor %zd has no address", i);
+        if (place == NULL) Py_CLEAR(found);
+        else PyList_SET_ITEM(found, i, place);
     }
-    look->indices = PyCapsule_GetPointer(args[0], INDICES);
-    if (look->indices == NULL || PyObject_GetBuffer(args[2], &look->addresses, PyBUF_SIMPLE) < 0) return -1;
-    look->tensors = ((PyListObject *)args[1])->ob_item;
-    Py_ssize_t end = look->indices->end;
-    if (PyList_GET_SIZE(args[1]) >= end && look->addresses.len / (Py_ssize_t)sizeof(uint64_t) >= end) return 0;
-    PyBuffer_Release(&look->addresses);
-    PyErr_SetString(PyExc_IndexError, "an index is beyond the end of a list");
-    return -1;
-}
-
-/* A step of a program leaves nothing of this in the caches near the core, and one line after the other would be waited for: for
- * each tensor the object, the tensor in it, and its storage. So they are asked for ahead, each when what tells its address has come.
- * An address that is none does no harm, as nothing is read from it here: neither do fields of torch's that lie elsewhere one day. */
-#define AHEAD 6
-#define STORAGE 16 /* bytes into a tensor: the pointer to its storage */
-#define OFFSET 144 /* its offset, number of elements and dtype */
-#define KEYS 176
-
-static char *tensor_ahead(const Look *look, Py_ssize_t i) {
-    PyObject *object = look->tensors[look->indices->at[i]];
-    return is_tensor(object) ? *(char **)((char *)object + torch.offset) : NULL;
-}
-
-static void fetch(const Look *look, Py_ssize_t i) {
-    Py_ssize_t count = look->indices->count, object = i + 3 * AHEAD, tensor = i + 2 * AHEAD, storage = i + AHEAD;
-    char *found;
-    if (object < count) __builtin_prefetch(look->tensors[look->indices->at[object]]);
-    if (tensor >= 0 && tensor < count && (found = tensor_ahead(look, tensor)) != NULL) {
-        __builtin_prefetch(found + STORAGE);
-        __builtin_prefetch(found + OFFSET);
-        __builtin_prefetch(found + KEYS);
-    }
-    if (storage >= 0 && storage < count && (found = tensor_ahead(look, storage)) != NULL) {
-        char *address = *(char **)(found + STORAGE);
-        __builtin_prefetch(address);
-        __builtin_prefetch(address + 64);
-    }
-}
-
-/* Whether a tensor lies elsewhere; -1 with an exception set if it is none. `*address` is where. */
-static int is_elsewhere(const Look *look, Py_ssize_t i, uint64_t *address) {
-    Py_ssize_t index = look->indices->at[i];
-    void *found, *tensor = tensor_of(look->tensors[index]);
-    if (tensor == NULL) return -1;
-    if (torch.get_data_ptr(tensor, &found) != 0) {
-        PyErr_Format(PyExc_RuntimeError, "tensor %zd has no address", index);
-        return -1;
-    }
-    *address = (uint64_t)(uintptr_t)found;
-    return *address != ((const uint64_t *)look->addresses.buf)[index];
-}
-
-static PyObject *unchanged(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    Look look;
-    uint64_t address;
-    int elsewhere = 0;
-    if (begin_look(&look, args, given) < 0) return NULL;
-    for (Py_ssize_t i = -3 * AHEAD; elsewhere == 0 && i < look.indices->count; i++) {
-        fetch(&look, i);
-        if (i >= 0) elsewhere = is_elsewhere(&look, i, &address);
-    }
-    PyBuffer_Release(&look.addresses);
-    return elsewhere < 0 ? NULL : PyBool_FromLong(!elsewhere);
-}
-
-static int note(PyObject *found, Py_ssize_t index, uint64_t address) {
-    PyObject *key = PyLong_FromSsize_t(index), *value = PyLong_FromUnsignedLongLong(address);
-    int failed = key == NULL || value == NULL || PyDict_SetItem(found, key, value) < 0;
-    Py_XDECREF(key);
-    Py_XDECREF(value);
-    return failed ? -1 : 0;
-}
-
-static PyObject *moved(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    Look look;
-    uint64_t address;
-    int failed = 0;
-    if (begin_look(&look, args, given) < 0) return NULL;
-    PyObject *found = PyDict_New();
-    for (Py_ssize_t i = -3 * AHEAD; found != NULL && !failed && i < look.indices->count; i++) {
-        fetch(&look, i);
-        int elsewhere = i < 0 ? 0 : is_elsewhere(&look, i, &address);
-        failed = elsewhere < 0 || (elsewhere && note(found, look.indices->at[i], address) < 0);
-    }
-    PyBuffer_Release(&look.addresses);
-    if (failed) Py_CLEAR(found);
     return found;
 }
 
@@ -443,17 +320,13 @@ static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t give
     return picks == NULL ? NULL : picked(picks, args + 1, NULL);
 }
 
-#include "track.h"
+#include "table.h"
 #include "call.h"
 
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
      "configure(type, offset, get_data_ptr, reinterpret, view_as, destroy, wrap): of tensors, where in an object one is, and functions."},
-    {"indices", (PyCFunction)(void (*)(void))indices, METH_FASTCALL, "indices(list): at which indices the next two look."},
-    {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL,
-     "unchanged(indices, tensors, addresses): whether each tensor lies where its address, of 64 bits, says."},
-    {"moved", (PyCFunction)(void (*)(void))moved, METH_FASTCALL,
-     "moved(indices, tensors, addresses): where those lie that lie elsewhere, by index."},
+    {"places", (PyCFunction)(void (*)(void))places, METH_FASTCALL, "places(tensors): where each lies."},
     {"references", (PyCFunction)(void (*)(void))references, METH_FASTCALL,
      "references(objects): how many references there are to each."},
     {"same_references", (PyCFunction)(void (*)(void))same_references, METH_FASTCALL,
@@ -470,21 +343,14 @@ static PyMethodDef methods[] = {
     {"launcher", launcher, METH_VARARGS,
      "launcher(function, fail): what `call` launches by without Python: the address of an int (*)(void *executable, void *stream), and\n"
      "what is called with what that has returned, if it is not 0, and raises."},
+    {"table", table, METH_VARARGS,
+     "table(numbers, words, executable, limit, worth, idle, make, fail): the executables of a graph, of which there is one, and `limit` at\n"
+     "most: `numbers` are 64 bits each (see `Slots.numbers`); make(stream) returns another one or None, fail(code, node) raises."},
+    {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL,
+     "bind(table, inputs, memory, stream): return (executable, how many nodes were written), or None if they do not fit."},
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
-     "call(recipe, looked_at, inputs, addresses, memory, memory_addresses, blank, launch, executable, stream): return (outputs, what\n"
-     "launch(executable, stream) returned) if the inputs looked at and what is allocated lie at these addresses, or None."},
-    {"track", track, METH_VARARGS,
-     "track(inputs, followers, words, soon, often, many, fail): what follows tensors, of which the first are inputs: (index, base,\n"
-     "alignment, number of words, nodes) each, and all words, each an index and an offset of 64 bits; fail(code, node) raises.\n"
-     "Addresses that come again within `soon` calls are told of when they have come `often`, or once in graphs of `many` nodes."},
-    {"place", place, METH_VARARGS,
-     "place(track, pointers, memory, words, writes, executable): an executable that is bound to these addresses; how each node is\n"
-     "written: (function, node, parameters[, context])."},
-    {"unused", unused, METH_VARARGS, "unused(track, place): for how many calls a place was not launched."},
-    {"call_elsewhere", (PyCFunction)(void (*)(void))call_elsewhere, METH_FASTCALL,
-     "call_elsewhere(recipe, track, places, inputs, memory, blank, launch, stream): launch the place that lies there, or write the\n"
-     "first; return (outputs, what launch(executable, stream) returned, how many nodes were written), None if the call does not fit,\n"
-     "or () if what is there has come often."},
+     "call(recipe, table, inputs, memory, blank, launch, stream): allocate, bind, launch and make; return (outputs, what\n"
+     "launch(executable, stream) returned, how many nodes were written), or None if the inputs do not fit."},
     {NULL, NULL, 0, NULL}};
 
 /* In two phases, so that it is not put where a user's own module of this name would be looked for. */

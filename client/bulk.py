@@ -6,7 +6,6 @@ is 0.1 us for each that is looked at, and 1 us for each that is made, at every c
 
 from __future__ import annotations
 
-import array
 import functools
 import operator
 import sys
@@ -17,14 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 from pygraphd.client import _torch, native
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableSequence, Sequence
+    from array import array
+    from collections.abc import Sequence
     from pathlib import Path
 
     import torch
-
-    from pygraphd.client.wandering import Following
-
-    Addresses = MutableSequence[int]
 
 
 class Piece(NamedTuple):
@@ -42,79 +38,32 @@ class Piece(NamedTuple):
     stride: tuple[int, ...]
 
 
-class Watch(NamedTuple):
-    """Looks at the tensors of a list, at certain indices; called with that list and with addresses from `Bulk.addresses`."""
-
-    unchanged: Callable[[list[Any], Addresses], bool]
-    """Whether all lie where the addresses say."""
-    moved: Callable[[list[Any], Addresses], dict[int, int]]
-    """Where those lie that do not, by index."""
-    looked_at: Any = None
-    """The indices, as a `Call` wants them."""
-
-
 Launch = Callable[[int, int], Any]
 """Launches an executable on a stream; for a `Call`, what `Bulk.launching` has made is one, too."""
 
 
 class Call(Protocol):
-    """Does a whole call of a graph that is bound to its addresses already."""
+    """Does a whole call of a graph."""
 
     def __call__(
         self,
-        looked_at: Any,
-        inputs: list[Any],
-        addresses: Addresses,
-        memory: list[Any],
-        memory_addresses: Addresses,
-        blank: list[Any],
-        launch: Launch,
-        executable: int,
-        stream: int,
-        /,
-    ) -> tuple[Any, Any] | None:
-        """Return the outputs and what launching has returned; None with nothing launched, if anything lies elsewhere.
-
-        What is allocated is put into `memory`, at its slots, and taken out again. Raises what allocating and launching do.
-        """
-
-
-class CallElsewhere(Protocol):
-    """Does a whole call of a small graph, wherever that lies."""
-
-    def __call__(
-        self,
-        track: Any,
-        places: tuple[Any, ...],
+        table: Any,
         inputs: list[Any],
         memory: list[Any],
         blank: list[Any],
         launch: Launch,
         stream: int,
         /,
-    ) -> tuple[Any, Any, int] | tuple[()] | None:
-        """Return the outputs, what launching has returned, and how many nodes of the first of the places were written.
+    ) -> tuple[Any, Any, int] | None:
+        """Return the outputs, what launching has returned, and how many nodes were written; None with nothing launched, if the call does not fit.
 
-        None, with nothing launched or written, if the call does not fit, and `()` if its addresses have come often. Raises what
-        allocating, writing and launching do; an executable that could not be written is bound nowhere then. For `memory` see `Call`.
+        `table` is of `Bulk.table`. What is allocated is put into `memory`, at its slots, and taken out again. Raises what allocating,
+        making an executable, writing and launching do.
         """
-
-
-class Calls(NamedTuple):
-    """What the helper does of a graph's calls in one go."""
-
-    bound: Call
-    elsewhere: CallElsewhere
 
 
 class Bulk(Protocol):
     """What is done with many tensors at once."""
-
-    def addresses(self, values: Iterable[int], /) -> Addresses:
-        """Return addresses as they are compared: a sequence that can be changed, and copied by `[:]`."""
-
-    def watch(self, indices: list[int], /) -> Watch:
-        """Return what looks at these indices."""
 
     def references(self, objects: list[Any], /) -> list[int]:
         """Return how many references there are to each."""
@@ -137,31 +86,31 @@ class Bulk(Protocol):
         slots: Sequence[int],
         pieces: Sequence[Piece],
         picks: Sequence[tuple[int, int]],
-    ) -> Calls | None:
+    ) -> Call | None:
         """Return what allocates, with each of these arguments and for each of these slots, launches, fills and gathers.
 
         None, if all that has to be done step by step.
         """
 
-    def track(self, following: Following, fail: Callable[[int, int], NoReturn]) -> Any:
-        """Return what `CallElsewhere` binds executables by; `fail` is told what writing a node has returned, and which node.
+    def table(
+        self,
+        numbers: array[int],
+        words: memoryview,
+        executable: int,
+        limits: tuple[int, int, int],
+        make: Callable[[int], int | None],
+        fail: Callable[[int, int], NoReturn],
+    ) -> Any:
+        """Return a table of executables that begins with one; None if it has to be Python's, `executables.Table`.
 
-        None, if Python has to do it.
+        `numbers` are those of `Slots.numbers`, and `limits` how many executables there may be, `WORTH` and `IDLE_CALLS`. `make` makes
+        another one on a stream; `fail` is told what writing a node has returned, and which node.
         """
 
-    def unused(self, track: Any, place: Any, /) -> int:
-        """Return for how many calls of `CallElsewhere` an executable was not launched."""
-
-    def place(
-        self,
-        track: Any,
-        pointers: Addresses,
-        memory: Addresses,
-        words: memoryview,
-        writes: tuple[tuple[int, ...], ...],
-        executable: int,
-    ) -> Any:
-        """Return an executable for `CallElsewhere`, with its addresses and words, which it writes to."""
+    def bind(
+        self, table: Any, inputs: list[Any], memory: list[Any], stream: int, /
+    ) -> tuple[int, int] | None:
+        """Return an executable that is bound where a call lies, and how many nodes were written; None if it does not fit."""
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
         """Return what launches by the driver's function at an address, for a `Call` alone; `fail` is told what that returns but 0.
@@ -172,23 +121,6 @@ class Bulk(Protocol):
 
 class InPython:
     """Without the helper."""
-
-    def addresses(self, values: Iterable[int], /) -> Addresses:
-        """See `Bulk`."""
-        return list(values)
-
-    def watch(self, indices: list[int], /) -> Watch:
-        """See `Bulk`."""
-        unchanged = _torch.pointers_unchanged()
-
-        def moved(tensors: list[Any], addresses: Addresses) -> dict[int, int]:
-            return {
-                index: address
-                for index in indices
-                if (address := tensors[index].data_ptr()) != addresses[index]
-            }
-
-        return Watch(lambda tensors, addresses: unchanged(tensors, addresses, indices), moved)
 
     def references(self, objects: list[Any], /) -> list[int]:
         """See `Bulk`."""
@@ -235,22 +167,18 @@ class InPython:
         slots: Sequence[int],
         pieces: Sequence[Piece],
         picks: Sequence[tuple[int, int]],
-    ) -> Calls | None:
+    ) -> Call | None:
         """See `Bulk`."""
         del allocate, arguments, slots, pieces, picks
         return None
 
-    def track(self, following: Following, fail: Callable[[int, int], NoReturn]) -> Any:
+    def table(self, *arguments: Any) -> Any:
         """See `Bulk`."""
-        del following, fail
+        del arguments
 
-    def place(self, *arguments: Any) -> NoReturn:
-        """See `Bulk`; there are no tracks to call it with."""
+    def bind(self, *arguments: Any) -> NoReturn:
+        """See `Bulk`; there are no tables to call it with."""
         raise NotImplementedError(arguments)
-
-    def unused(self, track: Any, place: Any, /) -> NoReturn:
-        """See `place`."""
-        raise NotImplementedError(track, place)
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
         """See `Bulk`."""
@@ -273,22 +201,8 @@ class Compiled:
     def __init__(self, module: Any) -> None:
         self.references = module.references
         self.same_references = module.same_references
-        self.place = module.place
-        self.unused = module.unused
+        self.bind = module.bind
         self._module = module
-
-    def addresses(self, values: Iterable[int], /) -> Addresses:
-        """See `Bulk`."""
-        return array.array("Q", values)
-
-    def watch(self, indices: list[int], /) -> Watch:
-        """See `Bulk`."""
-        looked_at = self._module.indices(indices)
-        return Watch(
-            functools.partial(self._module.unchanged, looked_at),
-            functools.partial(self._module.moved, looked_at),
-            looked_at,
-        )
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """See `Bulk`."""
@@ -318,18 +232,26 @@ class Compiled:
         slots: Sequence[int],
         pieces: Sequence[Piece],
         picks: Sequence[tuple[int, int]],
-    ) -> Calls | None:
+    ) -> Call | None:
         """See `Bulk`."""
         module, plan = self._module, self._plan(pieces)
         if plan is None:
             return None
-        filled, picked = module.indices(list(slots)), module.picks(list(picks))
-        recipe = module.recipe(allocate, tuple(map(tuple, arguments)), filled, plan, picked)
-        return Calls(functools.partial(module.call, recipe), functools.partial(module.call_elsewhere, recipe))
+        picked = module.picks(list(picks))
+        recipe = module.recipe(allocate, tuple(map(tuple, arguments)), tuple(slots), plan, picked)
+        return functools.partial(module.call, recipe)
 
-    def track(self, following: Following, fail: Callable[[int, int], NoReturn]) -> Any:
+    def table(
+        self,
+        numbers: array[int],
+        words: memoryview,
+        executable: int,
+        limits: tuple[int, int, int],
+        make: Callable[[int], int | None],
+        fail: Callable[[int, int], NoReturn],
+    ) -> Any:
         """See `Bulk`."""
-        return self._module.track(*following.told(), fail)
+        return self._module.table(numbers, words, executable, *limits, make, fail)
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
         """See `Bulk`."""

@@ -1,4 +1,4 @@
-/* A whole call of a graph that is bound to its addresses already: looks, allocates, launches, and makes what is returned.
+/* A whole call of a graph: looks where its inputs lie, allocates, binds, launches, and makes what is returned.
  *
  * Part of `bulk.c`. What it does one after the other is what `client/replay.py` does step by step: there, each step is a few calls
  * of Python's, and of 100 us that a call of 300 tensors took, 20 were spent between the steps. */
@@ -7,7 +7,7 @@
 typedef struct {
     PyObject *allocate;  /* called with each of */
     PyObject *arguments; /* a tuple of tuples; what comes of each goes */
-    PyObject *slots;     /* to one of these indices of the memory. */
+    Py_ssize_t *slots;   /* to one of these indices of the memory. */
     PyObject *plan;      /* of `fill` */
     PyObject *picks;     /* of `gather` */
 } Recipe;
@@ -18,7 +18,7 @@ static void free_recipe(PyObject *capsule) {
     Recipe *recipe = PyCapsule_GetPointer(capsule, RECIPE);
     Py_XDECREF(recipe->allocate);
     Py_XDECREF(recipe->arguments);
-    Py_XDECREF(recipe->slots);
+    PyMem_Free(recipe->slots);
     Py_XDECREF(recipe->plan);
     Py_XDECREF(recipe->picks);
     PyMem_Free(recipe);
@@ -33,19 +33,31 @@ static int are_tuples(PyObject *tuple) {
     return 1;
 }
 
+/* Returns a copy of a tuple's numbers, or NULL with an exception set. */
+static Py_ssize_t *read_slots(PyObject *tuple) {
+    Py_ssize_t *slots = PyMem_Malloc((PyTuple_GET_SIZE(tuple) + 1) * sizeof(Py_ssize_t));
+    if (slots == NULL) return (Py_ssize_t *)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) slots[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
+    if (!PyErr_Occurred()) return slots;
+    PyMem_Free(slots);
+    return NULL;
+}
+
 static PyObject *recipe(PyObject *module, PyObject *args) {
     PyObject *allocate, *arguments, *slots, *plan, *picks;
-    if (!PyArg_ParseTuple(args, "OO!OOO", &allocate, &PyTuple_Type, &arguments, &slots, &plan, &picks)) return NULL;
-    const Indices *indices = PyCapsule_GetPointer(slots, INDICES);
-    if (indices == NULL || PyCapsule_GetPointer(plan, PLAN) == NULL || PyCapsule_GetPointer(picks, PICKS) == NULL) return NULL;
-    if (!are_tuples(arguments)) return NULL;
-    if (indices->count != PyTuple_GET_SIZE(arguments)) {
+    if (!PyArg_ParseTuple(args, "OO!O!OO", &allocate, &PyTuple_Type, &arguments, &PyTuple_Type, &slots, &plan, &picks)) return NULL;
+    if (PyCapsule_GetPointer(plan, PLAN) == NULL || PyCapsule_GetPointer(picks, PICKS) == NULL || !are_tuples(arguments)) return NULL;
+    if (PyTuple_GET_SIZE(slots) != PyTuple_GET_SIZE(arguments)) {
         PyErr_SetString(PyExc_ValueError, "there are not as many slots as allocations");
         return NULL;
     }
     Recipe *made = PyMem_Malloc(sizeof(Recipe));
-    if (made == NULL) return PyErr_NoMemory();
-    *made = (Recipe){Py_NewRef(allocate), Py_NewRef(arguments), Py_NewRef(slots), Py_NewRef(plan), Py_NewRef(picks)};
+    Py_ssize_t *indices = made == NULL ? NULL : read_slots(slots);
+    if (indices == NULL) {
+        PyMem_Free(made);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    *made = (Recipe){Py_NewRef(allocate), Py_NewRef(arguments), indices, Py_NewRef(plan), Py_NewRef(picks)};
     PyObject *capsule = PyCapsule_New(made, RECIPE, free_recipe);
     if (capsule == NULL) PyMem_Free(made);
     return capsule;
@@ -53,18 +65,17 @@ static PyObject *recipe(PyObject *module, PyObject *args) {
 
 /* Returns -1 with an exception set, and with some of it in `memory`. */
 static int allocate(const Recipe *recipe, PyObject *memory) {
-    const Indices *slots = PyCapsule_GetPointer(recipe->slots, INDICES);
-    for (Py_ssize_t i = 0; i < slots->count; i++) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(recipe->arguments); i++) {
         PyObject *made = PyObject_Call(recipe->allocate, PyTuple_GET_ITEM(recipe->arguments, i), NULL);
-        if (made == NULL || PyList_SetItem(memory, slots->at[i], made) < 0) return -1;
+        if (made == NULL || PyList_SetItem(memory, recipe->slots[i], made) < 0) return -1;
     }
     return 0;
 }
 
 /* Leaves what was allocated to whoever was given it. */
 static void let_go(const Recipe *recipe, PyObject *memory) {
-    const Indices *slots = PyCapsule_GetPointer(recipe->slots, INDICES);
-    for (Py_ssize_t i = 0; i < slots->count; i++) PyList_SetItem(memory, slots->at[i], Py_NewRef(Py_None));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(recipe->arguments); i++)
+        if (recipe->slots[i] >= 0 && recipe->slots[i] < PyList_GET_SIZE(memory)) PyList_SetItem(memory, recipe->slots[i], Py_NewRef(Py_None));
 }
 
 /* A function of the driver's that launches. */
@@ -96,22 +107,17 @@ static PyObject *launcher(PyObject *module, PyObject *args) {
     return capsule;
 }
 
-/* Launches without Python; returns None, or NULL with an exception set. */
-static PyObject *launch_by(const Launcher *launcher, PyObject *executable, PyObject *stream) {
-    void *handle = PyLong_AsVoidPtr(executable), *on = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(stream);
+/* Launches by what launches: a function, called without Python, or anything that is called with an executable and a stream. */
+static PyObject *launched_by(PyObject *launch, uint64_t executable, PyObject *stream) {
+    if (!PyCapsule_CheckExact(launch)) return PyObject_CallFunction(launch, "KO", (unsigned long long)executable, stream);
+    const Launcher *launcher = PyCapsule_GetPointer(launch, LAUNCHER);
+    void *on = launcher == NULL ? NULL : PyLong_AsVoidPtr(stream);
     if (PyErr_Occurred()) return NULL;
     int code;
     Py_BEGIN_ALLOW_THREADS /* it may wait for a launch that waits for a callback in Python */
-    code = launcher->launch(handle, on);
+    code = launcher->launch((void *)executable, on);
     Py_END_ALLOW_THREADS
     return code == 0 ? Py_NewRef(Py_None) : PyObject_CallFunction(launcher->fail, "i", code);
-}
-
-/* `launch` is what launches, an executable and a stream. */
-static PyObject *launched_by(PyObject *const *launch) {
-    if (!PyCapsule_CheckExact(launch[0])) return PyObject_Vectorcall(launch[0], launch + 1, 2, NULL);
-    const Launcher *launcher = PyCapsule_GetPointer(launch[0], LAUNCHER);
-    return launcher == NULL ? NULL : launch_by(launcher, launch[1], launch[2]);
 }
 
 /* Returns what was filled, in its place of an empty list as long as `blank`. What looks for garbage does not see that. */
@@ -125,111 +131,37 @@ static PyObject *filled(const Recipe *recipe, PyObject *inputs, PyObject *memory
     return made;
 }
 
-/* Returns (what the graph returns, what `launch` does), or NULL with an exception set. */
-static PyObject *launch_and_make(const Recipe *recipe, PyObject *inputs, PyObject *memory, PyObject *blank, PyObject *const *launch) {
+enum { CALL_RECIPE, CALL_TABLE, INPUTS, MEMORY, BLANK, LAUNCH, STREAM, CALL_ARGUMENTS };
+
+/* Returns (what the graph returns, what `launch` does, how many nodes were written), or NULL with an exception set. */
+static PyObject *launch_and_make(const Recipe *recipe, const Table *table, uint64_t executable, PyObject *const *args) {
     const Picks *picks = PyCapsule_GetPointer(recipe->picks, PICKS);
-    PyObject *launched = picks == NULL ? NULL : launched_by(launch);
-    PyObject *made = launched == NULL ? NULL : filled(recipe, inputs, memory, blank);
-    PyObject *result = made == NULL ? NULL : picked(picks, (PyObject *[]){memory, made, inputs}, blank);
-    PyObject *both = result == NULL ? NULL : PyTuple_Pack(2, result, launched);
+    PyObject *launched = picks == NULL ? NULL : launched_by(args[LAUNCH], executable, args[STREAM]);
+    PyObject *made = launched == NULL ? NULL : filled(recipe, args[INPUTS], args[MEMORY], args[BLANK]);
+    PyObject *result = made == NULL ? NULL : picked(picks, (PyObject *[]){args[MEMORY], made, args[INPUTS]}, args[BLANK]);
+    PyObject *all = result == NULL ? NULL : Py_BuildValue("OOn", result, launched, table->written);
     Py_XDECREF(result);
     Py_XDECREF(made);
     Py_XDECREF(launched);
-    return both;
+    return all;
 }
-
-/* Whether all tensors lie where the addresses say; -1 with an exception set. */
-static int all_lie_there(PyObject *indices, PyObject *tensors, PyObject *addresses) {
-    PyObject *same = unchanged(NULL, (PyObject *[]){indices, tensors, addresses}, 3);
-    int answer = same == NULL ? -1 : same == Py_True;
-    Py_XDECREF(same);
-    return answer;
-}
-
-enum { CALL_RECIPE, LOOKED_AT, INPUTS, ADDRESSES, MEMORY, MEMORY_ADDRESSES, BLANK, LAUNCH, EXECUTABLE, STREAM, CALL_ARGUMENTS };
 
 static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    if (given != CALL_ARGUMENTS || !PyList_Check(args[INPUTS]) || !PyList_Check(args[MEMORY]) || !PyList_Check(args[BLANK])) {
-        PyErr_SetString(PyExc_TypeError, "10 arguments are wanted; inputs, memory and what is made are lists");
+    if (given != CALL_ARGUMENTS || !are_lists(args + INPUTS, 3, 3)) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "7 arguments are wanted");
         return NULL;
     }
     const Recipe *recipe = PyCapsule_GetPointer(args[CALL_RECIPE], RECIPE);
-    if (recipe == NULL) return NULL;
-    /* First, so that nothing is allocated for what does not fit. Inputs that cannot be looked at are told of step by step. */
-    int fits = all_lie_there(args[LOOKED_AT], args[INPUTS], args[ADDRESSES]);
-    if (fits < 0) PyErr_Clear();
-    if (fits <= 0) Py_RETURN_NONE;
+    Table *table = recipe == NULL ? NULL : PyCapsule_GetPointer(args[CALL_TABLE], TABLE);
+    if (table == NULL) return NULL;
+    /* First, so that nothing is allocated for what cannot be looked at. */
+    if (!read_inputs(table, args[INPUTS])) Py_RETURN_NONE;
     PyObject *result = NULL;
-    fits = allocate(recipe, args[MEMORY]) < 0 ? -1 : all_lie_there(recipe->slots, args[MEMORY], args[MEMORY_ADDRESSES]);
-    if (fits > 0) result = launch_and_make(recipe, args[INPUTS], args[MEMORY], args[BLANK], args + LAUNCH);
-    if (fits == 0) result = Py_NewRef(Py_None);
+    if (allocate(recipe, args[MEMORY]) == 0) {
+        const Executable *found = read_memory(table, args[MEMORY]) ? bound(table, args[STREAM]) : NULL;
+        if (found != NULL) result = launch_and_make(recipe, table, found->handle, args);
+        else if (!PyErr_Occurred()) result = Py_NewRef(Py_None);
+    }
     let_go(recipe, args[MEMORY]);
-    return result;
-}
-
-enum { TRACKED_RECIPE, ON_TRACK, PLACES, TRACKED_INPUTS, TRACKED_MEMORY, TRACKED_BLANK, TRACKED_LAUNCH, TRACKED_STREAM, TRACKED_ARGUMENTS };
-
-/* Returns the place at an index, borrowed, or NULL with an exception set. */
-static Place *place_at(PyObject *places, Py_ssize_t i, PyObject *track) {
-    Place *place = PyCapsule_GetPointer(PyTuple_GET_ITEM(places, i), PLACE);
-    if (place == NULL || place->track == track) return place;
-    PyErr_SetString(PyExc_ValueError, "a place is of another track");
-    return NULL;
-}
-
-/* Returns a place that is bound to these addresses: one that is already, or the first, and in `*written` how many of its nodes
- * were written; NULL with an exception set, or without one if they have come often. */
-static Place *bound(PyObject *capsule, PyObject *places, const uint64_t *now, int *written) {
-    Track *track = PyCapsule_GetPointer(capsule, TRACK);
-    *written = 0;
-    track->calls++;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(places); i++) {
-        Place *place = place_at(places, i, capsule);
-        if (place == NULL) return NULL;
-        if (is_bound(track, place, now)) {
-            place->used = track->calls;
-            return place;
-        }
-    }
-    Place *first = place_at(places, 0, capsule);
-    if (comes_often(track, first, now)) return NULL;
-    first->used = track->calls;
-    *written = bind(track, first, now);
-    return *written < 0 ? NULL : first;
-}
-
-/* Returns (outputs, what launching has returned, how many nodes were written), or NULL with an exception set; an empty tuple, with
- * nothing done, if the addresses have come often. */
-static PyObject *launch_bound(const Recipe *recipe, PyObject *const *args, const uint64_t *now) {
-    int written;
-    Place *place = bound(args[ON_TRACK], args[PLACES], now, &written);
-    if (place == NULL) return PyErr_Occurred() ? NULL : PyTuple_New(0);
-    PyObject *launch[] = {args[TRACKED_LAUNCH], place->executable, args[TRACKED_STREAM]};
-    PyObject *both = launch_and_make(recipe, args[TRACKED_INPUTS], args[TRACKED_MEMORY], args[TRACKED_BLANK], launch);
-    if (both == NULL) return NULL;
-    PyObject *done = Py_BuildValue("OOi", PyTuple_GET_ITEM(both, 0), PyTuple_GET_ITEM(both, 1), written);
-    Py_DECREF(both);
-    return done;
-}
-
-static PyObject *call_elsewhere(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    if (given != TRACKED_ARGUMENTS || !PyTuple_Check(args[PLACES]) || PyTuple_GET_SIZE(args[PLACES]) == 0 ||
-        !are_lists(args + TRACKED_INPUTS, 3, 3)) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "8 arguments are wanted; places are a tuple");
-        return NULL;
-    }
-    const Recipe *recipe = PyCapsule_GetPointer(args[TRACKED_RECIPE], RECIPE);
-    const Track *track = recipe == NULL ? NULL : PyCapsule_GetPointer(args[ON_TRACK], TRACK);
-    if (track == NULL) return NULL;
-    uint64_t now[MOST_TRACKED];
-    /* First, as in `call`; what does not fit is told of step by step. */
-    if (!read_places(args[TRACKED_INPUTS], track->followers, track->inputs, now)) Py_RETURN_NONE;
-    const Follower *memories = track->followers + track->inputs;
-    PyObject *result = NULL;
-    if (allocate(recipe, args[TRACKED_MEMORY]) == 0) {
-        int are_there = read_places(args[TRACKED_MEMORY], memories, track->count - track->inputs, now + track->inputs);
-        result = are_there ? launch_bound(recipe, args, now) : Py_NewRef(Py_None);
-    }
-    let_go(recipe, args[TRACKED_MEMORY]);
     return result;
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SOURCE = Path(__file__).with_name("bulk.c")
-PARTS = tuple(SOURCE.with_name(name) for name in ("call.h", "track.h"))
+PARTS = tuple(SOURCE.with_name(name) for name in ("call.h", "table.h"))
 _NAME = "bulk"
 _COMPILERS = ("gcc", "clang", "cc")
 _SPAWN_S = 5.0

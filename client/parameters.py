@@ -6,7 +6,6 @@ The driver is handed addresses within that array, so that a move is: change word
 from __future__ import annotations
 
 import bisect
-import copy
 import ctypes
 import functools
 import itertools
@@ -91,13 +90,6 @@ class Parameters:
         self._context = driver.context()
         self._lay_out()
         self.candidates = list(self._candidates())
-
-    def again(self) -> Parameters:
-        """Return the same parameters, as they are now, in words of their own: for another executable of the graph."""
-        other = copy.copy(self)
-        other._lay_out()
-        other.words[:] = self.words
-        return other
 
     def of_another(self, graph: int, indices: Iterable[int]) -> dict[int, int] | None:
         """Return some words of another graph, by index here; None if it is not of the same kernels. Raises as the constructor does."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.binding import Binding, InputGroup, UnfitError
+from pygraphd.client.binding import InputGroup, Slots, UnfitError
 from pygraphd.client.bulk import helper
 from pygraphd.client.clusters import Clusters
-from pygraphd.client.executables import Bindings
+from pygraphd.client.executables import Executables
 from pygraphd.client.extents import extent
 from pygraphd.client.outputs import Outputs
 from pygraphd.client.parameters import OpaqueError, Parameters
@@ -202,14 +202,12 @@ def _build(
             capture.ticket.close()
             capture.ticket = None
     parameters.candidates.clear()  # one for each argument, and of use only to the search
-    binding = Binding(
-        driver, capture.graph, parameters, table, layout.groups, bases, means.bulk, means.stream()
-    )
-    bindings = Bindings(binding, note)
+    moving = Slots(layout.groups, table, bases)
+    executables = Executables(driver, capture.graph, parameters, moving, means.bulk, means.stream(), note)
     try:
-        replay = Replay(driver, capture.graph, bindings, layout, means, capture.ticket)
+        replay = Replay(driver, capture.graph, executables, layout, means, capture.ticket)
     except BaseException:
-        bindings.close()
+        executables.close()
         raise
     return Built(replay, _unseen(table, layout), device, len(parameters))
 

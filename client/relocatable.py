@@ -152,7 +152,7 @@ class Relocatable:
     @property
     def prepared(self) -> int:
         """How many recordings and executables were made, or put off: a call that has changed it has done what later calls need not do."""
-        made = sum(replay.made for replay in list(self._replays.values()))
+        made = sum(replay.executables for replay in list(self._replays.values()))
         return self._attempts.captures + self._put_off + made
 
     def at(self, sizes: tuple[int, ...]) -> OfSizes:

@@ -1,7 +1,7 @@
 """The hot path of a relocatable graph: bind it to the inputs of a call and to fresh memory, launch it, hand out tensors.
 
-Everything was worked out by `recording`; here indices are followed. Words are written only for what has moved since the last
-call, and a call whose addresses are those of the call before writes nothing: that one is done by the compiled helper in one go.
+Everything was worked out by `recording`; here indices are followed. Nodes are written only for what lies elsewhere than an executable
+is bound to (`executables`). The compiled helper does a whole call in one go, where it is there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.binding import Fresh, InputGroup, UnfitError
+from pygraphd.client.binding import InputGroup, UnfitError
 from pygraphd.client.bulk import Bulk
 from pygraphd.client.driver import DriverError
 from pygraphd.client.one_stream import OneStream
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from pygraphd.client._torch import Allocator
-    from pygraphd.client.bulk import CallElsewhere, Calls, Launch
+    from pygraphd.client.bulk import Call, Launch
     from pygraphd.client.driver import Driver
-    from pygraphd.client.executables import Bindings
+    from pygraphd.client.executables import Executables
     from pygraphd.client.outputs import Making
     from pygraphd.client.random_numbers import Draw
     from pygraphd.client.recycling import Saved
-    from pygraphd.client.wandering import Wandering
 
 
 CLOSED = "its recording has gone for others"
@@ -126,7 +125,6 @@ class _Recipe:
 
     def __init__(self, memories: Sequence[Memory], slots: Iterable[int], bulk: Bulk) -> None:
         self.slots = list(slots)
-        self.fresh = Fresh(self.slots, bulk.watch(self.slots))
         # The allocator takes the smallest gap that is large enough, and leaves fewer behind if what is large comes first.
         largest_first = sorted(self.slots, key=lambda slot: -memories[slot].bytes)
         self._largest_first = largest_first
@@ -143,7 +141,7 @@ class _Recipe:
         made = list(map(allocate, *self._columns))
         return made if self._is_sorted else list(self._by_slot(made))
 
-    def calling(self, allocate: Allocator, outputs: Outputs, making: Making, bulk: Bulk) -> Calls | None:
+    def calling(self, allocate: Allocator, outputs: Outputs, making: Making, bulk: Bulk) -> Call | None:
         """Return what does a whole call, `making` included; None if there is nothing that can."""
         pieces, picks = making.pieces, outputs.picks
         if pieces is None or picks is None:
@@ -179,7 +177,7 @@ class Replay:
         self,
         driver: Driver,
         graph: int,
-        bindings: Bindings,
+        executables: Executables,
         layout: Layout,
         device: Device,
         ticket: Ticket | None = None,
@@ -197,7 +195,7 @@ class Replay:
         self._start_at_once = self._launching()
         self._lock = threading.Lock()
         self._staging = OneStream(driver, device.watch_stream) if layout.staged else None
-        self._bindings: Bindings | None = bindings
+        self._executables: Executables | None = executables
         self._recipe = _Recipe(layout.memories, range(len(layout.memories)), device.bulk)
         self._recycler: Recycler | None = None
         self._hooks = _torch.saved_tensors_hooks()
@@ -232,70 +230,32 @@ class Replay:
         return done
 
     def _at_once(self, saved: Saved | None, inputs: list[Any], stream: int) -> tuple[Any, Draw | None] | None:
-        """Run in one go; None, with nothing launched, if something may have moved, or if that is not for the helper."""
+        """Run in one go; None, with nothing launched, if the inputs do not fit, or if that is not for the helper."""
         if saved is None:
-            call, number, memory, blank = self._call, 0, self._no_memory.copy(), self._blank
+            call, memory, blank = self._call, self._no_memory.copy(), self._blank
         else:
-            call, number, memory, blank = self._fresh_call, saved.number, saved.memory, saved.made
-        bindings = self._bindings
-        if call is None or bindings is None:
+            call, memory, blank = self._fresh_call, saved.memory, saved.made
+        executables = self._executables
+        if call is None or executables is None:
             return None
-        if (wandering := bindings.wandering) is not None and wandering.turns:
-            return self._elsewhere(call.elsewhere, wandering, number, inputs, memory, blank, stream)
-        if (binding := bindings.expected(number)) is None:
+        if self._ticket is not None:
+            self._ticket.one_stream.expect(stream)
+        done = call(executables.native, inputs, memory, blank, self._start_at_once, stream)
+        if done is None:
             return None
-        looked_at, addresses = binding.inputs.looked_at, binding.pointers
-        done = call.bound(
-            looked_at,
-            inputs,
-            addresses,
-            memory,
-            binding.memory,
-            blank,
-            self._start_at_once,
-            binding.executable,
-            stream,
-        )
-        if done is not None:
-            bindings.came(binding)
-            self.counts.replays += 1
-            self.counts.at_once += 1
-        return done
-
-    def _elsewhere(
-        self,
-        call: CallElsewhere,
-        wandering: Wandering,
-        number: int,
-        inputs: list[Any],
-        memory: list[Any],
-        blank: list[Any],
-        stream: int,
-    ) -> tuple[Any, Draw | None] | None:
-        """Run in one go wherever the call lies; see `_at_once`."""
-        if wandering.number != number:
-            return None
-        wandering.turns -= 1
-        start = self._start_at_once
-        done = call(wandering.track, wandering.places, inputs, memory, blank, start, stream)
-        if not done:
-            wandering.comes_often = done is not None
-            return None
-        outputs, launched, written = done
-        if written:
-            wandering.spare.wrote()
+        outputs, drawn, written = done
         self.counts.add(written)
         self.counts.at_once += 1
-        return outputs, launched
+        return outputs, drawn
 
     def _without(self, inputs: list[Any], stream: int) -> tuple[Any, Draw | None]:
         """Run on memory that all comes from the allocator."""
         memory = self._recipe.make(self._device.allocate)
-        drawn = self._launch(inputs, memory, 0, self._recipe.fresh, stream)
+        drawn = self._launch(inputs, memory, stream)
         made = self._making.fill(self._blank.copy(), inputs, memory)
         return self._gather(memory, made, inputs), drawn
 
-    def _calling(self, recipe: _Recipe, making: Making) -> Calls | None:
+    def _calling(self, recipe: _Recipe, making: Making) -> Call | None:
         device = self._device
         return recipe.calling(device.allocate, self._layout.outputs, making, device.bulk)
 
@@ -313,18 +273,15 @@ class Replay:
     def run(self, inputs: list[Any], memory: list[torch.Tensor]) -> Any:
         """Run the graph on a call's inputs and on memory from `memory()`; see `__call__`."""
         with self._lock:
-            self._launch(inputs, memory, 0, self._recipe.fresh, self._device.stream())
+            self._launch(inputs, memory, self._device.stream())
             made = self._making.fill(self._blank.copy(), inputs, memory)
             result = self._gather(memory, made, inputs)
         inputs.clear()
         return result
 
-    def _launch(
-        self, inputs: list[Any], memory: list[Any], number: int, fresh: Fresh, stream: int
-    ) -> Draw | None:
-        """Launch; `number` and `fresh` are those of the set that `memory` is of, or 0 and all slots."""
-        bindings = self._bindings
-        if bindings is None:
+    def _launch(self, inputs: list[Any], memory: list[Any], stream: int) -> Draw | None:
+        executables = self._executables
+        if executables is None:
             raise UnfitError(CLOSED)
         # First: on another stream, nothing need be written for a launch that will not be.
         if self._staging is not None:
@@ -332,7 +289,7 @@ class Replay:
         if self._ticket is not None:
             self._ticket.one_stream.expect(stream)
         try:
-            binding = bindings.bound(inputs, memory, number, fresh)
+            executable, written = executables.bind(inputs, memory, stream)
             if self._staging is not None:
                 self._stage(inputs)
         except (UnfitError, DriverError, torch.OutOfMemoryError):
@@ -340,8 +297,8 @@ class Replay:
         except Exception as error:
             # Nothing has run yet, so whatever it is that these inputs have, they can be launched.
             raise UnfitError(f"a replay failed: {type(error).__name__}") from error
-        drawn = self._start(binding.executable, stream)
-        self.counts.add(bindings.written)
+        drawn = self._start(executable, stream)
+        self.counts.add(written)
         return drawn
 
     def _stage(self, inputs: list[Any]) -> None:
@@ -399,7 +356,7 @@ class Replay:
         try:
             for slot, each in zip(fresh.slots, fresh.make(self._device.allocate), strict=True):
                 memory[slot] = each
-            drawn = self._launch(inputs, memory, saved.number, fresh.fresh, stream)
+            drawn = self._launch(inputs, memory, stream)
             made = self._fresh_making.fill(saved.made.copy(), inputs, memory)
             return self._gather(memory, made, inputs), drawn
         finally:
@@ -428,22 +385,17 @@ class Replay:
     @property
     def executables(self) -> int:
         """How many executables there are of the graph."""
-        return len(self._bindings) if self._bindings is not None else 0
-
-    @property
-    def made(self) -> int:
-        """How many there have been."""
-        bindings = self._bindings  # another thread may close it
-        return bindings.made if bindings is not None else 0
+        executables = self._executables  # another thread may close it
+        return len(executables) if executables is not None else 0
 
     def close(self) -> None:
         """Destroy the executables and the graph; launches under way go on, and calls from now on do not fit."""
         with self._lock:
-            bindings, self._bindings = self._bindings, None
+            executables, self._executables = self._executables, None
             self._recycler = None
-        if bindings is not None:
+        if executables is not None:
             with contextlib.suppress(DriverError), self._driver.relaxed():
-                bindings.close()
+                executables.close()
                 self._driver.destroy_graph(self._graph)
         self.forget_random_numbers()
 

@@ -242,12 +242,12 @@ class Session:
         recorder = self._recorder_of(device_index)
         if recorder is None:
             return None
-        from pygraphd.client.executables import MAX_BINDINGS
+        from pygraphd.client.executables import MAX_EXECUTABLES
         from pygraphd.client.host_state import relocatable
         from pygraphd.client.relocatable import MAX_RECORDINGS
 
         recordings = max(self.options.sizes.sizes, MAX_RECORDINGS)
-        self.report.bounds |= {"recordings": recordings, "executables": MAX_BINDINGS}
+        self.report.bounds |= {"recordings": recordings, "executables": MAX_EXECUTABLES}
         return relocatable(launch, recorder, self.report, link, facts, recordings)
 
     def _recorder_of(self, device_index: int) -> CudaRecorder | None:

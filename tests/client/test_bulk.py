@@ -59,59 +59,19 @@ def tensors() -> list[Any]:
     ]  # fmt: skip
 
 
-@settings(deadline=None)
-@given(st.data())
-def test_both_say_of_any_addresses_what_is_so(compiled: Bulk, data: st.DataObject) -> None:
-    given_tensors = tensors()
-    pointers = [each.data_ptr() for each in given_tensors]
-    indices = data.draw(st.lists(st.integers(0, len(given_tensors) - 1), max_size=12))
-    elsewhere = data.draw(st.sets(st.integers(0, len(given_tensors) - 1)))
-    told = [pointer + 4 * (index in elsewhere) for index, pointer in enumerate(pointers)]
-
-    for bulk in (compiled, InPython()):
-        watch, addresses = bulk.watch(indices), bulk.addresses(told)
-        assert watch.unchanged(given_tensors, addresses) is elsewhere.isdisjoint(indices)
-        assert watch.moved(given_tensors, addresses) == {
-            index: pointers[index] for index in elsewhere.intersection(indices)
-        }
-
-
-@pytest.mark.parametrize("count", [0, 1, 5, 6, 7, 17, 18, 19, 20, 40])
-def test_the_only_one_that_has_moved_is_seen_wherever_it_is(compiled: Bulk, count: int) -> None:
-    given_tensors = [torch.zeros(2) for _ in range(count)]
-    watch = compiled.watch([*range(count)])
-    addresses = compiled.addresses(each.data_ptr() for each in given_tensors)
-    assert watch.unchanged(given_tensors, addresses)
-
-    for index in range(count):
-        changed = addresses[:]
-        changed[index] += 8
-        assert not watch.unchanged(given_tensors, changed)
-        assert watch.moved(given_tensors, changed) == {index: addresses[index]}
-
-
-def test_a_tensor_that_has_come_back_from_autograd_is_where_it_is(compiled: Bulk) -> None:
+def test_it_finds_where_tensors_of_all_kinds_lie(compiled: Bulk) -> None:
     leaf = torch.zeros(3, requires_grad=True)
     leaf.sum().backward()
-    before = leaf.grad.data_ptr()  # the Python object goes, and another one comes for the same tensor
+    assert leaf.grad is not None  # the Python object goes, and another one comes for the same tensor
+    given_tensors = [*tensors(), leaf.grad, leaf.detach()]
 
-    assert unchanged(compiled, [leaf.grad, leaf.detach()], [before, leaf.data_ptr()])
+    places = compiled._module.places(given_tensors)  # type: ignore[attr-defined]
+
+    assert places == [each.data_ptr() for each in given_tensors]
     leaf.data = torch.ones(3)
-    assert not unchanged(compiled, [leaf], [before])
-    assert unchanged(compiled, [leaf], [leaf.data_ptr()])
-
-
-def unchanged(bulk: Bulk, given_tensors: list[Any], addresses: list[int]) -> bool:
-    """Return what it says of all of them."""
-    return bulk.watch([*range(len(given_tensors))]).unchanged(given_tensors, bulk.addresses(addresses))
-
-
-def test_inputs_that_are_not_looked_at_may_be_anything(compiled: Bulk) -> None:
-    tensor = torch.zeros(2)
-    addresses = compiled.addresses([0, tensor.data_ptr(), 0])
-
-    assert compiled.watch([1]).unchanged([None, tensor, 5], addresses)
-    assert compiled.watch([1]).moved([None, tensor, 5], addresses) == {}
+    assert compiled._module.places([leaf]) == [leaf.data_ptr()]  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="not a tensor"):
+        compiled._module.places([5])  # type: ignore[attr-defined]
 
 
 def test_both_see_who_holds_a_tensor(compiled: Bulk) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import Driver
-from pygraphd.client.executables import Bindings
+from pygraphd.client.executables import Executables
 from pygraphd.client.one_stream import OneStream
 from pygraphd.client.random_numbers import GeneratorTicket
 from pygraphd.client.recording import Capture, build
@@ -151,7 +151,7 @@ def test_two_recordings_never_draw_on_two_streams(
 
     stream[0] = 8
     with monkeypatch.context() as patch:
-        patch.setattr(Bindings, "bound", None)  # nothing is bound for a call that will not be launched
+        patch.setattr(Executables, "bind", None)  # nothing is bound for a call that will not be launched
         for which in (0, 1):
             with pytest.raises(UnfitError, match="another stream"):
                 drawing.draw(which)

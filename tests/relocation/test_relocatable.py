@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import gc
 import itertools
-import random
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,17 +15,6 @@ import torch
 
 from pygraphd.client import _torch, attempts, host_state, recording, relocatable, verification
 from pygraphd.client.attention import State
-from pygraphd.client.binding import Binding
-from pygraphd.client.bulk import InPython, Watch
-from pygraphd.client.executables import (
-    FEW_BINDINGS,
-    IDLE_CALLS,
-    MAX_BINDINGS,
-    MAX_NODES,
-    MET,
-    NODES_OF_A_WRITE,
-    WRITES_OF_ONE,
-)
 from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.one_stream import OTHER_STREAM, OneStream
 from pygraphd.client.parameters import OpaqueError, Parameters, PassingError
@@ -35,7 +23,6 @@ from pygraphd.client.recording import Capture
 from pygraphd.client.relocatable import IDLE_CHANGES
 from pygraphd.client.relocation import BLOCK, Share, Span
 from pygraphd.client.report import Report
-from pygraphd.client.wandering import MANY_NODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -407,18 +394,6 @@ def accumulate(operations: Operations, inputs: list[Any]) -> Any:
     return ()
 
 
-def accumulate_often(operations: Operations, inputs: list[Any]) -> Any:
-    for _ in range(MANY_NODES):
-        operations.accumulate(inputs[0], inputs[1])
-    return ()
-
-
-def accumulate_all(operations: Operations, inputs: list[Any]) -> Any:
-    for each in inputs[1:]:
-        operations.accumulate(inputs[0], each)
-    return ()
-
-
 def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None:
     run = case.make(add)
 
@@ -542,16 +517,11 @@ def test_who_draws_no_random_numbers_is_tried_while_another_stream_does(
     assert set(case.report.fallbacks) == {relocatable.NOT_YET}
 
 
-def test_after_an_interrupt_while_addresses_are_written_calls_are_launched_and_right(
+def test_after_an_interrupt_while_addresses_are_written_calls_are_right(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
-
-    def call_often() -> None:
-        # Where an output lies again by chance, another executable is made, and none written to.
-        for _ in range(8):
-            run([case.floats(7), case.floats(1)])
 
     run = case.make(add)
     for i in range(3):
@@ -559,13 +529,12 @@ def test_after_an_interrupt_while_addresses_are_written_calls_are_launched_and_r
     with monkeypatch.context() as patch:
         patch.setattr(Parameters, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            call_often()
+            run([case.floats(7), case.floats(1)])
 
     for i in range(3):
         (result,) = run([case.floats(i), case.floats(2)])
         assert result.tolist() == [i + 2.0]
-    torn = [reason for reason in case.report.fallbacks if "came in between" in reason]
-    assert [case.report.fallbacks[each] for each in torn] == [3]
+    case.expect(captured=1)
 
 
 def test_an_input_that_no_node_shows_is_staged(case: Case) -> None:
@@ -1334,7 +1303,7 @@ def test_an_error_of_ours_in_a_replay_is_launched(case: Case, monkeypatch: pytes
     for _ in range(2):
         run([case.floats(1), case.floats(2)])
     with monkeypatch.context() as patch:
-        patch.setattr("pygraphd.client.binding.Binding.fits", lambda *_: 1 // 0)
+        patch.setattr("pygraphd.client.executables.Executables.bind", lambda *_: 1 // 0)
         assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
 
     assert case.report.fallbacks["a replay failed: ZeroDivisionError"] == 1
@@ -1538,271 +1507,6 @@ def test_no_garbage_is_collected_while_a_call_is_recorded(case: Case, *, enabled
 
     assert seen == [enabled, False, enabled]  # launched, recorded, launched to compare; then replayed
     assert after is enabled
-
-
-def test_inputs_that_move_are_looked_at_first(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched: list[list[int]] = []
-    watch = InPython.watch
-
-    def noting(bulk: InPython, indices: list[int], /) -> Watch:
-        watched.append(indices)
-        return watch(bulk, indices)
-
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        total = operations.add(inputs[0], inputs[1])
-        for each in inputs[2:]:
-            total = operations.add(total, each)
-        return (total,)
-
-    monkeypatch.setattr(InPython, "watch", noting)
-    run = case.make(body)
-    stay, moving = [case.floats(index) for index in range(40)], [case.floats(50), case.floats(60)]
-    for number in range(12):
-        inputs = [*stay[:35], moving[number % 2], *stay[35:]]
-        (total,) = run(inputs.copy())
-        assert torch.equal(total, torch.stack(inputs).sum(0))
-
-    looked_at = [indices for indices in watched if len(indices) == len(inputs)]
-    first, then = looked_at
-    assert sorted(first) == [*range(41)]
-    assert then == [35, *(index for index in first if index != 35)]
-
-
-@pytest.mark.parametrize("count", [2, FEW_BINDINGS, FEW_BINDINGS + 1, 24, MAX_BINDINGS])
-def test_where_addresses_rotate_one_executable_is_asked_for_each_call(
-    case: Case, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
-    asked: list[Binding] = []
-    fits = Binding.fits
-
-    def noting(binding: Binding, *arguments: Any) -> bool:
-        asked.append(binding)
-        return fits(binding, *arguments)
-
-    run = case.make(accumulate_often)
-    total, batches = case.floats(0), [case.floats(10 * number) for number in range(count)]
-
-    def rounds(turns: int) -> None:
-        for batch in batches * turns:
-            total.zero_()
-            run([total, batch])
-            assert torch.equal(total, MANY_NODES * batch)
-
-    rounds(6)
-    monkeypatch.setattr(Binding, "fits", noting)
-    rounds(2)
-
-    assert len(asked) == 2 * count
-    assert len(set(map(id, asked))) == count
-
-
-@pytest.mark.parametrize("layers", [24, MAX_BINDINGS + 1, MAX_BINDINGS + 9])
-def test_layers_that_share_a_graph_have_an_executable_each_if_they_are_not_too_many(
-    case: Case, layers: int
-) -> None:
-    run, total = case.make(accumulate_often), case.floats(0)
-    weights = [case.floats(number) for number in range(layers)]
-
-    def step() -> None:
-        total.zero_()
-        for weight in weights:
-            run([total, weight])
-        assert total.item() == MANY_NODES * sum(range(layers))
-
-    for _ in range(4):
-        step()
-    (replay,) = run._replays.values()
-    before = replay.counts.written
-    step()
-
-    assert replay.executables == min(layers, MAX_BINDINGS)
-    assert replay.counts.written - before <= 2 * MANY_NODES * max(0, layers - MAX_BINDINGS)
-    assert len(replay._bindings._bound_to) <= MET  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(("nodes", "weights"), [(1, 0), (MANY_NODES - 1, 0), (10, 9), (40, 39)])
-def test_where_few_nodes_are_written_an_executable_is_made_when_writing_has_taken_as_long(
-    case: Case, nodes: int, weights: int
-) -> None:
-    """A few calls that write a node are not worth one, and thousands are."""
-
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        for number in range(nodes):
-            operations.accumulate(inputs[0], inputs[1 + number % (weights + 1)])
-        return ()
-
-    run, total = case.make(body), case.floats(0)
-    stay, batches = [case.floats(1) for _ in range(weights)], [case.floats(number) for number in range(12)]
-
-    def rounds(count: int) -> tuple[int, int]:
-        for batch in batches * count:
-            total.zero_()
-            run([total, batch, *stay])
-            assert total.item() == (batch.item() + weights if weights else nodes * batch.item())
-        (replay,) = run._replays.values()
-        return replay.executables, replay.counts.written
-
-    few, _ = rounds(WRITES_OF_ONE + nodes // NODES_OF_A_WRITE - 1)
-    settled, written = rounds(3)
-
-    assert few <= FEW_BINDINGS
-    assert settled == len(batches)
-    assert rounds(2) == (settled, written)
-
-
-def test_an_executable_that_is_not_used_goes_to_what_takes_turns_now(case: Case) -> None:
-    """Bound far away, it is never the nearest; the others would be written at every call."""
-
-    run, total = case.make(accumulate_all), case.floats(0)
-
-    def call(*values: torch.Tensor) -> None:
-        total.zero_()
-        run([total, *values])
-        assert total.item() == sum(value.item() for value in values)
-
-    far = [[case.floats(number) for _ in range(12)] for number in range(FEW_BINDINGS - 1)]
-    for values in far * 6:
-        call(*values)
-    stay, batches = [case.floats(1) for _ in range(11)], [case.floats(number) for number in range(3)]
-    for _ in range(2 * IDLE_CALLS):
-        for batch in batches:
-            call(*stay, batch)
-    (replay,) = run._replays.values()
-    before = replay.counts.written
-    for batch in batches:
-        call(*stay, batch)
-
-    assert replay.executables == FEW_BINDINGS
-    assert replay.counts.written == before
-
-
-def test_of_many_executables_those_that_are_not_used_go_to_what_takes_turns_now(case: Case) -> None:
-    """Others are nearer, as they lie where the rest of it does; each call would write to one of them."""
-
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        for each in (*inputs[1:2] * 20, *inputs[2:] * 4):
-            operations.accumulate(inputs[0], each)
-        return ()
-
-    run, total = case.make(body), case.floats(0)
-
-    def take_turns(batches: list[tuple[torch.Tensor, torch.Tensor]], rounds: int) -> None:
-        for batch, surroundings in batches * rounds:
-            total.zero_()
-            run([total, batch, surroundings])
-            assert total.item() == 20 * batch.item() + 4 * surroundings.item()
-
-    take_turns([(case.floats(number), case.floats(1)) for number in range(60)], 3)
-    (replay,) = run._replays.values()
-    assert replay.executables == MAX_NODES // 24
-    surroundings = [case.floats(2) for _ in range(3)]
-    phases = [[(case.floats(number), stays) for number in range(20)] for stays in surroundings]
-    for batches in [*phases, phases[0]]:
-        take_turns(batches, 7)
-        before = replay.counts.written
-        take_turns(batches, 1)
-
-        assert replay.counts.written == before
-
-
-@pytest.mark.parametrize("repeat", [1, 3])
-@pytest.mark.parametrize("count", [45, 60, 90])
-def test_an_executable_that_is_needed_again_is_not_taken_for_others(
-    case: Case, count: int, repeat: int
-) -> None:
-    """Sets that share half of what moves are near one another, and half of the nodes is written for a set, once in a round."""
-
-    def body(operations: Operations, inputs: list[Any]) -> Any:
-        for each in inputs[1:] * 12:
-            operations.accumulate(inputs[0], each)
-        return ()
-
-    run, total = case.make(body), case.floats(0)
-    shared = [case.floats(1), case.floats(2)]
-    sets = [(case.floats(number), shared[number % 2]) for number in range(count)]
-
-    def take_turns(rounds: int) -> None:
-        for each in [each for each in sets for _ in range(repeat)] * rounds:
-            total.zero_()
-            run([total, *each])
-            assert total.item() == 12 * (each[0].item() + each[1].item())
-
-    take_turns(8)
-    (replay,) = run._replays.values()
-    executables, before = replay.executables, replay.counts.written
-    take_turns(4)
-
-    assert executables == MAX_NODES // 24
-    assert (replay.counts.written - before) / 4 <= 12 * count
-
-
-def test_few_executables_are_enough_for_a_few_addresses_whose_surroundings_change(case: Case) -> None:
-    run, total = case.make(accumulate_all), case.floats(0)
-    batches = [case.floats(number) for number in range(3)]
-    for _ in range(20):
-        surroundings = [case.floats(1) for _ in range(11)]
-        for batch in batches * 12:
-            total.zero_()
-            run([total, *surroundings, batch])
-            assert total.item() == 11 + batch.item()
-
-    (replay,) = run._replays.values()
-    assert replay.executables <= FEW_BINDINGS
-
-
-def test_executables_of_a_large_graph_are_few(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pygraphd.client.executables.MAX_NODES", 1)
-    run, total = case.make(accumulate_often), case.floats(0)
-    for weight in [case.floats(number) for number in range(2 * FEW_BINDINGS)] * 4:
-        total.zero_()
-        run([total, weight])
-        assert torch.equal(total, MANY_NODES * weight)
-
-    (replay,) = run._replays.values()
-    assert replay.executables == FEW_BINDINGS
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_whatever_order_addresses_come_in_the_results_are_right(case: Case, seed: int) -> None:
-    order = random.Random(seed)
-    run, total = case.make(accumulate_often), case.floats(0)
-    values = [case.floats(number) for number in range(order.choice([9, 20, 90]))]
-    walk, place = [], 0
-    for _ in range(600):
-        # Now along the layers, now back and forth, now anywhere.
-        place = order.choice([place + 1, place + 1, place + 1, place - 1, order.randrange(1_000)]) % len(
-            values
-        )
-        walk.append(place)
-
-    for number in walk:
-        total.zero_()
-        run([total, values[number]])
-        assert total.item() == MANY_NODES * number
-    (replay,) = run._replays.values()
-    assert FEW_BINDINGS < replay.executables <= MAX_BINDINGS
-
-
-def test_of_many_inputs_any_may_move_and_no_more_is_written_than_follows_it(case: Case) -> None:
-    count = 97
-
-    run = case.make(accumulate_all)
-    total = case.floats(0)
-    values = [case.floats(index) for index in range(1, count)]
-    other = [case.floats(1000 * index) for index in range(1, count)]
-    for _ in range(3):
-        run([total, *values])
-    (replay,) = run._replays.values()
-    replay._bindings._most = 1  # type: ignore[union-attr]
-    for index in range(count - 1):
-        total.zero_()
-        written = replay.counts.written
-        moved = [*values[:index], other[index], *values[index + 1 :]]
-        run([total, *moved])
-
-        assert total.item() == sum(each.item() for each in moved)
-        # Its own node, and that of the one that was elsewhere in the call before.
-        assert replay.counts.written - written == (1 if index == 0 else 2)
 
 
 def test_a_recording_that_was_not_used_for_long_gives_back_what_it_keeps(case: Case) -> None:
