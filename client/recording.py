@@ -49,6 +49,11 @@ if TYPE_CHECKING:
 
 SCRATCH = Share(count=32, least=4 << 20)
 """Memory in which no output lies comes from the allocator in pieces, as small as the host's time for so many allows."""
+LEAST_SCRATCH = (1 << 20) + BLOCK
+"""Bytes of a piece at least: PyTorch gives out 1 MiB and less between small tensors, so that any that is kept would move it at the next call.
+
+Nearly all nodes of a graph have addresses in its scratch, and would be written.
+"""
 WITNESSES = 2
 """Further captures of a call, at most, that are to tell what is an address."""
 
@@ -185,7 +190,7 @@ def _build(
         if false:
             table = scan(parameters.words, parameters.candidates, known, slots, false)
     table, sizes = in_pieces(table, first, clusters.scratch, SCRATCH)
-    memories = (*memories, *(Memory((size,), (1,), torch.uint8) for size in sizes))
+    memories = (*memories, *(Memory((max(size, LEAST_SCRATCH),), (1,), torch.uint8) for size in sizes))
     bound += [0] * len(sizes)  # what is in a piece lay apart: no address is right for all of it
     layout = Layout(
         tuple(group for group, _ in groups),

@@ -199,6 +199,7 @@ def test_outputs_that_share_memory_share_it_in_every_call(recorder: Recorder) ->
 
 def test_scratch_comes_in_pieces(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other in as many as fit into the gaps that there are, and the largest alone."""
+    monkeypatch.setattr(recording, "LEAST_SCRATCH", 0)
     monkeypatch.setattr(recording, "SCRATCH", Share(1000, 3 * BLOCK))
     arena, graph, a = recorder.arena, recorder.graph, recorder.floats(1, 2)
     out = arena.allocate(2)
@@ -214,8 +215,22 @@ def test_scratch_comes_in_pieces(recorder: Recorder, monkeypatch: pytest.MonkeyP
     replay.close()
 
 
-def test_what_no_node_has_an_address_in_takes_no_memory(recorder: Recorder) -> None:
+def test_scratch_is_asked_for_where_no_small_tensor_is(recorder: Recorder) -> None:
+    a, first, out = recorder.floats(1, 2), recorder.arena.allocate(2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, first, 2.0)
+    recorder.graph.scale(first, out, 3.0)
+    replay = recorder.built([a], [out]).replay
+
+    assert [memory.bytes for memory in replay.memories] == [8, (1 << 20) + BLOCK]
+    assert replay([recorder.floats(3, 4)])[0].tolist() == [18, 24]
+    replay.close()
+
+
+def test_what_no_node_has_an_address_in_takes_no_memory(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a library's workspace, which is kept to the end of a capture whether a kernel uses it or not."""
+    monkeypatch.setattr(recording, "LEAST_SCRATCH", 0)
     arena, graph = recorder.arena, recorder.graph
     a, out, first, _, second = (recorder.floats(1, 2), *map(arena.allocate, (2, 2, 4096, 2)))
     graph.scale(a, first, 2.0)
@@ -229,6 +244,7 @@ def test_what_no_node_has_an_address_in_takes_no_memory(recorder: Recorder) -> N
 
 
 def test_what_is_large_is_allocated_first(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "LEAST_SCRATCH", 0)
     a, arena = recorder.floats(*range(300)), recorder.arena
     lengths = [2, 300, 100, 300]
     outputs = [arena.allocate(length) for length in lengths]

@@ -278,6 +278,7 @@ def test_a_recording_says_what_it_keeps(forward: Forward) -> None:
 def test_small_scratch_is_kept_beside_what_is_saved_up_to_so_much_in_all(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, most: int, kept: list[int]
 ) -> None:
+    monkeypatch.setattr(recording, "LEAST_SCRATCH", 0)
     monkeypatch.setattr(recording, "SCRATCH", Share(1000, BLOCK))
     monkeypatch.setattr(replay, "SMALL_SCRATCH", most)
     arena, graph, a = recorder.arena, recorder.graph, recorder.floats(1, 2)
