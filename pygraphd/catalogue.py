@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -184,9 +185,14 @@ class Catalogue:
                 return action(connection)
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-            raise CommandError(
-                f"{self._path}: cannot be read: {cause}; `pygraphd start` sets a damaged file aside"
-            ) from error
+            raise CommandError(f"{self._path}: cannot be read: {cause}; {self._remedy()}") from error
+
+    def _remedy(self) -> str:
+        with contextlib.suppress(sa.exc.DBAPIError, sqlite3.Error), self._engine.connect() as connection:
+            version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+            if 0 < version < offline.DATABASE_VERSION:
+                return f"it is of version {version}, and `pygraphd start` brings it up to date"
+        return "`pygraphd start` sets a damaged file aside"
 
 
 def check_prefix(prefix: str) -> None:

@@ -11,6 +11,7 @@ from alembic import command
 
 from pygraphd import database as database_module
 from pygraphd.catalogue import Catalogue
+from pygraphd.errors import CommandError
 from pygraphd.explain import explain_entry
 from pygraphd.schema.messages import Decision, Deployment, LookupRequest
 from pygraphd.schema.offline import DATABASE_VERSION, read_entries
@@ -214,6 +215,15 @@ def test_a_starting_daemon_decides_anew_what_rests_on_both(of_version_4: Path) -
     assert (entries["4"].decision.deployment, entries["4"].cost_us) == ("GRAPH", 50.0)
     guess = Decision(Deployment.KERNELS, TOO_FEW_CALLS, POLICY_VERSION, final=False, calls=12)
     assert entries["b"].decision == guess
+
+
+def test_what_a_command_cannot_read_before_says_how_it_is_brought_up_to_date(database: Path) -> None:
+    make(database, 4, _ROWS_OF_VERSION_4)
+    with (
+        Catalogue(database) as catalogue,
+        pytest.raises(CommandError, match="it is of version 4, and `pygraphd start` brings it up to date"),
+    ):
+        catalogue.of_graph("1" * 64)
 
 
 def test_a_database_without_entries_is_brought_up_to_date(database: Path) -> None:
