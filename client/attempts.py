@@ -117,6 +117,7 @@ class Attempt:
     trial: verification.Trial
     unseen: frozenset[int]
     staged: int
+    nodes: int
 
     def keep(self) -> Replay:
         """Return the replay, and give back all that was needed to find out."""
@@ -225,7 +226,7 @@ class Attempts:
             raise
         capture.let_go()
         self.costs = _costs(built, times)
-        return Attempt(built.replay, trial, built.unseen, len(staged))
+        return Attempt(built.replay, trial, built.unseen, len(staged), built.nodes)
 
     def _trial(
         self, built: recording.Built, capture: Capture, stood: Stood, call: Call

@@ -75,6 +75,7 @@ class Relocatable:
         self._attempts = Attempts(launch, recorder, report, facts)
         self._report = report
         self._replays: dict[tuple[int, ...], Replay] = {}
+        self._nodes: dict[tuple[int, ...], int] = {}
         self._refused = Refusals()
         self._disagreements = Disagreements()
         self._misfits = Misfits()
@@ -197,8 +198,7 @@ class Relocatable:
     def close(self) -> None:
         """Let go of all recordings."""
         while self._replays:
-            _, replay = self._replays.popitem()
-            replay.close()
+            self._drop(next(iter(self._replays)))
 
     # --- launching instead ---
 
@@ -300,6 +300,9 @@ class Relocatable:
             before = self._replays.pop(sizes, None)
             self._replays[sizes] = replay
             self._latest = sizes
+            nodes, known = attempt.nodes, self._nodes.get(sizes, 0)
+            self._nodes[sizes] = nodes
+        self._report.note_nodes(nodes - known)
         self._trim()
         if self._link is not None:
             self._link.arm(replay)
@@ -320,8 +323,10 @@ class Relocatable:
         with self._changing:
             replay = self._replays.pop(sizes, None)
             self._used.pop(sizes, None)
+            nodes = self._nodes.pop(sizes, 0)
         if replay is not None:
             replay.close()
+            self._report.note_nodes(-nodes)
 
     def _note_use(self, sizes: tuple[int, ...]) -> None:
         with self._changing:

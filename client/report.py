@@ -52,6 +52,7 @@ class Report:
         self._graph_breaks: Counter[str] = Counter()
         self._left_to_torch: Counter[str] = Counter()
         self._deployed: Counter[Deployment] = Counter()
+        self._nodes_in_graphs = 0
         self._reasons: Counter[str] = Counter()
         self._environments: dict[str, Environment] = {}
         self._decisions: list[Deployed] = []
@@ -82,6 +83,11 @@ class Report:
             elapsed_ms = (time.perf_counter() - began) * 1e3
             with self._lock:
                 self.recording_ms += elapsed_ms
+
+    def note_nodes(self, more: int) -> None:
+        """Note that so many more kernels and copies are in recordings that serve."""
+        with self._lock:
+            self._nodes_in_graphs += more
 
     def fail(self, reason: str) -> None:
         """Note that something of ours did not work; the user's program goes on."""
@@ -172,6 +178,7 @@ class Report:
                 "schema": SUMMARY_VERSION,
                 **{name: self.counts[name] for name in names},
                 "deployed": {deployment.value: self._deployed[deployment] for deployment in Deployment},
+                "nodes_in_graphs": self._nodes_in_graphs,
                 "reasons": dict(+self._reasons),
                 "fallbacks": dict(self.fallbacks),
                 "failures": dict(self.failures),

@@ -45,7 +45,7 @@ def test_the_summary_has_the_promised_fields(target: Path) -> None:
 
     summary = json.loads(target.read_text())
     promised = (
-        "graphs", "looked_up", "hits", "misses", "measured", "deployed", "reasons", "lookup_ms", "measuring_ms",
+        "graphs", "looked_up", "hits", "misses", "measured", "deployed", "nodes_in_graphs", "reasons", "lookup_ms", "measuring_ms",
         "recording_ms", "daemon",
     )  # fmt: skip
     assert {name: summary[name] for name in promised} == {
@@ -55,6 +55,7 @@ def test_the_summary_has_the_promised_fields(target: Path) -> None:
         "misses": 2,
         "measured": 0,
         "deployed": {"KERNELS": 2, "GRAPH": 1},
+        "nodes_in_graphs": 0,
         "reasons": {"no CUDA device": 2, "GRAPH is faster": 1},
         "lookup_ms": 0.0,
         "measuring_ms": 0.0,

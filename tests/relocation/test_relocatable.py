@@ -374,6 +374,7 @@ class Case:
     def close(self) -> None:
         for made in self._made:
             made.close()
+        assert self.report.summary()["nodes_in_graphs"] == 0
         assert all(ticket.closed for ticket in self.recorder.tickets)
         assert all(recording.released for recording in self.recorder.recordings)
 
@@ -401,6 +402,7 @@ def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None
 
     assert [each.tolist() for each in results] == [[i + 1.0, i + 2.0] for i in range(10)]
     case.expect(captured=1, staged=0)
+    assert case.report.summary()["nodes_in_graphs"] == 1
     assert case.report.fallbacks == {relocatable.NOT_YET: 1}
     assert case.recorder.captures == run.recordings == 1
     assert run.refusal is None
