@@ -189,6 +189,8 @@ class Regions:
     def _around_post_compile(
         self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]
     ) -> None:
+        if self.way != REDUCE_OVERHEAD:
+            _torch.note_ours(graph_kwargs.get("boxed_forward_device_index"))
         if self.way != GRAPH:
             original()
         else:

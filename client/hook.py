@@ -55,13 +55,11 @@ class Hook:
 
     def disable(self) -> None:
         """Take the hook out and end the session, recording what it knows."""
-        if self._forget_import is not None:
-            self._forget_import()
-        if self._uninstall is not None:
-            self._uninstall()
-        if self._remove_pass is not None:
-            self._remove_pass()
-        self._forget_what_was_sent()
+        steps = (self._forget_import, self._uninstall, self._remove_pass, self._forget_what_was_sent)
+        for step in steps:
+            if step is not None:
+                with self._guard("disabling"):
+                    step()
         self.close()
         self.session = None
         self.everything = False

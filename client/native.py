@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pygraphd.client.planted import refuse_planted
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
@@ -64,6 +66,7 @@ def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | 
     include = sysconfig.get_paths()["include"]
     if not (Path(include) / "Python.h").exists():
         return f"no Python.h in {include}: install the headers of this Python"
+    refuse_planted(_folders(path)[0])
     for folder in _folders(path):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # each: the mode is that of the last one only
     part = path.with_name(f".{secrets.token_hex(8)}.{path.name}")

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pygraphd.client.planted import refuse_planted
 from pygraphd.schema import messages
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import MAX_BODY_BYTES, Entry, RecordRequest
@@ -35,6 +36,7 @@ def leave(folder: Path, body: bytes) -> Path:
     """Write one encoded `RecordRequest`; raises OSError. A reader sees the whole file or none."""
     if len(body) > MAX_BODY_BYTES:
         raise SpoolFullError(f"{len(body)} bytes do not fit a spool file")
+    refuse_planted(folder.parent)
     folder.parent.mkdir(
         mode=0o700, parents=True, exist_ok=True
     )  # the daemon refuses one that others may write to

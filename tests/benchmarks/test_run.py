@@ -162,9 +162,10 @@ def test_budget_ends_the_run_after_a_whole_repetition(tmp_path: Path) -> None:
 
 
 @pytest.mark.daemon
-def test_the_product_with_a_cold_and_a_warm_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("peers", ["pygraph-cold,pygraph-warm", "pygraph-default,pygraph-default-warm"])
+def test_the_product_with_a_cold_and_a_warm_cache(tmp_path: Path, peers: str) -> None:
     done, result = run(
-        tmp_path / "result.json", "--workloads", "mlp-training", "--peers", "pygraph-cold,pygraph-warm",
+        tmp_path / "result.json", "--workloads", "mlp-training", "--peers", peers,
         "--repetitions", "1", "--caches", "shared",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

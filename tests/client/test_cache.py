@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.claim import claim
-from pygraphd.client import autostart, spool
+from pygraphd.client import autostart, native, spool
 from pygraphd.client.cache import Cache
 from pygraphd.client.report import Report
 from pygraphd.schema import messages, offline
@@ -436,3 +436,29 @@ def test_a_database_without_tables_is_being_made(places: Locations) -> None:
 
     assert Cache(places, "host", report := Report()).lookup(ENVIRONMENT, [GRAPH]) == {}
     assert dict(report.failures) == {"daemon: no daemon": 1}
+
+
+def test_nothing_is_written_into_a_folder_that_another_user_has_put_in_a_common_place(tmp_path: Path) -> None:
+    """Without a home, what is ours lies under /tmp, by a name that everybody knows."""
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common").chmod(0o1777)
+    (tmp_path / "victim").mkdir()
+    home = tmp_path / "common" / "pygraphd-0"
+    home.symlink_to(tmp_path / "victim")
+    report = Report()
+
+    Cache(locate({"PYGRAPHD_HOME": str(home)}), "host", report).record(ENVIRONMENT, [RECORD])
+
+    assert list((tmp_path / "victim").iterdir()) == []
+    assert f"spool: PermissionError: {home} is somebody else's" in report.failures
+    with pytest.raises(PermissionError):
+        native.compile_once(native.place(home))
+
+
+def test_a_folder_of_ours_in_a_common_place_is_written_into(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    places = locate({"PYGRAPHD_HOME": str(tmp_path / "pygraphd-0")})
+    for _ in range(2):
+        Cache(places, "host", report := Report()).record(ENVIRONMENT, [RECORD])
+
+        assert report.counts["spooled"] == 1
