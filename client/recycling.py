@@ -7,7 +7,6 @@ observed in a real step (`Link`), and kept to the graph that was observed.
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 import weakref
@@ -35,10 +34,6 @@ MAX_OBSERVATIONS = 32
 """Steps in which a forward and its backward may be observed together; then it is left as it is."""
 
 
-_numbers = itertools.count(1)
-"""No two sets have one number: an executable is bound to a set by it."""
-
-
 class Saved:
     """One set of memory, and every tensor that is ever made of it."""
 
@@ -52,7 +47,6 @@ class Saved:
         bulk: Bulk,
     ) -> None:
         """Take over `memory` and `made`, of which `tensors` are of this set; the rest is made at each call."""
-        self.number = next(_numbers)
         self.memory = memory
         self.made = made
         self.stream = stream

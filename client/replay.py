@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,13 +26,11 @@ from pygraphd.client.recycling import Recycler
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from pygraphd.client._torch import Allocator
     from pygraphd.client.bulk import Call, Launch
     from pygraphd.client.driver import Driver
     from pygraphd.client.executables import Executables
     from pygraphd.client.outputs import Making
     from pygraphd.client.random_numbers import Draw
-    from pygraphd.client.recycling import Saved
 
 
 CLOSED = "its recording has gone for others"
@@ -120,33 +117,36 @@ class Device:
     trim: Callable[[], None]
 
 
-class _Recipe:
-    """Allocations to be made together."""
+class _Way:
+    """A call on memory of which some is allocated, for `slots`, and some of `layout.outputs.made` is made."""
 
-    def __init__(self, memories: Sequence[Memory], slots: Iterable[int], bulk: Bulk) -> None:
-        self.slots = list(slots)
+    def __init__(self, layout: Layout, device: Device, slots: Iterable[int], making: Making) -> None:
+        memories = layout.memories
         # The allocator takes the smallest gap that is large enough, and leaves fewer behind if what is large comes first.
-        largest_first = sorted(self.slots, key=lambda slot: -memories[slot].bytes)
-        self._largest_first = largest_first
-        places = {slot: place for place, slot in enumerate(largest_first)}
-        self._is_sorted = largest_first == self.slots
-        self._by_slot = operator.itemgetter(*[places[slot] for slot in self.slots] or [0])
+        self._slots = sorted(slots, key=lambda slot: -memories[slot].bytes)
         self._columns = (
-            [memories[slot].size for slot in largest_first],
-            [memories[slot].stride for slot in largest_first],
-            [memories[slot].dtype for slot in largest_first],
+            [memories[slot].size for slot in self._slots],
+            [memories[slot].stride for slot in self._slots],
+            [memories[slot].dtype for slot in self._slots],
         )
+        self._allocate = device.allocate
+        self.making = making
+        self.at_once: Call | None = None
+        """Does all of it; None: it is to be done step by step."""
+        pieces, picks = making.pieces, layout.outputs.picks
+        if not layout.staged and pieces is not None and picks is not None:
+            arguments = [*zip(*self._columns, strict=True)]
+            self.at_once = device.bulk.calling(device.allocate, arguments, self._slots, pieces, picks)
 
-    def make(self, allocate: Allocator) -> list[torch.Tensor]:
-        made = list(map(allocate, *self._columns))
-        return made if self._is_sorted else list(self._by_slot(made))
+    def allocate(self, memory: list[Any]) -> None:
+        """Put what is allocated into a list."""
+        for slot, made in zip(self._slots, map(self._allocate, *self._columns), strict=True):
+            memory[slot] = made
 
-    def calling(self, allocate: Allocator, outputs: Outputs, making: Making, bulk: Bulk) -> Call | None:
-        """Return what does a whole call, `making` included; None if there is nothing that can."""
-        pieces, picks = making.pieces, outputs.picks
-        if pieces is None or picks is None:
-            return None
-        return bulk.calling(allocate, [*zip(*self._columns, strict=True)], self._largest_first, pieces, picks)
+    def let_go(self, memory: list[Any]) -> None:
+        """Take it out again."""
+        for slot in self._slots:
+            memory[slot] = None
 
 
 class _Drawing:
@@ -196,17 +196,15 @@ class Replay:
         self._lock = threading.Lock()
         self._staging = OneStream(driver, device.watch_stream) if layout.staged else None
         self._executables: Executables | None = executables
-        self._recipe = _Recipe(layout.memories, range(len(layout.memories)), device.bulk)
         self._recycler: Recycler | None = None
         self._hooks = _torch.saved_tensors_hooks()
-        self._fresh = self._recipe
-        self._gather = layout.outputs.gathering(device.bulk)
-        self._making = self._fresh_making = layout.outputs.making(
-            range(len(layout.outputs.made)), device.bulk
-        )
+        outputs = layout.outputs
+        self._gather = outputs.gathering(device.bulk)
+        making = outputs.making(range(len(outputs.made)), device.bulk)
+        self._whole = self._fresh = _Way(layout, device, range(len(layout.memories)), making)
+        """With memory that all comes from the allocator, and with that of a set."""
         self._no_memory: list[Any] = [None] * len(layout.memories)
-        self._blank = layout.outputs.blank()
-        self._call = self._fresh_call = None if layout.staged else self._calling(self._recipe, self._making)
+        self._blank = outputs.blank()
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Run the graph on a call's inputs, clear the list, and return the outputs.
@@ -223,41 +221,36 @@ class Replay:
             recycler = self._recycler
             # With hooks on what is saved, user code sees it, and may hand it to other streams.
             saved = recycler.take(stream) if recycler is not None and self._hooks() is None else None
-            done = self._at_once(saved, inputs, stream)
-            if done is None:
-                done = self._without(inputs, stream) if saved is None else self._with(saved, inputs, stream)
+            if saved is None:
+                done = self._run(self._whole, self._no_memory.copy(), self._blank, inputs, stream)
+            else:
+                done = self._run(self._fresh, saved.memory, saved.made, inputs, stream)
         inputs.clear()
         return done
 
-    def _at_once(self, saved: Saved | None, inputs: list[Any], stream: int) -> tuple[Any, Draw | None] | None:
-        """Run in one go; None, with nothing launched, if the inputs do not fit, or if that is not for the helper."""
-        if saved is None:
-            call, memory, blank = self._call, self._no_memory.copy(), self._blank
-        else:
-            call, memory, blank = self._fresh_call, saved.memory, saved.made
+    def _run(
+        self, way: _Way, memory: list[Any], blank: list[Any], inputs: list[Any], stream: int
+    ) -> tuple[Any, Draw | None]:
         executables = self._executables
-        if call is None or executables is None:
-            return None
-        if self._ticket is not None:
-            self._ticket.one_stream.expect(stream)
-        done = call(executables.native, inputs, memory, blank, self._start_at_once, stream)
-        if done is None:
-            return None
-        outputs, drawn, written = done
-        self.counts.add(written)
-        self.counts.at_once += 1
-        return outputs, drawn
+        if way.at_once is not None and executables is not None:
+            if self._ticket is not None:
+                self._ticket.one_stream.expect(stream)
+            done = way.at_once(executables.native, inputs, memory, blank, self._start_at_once, stream)
+            if done is not None:
+                outputs, drawn, written = done
+                self.counts.add(written)
+                self.counts.at_once += 1
+                return outputs, drawn
+        # What does not fit is told by this.
+        try:
+            way.allocate(memory)
+            drawn = self._launch(inputs, memory, stream)
+            return self._made(way, memory, blank, inputs), drawn
+        finally:
+            way.let_go(memory)  # it is the caller's
 
-    def _without(self, inputs: list[Any], stream: int) -> tuple[Any, Draw | None]:
-        """Run on memory that all comes from the allocator."""
-        memory = self._recipe.make(self._device.allocate)
-        drawn = self._launch(inputs, memory, stream)
-        made = self._making.fill(self._blank.copy(), inputs, memory)
-        return self._gather(memory, made, inputs), drawn
-
-    def _calling(self, recipe: _Recipe, making: Making) -> Call | None:
-        device = self._device
-        return recipe.calling(device.allocate, self._layout.outputs, making, device.bulk)
+    def _made(self, way: _Way, memory: list[Any], blank: list[Any], inputs: list[Any]) -> Any:
+        return self._gather(memory, way.making.fill(blank.copy(), inputs, memory), inputs)
 
     def _launching(self) -> Launch:
         """Return what launches in a `Call`: the driver, if nothing has to be done before."""
@@ -268,14 +261,15 @@ class Replay:
 
     def memory(self) -> list[torch.Tensor]:
         """Allocate what one call needs beside its inputs."""
-        return self._recipe.make(self._device.allocate)
+        memory = self._no_memory.copy()
+        self._whole.allocate(memory)
+        return memory
 
     def run(self, inputs: list[Any], memory: list[torch.Tensor]) -> Any:
         """Run the graph on a call's inputs and on memory from `memory()`; see `__call__`."""
         with self._lock:
             self._launch(inputs, memory, self._device.stream())
-            made = self._making.fill(self._blank.copy(), inputs, memory)
-            result = self._gather(memory, made, inputs)
+            result = self._made(self._whole, memory, self._blank, inputs)
         inputs.clear()
         return result
 
@@ -320,10 +314,7 @@ class Replay:
                 self._recycler = Recycler(
                     layout.memories, layout.outputs, kept, device.allocate, device.trim, device.bulk
                 )
-                self._fresh = _Recipe(layout.memories, self._recycler.fresh, device.bulk)
-                self._fresh_making = self._recycler.making
-                if self._call is not None:
-                    self._fresh_call = self._calling(self._fresh, self._fresh_making)
+                self._fresh = _Way(layout, device, self._recycler.fresh, self._recycler.making)
 
     def _small_scratch(self) -> set[int]:
         """Return the slots that only the graph itself has anything in, and that are small."""
@@ -349,19 +340,6 @@ class Replay:
         return {
             outputs[index].untyped_storage().data_ptr(): slot for index, slot in slots if slot is not None
         }
-
-    def _with(self, saved: Saved, inputs: list[Any], stream: int) -> tuple[Any, Draw | None]:
-        """Run on memory of a set."""
-        memory, fresh = saved.memory, self._fresh
-        try:
-            for slot, each in zip(fresh.slots, fresh.make(self._device.allocate), strict=True):
-                memory[slot] = each
-            drawn = self._launch(inputs, memory, stream)
-            made = self._fresh_making.fill(saved.made.copy(), inputs, memory)
-            return self._gather(memory, made, inputs), drawn
-        finally:
-            for slot in fresh.slots:
-                memory[slot] = None  # it is the caller's
 
     @property
     def recycler(self) -> Recycler | None:

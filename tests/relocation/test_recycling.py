@@ -82,7 +82,7 @@ def test_where_memory_is_kept_is_told_of_each_set() -> None:
 def test_a_set_that_nobody_holds_is_taken_again() -> None:
     made = recycler()
 
-    assert len({take(made).number for _ in range(10)}) == 1
+    assert len({take(made) for _ in range(10)}) == 1
     assert len(made) == 1
 
 
@@ -164,31 +164,31 @@ def test_a_set_is_not_taken_while_anybody_holds_any_of_it(
     keep: Callable[[torch.Tensor], Any], pick: Callable[[Saved], torch.Tensor]
 ) -> None:
     made = recycler()
-    first = take(made).number
+    first = take(made)
     kept = keep(pick(take(made)))
 
-    numbers = {take(made).number for _ in range(3)}
+    numbers = {take(made) for _ in range(3)}
     assert len(numbers) == 1
     assert first not in numbers
     del kept
-    assert {take(made).number for _ in range(3)} == {first}
+    assert {take(made) for _ in range(3)} == {first}
 
 
 def test_a_backward_that_has_run_lets_go() -> None:
     made = recycler()
-    first = take(made).number
+    first = take(made)
     loss = keep_for_a_backward(take(made).memory[1]).sum()
 
     loss.backward(retain_graph=True)
-    assert take(made).number != first
+    assert take(made) != first
     loss.backward()
-    assert take(made).number == first
+    assert take(made) == first
 
 
 def test_what_was_used_on_one_stream_is_not_used_on_another() -> None:
     made = recycler()
 
-    first, second, third, fourth = (take(made, stream).number for stream in (7, 8, 7, 8))
+    first, second, third, fourth = (take(made, stream) for stream in (7, 8, 7, 8))
 
     assert (first, second) == (third, fourth)
     assert first != second
@@ -206,13 +206,13 @@ def test_more_forwards_in_flight_than_there_are_sets_get_none() -> None:
 
 def test_sets_that_are_needed_no_more_are_given_back() -> None:
     made = recycler()
-    first = take(made).number
+    first = take(made)
     kept = [take(made).memory[1] for _ in range(3)]
     memory = weakref.ref(kept[2])
     kept.clear()
 
     for _ in range(2 * IDLE_CALLS):
-        assert take(made).number == first
+        assert take(made) == first
 
     assert len(made) == 1
     assert memory() is None
@@ -222,13 +222,13 @@ def test_all_that_is_free_is_given_back_when_memory_is_short() -> None:
     first, second = recycler(), recycler()
     kept = take(first).memory[1]
     take(second)
-    numbers = [take(second).number, take(first).number]
+    numbers = [take(second), take(first)]
     assert (len(first), len(second)) == (2, 1)
 
     recycling.release_all()
 
     assert (len(first), len(second)) == (1, 0)
-    assert take(second).number not in numbers
+    assert take(second) not in numbers
     del kept
 
 
