@@ -665,6 +665,13 @@ def reinterpret(
 Reinterpreter = Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor]
 
 
+def viewed_like(plain: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return `plain`'s memory read as `like`'s is: conjugate, negative, or as it is."""
+    if like.is_conj():
+        plain = torch._conj(plain)
+    return torch._neg_view(plain) if like.is_neg() else plain
+
+
 def reinterpreter() -> Reinterpreter:
     """Return what does as `reinterpret`, for one dtype."""
     fast: Reinterpreter = torch._C._dynamo.guards._reinterpret_tensor

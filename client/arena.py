@@ -69,8 +69,8 @@ class Arena:
         return start
 
     def tensor(self, start: int, like: torch.Tensor) -> torch.Tensor:
-        """Return a tensor like another one, from a byte on."""
-        return self._made(start, like.dtype, like.size(), like.stride())
+        """Return a tensor like another one, conjugate or negative if that is, from a byte on."""
+        return _torch.viewed_like(self._made(start, like.dtype, like.size(), like.stride()), like)
 
     def bytes(self, start: int, size: int) -> torch.Tensor:
         """Return so many bytes, from one on."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import recording, recycling, verification
+from pygraphd.client import _torch, recording, recycling, stand_ins, verification
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.one_stream import OTHER_STREAM
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pygraphd.client._torch import Runnable
+    from pygraphd.client.comparison import Disagreement
     from pygraphd.client.driver import Driver
     from pygraphd.client.graph_facts import GraphFacts
     from pygraphd.client.misfits import Leeway
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recording import Capture
     from pygraphd.client.report import Report
     from pygraphd.client.rooms import Room
-    from pygraphd.client.verification import Disagreement, Generator
+    from pygraphd.client.verification import Generator
 
 NO_ROOM = "not enough free memory to verify a recording"
 INTERRUPTED = "its capture was ended by another thread, as by one that waits for the whole device"
@@ -162,11 +163,16 @@ class Attempts:
         """Note that this thread has run the callable."""
         self._threads.has_launched = True
 
-    def begin(self, inputs: list[Any], staged: frozenset[int], leeway: Leeway) -> Attempt | Failure:
-        """Record a call, with buffers for the inputs that are `staged`, and replay it on copies of its inputs."""
+    def begin(
+        self, inputs: list[Any], staged: frozenset[int], leeway: Leeway, *, is_doubted: bool = False
+    ) -> Attempt | Failure:
+        """Record a call, with buffers for the inputs that are `staged`, and replay it on copies of its inputs.
+
+        If it `is_doubted`, as an earlier recording seemed to differ, inputs are kept for finding out how much it differs from itself.
+        """
         try:
             with self._report.recording(), _collecting_later():
-                return self._try(inputs, staged, leeway)
+                return self._try(inputs, staged, leeway, is_doubted=is_doubted)
         except (PassingError, torch.OutOfMemoryError) as error:
             return Failure(_first_line(error), Lasts.FOR_NOW)
         except OpaqueError as error:
@@ -181,7 +187,7 @@ class Attempts:
         began = time.perf_counter()
         try:
             with self._report.recording(), _collecting_later():
-                found = attempt.trial.disagreement(outputs)
+                found = attempt.trial.disagreement(outputs, self._launch)
         except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
             lasts = Lasts.FOR_NOW if isinstance(error, torch.OutOfMemoryError) else Lasts.IN_THIS_PROCESS
             return Failure(f"verification failed: {_first_line(error)}", lasts)
@@ -197,12 +203,14 @@ class Attempts:
             return None if self._disturbed[reason] <= MAX_DISTURBED else Lasts.IN_THIS_PROCESS
         return Lasts.IN_THIS_PROCESS
 
-    def _try(self, inputs: list[Any], to_stage: frozenset[int], leeway: Leeway) -> Attempt:
+    def _try(
+        self, inputs: list[Any], to_stage: frozenset[int], leeway: Leeway, *, is_doubted: bool
+    ) -> Attempt:
         if reason := _why_not_bind(inputs):
             raise OpaqueError(reason)
         moving = recording.input_groups(inputs, ())
-        copies = verification.bytes_to_copy(inputs, moving)
-        self._make_sure_of(max(copies, verification.bytes_to_stand_in(inputs, leeway, moving)))
+        copies = stand_ins.bytes_to_copy(inputs, moving)
+        self._make_sure_of(max(copies, stand_ins.bytes_to_stand_in(inputs, leeway, moving)))
         staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
         call = Call(inputs, staged, leeway, moving)
         times = [time.perf_counter()]
@@ -218,7 +226,7 @@ class Attempts:
         )
         times.append(time.perf_counter())
         try:
-            trial = self._trial(built, capture, stood, call)
+            trial = self._trial(built, capture, stood, call, is_doubted=is_doubted)
             times.append(time.perf_counter())
         except BaseException:
             built.replay.close()
@@ -229,12 +237,15 @@ class Attempts:
         return Attempt(built.replay, trial, built.unseen, len(staged), built.nodes)
 
     def _trial(
-        self, built: recording.Built, capture: Capture, stood: Stood, call: Call
+        self, built: recording.Built, capture: Capture, stood: Stood, call: Call, *, is_doubted: bool
     ) -> verification.Trial:
         replay, undefined = built.replay, self._facts.undefined
-        copies = verification.bytes_to_copy(call.inputs, call.moving)
+        copies = stand_ins.bytes_to_copy(call.inputs, call.moving)
         # The launched call will need as much again, and must get it.
-        self._make_sure_of(copies + 2 * sum(memory.bytes for memory in replay.memories))
+        self._make_sure_of(
+            (4 if is_doubted else 1) * copies
+            + (3 if is_doubted else 2) * sum(memory.bytes for memory in replay.memories)
+        )
         return verification.Trial(
             replay,
             call.inputs,
@@ -243,6 +254,7 @@ class Attempts:
             undefined,
             stood.stand_ins,
             call.moving,
+            keeps_inputs=is_doubted,
         )
 
     def _make_sure_of(self, size: int) -> None:
@@ -329,7 +341,7 @@ def _buffer_for(tensor: torch.Tensor) -> torch.Tensor:
     """Return memory with a tensor's layout and values that can be written at any later call."""
     with torch.inference_mode(False):
         buffer = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        return buffer.copy_(tensor.detach())
+        return _torch.viewed_like(buffer, tensor).copy_(tensor.detach())
 
 
 def _costs(built: recording.Built, times: Sequence[float]) -> Costs:

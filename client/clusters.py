@@ -79,6 +79,8 @@ class Clusters:
             return Empty(tuple(value.size()), tuple(value.stride()), value.dtype, value.device)
         if (index := given.get(id(value))) is not None:
             return Input(index)
+        if value.is_conj() or value.is_neg():
+            raise OpaqueError("an output is a conjugate or negative view")
         cluster = self._cluster(value)
         if cluster is None:
             return _view_of_input(value, inputs, groups) or Fixed(value)

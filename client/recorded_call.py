@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from pygraphd.client import verification
 from pygraphd.client.misfits import Leeway
 from pygraphd.client.recording import Moving
+from pygraphd.client.stand_ins import bytes_to_stand_in, elsewhere_for, stand_ins_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Call:
 
     def stood(self, *, together: bool = False) -> Stood:
         """Return what stands in for the inputs, side by side in one allocation if they are to be `together`."""
-        make = verification.elsewhere_for if together else verification.stand_ins_for
+        make = elsewhere_for if together else stand_ins_for
         stand_ins, places = make(self.inputs, self.leeway, self.moving)
         bound = [self.staged.get(index, value) for index, value in enumerate(stand_ins)]
         return Stood(stand_ins, places, bound)
@@ -41,4 +41,4 @@ class Call:
     @property
     def bytes_to_stand_in(self) -> int:
         """How much memory that takes."""
-        return verification.bytes_to_stand_in(self.inputs, self.leeway, self.moving)
+        return bytes_to_stand_in(self.inputs, self.leeway, self.moving)

@@ -6,7 +6,7 @@ import enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pygraphd.client.verification import Disagreement
+    from pygraphd.client.comparison import Disagreement
 
     Sizes = tuple[int, ...]
 
@@ -65,11 +65,12 @@ class Refusals:
 class Disagreements:
     """Recordings of one callable that did something else than the launched call did on the same inputs.
 
-    Kernels that add in an order of their own may differ once by chance, most of all in indices of what is largest. So each is made
-    once more; if it disagrees again, with buffers for inputs that show up in no node, one of which may be used after all.
+    Kernels that add in an order of their own may differ by chance. So each is made once more, and it is found out how much the callable
+    differs from itself; if it disagrees again, with buffers for inputs that show up in no node, one of which may be used after all.
     """
 
     def __init__(self) -> None:
+        self._doubted: set[Sizes] = set()
         self._before: dict[Sizes, Disagreement] = {}
         self._unseen: dict[Sizes, frozenset[int]] = {}
 
@@ -77,10 +78,16 @@ class Disagreements:
         """Return the inputs that are to have buffers."""
         return self._unseen.get(sizes, frozenset())
 
+    def is_doubted(self, sizes: Sizes) -> bool:
+        """Whether a recording of some sizes has computed other values: the callable may differ from itself."""
+        return sizes in self._doubted
+
     def add(self, sizes: Sizes, found: Disagreement, unseen: frozenset[int]) -> Lasts | None:
         """Note what a recording came to, and the inputs that nobody sees in it; return how long it is refused, None: try again."""
         before = self._before.get(sizes)
         self._before[sizes] = found
+        if found.in_values:
+            self._doubted.add(sizes)
         if before is None:
             return None
         staged = self.staged(sizes)

@@ -266,7 +266,12 @@ class Relocatable:
     # --- recording ---
 
     def _record(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
-        attempt = self._attempts.begin(inputs, self._disagreements.staged(sizes), self._misfits.leeway(sizes))
+        attempt = self._attempts.begin(
+            inputs,
+            self._disagreements.staged(sizes),
+            self._misfits.leeway(sizes),
+            is_doubted=self._disagreements.is_doubted(sizes),
+        )
         if isinstance(attempt, Failure):
             self._note_failure(sizes, attempt)
             self._attempts.note_launch()

@@ -6,23 +6,22 @@ with the generator's state restored. Outputs and inputs must agree afterwards. T
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.arena import Arena, lay_apart
-from pygraphd.client.binding import InputGroup
-from pygraphd.client.extents import extent
-from pygraphd.client.misfits import Leeway
-from pygraphd.client.parameters import OpaqueError
-from pygraphd.client.recording import input_groups
-from pygraphd.client.relocation import BLOCK, Share, Span, alignment, blocks
+from pygraphd.client._torch import Runnable
+from pygraphd.client.arena import lay_apart
+from pygraphd.client.comparison import Disagreement, Values, compare, form_of, read, tolerance_of
+from pygraphd.client.relocation import Span
+from pygraphd.client.stand_ins import copies_of, moving_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator
 
     from pygraphd.client.recording import Moving
     from pygraphd.client.replay import Replay
@@ -38,15 +37,10 @@ as embeddings do not count from the end."""
 MAX_INDICES_BYTES = 16 << 20
 """Inputs that are larger are not taken for indices."""
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Share of the largest value that kernels may differ by which add in an order of their own; all else must be equal. Of a graph that takes or
-returns several types it is that of the coarsest: a gradient in 32 bits of what was computed in 16 differs by as much as those."""
-SMALL_BYTES = 256 << 10
-AT_ONCE = Share(count=1, least=32 << 20, most=32 << 20)
-"""Tensors of `SMALL_BYTES` at most are compared together, so many bytes at a time: they are copied for that."""
 JOINED_BYTES = 256 << 20
 """Memory is looked at in pieces of so many, or as it was allocated: an eighth of that is needed to say which words differ."""
-_WHOLE_NUMBERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+TIMES = 4
+"""Further replays, and launches, that are to show how much these differ from themselves."""
 
 
 class Generator(Protocol):
@@ -57,19 +51,6 @@ class Generator(Protocol):
 
     def set_offset(self, offset: int) -> None:
         """Put it there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disagreement:
-    """What a replay did otherwise than the callable: `what` names it, `detail` says more, which may be something else the next time."""
-
-    what: str
-    detail: str = ""
-    in_values: bool = False
-    """An output or an input holds something else: the replay may read what lies where nobody knows of."""
-
-    def __str__(self) -> str:
-        return f"verification: {self.what}{self.detail}"
 
 
 class Trial:
@@ -88,73 +69,132 @@ class Trial:
         undefined: Collection[int] = (),
         stand_ins: Sequence[Any] = (),
         moving: Moving | None = None,
+        *,
+        keeps_inputs: bool = False,
     ) -> None:
         """Run the replay, and put the generator back where it was.
 
-        `moving` are the inputs' groups. Raises what `copies_of` and `Replay.run` raise; inputs and generator are as they were in any case.
+        `moving` are the inputs' groups. If it `keeps_inputs`, the callable can be launched on them again. Raises what `copies_of` and
+        `Replay.run` raise; inputs and generator are as they were in any case.
         """
         self._inputs = list(inputs)
-        moving = _moving(inputs, moving)
+        self._replay: Replay | None = replay
+        moving = moving_of(inputs, moving)
         self._copies = copies_of(inputs, moving)
+        self._kept = copies_of(inputs, moving) if keeps_inputs else None
         poison, self._memory, between = lay_apart(replay.memories, replay.allocate_bytes)
         poison.fill_(POISON)
         self._undefined = undefined
         poisoned = _poison(old, stand_ins, inputs, moving)
         self._generator = generator
-        began = generator.get_offset() if generator is not None else 0
+        self._began = generator.get_offset() if generator is not None else 0
         try:
             self._outputs = replay.run(list(self._copies), self._memory)
         finally:
             self._ended = generator.get_offset() if generator is not None else 0
-            self.random = self._ended != began
+            self.random = self._ended != self._began
             """Whether the recording draws random numbers."""
-            if generator is not None and self.random:
-                generator.set_offset(began)
+            self._put_generator(self._began)
         # Looked at now, so that this memory can go before the callable needs as much.
         looked_at = [*((torch.cat(between), POISON) for _ in between[:1]), *poisoned]
-        written = _answers([torch.ne(each, held).any() for each, held in looked_at])
+        written = read([torch.ne(each, held).any() for each, held in looked_at])
         self._wrote_between = bool(between) and written[0]
         self._wrote_to_old = any(written[len(between[:1]) :])
 
-    def disagreement(self, outputs: Sequence[Any]) -> Disagreement | None:
-        """Return how the replay differs from the callable, which has run on the inputs and returned `outputs`."""
+    def disagreement(self, outputs: Sequence[Any], launch: Runnable | None = None) -> Disagreement | None:
+        """Return how the replay differs from the callable, which has run on the inputs and returned `outputs`.
+
+        If the inputs were kept, both run again where they seem to differ: each may differ as much from itself.
+        """
         if self._generator is not None and self._generator.get_offset() != self._ended:
             return Disagreement("it draws another number of random numbers")
         if self._wrote_to_old:
             return Disagreement("it writes to where it was recorded")
         if self._wrote_between:
             return Disagreement("it writes beyond its memory")
-        tolerance = _coarsest((*self._inputs, *outputs))
-        return (
-            _compare("output", self._comparable(outputs), outputs, tolerance)
-            or _compare("input", self._copies, self._inputs, tolerance)
-            or self._misplaced(outputs)
-        )
+        kept = self._kept
+        return compare(
+            Values(self._comparable(outputs), self._copies),
+            Values(outputs, self._inputs),
+            tolerance_of((*self._inputs, *outputs)),
+            None
+            if launch is None or kept is None
+            else _Again(self._replay_again, launch, kept, self._rewinding),
+        ) or self._misplaced(outputs)
+
+    def _replay_again(self, inputs: list[Any]) -> Any:
+        assert self._replay is not None
+        return self._replay.run(inputs, self._replay.memory())
+
+    @contextlib.contextmanager
+    def _rewinding(self) -> Iterator[None]:
+        """Have the generator be where it was before the call, and then again where it was after it."""
+        self._put_generator(self._began)
+        try:
+            yield
+        finally:
+            self._put_generator(self._ended)
+
+    def _put_generator(self, offset: int) -> None:
+        if self._generator is not None and self.random:
+            self._generator.set_offset(offset)
 
     def close(self) -> None:
         """Let go of all memory."""
-        self._inputs, self._copies, self._memory, self._outputs = [], [], [], ()
+        self._replay = None
+        self._inputs, self._copies, self._kept, self._memory, self._outputs = [], [], None, [], ()
 
     def _comparable(self, outputs: Sequence[Any]) -> list[Any]:
         """Return the replayed outputs, with the launched one for each that holds nothing."""
         if len(self._outputs) != len(outputs):
             return list(self._outputs)
         return [
-            right if index in self._undefined and _form_of(mine) == _form_of(right) else mine
+            right if index in self._undefined and form_of(mine) == form_of(right) else mine
             for index, (mine, right) in enumerate(zip(self._outputs, outputs, strict=True))
         ]
 
     def _misplaced(self, outputs: Sequence[Any]) -> Disagreement | None:
         # An output in memory of neither the call nor its inputs must be a constant, or each call would overwrite the last.
         own = {
-            each.untyped_storage().data_ptr() for each in (*self._copies, *self._memory) if _is_tensor(each)
+            each.untyped_storage().data_ptr()
+            for each in (*self._copies, *self._memory)
+            if isinstance(each, torch.Tensor)
         }
         for index, (mine, right) in enumerate(zip(self._outputs, outputs, strict=True)):
-            if not _is_tensor(mine) or not mine.numel() or mine.untyped_storage().data_ptr() in own:
+            if (
+                not isinstance(mine, torch.Tensor)
+                or not mine.numel()
+                or mine.untyped_storage().data_ptr() in own
+            ):
                 continue
             if mine.data_ptr() != right.data_ptr():
                 return Disagreement(f"output {index} lies in memory that relocation does not know")
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """Runs a replay and the launched callable on copies of a call's inputs; `rewinding` has either draw the same random numbers."""
+
+    replay: Runnable
+    launch: Runnable
+    inputs: Sequence[Any]
+    rewinding: Callable[[], contextlib.AbstractContextManager[None]]
+
+    def replays(self) -> Iterator[Values]:
+        """Yield what some more replays leave."""
+        return self._runs(self.replay)
+
+    def launches(self) -> Iterator[Values]:
+        """Yield what some more launches leave."""
+        return self._runs(self.launch)
+
+    def _runs(self, run: Runnable) -> Iterator[Values]:
+        for _ in range(TIMES):
+            copies = copies_of(self.inputs)
+            with self.rewinding():
+                outputs = run(list(copies))
+            yield Values(outputs, copies)
 
 
 def _poison(
@@ -199,267 +239,3 @@ def other_indices(indices: torch.Tensor) -> torch.Tensor:
     """Return other values of the same range, or poison where all are the same; the GPU is not waited for."""
     least, most = torch.aminmax(indices.detach())
     return torch.where(least == most, OLD_POISON, least + most - indices.detach())
-
-
-# --- copies ------------------------------------------------------------------------------------------------------
-
-
-def _moving(inputs: Sequence[Any], told: Moving | None) -> Moving:
-    # For hundreds of inputs it takes milliseconds, and most of what is here needs it.
-    return input_groups(inputs, ()) if told is None else told
-
-
-def bytes_to_copy(inputs: Sequence[Any], moving: Moving | None = None) -> int:
-    """Return how much memory `copies_of` takes."""
-    return sum(_room(span) for _, span in _moving(inputs, moving))
-
-
-def copies_of(inputs: Sequence[Any], moving: Moving | None = None) -> list[Any]:
-    """Return the inputs with all tensors copied; what overlaps does so again, and alignment is the same. `moving` are their groups."""
-    copies, groups = list(inputs), _moving(inputs, moving)
-    arena = Arena(sum(_room(span) for _, span in groups), _device_of(inputs)) if groups else None
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for group, span in groups:
-        assert arena is not None
-        start = arena.take(span.size, span.start)
-        for index, _ in group.members:
-            tensor = inputs[index]
-            copies[index] = arena.tensor(start + tensor.data_ptr() - span.start, tensor)
-        if len(group.members) == 1 and span.size == tensor.nbytes and tensor.is_contiguous():
-            pairs.append((copies[index], tensor))
-        else:
-            pairs.append((arena.bytes(start, span.size), _bytes(tensor, span)))
-    _torch.copy_all(pairs)
-    return copies
-
-
-def _device_of(inputs: Sequence[Any]) -> torch.device:
-    return next(each.device for each in inputs if _is_tensor(each))
-
-
-def stand_ins_for(
-    inputs: Sequence[Any],
-    leeway: Leeway = Leeway(),  # noqa: B008 - it is frozen
-    moving: Moving | None = None,
-) -> tuple[list[Any], list[torch.Tensor]]:
-    """Return tensors like the inputs in memory of their own, without their values, and that memory as 64-bit integers.
-
-    They are aligned as the inputs are, or worse, and overlap as these do unless they are to lie apart. `moving` are the inputs' groups.
-    """
-    copies, places = list(inputs), []
-    for group, span in _groups(inputs, leeway, moving):
-        members = [(index, inputs[index]) for index, _ in group.members]
-        copy, base = _room_for(*members[0], span, leeway if len(members) == 1 else Leeway())
-        places.append(copy.view(torch.int64))
-        for index, tensor in members:
-            start = base + tensor.data_ptr() - span.start
-            copies[index] = _torch.reinterpret(
-                copy,
-                tensor.dtype,
-                tuple(tensor.size()),
-                tuple(tensor.stride()),
-                start // tensor.element_size(),
-            )
-    return copies, places
-
-
-def _groups(
-    inputs: Sequence[Any], leeway: Leeway, moving: Moving | None
-) -> Iterator[tuple[InputGroup, Span]]:
-    """Yield the inputs that can move, those that overlap together unless they are to lie apart."""
-    if not leeway.apart:
-        yield from _moving(inputs, moving)
-        return
-    for index, value in enumerate(inputs):
-        if _is_tensor(value) and value.numel():
-            span = extent(value)
-            yield InputGroup(((index, 0),), alignment(span.start), span.start), span
-
-
-def bytes_to_stand_in(inputs: Sequence[Any], leeway: Leeway, moving: Moving | None = None) -> int:
-    """Return how much memory `stand_ins_for` takes."""
-    return sum(_room(span) for _, span in _groups(inputs, leeway, moving))
-
-
-def elsewhere_for(
-    inputs: Sequence[Any],
-    leeway: Leeway = Leeway(),  # noqa: B008 - it is frozen
-    moving: Moving | None = None,
-) -> tuple[list[Any], list[torch.Tensor]]:
-    """Return tensors as `stand_ins_for` does, but side by side in one allocation, and that: it takes less time to make."""
-    copies, groups = list(inputs), list(_groups(inputs, leeway, moving))
-    if not groups:
-        return copies, []
-    arena = Arena(sum(_room(span) for _, span in groups), _device_of(inputs))
-    for group, span in groups:
-        first = group.members[0][0]
-        like = _base_like(first, inputs[first], span, leeway if len(group.members) == 1 else Leeway())
-        start = arena.take(span.size, like)
-        for index, _ in group.members:
-            copies[index] = arena.tensor(start + inputs[index].data_ptr() - span.start, inputs[index])
-    return copies, [arena.whole]
-
-
-def _room_for(index: int, member: torch.Tensor, span: Span, leeway: Leeway) -> tuple[torch.Tensor, int]:
-    """Return bytes that a span has room in, and where in them its member is aligned as it is, or worse."""
-    room = torch.empty(_room(span), dtype=torch.uint8, device=member.device)
-    return room, (_base_like(index, member, span, leeway) - room.data_ptr()) % BLOCK
-
-
-def _base_like(index: int, member: torch.Tensor, span: Span, leeway: Leeway) -> int:
-    """Return an address that a span's is to be like, up to multiples of a block, for its member to be aligned as it is, or worse."""
-    address: int = member.data_ptr()
-    worst = leeway.alignments.get(index, BLOCK)
-    like = worst if worst < alignment(address) else address
-    return like - (address - span.start)
-
-
-def _room(span: Span) -> int:
-    return (blocks(span.size) + 1) * BLOCK
-
-
-def _bytes(tensor: torch.Tensor, span: Span) -> torch.Tensor:
-    """Return the bytes of a span of a tensor's storage."""
-    storage = tensor.untyped_storage()
-    offset = span.start - storage.data_ptr()
-    if offset < 0 or offset + span.size > storage.nbytes():
-        raise OpaqueError("inputs overlap that are of different storages")
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, offset, (span.size,), (1,))
-
-
-# --- comparing ---------------------------------------------------------------------------------------------------
-
-
-def _coarsest(values: Iterable[Any]) -> float:
-    return max((TOLERANCE.get(each.dtype, 0.0) for each in values if _is_tensor(each)), default=0.0)
-
-
-def _compare(
-    what: str, replayed: Sequence[Any], launched: Sequence[Any], tolerance: float
-) -> Disagreement | None:
-    if len(replayed) != len(launched):
-        return Disagreement(f"{len(replayed)} {what}s and not {len(launched)}")
-    pairs: Pairs = {}
-    for index, (mine, right) in enumerate(zip(replayed, launched, strict=True)):
-        if _is_tensor(right) and mine is not right and _form_of(mine) == _form(right):
-            pairs[index] = mine, right
-        elif mine is not right and not _is_same_value(mine, right):
-            return _differs(what, index)
-    far = (index for index in _differing(pairs) if not _close(*pairs[index], tolerance))
-    return next((_differs(what, index, _by_how_much(*pairs[index])) for index in far), None)
-
-
-Pairs = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""Tensors of one form each, by index."""
-
-
-def _differing(pairs: Pairs) -> list[int]:
-    """Return which of some pairs hold other values; small ones are held against each other together, as the host launches two kernels for each."""
-    together, alone = _batches(pairs)
-    asked = [
-        _differ(*map(_as_one, zip(*(pairs[index] for index in batch), strict=True))) for batch in together
-    ]
-    asked += [_differ(*pairs[index]) for index in alone]
-    answers = _answers(asked)
-    found = [*itertools.compress(alone, answers[len(together) :])]
-    unclear = [*itertools.chain.from_iterable(itertools.compress(together, answers))]
-    found += itertools.compress(unclear, _answers([_differ(*pairs[index]) for index in unclear]))
-    return sorted(found)
-
-
-def _batches(pairs: Pairs) -> tuple[list[list[int]], list[int]]:
-    """Return which pairs are to be looked at together, and which alone."""
-    alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    alone = []
-    for index, (_, right) in pairs.items():
-        if right.nbytes <= SMALL_BYTES and _has_values(right.dtype) and right.is_contiguous():
-            alike.setdefault((right.dtype, right.device), []).append(index)
-        else:
-            alone.append(index)
-    together = [
-        [those[number] for number in batch]
-        for those in alike.values()
-        for batch in AT_ONCE.pieces([pairs[index][1].nbytes for index in those])
-    ]
-    return together, alone
-
-
-def _as_one(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([each.detach().reshape(-1) for each in tensors])
-
-
-def _differs(what: str, index: int, by_how_much: str = "") -> Disagreement:
-    return Disagreement(f"{what} {index} differs", by_how_much, in_values=True)
-
-
-def _by_how_much(mine: torch.Tensor, right: torch.Tensor) -> str:
-    """Return how far two tensors are apart that differ, for whoever reads the report; nothing where there is nothing to be said."""
-    if right.dtype not in TOLERANCE:
-        return ""
-    if bool((mine.isfinite() != right.isfinite()).any()):
-        return " in what are numbers"
-    off, largest = _largest(mine.detach() - right.detach()), _largest(right.detach().clone())
-    if not largest:
-        return ""
-    percent = 100 * off / largest
-    told = "over 1000" if percent > 1000 else f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
-    return f" by {told} % of its largest value"
-
-
-def _largest(values: torch.Tensor) -> float:
-    """Return the largest of the values that are numbers; overwrites them, since there may be little memory left."""
-    return float(values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).abs_().max())
-
-
-def _is_same_value(mine: Any, right: Any) -> bool:
-    return not _is_tensor(right) and type(mine) is type(right) and bool(mine == right)
-
-
-def _answers(questions: Sequence[torch.Tensor]) -> list[bool]:
-    """Return the values of boolean tensors; each device is waited for once, and not for each of hundreds."""
-    by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for each in questions:
-        by_device.setdefault(each.device, []).append(each)
-    # Of several devices: attention keeps its random state on the CPU, beside what it returns.
-    answers = {device: iter(torch.stack(mine).tolist()) for device, mine in by_device.items()}
-    return [next(answers[each.device]) for each in questions]
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _form_of(value: Any) -> tuple[Any, ...] | None:
-    return _form(value) if _is_tensor(value) else None
-
-
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.device, tuple(tensor.size()), tuple(tensor.stride())
-
-
-def _close(mine: torch.Tensor, right: torch.Tensor, tolerance: float) -> bool:
-    if right.dtype not in TOLERANCE:
-        return False
-    finite = torch.nan_to_num(right.detach(), nan=0.0, posinf=0.0, neginf=0.0)
-    scale = float(finite.abs().max())
-    return bool(torch.allclose(mine, right, rtol=0.0, atol=tolerance * scale, equal_nan=True))
-
-
-def _differ(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return, on their device, whether two tensors of one form hold other values; what is no number differs from itself."""
-    if _has_values(right.dtype):
-        return torch.ne(mine, right).any()
-    return torch.ne(_bits(mine), _bits(right)).any()
-
-
-def _has_values(dtype: torch.dtype) -> bool:
-    """Whether values can be compared: of some types they cannot."""
-    return dtype in TOLERANCE or dtype in _WHOLE_NUMBERS
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().reshape(-1)
-    if flat.numel() == 1:
-        # It may have any stride, and is not seen as bytes then.
-        flat = flat.as_strided((1,), (1,))
-    return flat.view(torch.uint8)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client import verification
+from pygraphd.client.comparison import Values, compare, tolerance_of
 from tests.gpu.guards import Old, poisoned, storages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pygraphd.client.comparison import Disagreement, Generator
     from pygraphd.client.relocatable import Relocatable
-    from pygraphd.client.verification import Disagreement, Generator
     from tests.gpu.guards import Guarded
 
 LAUNCHES = 8
@@ -67,9 +67,7 @@ class Beside:
         """Return how values differ, of which the first ones are `outputs`."""
         undefined = self.relocatable.facts.undefined
         made = [right[i] if i in undefined else mine[i] for i in range(outputs)]
-        return verification._compare("output", made, right[:outputs], tolerance) or verification._compare(
-            "input", mine[outputs:], right[outputs:], tolerance
-        )
+        return compare(Values(made, mine[outputs:]), Values(right[:outputs], right[outputs:]), tolerance)
 
     def _expect_close(
         self, mine: Sequence[Any], right: Sequence[Any], outputs: int, before: Sequence[Any], began: int
@@ -78,7 +76,7 @@ class Beside:
         differs = self._differs(mine, right, 0.0, outputs)
         same = self.exact and self._launches_agree(right, outputs, before, began)
         assert not same, f"{differs}, and {LAUNCHES} launches agree bit for bit"
-        far = self._differs(mine, right, verification._coarsest(right), outputs)
+        far = self._differs(mine, right, tolerance_of(right), outputs)
         assert far is None, str(far)
 
     def _launches_agree(self, right: Sequence[Any], outputs: int, before: Sequence[Any], began: int) -> bool:

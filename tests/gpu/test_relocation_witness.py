@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import verification
+from pygraphd.client import stand_ins
 from pygraphd.client.arena import Arena
 from pygraphd.client.witness import UNCLEAR
 
@@ -27,9 +27,9 @@ class Edge:
         self.left = captures
         """How many captures, the first one and then those after it, are still to have theirs there."""
         self._memory = torch.empty(captures * HALF + (1 << 20), dtype=torch.uint8, device="cuda")
-        self._usual = verification._room_for
-        monkeypatch.setattr(verification, "_room_for", self._room_for)
-        monkeypatch.setattr(verification, "Arena", self._arena)
+        self._usual = stand_ins._room_for
+        monkeypatch.setattr(stand_ins, "_room_for", self._room_for)
+        monkeypatch.setattr(stand_ins, "Arena", self._arena)
 
     def _room_for(self, index: int, member: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
         room, base = self._usual(index, member, *rest)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client import attempts, relocatable, verification
+from pygraphd.client import attempts, comparison, relocatable, stand_ins
 from pygraphd.client.misfits import FIRST, LESS_OFTEN, Leeway, Misfit, Misfits
 from pygraphd.client.relocation import BLOCK, MAX_ALIGNMENT, alignment
 from tests.relocation.test_relocatable import Case, add
@@ -118,7 +118,7 @@ def test_what_is_to_lie_apart_needs_room_for_that(case: Case) -> None:
         run([case.floats(*range(BLOCK)), *[one] * 9])
     for _ in range(3):
         inputs = [case.floats(*range(BLOCK)), case.floats(*range(BLOCK)), *[one] * 8]
-        case.recorder.free = verification.bytes_to_copy(inputs) + BLOCK
+        case.recorder.free = stand_ins.bytes_to_copy(inputs) + BLOCK
         run(inputs)
 
     case.expect(captured=1)
@@ -168,24 +168,24 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
     start = -room.data_ptr() % BLOCK
     inputs: list[Any] = [room[start + each : start + each + 8].view(torch.float32) for each in offsets]
 
-    make = verification.elsewhere_for if side_by_side else verification.stand_ins_for
-    stand_ins, places = make(inputs, Leeway(worst, apart))
+    make = stand_ins.elsewhere_for if side_by_side else stand_ins.stand_ins_for
+    made, places = make(inputs, Leeway(worst, apart))
 
-    spans = sorted((each.data_ptr(), each.data_ptr() + 8) for each in stand_ins)
+    spans = sorted((each.data_ptr(), each.data_ptr() + 8) for each in made)
     if apart:
         assert len(places) == (1 if side_by_side else len(inputs))
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
-    for index, (mine, given_input) in enumerate(zip(stand_ins, inputs, strict=True)):
+    for index, (mine, given_input) in enumerate(zip(made, inputs, strict=True)):
         alone = apart or offsets.count(offsets[index]) == 1
         expected = min(
             alignment(given_input.data_ptr()), worst.get(index, MAX_ALIGNMENT) if alone else MAX_ALIGNMENT
         )
         assert alignment(mine.data_ptr()) == expected
-        assert verification._form(mine) == verification._form(given_input)
+        assert comparison.form(mine) == comparison.form(given_input)
     rooms = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in places]
     assert all(any(begin <= start and end <= stop for begin, stop in rooms) for start, end in spans)
     taken = sum(each.nbytes for each in places)
-    assert taken == verification.bytes_to_stand_in(inputs, Leeway(worst, apart))
+    assert taken == stand_ins.bytes_to_stand_in(inputs, Leeway(worst, apart))
 
 
 def test_calls_that_do_not_fit_are_recorded_ever_more_seldom() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import attempts, recording, verification
+from pygraphd.client import attempts, recorded_call, recording, verification
 from pygraphd.client.recording import Capture
 from pygraphd.client.replay import Replay
 from tests.relocation.test_relocatable import Case, HostRecorder, add
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 FULL = "CUDA out of memory. Tried to allocate 20.00 MiB."
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "stand-ins": (verification, "stand_ins_for"),
+    "stand-ins": (recorded_call, "stand_ins_for"),
     "capture": (HostRecorder, "capture"),
     "slots": (recording, "_build"),
     "allocator": (recording, "replay_device"),
@@ -111,7 +111,7 @@ def test_it_may_happen_to_an_input_that_is_to_be_staged(case: Case, monkeypatch:
 def test_a_recording_that_cannot_be_compared_is_not_used(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     run = case.make(add)
     before = case.emulator.live()
-    monkeypatch.setattr(verification, "_compare", full)
+    monkeypatch.setattr(verification, "compare", full)
 
     call(case, run, 5)
 

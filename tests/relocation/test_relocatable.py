@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import torch
 
-from pygraphd.client import _torch, attempts, host_state, recording, relocatable, verification
+from pygraphd.client import _torch, attempts, comparison, host_state, recording, relocatable, verification
 from pygraphd.client.attention import State
 from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.one_stream import OTHER_STREAM, OneStream
@@ -748,11 +748,9 @@ def test_a_recording_that_disagrees_by_chance_is_made_once_more(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a kernel that adds in an order of its own decides which of two is the largest."""
-    run, compare = case.make(add), verification._compare
-    verdicts = [verification.Disagreement("output 0 differs", in_values=True)]
-    monkeypatch.setattr(
-        verification, "_compare", lambda *each: verdicts.pop() if verdicts else compare(*each)
-    )
+    run, compare = case.make(add), verification.compare
+    verdicts = [comparison.Disagreement("output 0 differs", in_values=True)]
+    monkeypatch.setattr(verification, "compare", lambda *each: verdicts.pop() if verdicts else compare(*each))
 
     for i in range(5):
         assert run([case.floats(i), case.floats(1), case.floats(7)])[0].tolist() == [i + 1]
@@ -764,14 +762,12 @@ def test_a_recording_that_disagrees_by_chance_is_made_once_more(
 def test_what_has_agreed_may_disagree_by_chance_when_it_is_recorded_again(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, compare = case.make(add), verification._compare
-    verdicts: list[verification.Disagreement] = []
-    monkeypatch.setattr(
-        verification, "_compare", lambda *each: verdicts.pop() if verdicts else compare(*each)
-    )
+    run, compare = case.make(add), verification.compare
+    verdicts: list[comparison.Disagreement] = []
+    monkeypatch.setattr(verification, "compare", lambda *each: verdicts.pop() if verdicts else compare(*each))
 
     for _ in range(3):
-        verdicts.append(verification.Disagreement("output 0 differs", in_values=True))
+        verdicts.append(comparison.Disagreement("output 0 differs", in_values=True))
         for i in range(5):
             assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
         run.let_go_at(())
@@ -800,8 +796,8 @@ def test_what_disagrees_otherwise_each_time_may_agree_in_the_next_process(
 ) -> None:
     run = case.make(add)
     outputs = iter(range(100))
-    differs = lambda *_: verification.Disagreement(f"output {next(outputs)} differs", in_values=True)  # noqa: E731
-    monkeypatch.setattr(verification, "_compare", differs)
+    differs = lambda *_: comparison.Disagreement(f"output {next(outputs)} differs", in_values=True)  # noqa: E731
+    monkeypatch.setattr(verification, "compare", differs)
 
     for i in range(6):
         assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
@@ -833,7 +829,7 @@ def test_memory_that_is_short_while_results_are_compared_refuses_nothing_for_goo
 
     run = case.make(looking_up)
     with monkeypatch.context() as patch:
-        patch.setattr(verification, "_compare", full)
+        patch.setattr(verification, "compare", full)
         for i in range(3):
             assert run([case.floats(1), case.floats(i)])[0].tolist() == [i]
 
@@ -875,7 +871,9 @@ def test_an_output_that_holds_nothing_needs_not_agree(case: Case, undefined: fro
         run([case.floats(1, 1)])
 
     case.expect(captured=1 in undefined)
-    assert run.refusal == (None if 1 in undefined else "verification: output 1 differs")
+    assert run.refusal == (
+        None if 1 in undefined else "verification: output 1 differs in 100 % of its elements"
+    )
 
 
 def test_an_output_that_holds_nothing_has_its_form_all_the_same(case: Case) -> None:

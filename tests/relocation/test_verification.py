@@ -9,10 +9,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import verification
+from pygraphd.client import comparison, verification
 from pygraphd.client.extents import extent
 from pygraphd.client.recording import input_groups
-from pygraphd.client.relocation import BLOCK, Share
+from pygraphd.client.relocation import BLOCK
+from pygraphd.client.stand_ins import copies_of, stand_ins_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +75,7 @@ def shared(values: Sequence[Any]) -> list[tuple[int, int, int]]:
 def test_copies_are_like_the_inputs(given_inputs: list[Any]) -> None:
     before = [bits(each) if isinstance(each, torch.Tensor) else each for each in given_inputs]
 
-    copies = verification.copies_of(given_inputs)
+    copies = copies_of(given_inputs)
 
     assert shared(copies) == shared(given_inputs)
     for copy, given_input in zip(copies, given_inputs, strict=True):
@@ -82,7 +83,7 @@ def test_copies_are_like_the_inputs(given_inputs: list[Any]) -> None:
             assert copy is given_input
             continue
         assert copy.data_ptr() % BLOCK == given_input.data_ptr() % BLOCK
-        assert verification._form(copy) == verification._form(given_input)
+        assert comparison.form(copy) == comparison.form(given_input)
         assert copy.untyped_storage().data_ptr() != given_input.untyped_storage().data_ptr()
     assert [bits(each) if isinstance(each, torch.Tensor) else each for each in copies] == before
     for copy, given_input in zip(copies, given_inputs, strict=True):
@@ -95,7 +96,7 @@ def test_copies_are_like_the_inputs(given_inputs: list[Any]) -> None:
 @given(inputs())
 def test_old_memory_holds_indices_from_the_end_and_no_numbers(given_inputs: list[Any]) -> None:
     """What reads an index of no row ends the process by an assertion on the GPU, and what reads a number may be right by chance."""
-    stand_ins, places = verification.stand_ins_for(given_inputs)
+    stand_ins, places = stand_ins_for(given_inputs)
     for each in places:
         each.fill_(verification.OLD_POISON)
 
@@ -106,50 +107,6 @@ def test_old_memory_holds_indices_from_the_end_and_no_numbers(given_inputs: list
             assert (each == -2).all()
     indices = torch.empty(8, dtype=torch.int64).fill_(verification.OLD_POISON)
     assert set(indices.tolist()) | set(indices.view(torch.int32).tolist()) == {-1, -2}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_differs_in_one_element_is_named(dtype: torch.dtype) -> None:
-    values = [torch.zeros(64, dtype=torch.uint8).view(dtype) for _ in range(3)]
-    others = [each.clone() for each in values]
-    assert verification._compare("output", values, others, 0.0) is None
-
-    others[1].view(torch.uint8)[0] = 1
-    one = [others[0][:1].as_strided((1,), (3,)), others[1][:1].as_strided((1,), (3,))]
-    assert verification._compare("input", one[:1], one[:1], 0.0) is None
-    differs = verification._compare("input", one[:1], one[1:], 0.0)
-    assert str(differs).startswith("verification: input 0 differs")
-
-    differs = verification._compare("output", values, others, 0.0)
-    assert str(differs).startswith("verification: output 1 differs")
-
-
-@pytest.mark.parametrize(
-    ("off", "beside", "reason"),
-    [
-        (0.5e-4, [], None),
-        (1e-3, [], "by 0.1 % of its largest value"),
-        (1e-3, [torch.zeros(2, dtype=torch.int64)], "by 0.1 % of its largest value"),
-        (
-            1e-3,
-            [torch.zeros(2, dtype=torch.bfloat16)],
-            None,
-        ),  # what was computed in 16 bits, and is handed out in 32
-        (0.2, [torch.zeros(2, dtype=torch.bfloat16)], "by 20 % of its largest value"),
-        (2e3, [torch.zeros(2, dtype=torch.bfloat16)], "by over 1000 % of its largest value"),
-        (float("nan"), [torch.zeros(2, dtype=torch.bfloat16)], "in what are numbers"),
-    ],
-)
-def test_how_far_values_may_differ_goes_by_the_coarsest_type_of_the_graph(
-    off: float, beside: list[torch.Tensor], reason: str | None
-) -> None:
-    right = torch.tensor([1.0, 0.5, 0.0])
-    mine = right + torch.tensor([0.0, off, 0.0])
-    tolerance = verification._coarsest((right, *beside, 3))
-
-    differs = verification._compare("output", [mine], [right], tolerance)
-    told = None if differs is None else str(differs)
-    assert told == (None if reason is None else f"verification: output 0 differs {reason}")
 
 
 class Missed:
@@ -183,7 +140,7 @@ def test_an_index_that_is_read_or_written_where_it_was_recorded_shows_and_ends_n
     flipped = [min(rows) + max(rows) - row for row in rows]
     assume(flipped != rows and (not writes or flipped[0] != flipped[-1]))
     inputs = [table, index]
-    stand_ins, places = verification.stand_ins_for(inputs)
+    stand_ins, places = stand_ins_for(inputs)
     replay: Any = Missed(stand_ins[1], writes=writes)
 
     trial = verification.Trial(replay, inputs, None, places, stand_ins=stand_ins)
@@ -203,38 +160,6 @@ def test_what_may_be_indices_is_given_others_only_where_that_can_be_told() -> No
     assert sorted(verification._indices(inputs, input_groups(inputs, ()))) == [0, 7]
     assert verification.other_indices(same).tolist() == [verification.OLD_POISON] * 3
     assert verification.other_indices(large).tolist() == [3, 2, 1, 0]
-
-
-@settings(deadline=None)
-@given(st.data(), st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 40)), max_size=20))
-def test_what_is_compared_together_is_told_apart(
-    data: st.DataObject, kinds: list[tuple[torch.dtype, int]]
-) -> None:
-    """Large and small, of each type, and those that lie otherwise: exactly those that hold something else are found."""
-    right = [torch.zeros(8 * size, dtype=torch.uint8).view(dtype) for dtype, size in kinds]
-    right = [
-        each.reshape(-1, 2).t() if data.draw(st.booleans()) and not each.numel() % 2 else each
-        for each in right
-    ]
-    mine = [each.clone() for each in right]
-    changed = data.draw(
-        st.sets(st.sampled_from([index for index, each in enumerate(mine) if each.numel()] or [-1]))
-    )
-    for index in changed - {-1}:
-        mine[index].untyped_storage()[0] = 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "SMALL_BYTES", 200)
-        size = data.draw(st.sampled_from([1, 500, 1 << 20]))
-        patch.setattr(verification, "AT_ONCE", Share(count=1, least=size, most=size))
-        found = verification._differing(dict(enumerate(zip(mine, right, strict=True))))
-
-    assert found == sorted(changed - {-1})
-
-
-def test_a_nan_among_what_is_compared_together_is_found() -> None:
-    values = [torch.tensor([1.0]), torch.tensor([float("nan")]), torch.tensor([2.0])]
-
-    assert verification._differing({index: (each, each.clone()) for index, each in enumerate(values)}) == [1]
 
 
 def test_memory_side_by_side_is_poisoned_and_looked_at_as_one() -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pygraphd.client import attempts, relocatable, verification
+from pygraphd.client import attempts, recorded_call, relocatable, stand_ins
 from pygraphd.client.arena import Arena
 from pygraphd.client.binding import InputGroup, UnfitError
 from pygraphd.client.parameters import Parameters
@@ -83,7 +83,7 @@ def first_two(operations: Operations, inputs: list[Any]) -> Any:
 
 def put_stand_ins(monkeypatch: pytest.MonkeyPatch, edges: Edges, first: int, second: int = 0) -> None:
     """Have so many of the first captures, and so many of the second ones, have what stands in for their input at an edge."""
-    left, usual = {"first": first, "second": second}, verification._room_for
+    left, usual = {"first": first, "second": second}, stand_ins._room_for
 
     def room_for(index: int, member: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
         left["first"] -= 1
@@ -102,8 +102,8 @@ def put_stand_ins(monkeypatch: pytest.MonkeyPatch, edges: Edges, first: int, sec
             # As the first capture has it, too: from the very beginning.
             return super().take(size, self._bytes.data_ptr() if self.is_at_edge else like)
 
-    monkeypatch.setattr(verification, "_room_for", room_for)
-    monkeypatch.setattr(verification, "Arena", AtEdge)
+    monkeypatch.setattr(stand_ins, "_room_for", room_for)
+    monkeypatch.setattr(stand_ins, "Arena", AtEdge)
 
 
 def call(run: Any, case: Case, value: float) -> None:
@@ -173,7 +173,7 @@ def test_a_third_capture_tells_what_the_second_one_does_not(
 ) -> None:
     """It lies elsewhere, as the memory of the second one is still in use."""
     put_stand_ins(monkeypatch, edges, first=1, second=1)
-    run, usual = case.make(first_two), verification.elsewhere_for
+    run, usual = case.make(first_two), recorded_call.elsewhere_for
     places: list[weakref.ref[torch.Tensor]] = []
     in_use: list[int] = []
 
@@ -183,7 +183,7 @@ def test_a_third_capture_tells_what_the_second_one_does_not(
         places.extend(map(weakref.ref, made[1]))
         return made
 
-    monkeypatch.setattr(verification, "elsewhere_for", elsewhere_for)
+    monkeypatch.setattr(recorded_call, "elsewhere_for", elsewhere_for)
 
     for value in range(4):
         call(run, case, value)
@@ -272,7 +272,7 @@ def test_what_is_captured_once_more_needs_room(case: Case) -> None:
     """For what stands in for its input, and its output twice: as much may be free in the pool of the first capture, and for nobody else."""
     run = case.make(first_two)
     call(run, case, 0)
-    enough = verification.bytes_to_copy([case.floats(0, 2, 3, 4)]) + 2 * 2 * 4
+    enough = stand_ins.bytes_to_copy([case.floats(0, 2, 3, 4)]) + 2 * 2 * 4
     case.recorder.free = enough - 1
 
     call(run, case, 1)
@@ -291,7 +291,7 @@ def test_what_is_captured_a_third_time_needs_room_beside_two(
     put_stand_ins(monkeypatch, edges, first=1, second=1)
     run = case.make(first_two)
     call(run, case, 0)
-    enough = verification.bytes_to_copy([case.floats(0, 2, 3, 4)]) + 3 * 2 * 4
+    enough = stand_ins.bytes_to_copy([case.floats(0, 2, 3, 4)]) + 3 * 2 * 4
     case.recorder.free = enough - 1
 
     call(run, case, 1)
