@@ -147,7 +147,7 @@ _COUNTS = ("graphs", "hits", "misses", "measured")
 
 def _of_cpu_values(summary: dict[str, Any]) -> str:
     """Return what the rules for CPU values did, if anything; in a graph that Inductor's caches had they only send."""
-    counts = {name: summary.get(name, 0) for name in ("placed", "placed_inputs", "kept_items", "sent")}
+    counts = {name: summary.get(name, 0) for name in ("placed", "placed_inputs", "sent")}
     counts["left_on_cpu"] = sum(summary.get("left_on_cpu", {}).values())
     return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
 

@@ -578,11 +578,6 @@ def is_mutable(operator: Any) -> bool:
     return bool(operator._schema.is_mutable)
 
 
-def argument_kinds(operator: Any) -> list[str]:
-    """Return the types of an operator's arguments, as its schema names them."""
-    return [str(each.type) for each in operator._schema.arguments]
-
-
 def fake_on(device: torch.device, like: torch.Tensor) -> torch.Tensor:
     """Return a fake tensor with the layout of another, on another device."""
     fake: Any = importlib.import_module("torch._subclasses.fake_tensor")

@@ -65,7 +65,7 @@ class Report:
         `checked` (decisions from elsewhere that were timed) and `disputed` (of these, those that did not hold);
         `sizes` (how often a graph was set up to be decided at one of its dynamic sizes);
         `placed` (uses of known CPU values that take them from the GPU now), `placed_inputs`
-        (uses of inputs that do), `sent` (how often such inputs went there) and `kept_items` (uses of `.item()` that take the tensor);
+        (uses of inputs that do) and `sent` (how often such inputs went there);
         under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
         relocatable graphs
         `captured` (recordings made) and `staged` (inputs that these copy).
@@ -168,7 +168,6 @@ class Report:
                 "placed",
                 "placed_inputs",
                 "sent",
-                "kept_items",
                 "led",
                 "followed",
                 "captured",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pygraphd.client import _torch
-from pygraphd.client.placement import arithmetic, inputs, items, known, told
+from pygraphd.client.placement import arithmetic, inputs, known, told
 from pygraphd.client.placement.nodes import Moved
 from pygraphd.client.placement.sending import SENT, sender
 
@@ -51,12 +51,9 @@ class Placement:
     def _applied(self, graph: torch.fx.Graph) -> Iterator[tuple[str, Moved]]:
         """Yield what each rule has done, once it has, and where that is counted: what was done stays if a later rule fails."""
         if reason := _why_left_alone(graph):
-            yield told.ITEMS, Moved(0, items.all_left(graph, reason))
             yield told.INPUTS, inputs.leave_all(graph, reason)
             yield told.KNOWN, Moved(0, known.all_left(graph, reason))
             return
-        # First: its tensors may be inputs.
-        yield told.ITEMS, items.keep_items(graph, split=_torch.graphs_are_split())
         reason = _why_no_inputs()
         of_inputs = inputs.leave_all(graph, reason) if reason else inputs.place_inputs(graph)
         yield told.INPUTS, of_inputs

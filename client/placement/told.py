@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client.report import Report
 
-COUNTS = KNOWN, INPUTS, ITEMS = "placed", "placed_inputs", "kept_items"
+COUNTS = KNOWN, INPUTS = "placed", "placed_inputs"
 """What is counted, of each rule."""
 NOT_APPLIED = "placement: not applied to a graph: a pass of the user's has its place, or Inductor's are off"
 _OURS = "pygraph "

@@ -116,7 +116,7 @@ def test_what_the_product_summed_up_is_taken_over() -> None:
 
 
 def test_what_the_rules_did_is_noted_of_each_repetition() -> None:
-    did = {"placed": 2, "placed_inputs": 0, "kept_items": 0, "sent": 90, "left_on_cpu": {"a": 1, "b": 2}}
+    did = {"placed": 2, "placed_inputs": 0, "sent": 90, "left_on_cpu": {"a": 1, "b": 2}}
     made = record(
         answered(0, [1.0], summary=summary(1.0, graphs=1) | did),
         answered(1, [1.0], summary=summary(1.0, graphs=1) | {"placed": 0, "sent": 80, "left_on_cpu": {}}),

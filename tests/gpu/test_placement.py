@@ -450,25 +450,6 @@ def test_inductor_has_copies_of_large_values_at_the_edges_of_a_graph(watched: Wa
     assert all(inputs.TOO_LARGE in reason for reason in watched.report.summary()["left_on_cpu"])
 
 
-def counted(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    return (x @ x * count.item()) @ x
-
-
-@pytest.mark.parametrize("device", ["cpu", DEVICE])
-def test_a_number_that_only_feeds_the_gpu_stays_a_tensor(watched: Watched, device: str) -> None:
-    compiled = torch.compile(counted, mode="reduce-overhead", dynamic=False)
-    count = torch.tensor(0, device=device)
-    with torch.no_grad(), torch._dynamo.config.patch(capture_scalar_outputs=True):
-        for _ in range(ENOUGH):
-            x = torch.randn(9, 9, device=DEVICE)
-            count += 1
-            # Sums of nine that may cancel, of numbers that grow with the count.
-            torch.testing.assert_close(compiled(x, count), counted(x, count), rtol=1e-4, atol=1e-3)
-
-    watched.expect(graphs=1, kept_items=1)
-    assert watched.report.summary()["left_on_cpu"] == {}
-
-
 @pytest.mark.parametrize("mode", ["reduce-overhead", None])
 def test_what_pytorchs_trees_fail_on_is_not_tried_in_them(watched: Watched, mode: str | None) -> None:
     """A parameter that was left on the CPU: in modes with CUDA Graphs PyTorch 2.11 raises on the backward, or crashes."""

@@ -192,23 +192,8 @@ class Scheduled(Keeping):
         return y, decay, decay, self.rate, y[:, 1], x
 
 
-class Read(Keeping):
-    rule = "kept_items"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = torch.tensor(3)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = x @ x * self.count.item()
-        return y, y[0], self.count, self.count.view(1), x.view(-1), y
-
-    def edit(self, call: int) -> None:
-        self.count += call
-
-
 @pytest.mark.usefixtures("for_all_rules")
-@pytest.mark.parametrize("kind", [Known, Given, Computed, Scheduled, Read])
+@pytest.mark.parametrize("kind", [Known, Given, Computed, Scheduled])
 def test_what_is_returned_lies_where_it_would(kind: type[Keeping]) -> None:
     eager, without, found, report = seen_in_three_ways(kind())
 

@@ -17,7 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.decomposition import select_decomp_table
 
-from pygraphd.client.placement import inputs, items, known
+from pygraphd.client.placement import inputs, known
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +134,6 @@ class Compared:
 
     @staticmethod
     def _apply(graph: torch.fx.Graph) -> None:
-        items.keep_items(graph, split=True)
         inputs.place_inputs(graph)
         known.place_known_values(graph, lambda value, _: value.clone())
         graph.lint()

@@ -49,17 +49,6 @@ def stepped(x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     return (y / (1 - 0.9**step)) @ x
 
 
-def counted(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    return (x @ x * count.item()) @ x
-
-
-def sized(x: torch.Tensor, count: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """One number is only multiplied by; the other has to be no more than there are rows."""
-    number = rows.sum().item()
-    torch._check(number <= x.shape[0])
-    return (x @ x * count.item() / number) @ x
-
-
 def index(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers)
 
@@ -94,18 +83,6 @@ CASES = (
         "placed_inputs",
         ((matrix(), torch.tensor(2.0)), (matrix(), torch.tensor(9.0))),
         ((matrix(), torch.ones(3)), (matrix(SIZE, 3), torch.tensor(2.0))),
-    ),
-    Case(
-        counted,
-        "kept_items",
-        ((matrix(), torch.tensor(2)), (matrix(), torch.tensor(5))),
-        ((matrix(), index(2, 3)), (matrix(SIZE, 3), torch.tensor(2))),
-    ),
-    Case(
-        sized,
-        "kept_items",
-        ((matrix(), torch.tensor(2), index(1, 3)), (matrix(), torch.tensor(5), index(1, 3))),
-        ((matrix(), torch.tensor(2), index(2, 3)), (matrix(), index(2, 3), index(1, 3))),
     ),
 )
 

@@ -32,12 +32,12 @@ def test_what_is_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(counters, "inductor", counted)
     left = ["because: of (model.py:1)", "because: of (model.py:1)", "placed"]
     lines = {"graph": (" (a, b:3)", "", ' ("c":4)')}
-    told.keep({"placed": 3, "placed_inputs": 0, "kept_items": 1}, left, lines)
-    assert len(counted) == 5  # nothing for what did not happen
+    told.keep({"placed": 3, "placed_inputs": 0}, left, lines)
+    assert len(counted) == 4  # nothing for what did not happen
 
     summary, noted = told_of(counted)
 
-    assert [summary[name] for name in told.COUNTS] == [3, 0, 1]
+    assert [summary[name] for name in told.COUNTS] == [3, 0]
     assert summary["left_on_cpu"] == {"because: of (model.py:1)": 2, "placed": 1}
     assert noted == {"graph": [" (a, b:3)", "", ' ("c":4)']}
 
