@@ -82,8 +82,7 @@ class Trial:
         moving = moving_of(inputs, moving)
         self._copies = copies_of(inputs, moving)
         self._kept = copies_of(inputs, moving) if keeps_inputs else None
-        poison, self._memory, between = lay_apart(replay.memories, replay.allocate_bytes)
-        poison.fill_(POISON)
+        self._memory, between = _guarded(replay)
         self._undefined = undefined
         poisoned = _poison(old, stand_ins, inputs, moving)
         self._generator = generator
@@ -124,7 +123,9 @@ class Trial:
 
     def _replay_again(self, inputs: list[Any]) -> Any:
         assert self._replay is not None
-        return self._replay.run(inputs, self._replay.memory())
+        # A recording that differs may be wrong, and write anywhere near.
+        memory, _ = _guarded(self._replay)
+        return self._replay.run(inputs, memory)
 
     @contextlib.contextmanager
     def _rewinding(self) -> Iterator[None]:
@@ -170,6 +171,13 @@ class Trial:
             if mine.data_ptr() != right.data_ptr():
                 return Disagreement(f"output {index} lies in memory that relocation does not know")
         return None
+
+
+def _guarded(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return poisoned memory for a replay, and what lies between, which is poisoned, too."""
+    poison, memory, between = lay_apart(replay.memories, replay.allocate_bytes)
+    poison.fill_(POISON)
+    return memory, between
 
 
 @dataclass(frozen=True, slots=True)
