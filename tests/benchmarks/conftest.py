@@ -6,8 +6,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PACKAGE = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -25,3 +32,11 @@ def _load_package() -> None:
 
 if "benchmarks" not in sys.modules:
     _load_package()
+
+
+@pytest.fixture(autouse=True)
+def cores() -> Iterator[None]:
+    """Have each test begin on all cores, whichever the one before has chosen."""
+    mine = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, mine)
