@@ -6,15 +6,12 @@ A call that comes when the GPU is idle has the host's time before its work is qu
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.messages import Deployment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pygraphd.schema.messages import Entry, Measurement
 
 TOLERANCE = 0.2
@@ -63,10 +60,6 @@ class Cost:
         least, most = sorted((seen.host_us, seen.span_us))
         return least <= self.cost_us * (1 + TOLERANCE) and self.cost_us * (1 - TOLERANCE) <= most
 
-    def is_of(self, entry: Entry) -> bool:
-        """Whether an entry says so, too, and not what somebody has found out since."""
-        return entry.cost_us is not None and math.isclose(entry.cost_us, self.cost_us)
-
 
 def of_entry(entry: Entry) -> Cost | None:
     """Return what a call costs in the deployment that an entry names, if it was measured."""
@@ -75,11 +68,3 @@ def of_entry(entry: Entry) -> Cost | None:
     if entry.host_us is None or entry.span_us is None:
         return Cost(entry.cost_us)
     return Cost(entry.cost_us, Parts(entry.host_us, entry.span_us))
-
-
-def of_measurements(measurements: Iterable[Measurement], deployment: Deployment) -> Cost | None:
-    """Return what a call costs in one deployment, if that was measured."""
-    for each in measurements:
-        if each.deployment is deployment:
-            return Cost(each.median_us, Parts(each.host_us, each.span_us))
-    return None

@@ -271,10 +271,12 @@ class Watched:
     def __init__(self, wrapped: Runnable, link: Link, *, is_backward: bool) -> None:
         self.wrapped = wrapped
         self._link = link
-        self._observed = self._backward if is_backward else self._forward
+        self._is_backward = is_backward  # a method of its own would keep it, and the model, until garbage is collected
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
-        return self._observed(inputs) if self._link.pending else self.wrapped(inputs)
+        if not self._link.pending:
+            return self.wrapped(inputs)
+        return self._backward(inputs) if self._is_backward else self._forward(inputs)
 
     def _forward(self, inputs: list[Any]) -> Any:
         self._link.forward_begins()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 GRAPH, OTHER = "a" * 64, "b" * 64
 HERE, THERE = "e" * 64, "f" * 64
-TREES = Decision(Deployment.TREES, "TREES is faster", 1)
+FASTER = Decision(Deployment.GRAPH, "GRAPH is faster", 1)
 KERNELS = Decision(Deployment.KERNELS, "no gain", 1)
 
 
@@ -57,8 +57,8 @@ def test_one_rank_leads_for_a_claim() -> None:
 
 def test_without_a_group_a_process_does_as_it_finds() -> None:
     assert ALONE.leads
-    assert (ALONE.settled(GRAPH, None), ALONE.settled(GRAPH, TREES)) == (None, TREES)
-    assert ALONE.propose(GRAPH, TREES) is TREES
+    assert (ALONE.settled(GRAPH, None), ALONE.settled(GRAPH, FASTER)) == (None, FASTER)
+    assert ALONE.propose(GRAPH, FASTER) is FASTER
     assert ALONE.wait(GRAPH, 1e9) is None
 
 
@@ -67,8 +67,8 @@ def test_what_a_leader_knows_is_decided_at_once() -> None:
     leader, other = (group.rank(number).part(GRAPH, [GRAPH], HERE) for number in range(2))
 
     assert other.settled(GRAPH, None) is None
-    assert leader.settled(GRAPH, TREES) == TREES
-    assert other.settled(GRAPH, None) == TREES
+    assert leader.settled(GRAPH, FASTER) == FASTER
+    assert other.settled(GRAPH, None) == FASTER
 
 
 def test_a_leader_whose_proposal_loses_adopts_what_is_decided() -> None:
@@ -77,8 +77,8 @@ def test_a_leader_whose_proposal_loses_adopts_what_is_decided() -> None:
 
     assert other.propose(GRAPH, KERNELS) == KERNELS
 
-    assert leader.settled(GRAPH, TREES) == KERNELS
-    assert leader.propose(GRAPH, TREES) == KERNELS
+    assert leader.settled(GRAPH, FASTER) == KERNELS
+    assert leader.propose(GRAPH, FASTER) == KERNELS
 
 
 def test_after_the_time_limit_all_launch() -> None:
@@ -89,25 +89,25 @@ def test_after_the_time_limit_all_launch() -> None:
     late = other.wait(GRAPH, WAIT_LIMIT_S)
 
     assert late == policy.not_measured("ranks: no decision within 120 s", 0)
-    assert leader.propose(GRAPH, TREES) == late
+    assert leader.propose(GRAPH, FASTER) == late
 
 
 def test_what_was_decided_in_another_environment_is_adopted_and_marked() -> None:
     group = Group()
-    group.rank(0).part(GRAPH, [GRAPH], HERE).propose(GRAPH, TREES)
+    group.rank(0).part(GRAPH, [GRAPH], HERE).propose(GRAPH, FASTER)
     long = Decision(Deployment.KERNELS, "x" * MAX_REASON, 1)
     group.rank(0).part(OTHER, [OTHER], HERE).propose(OTHER, long)
 
     other = group.rank(1).part(GRAPH, [GRAPH], THERE)
 
     adopted = other.settled(GRAPH, None)
-    assert adopted == Decision(Deployment.TREES, f"TREES is faster ({ELSEWHERE})", 1)
+    assert adopted == Decision(Deployment.GRAPH, f"GRAPH is faster ({ELSEWHERE})", 1)
     assert other.settled(OTHER, None) == long
 
 
 def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two_failures() -> None:
     group = Group()
-    group.rank(0).part(GRAPH, [GRAPH], HERE).propose(GRAPH, TREES)
+    group.rank(0).part(GRAPH, [GRAPH], HERE).propose(GRAPH, FASTER)
     store = MemoryStore(group.values, failing={1: False, 3: False})
     lost = Agreement(Registers(store, "1"), group.reports[1])
 
@@ -115,12 +115,12 @@ def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two
     alone = part.settled(OTHER, None)
     assert alone is not None
     assert (part.leads, alone.deployment, alone.reason) == (False, Deployment.KERNELS, UNREACHABLE)
-    assert part.propose(OTHER, TREES) == alone
+    assert part.propose(OTHER, FASTER) == alone
     assert store.operations == 1
 
     assert lost.part(GRAPH, [GRAPH], HERE).settled(GRAPH, None) == alone
     operations = store.operations
-    assert lost.part("c" * 64, ["d" * 64], HERE).propose("d" * 64, TREES) == alone
+    assert lost.part("c" * 64, ["d" * 64], HERE).propose("d" * 64, FASTER) == alone
     assert store.operations == operations
     assert dict(group.reports[1].failures) == {"ranks: ConnectionError": MAX_FAILURES}
 
@@ -128,16 +128,16 @@ def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two
 def test_what_is_known_is_not_asked_again() -> None:
     store = MemoryStore()
     part = Agreement(Registers(store, "0"), Report()).part(GRAPH, [GRAPH], HERE)
-    part.propose(GRAPH, TREES)
+    part.propose(GRAPH, FASTER)
     operations = store.operations
 
-    assert part.settled(GRAPH, None) == part.propose(GRAPH, KERNELS) == part.wait(GRAPH, 1e9) == TREES
+    assert part.settled(GRAPH, None) == part.propose(GRAPH, KERNELS) == part.wait(GRAPH, 1e9) == FASTER
     assert store.operations == operations
 
 
-@pytest.mark.parametrize("decision", [TREES, KERNELS, Decision(Deployment.GRAPH, "faster", 1)], ids=str)
+@pytest.mark.parametrize("decision", [FASTER, KERNELS], ids=str)
 def test_what_cannot_be_had_is_launched_with_a_reason(decision: Decision) -> None:
-    offered = (Deployment.TREES, Deployment.KERNELS)
+    offered = (Deployment.KERNELS,)
 
     run = possible(decision, offered)
 
@@ -166,7 +166,7 @@ class Fate:
 
 SLOW = 30
 """Calls of a leader that comes too late, where each takes `LONGEST_S`."""
-DECISIONS = st.sampled_from([TREES, KERNELS, Decision(Deployment.GRAPH, "GRAPH is faster", 1)])
+DECISIONS = st.sampled_from([FASTER, KERNELS, Decision(Deployment.GRAPH, "GRAPH saves host time", 1)])
 FATES = st.builds(
     Fate,
     hit=st.none() | DECISIONS,

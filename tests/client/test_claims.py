@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pygraphd.client.cache import Cache
 
 ENVIRONMENT = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
-ANSWER = Decision(Deployment.TREES, "TREES is faster", 1)
+ANSWER = Decision(Deployment.GRAPH, "GRAPH is faster", 1)
 FORWARD = Interest(ENVIRONMENT, "a" * 64, 1, is_backward=False)
 BACKWARD = Interest(ENVIRONMENT, "b" * 64, 1, is_backward=True)
 OTHER = Interest(ENVIRONMENT, "c" * 64, 2, is_backward=False)
@@ -105,7 +105,7 @@ def test_an_answer_that_is_there_already_is_taken_up_at_once(daemon: Daemon) -> 
 
 @pytest.mark.parametrize(
     "answer",
-    [Decision(Deployment.TREES, "", 2), Decision(Deployment.KERNELS, "", 1, final=False)],
+    [Decision(Deployment.GRAPH, "", 2), Decision(Deployment.KERNELS, "", 1, final=False)],
     ids=["not usable", "not final"],
 )
 def test_not_every_answer_is_one(daemon: Daemon, answer: Decision) -> None:
@@ -264,19 +264,3 @@ def test_never_two_at_once_and_all_end_with_one_answer(steps: list[tuple[int, fl
     assert all(
         isinstance(answer, Entry) is (done and index not in measuring) for index, answer in answers.items()
     )
-
-
-def test_what_the_cache_says_is_told_though_it_is_not_final_unless_it_is_not_believed(daemon: Daemon) -> None:
-    provisional = Decision(Deployment.TREES, "x", 1, final=False)
-    claims = daemon.process("one")
-    claims.add(FORWARD)
-    assert claims.look_up(FORWARD) is None
-
-    daemon.record(FORWARD, provisional)
-    assert claims.look_up(FORWARD) == daemon.entries[FORWARD.graph]
-    claims.remove(FORWARD)
-    claims.add(FORWARD, daemon.entries[FORWARD.graph])
-    assert claims.look_up(FORWARD) is None, "it is what has drifted"
-
-    daemon.record(FORWARD, Decision(Deployment.TREES, "x", 2, final=False))
-    assert claims.look_up(FORWARD) is None, "another policy's"

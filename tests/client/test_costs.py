@@ -10,22 +10,20 @@ from pygraphd.client import costs
 from pygraphd.client.costs import Cost, Parts
 from pygraphd.schema.messages import Decision, Deployment, Entry, Measurement
 
-KERNELS, TREES, GRAPH = Deployment.KERNELS, Deployment.TREES, Deployment.GRAPH
+KERNELS, GRAPH = Deployment.KERNELS, Deployment.GRAPH
 TIMES = st.floats(1, 1e6)
 SHARES = st.floats(0, 1)
 DEPLOYMENTS = st.sampled_from(Deployment)
 
 
-def call(host_us: float, span_us: float, deployment: Deployment = TREES, hidden: float = 0.0) -> Measurement:
+def call(host_us: float, span_us: float, deployment: Deployment = GRAPH, hidden: float = 0.0) -> Measurement:
     """Return what is seen of calls of which a share is hidden behind earlier work of the GPU."""
     cost_us = hidden * span_us + (1 - hidden) * max(host_us, span_us)
     return Measurement(deployment, 8, cost_us, 0.0, host_us, span_us, hidden)
 
 
 def cost_of(measured: Measurement) -> Cost:
-    found = costs.of_measurements([measured], measured.deployment)
-    assert found is not None
-    return found
+    return Cost(measured.median_us, Parts(measured.host_us, measured.span_us))
 
 
 CALLS = st.builds(call, TIMES, TIMES, DEPLOYMENTS, SHARES)
@@ -159,13 +157,6 @@ def test_without_parts_a_cost_between_them_holds(host_us: float, span_us: float,
     ids=["a rule", "an older daemon", "one part", "both parts"],
 )
 def test_an_entry_says_what_a_call_costs(said: dict[str, float], expected: Cost | None) -> None:
-    entry = Entry("a" * 64, Decision(TREES, "", 1), **said)  # type: ignore[arg-type]
+    entry = Entry("a" * 64, Decision(GRAPH, "", 1), **said)  # type: ignore[arg-type]
 
     assert costs.of_entry(entry) == expected
-
-
-def test_of_measurements_that_of_the_deployment_counts() -> None:
-    found = costs.of_measurements([call(1, 2, KERNELS), call(3, 4, TREES)], TREES)
-
-    assert found == Cost(4, Parts(3, 4))
-    assert costs.of_measurements([call(1, 2, KERNELS)], TREES) is None

@@ -10,18 +10,15 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client import options
-from pygraphd.client.doubts import NOT_OFFERED, drifted, other_policy
+from pygraphd.client.doubts import other_policy
 from pygraphd.schema.messages import Decision, Deployment, RecordRequest, decode, encode
 from pygraphd.schema.policy import POLICY_VERSION
 from tests.client.test_plan import (
     ENOUGH,
     Clock,
-    compile_once,
-    relocation_where_it_is_meant,
-    run,
+    relocating,
     session,
     trained,
 )
@@ -31,11 +28,11 @@ if TYPE_CHECKING:
 
     from pygraphd.client.session import Session
 
-__all__ = ["relocation_where_it_is_meant", "session"]  # fixtures
+__all__ = ["relocating", "session"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
-SLOW_TREES = {Deployment.KERNELS: 50.0, Deployment.TREES: 412.0}
+SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 412.0}
 THEIRS = f"by uid {os.geteuid()} on elsewhere"
 
 
@@ -55,11 +52,11 @@ def test_of_a_disputed_decision_it_is_told_whose_it_was_and_what_was_seen(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
-    monkeypatch.setattr(Clock, "times_us", SLOW_TREES)
+    monkeypatch.setattr(Clock, "times_us", SLOW)
 
     finished, _ = trained(session, 2 * ENOUGH)
 
-    claimed = f"TREES: claimed 50.0 us {THEIRS}"
+    claimed = f"GRAPH: claimed 50.0 us {THEIRS}"
     assert told(finished) == {("measured", f"{claimed}, measured 412.0 us here")}
     assert finished.report.counts["disputed"] == 3
 
@@ -68,31 +65,13 @@ def test_a_program_that_ends_before_it_has_measured_anew_says_what_was_claimed(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
-    monkeypatch.setattr(Clock, "times_us", SLOW_TREES)
+    monkeypatch.setattr(Clock, "times_us", SLOW)
 
     ended, _ = trained(session, 25)
     ended.close()
 
     assert ended.report.counts["disputed"] == 3
-    assert told(ended) == {("unfinished", f"TREES: claimed 50.0 us {THEIRS}")}
-
-
-def test_of_what_has_drifted_it_is_told_what_it_cost_before(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    box = BoxedDeviceIndex(0)
-    graphs = (
-        compile_once(session, 2, backward=False, box=box),
-        compile_once(session, 1, backward=True, box=box),
-    )
-    run(*graphs)
-    monkeypatch.setattr(Clock, "times_us", SLOW_TREES)
-    session.drift.look()
-
-    run(*graphs, 4 * ENOUGH)
-
-    assert session.report.counts["drifted"] == 3
-    assert told(session) == {("measured", "TREES: 50.0 us when that was decided, measured 412.0 us here")}
+    assert told(ended) == {("unfinished", f"GRAPH: claimed 50.0 us {THEIRS}")}
 
 
 @pytest.mark.parametrize(
@@ -125,10 +104,9 @@ def rewrite(session: Session, change: Callable[[Decision], Decision]) -> None:
     ("changes", "because"),
     [
         ({"policy": POLICY_VERSION - 1}, f"decided by policy {POLICY_VERSION - 1}, and this is policy {POLICY_VERSION}"),
-        ({"deployment": Deployment.GRAPH}, NOT_OFFERED.text),
         ({"final": False, "calls": 7}, "not final, after 7 calls"),
     ],
-    ids=["policy", "deployment", "final"],
+    ids=["policy", "final"],
 )  # fmt: skip
 def test_what_this_process_could_not_have_decided_is_told_as_that(
     session: Session, changes: dict[str, object], because: str
@@ -142,7 +120,4 @@ def test_what_this_process_could_not_have_decided_is_told_as_that(
 
 
 def test_a_doubt_that_is_about_no_cost_is_told_without_any() -> None:
-    decision = Decision(Deployment.TREES, "", POLICY_VERSION - 1)
-
-    assert other_policy(decision).costs is None
-    assert drifted(Deployment.TREES, None).told() == "TREES: less or more when that was decided"
+    assert other_policy(Decision(Deployment.GRAPH, "", POLICY_VERSION - 1)).costs is None

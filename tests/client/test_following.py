@@ -14,7 +14,7 @@ from pygraphd.schema.messages import Decision, Deployment
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
 
-TREES = Decision(Deployment.TREES, "TREES is faster", 1)
+FASTER = Decision(Deployment.GRAPH, "GRAPH is faster", 1)
 
 
 class Clock:
@@ -91,7 +91,7 @@ def test_time_does_not_count_before_a_leader_can_have_measured(family: Family) -
 
 def test_a_backward_that_is_compiled_late_waits_from_then_on(family: Family) -> None:
     forward = family.follower("forward")
-    family.answers["forward"] = TREES
+    family.answers["forward"] = FASTER
     for _ in range(COMPILING_CALLS + 1):
         forward([])
     family.clock.now += 300.0
@@ -120,7 +120,7 @@ def test_a_backward_does_not_wait_for_a_forward_that_is_gone(family: Family) -> 
 def test_what_is_decided_runs_from_that_call_on_and_nothing_is_asked_again(family: Family) -> None:
     one = family.follower("one")
     assert [one([]) for _ in range(5)] == ["launched"] * 5
-    family.answers["one"] = TREES
+    family.answers["one"] = FASTER
     family.clock.now += 1
 
     assert [one([]) for _ in range(3)] == ["captured"] * 3
@@ -140,7 +140,7 @@ def test_a_backward_follows_in_the_step_in_which_its_forward_does(family: Family
     for _ in range(60):
         step()
     assert set(family.looks) == {"first", "second"}
-    family.answers = dict.fromkeys(["first", "second", "backward"], TREES)
+    family.answers = dict.fromkeys(["first", "second", "backward"], FASTER)
     steps = [step() for _ in range(60)]
 
     assert steps[0] == ["launched"] * 3
@@ -150,10 +150,10 @@ def test_a_backward_follows_in_the_step_in_which_its_forward_does(family: Family
 
 def test_parts_that_are_decided_apart_run_apart_for_one_step(family: Family) -> None:
     forward = [family.follower(name) for name in ("first", "second")]
-    family.answers["second"] = TREES
+    family.answers["second"] = FASTER
 
     steps = [[part([]) for part in forward] for _ in range(COMPILING_CALLS + 1)]
-    family.answers["first"] = TREES
+    family.answers["first"] = FASTER
     steps.append([part([]) for part in forward])
 
     assert steps[-2:] == [["launched", "captured"], ["captured", "captured"]]
@@ -164,7 +164,7 @@ def test_an_error_of_ours_is_counted_and_the_call_is_launched(family: Family) ->
         raise ValueError("ours")
 
     broken = Follower(
-        lambda inputs: "launched", family.pace, lambda _: TREES, fail, family.report, is_backward=False
+        lambda inputs: "launched", family.pace, lambda _: FASTER, fail, family.report, is_backward=False
     )
 
     assert [broken([]) for _ in range(9)] == ["launched"] * 9
@@ -191,7 +191,7 @@ def test_of_several_threads_one_looks_and_the_others_are_launched(family: Family
         looks.append(waited_s)
         asked.set()
         answer.wait(10)
-        return TREES
+        return FASTER
 
     one = Follower(
         lambda inputs: "launched",
@@ -220,7 +220,7 @@ def test_no_round_begins_in_the_middle_of_a_step(family: Family) -> None:
     for _ in range(COMPILING_CALLS + 1):
         one([])
         two([])
-    family.answers = dict.fromkeys(("one", "two"), TREES)
+    family.answers = dict.fromkeys(("one", "two"), FASTER)
 
     steps = []
     for _ in range(50):
@@ -235,7 +235,7 @@ def test_no_round_begins_in_the_middle_of_a_step(family: Family) -> None:
 def test_a_follower_that_is_dropped_does_not_keep_the_others_from_looking(family: Family) -> None:
     one, two = family.follower("one"), family.follower("two")
     del one
-    family.answers["two"] = TREES
+    family.answers["two"] = FASTER
     for _ in range(COMPILING_CALLS + 2):
         family.clock.now += 1.0
         last = two([])

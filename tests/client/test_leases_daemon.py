@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client import claims, options, region
+from pygraphd.client import claims, region
 from pygraphd.client.session import Session
-from tests.client.test_plan import ENOUGH, compile_once, relocation_where_it_is_meant, run, session, sources
+from tests.client.test_plan import ENOUGH, compile_once, relocating, run, session, sources
 from tests.daemon.conftest import Home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["relocation_where_it_is_meant", "session"]  # fixtures
+__all__ = ["relocating", "session"]  # fixtures
 
 pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.alone]
 
-LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["captured"] * 2, ["captured"])
+LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
 GRAPHS = 3
 TIMEOUT_S = 30.0
 # Begins to measure the graphs that `models` makes, says so, ends that when it is told to, and lives on.
@@ -70,7 +70,7 @@ def lease() -> str:
 @pytest.fixture
 def home(tmp_path: Path, lease: str) -> Iterator[Home]:
     """Return the session's home, with a daemon."""
-    opened = Home(tmp_path, {"PYGRAPHD_LEASE": lease, options.RELOCATE: "0"})
+    opened = Home(tmp_path, {"PYGRAPHD_LEASE": lease})
     try:
         opened.start()
         yield opened
@@ -130,7 +130,7 @@ def test_who_waits_for_a_measurer_that_is_killed_measures_itself(
     assert before["fallbacks"].keys() == {region.WAITING}
     after = session.report.summary()
     assert (after["measured"], after["recorded"], after["adopted"]) == (GRAPHS, GRAPHS, 0)
-    assert sources(session) == {("TREES", "measured")}
+    assert sources(session) == {("GRAPH", "measured")}
     assert run(*graphs, 3) == [CAPTURED] * 3
     assert session.report.failures == {}
     assert home.ask("GET", "/v1/stats")[1]["entries"] == GRAPHS
@@ -169,7 +169,7 @@ def test_what_another_process_finds_out_is_taken_up_by_who_waits_while_it_runs(
     assert run(*graphs, 3) == [CAPTURED] * 3
     counts = session.report.summary()
     assert (counts["waited"], counts["adopted"], counts["measured"], counts["recorded"]) == (3, 3, 0, 0)
-    assert sources(session) == {("TREES", "cache")}
+    assert sources(session) == {("GRAPH", "cache")}
     assert session.report.failures == {}
     stats = home.ask("GET", "/v1/stats")[1]
     assert (stats["entries"], stats["records"]) == (GRAPHS, GRAPHS)

@@ -139,9 +139,8 @@ class Relocating:
         self.closed = True
 
 
-@pytest.fixture(autouse=True)
-def relocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Relocating]]:
-    """Offer relocatable graphs, which refuse for the partitions whose numbers are put in `REFUSING`."""
+def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Relocating]:
+    """Have there be one, on which what is recorded is told; it refuses the partitions whose numbers are in `REFUSING`."""
     made: list[Relocating] = []
 
     def relocatable(self: Session, launch: Any, device_index: int, *_: Any) -> Relocating:
@@ -150,11 +149,6 @@ def relocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Relocating]]:
 
     monkeypatch.setattr(Session, "relocatable", relocatable)
     monkeypatch.setattr(Session, "_recorder_of", lambda self, _index: object())
-    yield made
-    REFUSING.clear()
-
-
-def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region, "Profiler", Clock)
     monkeypatch.setattr(checking, "Profiler", Clock)
     monkeypatch.setattr(region.Region, "_why_not_measure", lambda self: None)
@@ -162,13 +156,20 @@ def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     environment = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
     monkeypatch.setattr(fingerprint, "environment", lambda index: environment)
+    return made
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def relocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Relocating]]:
+    """Return what stands for relocatable graphs, in the order in which it is made."""
+    yield pretend_there_is_a_gpu(monkeypatch)
+    REFUSING.clear()
+
+
+@pytest.fixture
+def session(tmp_path: Path, relocating: list[Relocating]) -> Iterator[Session]:
     import torch._inductor.config as inductor_config
 
-    pretend_there_is_a_gpu(monkeypatch)
     with inductor_config.patch({"triton.cudagraphs": True}):
         yield Session(locate({"PYGRAPHD_HOME": str(tmp_path)}))
 

@@ -1,4 +1,4 @@
-"""Training with memory-efficient attention: measured where it can be relocated, and forward and backward never mixed with PyTorch's trees."""
+"""Training with memory-efficient attention: recorded where it is understood what it hands over."""
 
 # ruff: noqa: F811 - fixtures of another file
 from __future__ import annotations
@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client import doubts, options, policy
 from pygraphd.client.attention import State
 from pygraphd.client.session import Session
 from pygraphd.schema.messages import Deployment
 from tests.client.test_plan import (  # noqa: F401 - fixtures
-    MORE,
+    ENOUGH,
     Clock,
     Compiled,
     Relocating,
     compile_once,
     compile_whole,
     relocating,
-    relocation_where_it_is_meant,
     run,
     session,
-    sources,
 )
 
 if TYPE_CHECKING:
@@ -61,10 +58,10 @@ def compile_pair(
 
 
 def run_as(session: Session, forward: str = FORWARD, backward: str = BACKWARD) -> list[tuple[Any, Any]]:
-    return run(*compile_pair(session, forward, backward), MORE)
+    return run(*compile_pair(session, forward, backward), ENOUGH)
 
 
-def test_it_is_measured_without_the_trees(session: Session, relocating: list[Relocating]) -> None:
+def test_it_is_measured(session: Session, relocating: list[Relocating]) -> None:
     results = run_as(session)
 
     assert {ahead[0] for ahead, _ in results} == {"launched", "relocated"}
@@ -83,52 +80,24 @@ def test_where_it_loses_it_is_launched(
     assert run_as(session)[-1] == (["launched"], ["launched"])
 
 
-def test_without_relocation_all_of_it_is_in_the_trees(session: Session) -> None:
-    assert run_as(session) == [(["captured"], ["captured"])] * MORE
-    assert session.report.summary()["reasons"] == {policy.CAPTURED_DIFFERENTLY: 2}
-    assert sources(session) == {("TREES", "rule")}
-
-
-def test_what_is_not_understood_is_in_the_trees_with_its_backward(
+def test_a_forward_that_is_not_understood_is_launched_beside_a_backward_that_is(
     session: Session, relocating: list[Relocating]
 ) -> None:
-    assert run_as(session, STRANGE_FORWARD) == [(["captured"], ["captured"])] * MORE
-    assert all(each.closed and not each.calls for each in relocating)
+    results = run_as(session, STRANGE_FORWARD)
+
+    assert {ahead[0] for ahead, _ in results} == {"launched"}
+    assert results[-1] == (["launched"], ["relocated"])
+    assert len(relocating) == 1
 
 
 def test_a_backward_that_is_not_understood_is_launched_beside_a_forward_that_is(
     session: Session, relocating: list[Relocating]
 ) -> None:
-    """In the trees it would read an address of the CPU's on the GPU."""
     results = run_as(session, backward=STRANGE_BACKWARD)
 
     assert {behind[0] for _, behind in results} == {"launched"}
-    assert "captured" not in {ahead[0] for ahead, _ in results}
+    assert results[-1] == (["relocated"], ["launched"])
     assert len(relocating) == 1
-
-
-def test_a_backward_whose_forward_is_not_known_is_left_to_the_trees(
-    session: Session, relocating: list[Relocating]
-) -> None:
-    backward = compile_once(session, 1, backward=True, box=BoxedDeviceIndex(0), text=BACKWARD)
-
-    assert run(backward, backward, 3) == [(["captured"], ["captured"])] * 3
-
-
-def test_what_an_older_version_has_left_to_the_trees_is_measured(
-    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as without:
-        without.setenv(options.RELOCATE, "0")
-        without.setattr(Session, "_recorder_of", lambda *_: None)
-        first = Session(session.locations)
-        run(*compile_pair(first), MORE)
-        first.close()
-    second = Session(session.locations)
-
-    assert run(*compile_pair(second), MORE)[-1] == (["relocated"], ["relocated"])
-    told = {each["because"] for each in second.report.summary()["decisions"]}
-    assert told == {doubts.NOT_OFFERED.told()}
 
 
 @pytest.mark.parametrize(("text", "offered"), [(FORWARD, 1), (STRANGE_FORWARD, 0)])

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client import fingerprint, options, policy
+from pygraphd.client import fingerprint, policy
 from pygraphd.client.agreement import Agreement
 from pygraphd.client.cache import Cache
 from pygraphd.client.following import Follower
@@ -20,11 +20,12 @@ from pygraphd.client.registers import Registers
 from pygraphd.client.session import Session
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, LeaseAnswer
-from pygraphd.schema.policy import FORWARD_NOT_IN_TREES
+from pygraphd.schema.policy import SAVES_HOST_TIME
 from tests.client.test_plan import (
     ENOUGH,
     Clock,
     Compiled,
+    Relocating,
     compile_once,
     compile_whole,
     pretend_there_is_a_gpu,
@@ -57,7 +58,6 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Sess
     import torch._inductor.config as inductor_config
 
     pretend_there_is_a_gpu(monkeypatch)
-    monkeypatch.setenv(options.RELOCATE, "0")
     with inductor_config.patch({"triton.cudagraphs": True}):
         yield sessions(tmp_path)
 
@@ -83,17 +83,13 @@ def test_one_rank_measures_and_the_other_follows(ranks: list[Session]) -> None:
     leader, other = ranks
     measured, followed = pair(leader, 2), pair(other, 2)
     assert run(*followed, 5) == [(["launched"] * 2, ["launched"])] * 5
-    assert (
-        followed[0].current_callable != followed[0].call
-    )  # misaligned inputs are copied while it is launched
 
-    assert run(*measured)[-1] == (["captured"] * 2, ["captured"])
+    assert run(*measured)[-1] == (["relocated"] * 2, ["relocated"])
     steps = wait_for(other, followed)
 
-    assert all(len({*ahead, *behind}) == 1 for ahead, behind in steps)
-    assert followed[0].current_callable == followed[0].call
+    assert steps[-1] == (["relocated"] * 2, ["relocated"])
     slots = followed[0].compiled_fn_runner.partitions + followed[1].compiled_fn_runner.partitions
-    assert not any(isinstance(slot, Follower) for slot in slots)
+    assert all(isinstance(slot.run, Relocating) for slot in slots)
     assert (leader.report.counts["led"], leader.report.counts["measured"]) == (3, 3)
     counts = other.report.counts
     assert (counts["followed"], counts["looked_up"], counts["measured"], counts["spooled"]) == (3, 0, 0, 0)
@@ -130,67 +126,47 @@ def test_ranks_decide_for_all_dynamic_sizes_at_once(
         measured[0].current_callable([torch.ones(1), 8])
         measured[1].current_callable([torch.ones(1), 8])
 
-    assert run(*measured)[-1] == (["captured"], ["captured"])
-    assert wait_for(ranks[1], followed)[-1] == (["captured"], ["captured"])
+    assert run(*measured)[-1] == (["relocated"], ["relocated"])
+    assert wait_for(ranks[1], followed)[-1] == (["relocated"], ["relocated"])
     counts = ranks[0].report.counts
     assert (counts["hits"], counts["measured"], counts["sizes"]) == (1, 2, 0)
 
 
 def known_from_elsewhere(leader: Session) -> None:
-    """Have another host's decision for TREES, of 50 us, in the leader's cache."""
+    """Have another host's decision for GRAPH, of 50 us, in the leader's cache."""
     elsewhere = Session(leader.locations)
     elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
-    assert run(*pair(elsewhere))[-1] == (["captured"], ["captured"])
+    assert run(*pair(elsewhere))[-1] == (["relocated"], ["relocated"])
 
 
-@pytest.mark.parametrize("trees_us", [55.0, 200.0])
+@pytest.mark.parametrize("graph_us", [55.0, 200.0])
 def test_a_decision_from_elsewhere_is_everybodys_at_once_and_checked_by_the_rank_that_leads(
-    ranks: list[Session], monkeypatch: pytest.MonkeyPatch, trees_us: float
+    ranks: list[Session], monkeypatch: pytest.MonkeyPatch, graph_us: float
 ) -> None:
     leader, other = ranks
     known_from_elsewhere(leader)
-    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.TREES: trees_us})
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.GRAPH: graph_us})
     checked, followed = pair(leader), pair(other)
 
-    assert run(*followed, 1) == [(["captured"], ["captured"])]
+    assert run(*followed, 1) == [(["relocated"], ["relocated"])]
     steps = run(*checked, 2 * ENOUGH)
 
-    assert (steps[0], steps[-1]) == ((["captured"], ["captured"]),) * 2  # what all run stays
-    assert run(*followed, 1) == [(["captured"], ["captured"])]
-    holds = trees_us < 60
+    assert (steps[0], steps[-1]) == ((["relocated"], ["relocated"]),) * 2  # what all run stays
+    assert run(*followed, 1) == [(["relocated"], ["relocated"])]
+    holds = graph_us < 60
     counts = leader.report.counts
     disputed = 0 if holds else 2
     assert (counts["checked"], counts["disputed"], counts["measured"]) == (2, disputed, disputed)
     assert other.report.counts["checked"] == 0
-    ways = "captured" if holds else "launched"
+    ways = "relocated" if holds else "launched"
     assert run(*pair(Session(leader.locations)), 3)[-1] == ([ways], [ways])  # the next program knows
-
-
-def test_what_ranks_run_is_timed_again_by_the_one_that_leads(
-    ranks: list[Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader, other = ranks
-    measured, followed = pair(leader), pair(other)
-    assert run(*measured)[-1] == (["captured"], ["captured"])
-    wait_for(other, followed)
-    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.TREES: 200.0})
-
-    for session, models in ((leader, measured), (other, followed)):
-        session.drift.look()
-        assert run(*models, 2 * ENOUGH)[-1] == (["captured"], ["captured"])
-
-    assert [session.report.counts["drifted"] for session in ranks] == [2, 0]
-    assert run(*pair(Session(leader.locations)), 3)[-1] == (["launched"], ["launched"])
-    leader.drift.look()
-    run(*measured, ENOUGH)
-    assert leader.report.counts["drifted"] == 2  # it costs what it cost then
 
 
 def test_who_comes_late_runs_what_is_decided_from_the_first_call(ranks: list[Session]) -> None:
     run(*pair(ranks[0]))
 
-    assert run(*pair(ranks[1]), 3) == [(["captured"], ["captured"])] * 3
-    assert ranks[1].report.summary()["deployed"] == {"KERNELS": 0, "TREES": 2, "GRAPH": 0}
+    assert run(*pair(ranks[1]), 3) == [(["relocated"], ["relocated"])] * 3
+    assert ranks[1].report.summary()["deployed"] == {"KERNELS": 0, "GRAPH": 2}
 
 
 def test_a_leader_that_comes_too_late_launches_like_the_others_and_keeps_what_it_found(
@@ -206,32 +182,38 @@ def test_a_leader_that_comes_too_late_launches_like_the_others_and_keeps_what_it
     assert leader.report.summary()["reasons"] == other.report.summary()["reasons"] == reasons
     assert (leader.report.counts["measured"], leader.report.counts["spooled"]) == (2, 2)
     later = Session(leader.locations)
-    assert run(*pair(later), 1) == [(["captured"], ["captured"])]
+    assert run(*pair(later), 1) == [(["relocated"], ["relocated"])]
 
 
-def test_a_backward_of_a_forward_that_lost_its_trees_does_not_run_in_them(ranks: list[Session]) -> None:
+def test_a_backward_is_decided_whatever_its_forward_runs_as(ranks: list[Session]) -> None:
     leader, other = ranks
     measured = pair(leader)
-    digest = measured[0].compiled_fn_runner.partitions[0].graph.digest
+    digest = measured[0].compiled_fn_runner.partitions[0].run.graph.digest
     environment = fingerprint.environment(0)
     assert isinstance(other.ranks.groups, TwoRanks)
     other.ranks.groups.agreement().propose(digest, environment.digest(), policy.only_launch("too late"))
 
-    assert run(*measured)[-1] == (["launched"], ["launched"])
+    assert run(*measured)[-1] == (["launched"], ["relocated"])
 
-    assert leader.report.summary()["reasons"] == {"too late": 1, FORWARD_NOT_IN_TREES: 1}
-    assert run(*pair(Session(leader.locations)), 1) == [(["captured"], ["captured"])]
+    assert leader.report.summary()["reasons"] == {"too late": 1, SAVES_HOST_TIME: 1}
+    assert run(*pair(Session(leader.locations)), 1) == [(["relocated"], ["relocated"])]
 
 
 def test_a_rank_that_cannot_capture_has_all_launch(ranks: list[Session]) -> None:
     leader, other = ranks
-    compile_whole(other, backward=False, box=None, disabled_cudagraphs_reason="mutated inputs")
+    compile_whole(
+        other,
+        backward=False,
+        box=None,
+        device_types={"cuda", "cpu"},
+        disabled_cudagraphs_reason="mutated inputs",
+    )
     forward = compile_once(leader, 1, backward=False, box=None)
 
     assert run(forward, forward)[-1] == (["launched"], ["launched"])
 
     assert other.report.counts["led"] == 1
-    assert leader.report.summary()["deployed"] == {"KERNELS": 1, "TREES": 0, "GRAPH": 0}
+    assert leader.report.summary()["deployed"] == {"KERNELS": 1, "GRAPH": 0}
     assert leader.report.summary()["reasons"] == other.report.summary()["reasons"]
 
 
@@ -240,22 +222,18 @@ def test_a_rank_that_cannot_have_what_is_decided_launches_it_and_says_so(ranks: 
     forward = compile_once(leader, 1, backward=False, box=None)
     run(forward, forward)
 
-    compile_whole(other, backward=False, box=None, disabled_cudagraphs_reason="mutated inputs")
+    compile_whole(
+        other,
+        backward=False,
+        box=None,
+        device_types={"cuda", "cpu"},
+        disabled_cudagraphs_reason="mutated inputs",
+    )
 
-    assert leader.report.summary()["deployed"]["TREES"] == 1
-    assert other.report.summary()["deployed"] == {"KERNELS": 1, "TREES": 0, "GRAPH": 0}
-    assert other.report.summary()["reasons"] == {"ranks: TREES was decided, and cannot be had here": 1}
+    assert leader.report.summary()["deployed"]["GRAPH"] == 1
+    assert other.report.summary()["deployed"] == {"KERNELS": 1, "GRAPH": 0}
+    assert other.report.summary()["reasons"] == {"ranks: GRAPH was decided, and cannot be had here": 1}
     assert other.report.counts["spooled"] == 0
-
-
-def test_a_graph_that_must_run_in_trees_does_so_without_being_asked_about(ranks: list[Session]) -> None:
-    text = "  a = torch.ops.aten._scaled_dot_product_efficient_attention.default(q, k, v, None, True, 0.1)"
-
-    results = [run(*pair(session, text=text), 1) for session in ranks]
-
-    assert results == [[(["captured"], ["captured"])]] * 2
-    assert [session.report.counts["spooled"] for session in ranks] == [2, 0]
-    assert ranks[1].report.summary()["reasons"] == {policy.CAPTURED_DIFFERENTLY: 2}
 
 
 def test_without_memory_to_spare_on_the_leader_all_launch(
@@ -285,7 +263,7 @@ def test_what_waits_goes_with_its_model(ranks: list[Session]) -> None:
     pair(ranks[0])
     forward, backward = pair(ranks[1])
     run(forward, backward, 5)
-    gone = weakref.ref(forward.compiled_fn_runner.partitions[0])
+    gone = weakref.ref(forward.compiled_fn_runner.partitions[0].run)
     assert isinstance(gone(), Follower)
 
     del forward, backward
@@ -302,8 +280,8 @@ def test_graphs_of_before_the_group_stay_this_ranks_own(
     own = pair(other)
     other.ranks.groups = group
     with monkeypatch.context() as here:
-        here.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.TREES: 100.0})
+        here.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0})
         assert run(*pair(leader))[-1] == (["launched"], ["launched"])
 
-    assert run(*own)[-1] == (["captured"], ["captured"])
+    assert run(*own)[-1] == (["relocated"], ["relocated"])
     assert (other.report.counts["followed"], other.report.counts["measured"]) == (0, 2)

@@ -10,37 +10,32 @@ import pytest
 import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client import checking, options, policy, retrials, sized
+from pygraphd.client import options, policy, sized
 from pygraphd.client.cache import Cache
-from pygraphd.client.costs import Cost
 from pygraphd.client.session import Session
 from pygraphd.client.sized import Sized
 from pygraphd.schema.messages import Deployment
-from pygraphd.schema.policy import FORWARD_NOT_IN_TREES, NO_GAIN
-from tests.client import test_plan
+from pygraphd.schema.policy import LONGER_ON_THE_GPU, SAVES_HOST_TIME
 from tests.client.test_plan import (
     ENOUGH,
-    MORE,
     Clock,
     Compiled,
     Relocating,
     compile_once,
     relocating,
-    relocation_where_it_is_meant,
     session,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["relocating", "relocation_where_it_is_meant", "session"]  # fixtures
+__all__ = ["relocating", "session"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
 TEXT = 'def forward(self, arg0_1: "Sym(s77)", arg1_1):\n  a = torch.ops.aten.sin.default(b)'
-TREES_WIN = {Deployment.KERNELS: 100.0, Deployment.TREES: 50.0, Deployment.GRAPH: 75.0}
-LAUNCH_WINS = {Deployment.KERNELS: 100.0, Deployment.TREES: 120.0, Deployment.GRAPH: 150.0}
-RELOCATE_WINS = {**TREES_WIN, Deployment.GRAPH: 25.0}
+GRAPH_WINS = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 50.0}
+LAUNCH_WINS = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 150.0}
 FIXED_BOUNDS = {"remembered_sizes": 64, "setups_per_size": 4, "idle_ticks": 16, "integers": 64}
 Pair = tuple[Compiled, Compiled]
 
@@ -55,7 +50,7 @@ class Program:
     """Trains a forward and its backward at some sizes; `forward` and `backward` say what costs how much at which."""
 
     def __init__(self, session: Session, pair: Pair | None = None) -> None:
-        self.forward: dict[int, Mapping[Deployment, float]] = {8: TREES_WIN, 16: LAUNCH_WINS}
+        self.forward: dict[int, Mapping[Deployment, float]] = {8: GRAPH_WINS, 16: LAUNCH_WINS}
         self.backward = dict(self.forward)
         self.session = session
         self.ahead, self.behind = pair or compile_pair(session)
@@ -64,9 +59,9 @@ class Program:
         """Return for each step its size, and how forward and backward ran."""
         ran, x = [], torch.ones(1)
         for size in sizes:
-            monkeypatch.setattr(Clock, "times_us", self.forward.get(size, TREES_WIN))
+            monkeypatch.setattr(Clock, "times_us", self.forward.get(size, GRAPH_WINS))
             (ahead,) = self.ahead.current_callable([x, size])
-            monkeypatch.setattr(Clock, "times_us", self.backward.get(size, TREES_WIN))
+            monkeypatch.setattr(Clock, "times_us", self.backward.get(size, GRAPH_WINS))
             (behind,) = self.behind.current_callable([x, 2 * size])
             ran.append((size, ahead, behind))
         return ran
@@ -75,7 +70,7 @@ class Program:
         runs = []
         for compiled in (self.ahead, self.behind):
             (slot,) = compiled.compiled_fn_runner.partitions
-            runs += slot._runs.values()
+            runs += slot.run._runs.values()
         return runs
 
 
@@ -92,12 +87,12 @@ def test_each_size_that_comes_back_runs_in_its_own_way_and_is_known_from_then_on
     ran = program.steps([8, 16, 8, 16, 1000] * ENOUGH, monkeypatch)
 
     last = {size: how for size, *how in ran}
-    assert last[8] == ["captured"] * 2
+    assert last[8] == ["relocated"] * 2
     assert last[16] == ["launched"] * 2
     expect(session, graphs=2, looked_up=8, sizes=6, measured=6)
     second = Session(session.locations)
     again = Program(second).steps([8, 16] * 5 + [24], monkeypatch)
-    assert again[4:] == [(8, "captured", "captured"), (16, "launched", "launched")] * 3 + [
+    assert again[4:] == [(8, "relocated", "relocated"), (16, "launched", "launched")] * 3 + [
         (24, "launched", "launched")
     ]
     expect(second, graphs=2, looked_up=6, hits=6, misses=0, sizes=4, measured=0, spooled=0)
@@ -115,45 +110,13 @@ def test_the_summary_says_at_which_sizes_a_graph_ran_how(
     assert found == {
         ("forward", ()): policy.BY_SIZE,
         ("backward", ()): policy.BY_SIZE,
-        ("forward", (8,)): "TREES is faster",
-        ("backward", (8, 16)): "TREES is faster",
-        ("forward", (16,)): NO_GAIN,
-        ("backward", (16, 32)): NO_GAIN,
+        ("forward", (8,)): SAVES_HOST_TIME,
+        ("backward", (8, 16)): SAVES_HOST_TIME,
+        ("forward", (16,)): LONGER_ON_THE_GPU,
+        ("backward", (16, 32)): LONGER_ON_THE_GPU,
     }
     assert summary["bounds"] == FIXED_BOUNDS | {"sizes": 8, "size_calls": 3}
-    assert summary["deployed"] == {"KERNELS": 4, "TREES": 2, "GRAPH": 0}
-
-
-def test_a_forward_goes_into_trees_with_the_backward_of_its_own_size_if_that_gains_more(
-    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At one size the backward cannot be relocated, and saves 60 us in trees; its forward loses 50 us there, or 70."""
-    program = Program(session)
-    loses = {Deployment.KERNELS: 150.0, Deployment.TREES: 90.0, Deployment.GRAPH: 40.0}
-    program.forward = {8: loses, 16: {**loses, Deployment.TREES: 110.0}}
-    gains = {Deployment.KERNELS: 110.0, Deployment.TREES: 50.0, Deployment.GRAPH: 150.0}
-    program.backward = {8: gains, 16: gains}
-
-    ran = program.steps([8] * MORE + [16] * MORE, monkeypatch)
-
-    last = {size: how for size, *how in ran}
-    assert last == {8: ["captured", "captured"], 16: ["relocated", "launched"]}
-
-
-def test_a_backward_goes_by_the_forward_of_its_own_size(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A launched forward at one size does not keep backwards at other sizes out of the trees, in this session or the next."""
-    program = Program(session)
-    program.backward[16] = TREES_WIN
-
-    ran = program.steps([8, 16] * ENOUGH, monkeypatch)
-
-    assert ran[-2:] == [(8, "captured", "captured"), (16, "launched", "launched")]
-    assert session.report.summary()["reasons"][FORWARD_NOT_IN_TREES] == 1
-    second = Session(session.locations)
-    assert Program(second).steps([8, 16] * 5, monkeypatch)[-2:] == ran[-2:]
-    expect(second, misses=0, measured=0)
+    assert summary["deployed"] == {"KERNELS": 4, "GRAPH": 2}
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
@@ -169,12 +132,12 @@ def test_a_graph_without_sizes_in_its_inputs_is_one_graph(
         backward.current_callable([x])
 
     slots = forward.compiled_fn_runner.partitions + backward.compiled_fn_runner.partitions
-    assert [slot([x]) for slot in slots] == ["captured"] * (partitions + 1)
-    assert not any(isinstance(slot, Sized) for slot in slots)
+    assert [slot([x]) for slot in slots] == ["relocated"] * (partitions + 1)
+    assert not any(isinstance(slot.run, Sized) for slot in slots)
     expect(session, measured=partitions + 1, sizes=0)
     second = Session(session.locations)
     forward, backward = compile_pair(second, partitions)
-    assert forward.current_callable([x]) == ["captured"] * partitions
+    assert forward.current_callable([x]) == ["relocated"] * partitions
     expect(second, hits=partitions + 1, measured=0)
 
 
@@ -186,80 +149,31 @@ def test_what_was_decided_elsewhere_is_checked_at_its_size(
     elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
     Program(elsewhere).steps([8, 24] * ENOUGH, monkeypatch)
     program = Program(session)
-    program.forward[8] = program.backward[8] = {name: factor * us for name, us in TREES_WIN.items()}
+    program.forward[8] = program.backward[8] = {name: factor * us for name, us in GRAPH_WINS.items()}
 
     ran = program.steps([8, 24] * 2 * ENOUGH, monkeypatch)
 
-    assert ran[-2:] == [(8, "captured", "captured"), (24, "captured", "captured")]
+    assert ran[-2:] == [(8, "relocated", "relocated"), (24, "relocated", "relocated")]
     expect(session, checked=4, disputed=disputed, measured=disputed)
 
 
-@pytest.mark.parametrize("half", ["forward", "backward"])
+@pytest.mark.parametrize(("half", "launched"), [("forward", 0), ("backward", 1)])
 def test_either_half_can_be_found_not_to_hold(
-    session: Session, monkeypatch: pytest.MonkeyPatch, half: str
+    session: Session, monkeypatch: pytest.MonkeyPatch, half: str, launched: int
 ) -> None:
     elsewhere = Session(session.locations)
     elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
     Program(elsewhere).steps([8] * ENOUGH, monkeypatch)
     program = Program(session)
-    getattr(program, half)[8] = {name: 3 * us for name, us in TREES_WIN.items()}
+    getattr(program, half)[8] = LAUNCH_WINS
 
-    program.steps([8] * 3 * ENOUGH, monkeypatch)
-    expect(session, checked=2, disputed=2, measured=2)
+    _, *ran = program.steps([8] * 3 * ENOUGH, monkeypatch)[-1]
 
-    getattr(program, half)[8] = {Deployment.KERNELS: 100.0, Deployment.TREES: 500.0}
-    session.drift.look()
-    program.steps([8] * 3 * ENOUGH, monkeypatch)
-    expect(session, rechecked=2, drifted=2, measured=4)
+    assert [how == "launched" for how in ran] == [launched == 0, launched == 1]
+    expect(session, checked=2, disputed=1, measured=1)
 
 
-def test_what_is_deployed_is_looked_at_again_at_each_size(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = Program(session)
-    program.steps([8, 16] * ENOUGH, monkeypatch)
-    before = program.slots()
-
-    session.drift.look()
-
-    assert all(isinstance(run, checking.Checked) for run in program.slots())
-    program.steps([8, 16] * ENOUGH, monkeypatch)
-    assert program.slots() == before
-    program.forward[8] = {Deployment.KERNELS: 100.0, Deployment.TREES: 150.0}
-    session.drift.look()
-    ran = program.steps([8, 16] * 3 * MORE, monkeypatch)
-    assert ran[-2:] == [(8, "launched", "launched"), (16, "launched", "launched")]
-    expect(session, rechecked=8, drifted=2, measured=6)
-
-
-def test_each_size_is_measured_anew_in_a_turn_of_its_own(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retrials, "SHARE", 1e9)
-    monkeypatch.setattr(retrials, "stagger", lambda: 0)
-    program = Program(session)
-    program.forward = program.backward = {8: LAUNCH_WINS, 16: LAUNCH_WINS}
-    program.steps([8, 16] * ENOUGH, monkeypatch)
-    for _ in range(retrials.FIRST - 1):
-        session.drift.look()
-        program.steps([8, 16] * ENOUGH, monkeypatch)
-    expect(session, retried=0, measured=4)
-    program.forward = program.backward = {8: TREES_WIN, 16: TREES_WIN}
-    monkeypatch.setattr(Cost, "holds", lambda self, seen: True)
-
-    session.drift.look()
-    first = program.steps([8, 16] * 2 * ENOUGH, monkeypatch)[-2:]
-    session.drift.look()
-    second = program.steps([8, 16] * 2 * ENOUGH, monkeypatch)[-2:]
-
-    assert first == [(8, "captured", "captured"), (16, "launched", "launched")]
-    assert second == [(8, "captured", "captured"), (16, "captured", "captured")]
-    expect(session, retried=4, measured=8, drifted=0)
-
-
-def test_a_size_that_makes_room_is_not_looked_at_any_more(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_size_makes_room_for_another(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(options.SIZES, "1")
     session = Session(session.locations)
     program = Program(session)
@@ -267,10 +181,9 @@ def test_a_size_that_makes_room_is_not_looked_at_any_more(
 
     ran = program.steps([24, 32] * ENOUGH, monkeypatch)
 
-    assert sorted(ahead for _, ahead, _ in ran[-2:]) == ["captured", "launched"]  # there is room for one
+    assert sorted(ahead for _, ahead, _ in ran[-2:]) == ["launched", "relocated"]  # there is room for one
     assert len(program.slots()) == 2
-    session.drift.look()
-    expect(session, rechecked=2, sizes=4, measured=4)
+    expect(session, sizes=4, measured=4)
     assert set(session.report.fallbacks) == {sized.NOT_YET, sized.TOO_MANY, sized.FORWARD_LAUNCHED}
 
 
@@ -291,45 +204,34 @@ def test_relocatable_graphs_are_kept_for_the_sizes_that_run_in_them(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = Program(session)
-    program.forward[8] = program.backward[8] = RELOCATE_WINS
 
-    ran = program.steps([8, 16, 24] * MORE, monkeypatch)
+    ran = program.steps([8, 16] * ENOUGH, monkeypatch)
 
-    assert ran[-3:] == [
-        (8, "relocated", "relocated"), (16, "launched", "launched"), (24, "captured", "captured"),
-    ]  # fmt: skip
+    assert ran[-2:] == [(8, "relocated", "relocated"), (16, "launched", "launched")]
     forward, backward = relocating
     assert {sizes: each.closed for sizes, each in forward.by_size.items()} == {
-        (8,): False, (16,): True, (24,): True,
+        (8,): False, (16,): True,
     }  # fmt: skip
     assert {sizes: each.closed for sizes, each in backward.by_size.items()} == {
-        (16,): False, (32,): True, (48,): True,
+        (16,): False, (32,): True,
     }  # fmt: skip
     assert not forward.closed
 
 
-@pytest.mark.parametrize("times", [TREES_WIN, LAUNCH_WINS], ids=["trees", "launch"])
-def test_trees_that_lose_are_let_go_of(
-    session: Session, monkeypatch: pytest.MonkeyPatch, times: Mapping[Deployment, float]
+@pytest.mark.parametrize("times", [GRAPH_WINS, LAUNCH_WINS], ids=["graph", "kernels"])
+def test_what_was_decided_goes_with_the_model_without_the_help_of_the_collector(
+    session: Session,
+    relocating: list[Relocating],
+    monkeypatch: pytest.MonkeyPatch,
+    times: Mapping[Deployment, float],
 ) -> None:
-    """And all goes with the model, without the help of the collector."""
-    made: list[weakref.ref[Trees]] = []
-
-    class Trees:
-        def __init__(self) -> None:
-            made.append(weakref.ref(self))
-
-        def __call__(self, inputs: list[Any]) -> str:
-            return "captured"
-
-    monkeypatch.setattr(test_plan, "trees", lambda runnable, **kwargs: Trees())
     program = Program(session)
     program.forward[8] = program.backward[8] = times
     gc.collect()
     gc.disable()
     try:
         program.steps([8] * ENOUGH, monkeypatch)
-        kept = [ref() is not None for ref in made]
+        assert [each.by_size.popitem()[1].closed for each in relocating] == [times is LAUNCH_WINS] * 2
         slots = [
             weakref.ref(each.compiled_fn_runner.partitions[0]) for each in (program.ahead, program.behind)
         ]
@@ -337,11 +239,6 @@ def test_trees_that_lose_are_let_go_of(
         assert [ref() for ref in slots] == [None] * 2
     finally:
         gc.enable()
-
-    assert kept == [times is TREES_WIN] * 2
-    assert [ref() for ref in made] == [None] * 2
-    session.drift.look()
-    expect(session, rechecked=0)
 
 
 def test_what_was_never_decided_goes_with_the_model_too(
@@ -376,8 +273,8 @@ def test_a_size_that_comes_and_goes_is_reported_once(
 
     named = [(each["kind"], tuple(each["sizes"])) for each in summary["decisions"] if each["sizes"]]
     assert len(named) == len(set(named)) == 2
-    assert summary["deployed"] == {"KERNELS": 2, "TREES": 2, "GRAPH": 0}
-    assert set(summary["reasons"]) == {policy.BY_SIZE, "TREES is faster"}
+    assert summary["deployed"] == {"KERNELS": 2, "GRAPH": 2}
+    assert set(summary["reasons"]) == {policy.BY_SIZE, SAVES_HOST_TIME}
     expect(session, sizes=8)  # which counts how often
 
 
@@ -391,7 +288,7 @@ def test_what_makes_room_in_one_copy_of_a_graph_stays_in_another(
     other.steps([8] * 6, monkeypatch)
 
     one.steps([24, 32] * 20, monkeypatch)
-    assert other.steps([8] * 2 * ENOUGH, monkeypatch)[-1] == (8, "captured", "captured")
+    assert other.steps([8] * 2 * ENOUGH, monkeypatch)[-1] == (8, "relocated", "relocated")
 
     expect(session, measured=2, spooled=6)  # of the other; and of each half of both, that it has sizes
     named = [(each["kind"], tuple(each["sizes"])) for each in session.report.summary()["decisions"]]
@@ -410,12 +307,12 @@ def test_a_backward_with_fewer_sizes_goes_with_its_forward(
     pair = compile_pair(session)
     for _ in range(ENOUGH):
         last = step(pair, 4, 8)
-    assert last == ("captured", "captured")
+    assert last == ("relocated", "relocated")
     second = Session(session.locations)
     pair = compile_pair(second)
 
     assert {step(pair, batch, 8) for batch in range(50)} == {("launched", "launched")}
-    assert [step(pair, 4, 8) for _ in range(3)][-1] == ("captured", "captured")
+    assert [step(pair, 4, 8) for _ in range(3)][-1] == ("relocated", "relocated")
     expect(second, measured=0, misses=0)
 
 

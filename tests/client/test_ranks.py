@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.client.agreement import UNREACHABLE
-from pygraphd.schema.policy import NO_GAIN
+from pygraphd.schema.policy import LONGER_ON_THE_GPU, SAVES_HOST_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.alone]
 
 ROOT = Path(__file__).parents[2]
-TREES = {"KERNELS": 0, "TREES": 2, "GRAPH": 0}
-KERNELS = {"KERNELS": 2, "TREES": 0, "GRAPH": 0}
-FASTER = {"TREES is faster": 2}
+RECORDED = {"KERNELS": 0, "GRAPH": 2}
+KERNELS = {"KERNELS": 2, "GRAPH": 0}
+FASTER = {SAVES_HOST_TIME: 2}
 Outcome = dict[str, Any]
 
 
@@ -76,8 +76,8 @@ def column(outcomes: list[Outcome], name: str) -> list[Any]:
 def test_a_hit_on_the_rank_that_asks_first_is_everybodys(read: Callable[..., list[Outcome]]) -> None:
     ranks = read("known_to_leader")
 
-    assert column(ranks, "first") == column(ranks, "last") == ["captured"] * 4
-    assert column(ranks, "deployed") == [TREES] * 4
+    assert column(ranks, "first") == column(ranks, "last") == ["relocated"] * 4
+    assert column(ranks, "deployed") == [RECORDED] * 4
     assert column(ranks, "reasons") == [FASTER] * 4
     assert column(ranks, "led") == column(ranks, "hits") == [0, 0, 2, 0]
     assert column(ranks, "followed") == [2, 2, 0, 2]
@@ -89,15 +89,15 @@ def test_a_hit_on_one_of_the_other_ranks_does_not_set_it_apart(read: Callable[..
 
     assert column(ranks, "last") == ["launched"] * 4
     assert column(ranks, "deployed") == [KERNELS] * 4
-    assert column(ranks, "reasons") == [{NO_GAIN: 2}] * 4
+    assert column(ranks, "reasons") == [{LONGER_ON_THE_GPU: 2}] * 4
     assert column(ranks, "looked_up") == column(ranks, "measured") == [2, 0, 0, 0]
 
 
 def test_what_nobody_knows_one_rank_measures(read: Callable[..., list[Outcome]]) -> None:
     ranks = read("unknown")
 
-    assert column(ranks, "last") == ["captured"] * 4
-    assert column(ranks, "deployed") == [TREES] * 4
+    assert column(ranks, "last") == ["relocated"] * 4
+    assert column(ranks, "deployed") == [RECORDED] * 4
     assert sorted(column(ranks, "led")) == sorted(column(ranks, "measured")) == [0, 0, 0, 2]
     # Whoever looks just between the two answers, which are of one step, has one step of either.
     assert max(column(ranks, "apart")) <= 1
@@ -109,8 +109,8 @@ def test_a_daemon_that_dies_between_two_ranks_questions_sets_nobody_apart(
 ) -> None:
     ranks = read("daemon")
 
-    assert column(ranks, "last") == ["captured"] * 4
-    assert column(ranks, "deployed") == [{**TREES, "TREES": 4}] * 4
+    assert column(ranks, "last") == ["relocated"] * 4
+    assert column(ranks, "deployed") == [{**RECORDED, "GRAPH": 4}] * 4
     assert column(ranks, "led") == [2, 2, 0, 0]
     assert column(ranks, "hits") == [2, 0, 0, 0]
     assert column(ranks, "measured") == [0, 2, 0, 0]
@@ -125,9 +125,9 @@ def test_a_daemon_that_dies_between_two_ranks_questions_sets_nobody_apart(
 def test_a_late_rank_runs_what_was_decided_without_it(read: Callable[..., list[Outcome]]) -> None:
     ranks = read("late_rank")
 
-    assert column(ranks, "last") == ["captured"] * 4
-    assert column(ranks, "deployed") == [TREES] * 4
-    assert ranks[3]["first"] == "captured"
+    assert column(ranks, "last") == ["relocated"] * 4
+    assert column(ranks, "deployed") == [RECORDED] * 4
+    assert ranks[3]["first"] == "relocated"
     assert column(ranks, "measured") == [2, 0, 0, 0]
 
 

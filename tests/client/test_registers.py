@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GRAPH = "a" * 64
-TREES = Verdict("e" * 64, Decision(Deployment.TREES, "TREES is faster", 1))
+FASTER = Verdict("e" * 64, Decision(Deployment.GRAPH, "GRAPH is faster", 1))
 KERNELS = Verdict("f" * 64, Decision(Deployment.KERNELS, "no gain", 1, final=False, calls=3))
 
 
@@ -30,10 +30,10 @@ def ranks() -> list[Registers]:
 def test_who_writes_first_has_decided_for_all(ranks: list[Registers]) -> None:
     assert [rank.read(GRAPH) for rank in ranks] == [None] * 4
 
-    assert ranks[2].write(GRAPH, TREES) == TREES
+    assert ranks[2].write(GRAPH, FASTER) == FASTER
 
-    assert ranks[0].write(GRAPH, KERNELS) == TREES
-    assert [rank.read(GRAPH) for rank in ranks] == [TREES] * 4
+    assert ranks[0].write(GRAPH, KERNELS) == FASTER
+    assert [rank.read(GRAPH) for rank in ranks] == [FASTER] * 4
     assert ranks[1].read("b" * 64) is None
 
 
@@ -72,7 +72,7 @@ def test_a_store_that_hangs_is_not_waited_for(hanging: HangingStore) -> None:
     for action in (
         lambda: registers.claim(GRAPH),
         lambda: registers.read(GRAPH),
-        lambda: registers.write(GRAPH, TREES),
+        lambda: registers.write(GRAPH, FASTER),
     ):
         with pytest.raises(RegisterError, match="no answer in time"):
             action()
@@ -99,4 +99,4 @@ def test_a_register_that_makes_no_sense_is_an_error(value: bytes) -> None:
 
 def test_a_verdict_names_an_environment() -> None:
     with pytest.raises(InvalidMessageError):
-        Verdict("here", TREES.decision)
+        Verdict("here", FASTER.decision)

@@ -28,7 +28,7 @@ from pygraphd.store import Store
 from tests.client.test_plan import (
     ENOUGH,
     Clock,
-    relocation_where_it_is_meant,
+    relocating,
     session,
     sources,
     trained,
@@ -38,12 +38,12 @@ from tests.daemon.conftest import Home
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["relocation_where_it_is_meant", "session"]  # fixtures
+__all__ = ["relocating", "session"]  # fixtures
 
 pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.alone]
 
-LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["captured"] * 2, ["captured"])
-SLOW_TREES = {Deployment.KERNELS: 50.0, Deployment.TREES: 100.0}
+LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
+SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0}
 GRAPHS = 3
 OTHER_UID = 12345
 AS_OTHER = ("setpriv", f"--reuid={OTHER_UID}", f"--regid={OTHER_UID}", "--clear-groups")
@@ -144,8 +144,8 @@ def test_what_another_has_decided_is_used_at_once(
     assert steps == [CAPTURED] * ENOUGH
     assert counts(told, "hits", "misses", "measured", "recorded", "waited") == (GRAPHS, 0, 0, 0, 0)
     assert counts(told, "checked", "disputed") == (checked, 0)
-    assert told.report.summary()["deployed"] == {"KERNELS": 0, "TREES": GRAPHS, "GRAPH": 0}
-    assert sources(told) == {("TREES", "cache")}
+    assert told.report.summary()["deployed"] == {"KERNELS": 0, "GRAPH": GRAPHS}
+    assert sources(told) == {("GRAPH", "cache")}
     assert told.report.failures == {}
     after = stats(foreign)
     assert (after["hits"] - before["hits"], after["records"] - before["records"]) == (GRAPHS, 0)
@@ -164,7 +164,7 @@ def test_what_another_has_decided_is_not_used_where_only_our_own_is_trusted(
     assert (steps[0], steps[-1]) == (LAUNCHED, CAPTURED)
     assert counts(told, "hits", "misses", "measured", "recorded") == (0, GRAPHS, GRAPHS, GRAPHS)
     assert counts(told, "checked", "adopted", "waited") == (0, 0, 0)
-    assert sources(told) == {("TREES", "measured")}
+    assert sources(told) == {("GRAPH", "measured")}
     # What it found out itself has taken the place of what it did not trust.
     assert (counts(again, "hits", "measured"), steps_again) == ((GRAPHS, 0), [CAPTURED] * 3)
     assert told.report.failures == again.report.failures == {}
@@ -176,7 +176,7 @@ def test_what_another_has_decided_and_does_not_hold_is_measured_anew(
     session: Session,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Clock, "times_us", SLOW_TREES)
+    monkeypatch.setattr(Clock, "times_us", SLOW)
 
     told, steps = trained(session, 2 * ENOUGH)
     again, steps_again = trained(session, ENOUGH)
@@ -195,12 +195,12 @@ def test_what_another_has_decided_and_does_not_hold_is_measured_anew(
 def test_a_slower_gpu_is_seen_behind_a_host_that_is_as_quick(
     home: Home, session: Session, monkeypatch: pytest.MonkeyPatch, by: str, span_us: float, disputed: int
 ) -> None:
-    times = {Deployment.KERNELS: 500.0, Deployment.TREES: 17.0}
-    spans = {Deployment.KERNELS: 500.0, Deployment.TREES: 411.0}
+    times = {Deployment.KERNELS: 500.0, Deployment.GRAPH: 17.0}
+    spans = {Deployment.KERNELS: 500.0, Deployment.GRAPH: 411.0}
     monkeypatch.setattr(Clock, "times_us", times)
     monkeypatch.setattr(Clock, "spans_us", spans)
     start_with_answers(home, session, by)
-    monkeypatch.setattr(Clock, "spans_us", {**spans, Deployment.TREES: span_us})
+    monkeypatch.setattr(Clock, "spans_us", {**spans, Deployment.GRAPH: span_us})
 
     told, steps = trained(session, 2 * ENOUGH)
 
@@ -261,7 +261,7 @@ def test_a_cache_that_is_only_read_is_used_and_stays_as_it_is(
 
     assert steps == [CAPTURED] * ENOUGH
     assert counts(told, "hits", "measured", "recorded", "spooled", "withheld") == (GRAPHS, 0, 0, 0, 0)
-    assert told.report.summary()["deployed"]["TREES"] == GRAPHS
+    assert told.report.summary()["deployed"]["GRAPH"] == GRAPHS
     assert told.report.failures == {}
     after = stats(home)
     assert after["hits"] - before["hits"] == GRAPHS
@@ -300,7 +300,7 @@ def test_what_is_refreshed_is_measured_anew_whoever_knows_it(
 ) -> None:
     start_with_answers(home, session, by)
     monkeypatch.setenv(options.TRUST, trust)
-    monkeypatch.setattr(Clock, "times_us", SLOW_TREES)
+    monkeypatch.setattr(Clock, "times_us", SLOW)
     with monkeypatch.context() as refreshing:
         refreshing.setenv(options.REFRESH, "1")
 
@@ -322,7 +322,7 @@ def test_what_is_refreshed_where_the_cache_is_only_read_replaces_nothing(
 ) -> None:
     start_with_answers(home, session, "ourselves")
     before = stats(home)
-    monkeypatch.setattr(Clock, "times_us", SLOW_TREES)
+    monkeypatch.setattr(Clock, "times_us", SLOW)
     with monkeypatch.context() as refreshing:
         refreshing.setenv(options.REFRESH, "1")
         refreshing.setenv(options.READONLY, "1")

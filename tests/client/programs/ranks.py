@@ -1,6 +1,6 @@
 """One of four ranks of a gloo group: plans and calls the same graphs as the others, and writes down what ran and was reported.
 
-Every case has graphs of its own. The clock stands in for the GPU's, and PyTorch's graphs are functions that say so; the group, its
+Every case has graphs of its own. The clock stands in for the GPU's, and relocatable graphs are functions that say so; the group, its
 store, the caches and the daemon are real. Arguments: rank, port, folder.
 """
 
@@ -15,11 +15,11 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed as dist
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.group import Groups
 from pygraphd.client.session import Session
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 RANK, PORT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 STEPS = 120
-FAST_TREES = {Deployment.KERNELS: 100.0, Deployment.TREES: 50.0}
-SLOW_TREES = {Deployment.KERNELS: 50.0, Deployment.TREES: 100.0}
+FAST = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 50.0}
+SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0}
 Pair = tuple[Compiled, Compiled]
 
 
@@ -42,7 +42,7 @@ class Case:
     """One case on one rank: a session in a home of its own (or that of all), and the graphs named after the case."""
 
     def __init__(
-        self, name: str, home: str = "", times: Mapping[Deployment, float] = FAST_TREES, **limits: float
+        self, name: str, home: str = "", times: Mapping[Deployment, float] = FAST, **limits: float
     ) -> None:
         Clock.times_us = dict(times)
         folder = FOLDER / (home or f"{name}{RANK}")
@@ -53,7 +53,7 @@ class Case:
         self.steps: list[str] = []
 
     def compile(self, suffix: str = "") -> Pair:
-        box = SimpleNamespace(value=0)
+        box = BoxedDeviceIndex(0)
         text = f"  a = torch.ops.aten.{self.name}{suffix}.default(b)"
         forward = compile_once(self.session, 1, backward=False, box=box, text=text)
         return forward, compile_once(self.session, 1, backward=True, box=box, text=text)
@@ -94,13 +94,13 @@ def find_out_alone(name: str, home: str = "", **options: Any) -> None:
 
 
 def hit_on_the_leader() -> None:
-    case = Case("known_to_leader", times=SLOW_TREES)
+    case = Case("known_to_leader", times=SLOW)
     case.train(one_at_a_time(2, case.compile))
     case.end()
 
 
 def hit_on_another_rank() -> None:
-    case = Case("known_to_another", times=SLOW_TREES if RANK == 0 else FAST_TREES)
+    case = Case("known_to_another", times=SLOW if RANK == 0 else FAST)
     case.train(one_at_a_time(0, case.compile))
     case.end()
 
@@ -131,7 +131,7 @@ def late_rank() -> None:
     case = Case("late_rank")
     if RANK != 3:
         pair = one_at_a_time(0, case.compile)
-        while case.session.report.summary()["deployed"]["TREES"] < 2:
+        while case.session.report.summary()["deployed"]["GRAPH"] < 2:
             case.step(pair)
             time.sleep(0.001)
         dist.barrier()
