@@ -271,7 +271,8 @@ class Watched:
     def __init__(self, wrapped: Runnable, link: Link, *, is_backward: bool) -> None:
         self.wrapped = wrapped
         self._link = link
-        self._is_backward = is_backward  # a method of its own would keep it, and the model, until garbage is collected
+        # To keep a bound method would keep this object, and the model, until garbage is collected.
+        self._is_backward = is_backward
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         if not self._link.pending:
