@@ -207,8 +207,8 @@ def test_what_was_spooled_says_what_it_cost(places: Locations) -> None:
 
     found = Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH])[GRAPH]
 
-    costs = {"cost_us": 70.0, "host_us": 69.0, "span_us": 71.0}
-    assert found == dataclasses.replace(MINE, **costs, measured_at=found.measured_at)
+    when = found.measured_at
+    assert found == dataclasses.replace(MINE, cost_us=70.0, host_us=69.0, span_us=71.0, measured_at=when)
     (file,) = places.spool.iterdir()
     assert found.measured_at == file.stat().st_mtime
 
