@@ -13,6 +13,7 @@ import ctypes
 import functools
 import importlib
 import json
+import re
 import sys
 import threading
 import weakref
@@ -24,6 +25,7 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pygraphd.client import vouched_operators
 from pygraphd.client.attention import State, state_of, undefined_outputs
 from pygraphd.client.graph_facts import PartitionMap
 
@@ -198,10 +200,14 @@ class CompiledFacts:
     """What it hands over or takes that lies elsewhere if it is captured; None: that cannot be told, and it must be launched."""
     maps: tuple[PartitionMap, ...] = ()
     """Of each partition; empty: there is one, which has what the graph has."""
+    host_operators: tuple[str, ...] = ()
+    """Its operators that have to run at each call; see `host_operators`."""
 
 
-def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
-    """Read the facts of a compiled graph."""
+def facts(
+    compiled: Any, graph_kwargs: Mapping[str, Any], vouched: frozenset[str] = frozenset()
+) -> CompiledFacts:
+    """Read the facts of a compiled graph; the user vouches for some operators, by namespace or name."""
     own_refusal = _own_refusal(compiled)
     refusal = own_refusal or _refusal_from_outside(compiled, graph_kwargs)
     text = compiled.inductor_post_grad_graph_str
@@ -225,7 +231,36 @@ def facts(compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledFacts:
         undefined=undefined_outputs(text),
         state=State() if compiled.fx_kwargs.get("is_inference") else state_of(text),
         maps=() if refusal else _partition_maps(compiled),
+        host_operators=host_operators(text, vouched),
     )
+
+
+def host_operators(text: str, vouched: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Return which operators of a printed graph have to run at each call, sorted, each as `namespace::operator`.
+
+    These are the ones that are tagged `cudagraph_unsafe` and, in modes without CUDA graphs, those that nobody vouches for.
+    """
+    overloads = {each.groups() for line in _code_of(text) for each in _OPERATOR.finditer(line)}
+    unsafe = {f"{space}::{name}" for space, name, overload in overloads if _is_unsafe(space, name, overload)}
+    names = {f"{space}::{name}" for space, name, _ in overloads}
+    doubtful = () if cudagraphs_asked() else vouched_operators.not_vouched(names, vouched)
+    return tuple(sorted(unsafe.union(doubtful)))
+
+
+def _code_of(text: str) -> Iterator[str]:
+    """Yield the lines of a printed graph that are no comments: these quote the user's code."""
+    return (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+
+
+_OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?")
+
+
+def _is_unsafe(namespace: str, name: str, overload: str | None) -> bool:
+    if namespace == vouched_operators.HIGHER_ORDER:
+        return False
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    operator = getattr(packet, overload or "default", None)
+    return torch.Tag.cudagraph_unsafe in getattr(operator, "tags", ())
 
 
 def _partition_maps(compiled: Any) -> tuple[PartitionMap, ...]:

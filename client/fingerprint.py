@@ -28,6 +28,9 @@ _NO_GPU = "none"
 def graphs(facts: CompiledFacts, options: tuple[tuple[str, str], ...]) -> tuple[Graph, ...]:
     """Return one `Graph` for each partition of a compiled graph, in order."""
     kind = _kind(facts)
+    if facts.host_operators:
+        # What may be captured of it is not in its text: the user may vouch for one operator or for another.
+        options = (*options, ("pygraph.host_operators", ",".join(facts.host_operators)))
     operators = len(_OPERATOR.findall(facts.text))
     return tuple(
         Graph(_digest(facts, options, kind, index), kind, index, facts.partitions, operators)

@@ -9,6 +9,7 @@
 | `PYGRAPH_RELOCATE` | 0 | PyGraph steps aside: Inductor runs each graph as it does without us |
 | `PYGRAPH_NATIVE` | 0 | no C compiler is started, and nothing compiled is loaded: relocatable graphs look at tensors in Python |
 | `PYGRAPH_PLACEMENT` | 0 | CPU values in a graph stay there; PyTorch captures around them |
+| `PYGRAPH_GRAPH_OPS` | `namespace,namespace::operator` | custom operators that may run inside CUDA graphs, as they do nothing on the host |
 | `PYGRAPH_SIZES` | a number | dynamic sizes of a graph that are decided apart, at a time; 8 by default, 0: none |
 | `PYGRAPH_SIZE_CALLS` | a number | the call of a dynamic size from which on it is; 3 by default |
 | `PYGRAPH_RECHECK_S` | seconds | time between two checks of a graph's results; 600 by default, 0: none |
@@ -23,6 +24,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pygraphd.client import vouched_operators
 from pygraphd.schema.durations import parse_duration
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ REFRESH = "PYGRAPH_REFRESH"
 RELOCATE = "PYGRAPH_RELOCATE"
 NATIVE = "PYGRAPH_NATIVE"
 PLACEMENT = "PYGRAPH_PLACEMENT"
+GRAPH_OPS = "PYGRAPH_GRAPH_OPS"
 RECHECK = "PYGRAPH_RECHECK_S"
 RECHECK_S = 600.0
 MAX_AGE = "PYGRAPH_MAX_AGE"
@@ -76,6 +79,7 @@ class Options:
     relocate: bool = True
     native: bool = True
     placement: bool = True
+    graph_ops: frozenset[str] = frozenset()
     recheck_s: float = RECHECK_S
     max_age_s: float = MAX_AGE_S
     """Age in seconds above which an entry is measured anew; 0: no limit."""
@@ -93,6 +97,7 @@ def read(environ: Mapping[str, str]) -> Options:
         relocate=_switch(RELOCATE, environ, misread, default=True),
         native=_switch(NATIVE, environ, misread, default=True),
         placement=_switch(PLACEMENT, environ, misread, default=True),
+        graph_ops=_operators(environ, misread),
         recheck_s=_seconds(RECHECK, environ, misread, default=RECHECK_S),
         max_age_s=_duration(MAX_AGE, environ, misread, default=MAX_AGE_S),
         sizes=Bounds(
@@ -115,6 +120,15 @@ def _trust(environ: Mapping[str, str], misread: list[str]) -> Trust:
         misread.append(f"{TRUST}={environ[TRUST]} is not understood: set it to {', '.join(Trust)}")
         return Trust.VERIFY
     return Trust(value)
+
+
+def _operators(environ: Mapping[str, str], misread: list[str]) -> frozenset[str]:
+    names = {each.strip() for each in environ.get(GRAPH_OPS, "").split(",")} - {""}
+    bad = sorted(each for each in names if not vouched_operators.is_name(each))
+    misread.extend(
+        f"{GRAPH_OPS}: {each} is not understood: name a namespace or a namespace::operator" for each in bad
+    )
+    return frozenset(names.difference(bad))
 
 
 def _switch(name: str, environ: Mapping[str, str], misread: list[str], *, default: bool = False) -> bool:

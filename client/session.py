@@ -84,7 +84,7 @@ class Session:
 
     def plan(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> Plan | None:
         """Look up the partitions of a compiled graph; None: Inductor is to run it as it does without us."""
-        facts = _torch.facts(compiled, graph_kwargs)
+        facts = _torch.facts(compiled, graph_kwargs, self.options.graph_ops)
         box = graph_kwargs.get("boxed_forward_device_index")  # a forward and its backward share one
         if reason := self._why_not_ours(facts, box):
             self.report.leave_to_torch(reason)

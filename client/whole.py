@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def may_be_relocated(facts: CompiledFacts, partitions: int) -> bool:
     """Whether all of such a graph may be recorded."""
-    return facts.only_cuda and facts.state is not None and partitions == 1
+    return facts.only_cuda and facts.state is not None and partitions == 1 and not facts.host_operators
 
 
 def only_launch(facts: CompiledFacts) -> Decision:
@@ -24,6 +24,8 @@ def only_launch(facts: CompiledFacts) -> Decision:
         return policy.only_launch(policy.NO_DEVICE)
     if not facts.on_cuda:
         return policy.only_launch(policy.ON_THE_CPU)
+    if facts.host_operators:
+        return policy.only_launch(policy.one_line(policy.HOST_OPERATORS + ", ".join(facts.host_operators)))
     if not facts.cudagraphs_asked:
         return policy.only_launch(policy.NOT_WHOLE if facts.state is not None else policy.STATE_UNKNOWN)
     reason = policy.one_line(f"{policy.NOT_CAPTURED}{facts.refusal or 'it did not try'}")

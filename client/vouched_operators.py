@@ -1,0 +1,86 @@
+"""Which operators may run inside a CUDA graph: those that do nothing on the host that a later call could depend on.
+
+A captured operator's host code runs once, when the graph is recorded. An operator that reads a Python variable, counts its calls or keeps
+a workspace would hand out old results from then on. So an operator may be captured if it is one of PyTorch's or Inductor's, if it is
+listed here, or if the user vouches for it by `PYGRAPH_GRAPH_OPS`. Every other one is launched at each call, between graphs.
+
+To add an entry: the operator's result must follow from its arguments and PyTorch's default generator alone, and all of its memory must
+come from PyTorch's allocator. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+OF_PYTORCH = frozenset(
+    {
+        "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_quantized", "aten", "c10d", "c10d_functional", "fsdp", "inductor",
+        "inductor_prims", "mkl", "mkldnn", "onednn", "prim", "prims", "pygraphd", "quantized", "quantized_decomposed", "rngprims", "streams",
+        "symm_mem",
+    }
+)  # fmt: skip
+"""Namespaces of PyTorch, Inductor and PyGraph."""
+
+OF_OTHERS = frozenset(
+    {
+        "bitsandbytes::dequantize_4bit",
+        "bitsandbytes::dequantize_blockwise",
+        "bitsandbytes::gemv_4bit",
+        "DaoAILab::_causal_conv1d_bwd_cpp",
+        "DaoAILab::_causal_conv1d_fwd_cpp",
+        "flash_attn",
+        "flash_attn_3",
+        "torch_scatter",
+        "torchvision",
+        "xformers::efficient_attention_backward_cutlass",
+        "xformers::efficient_attention_forward_cutlass",
+        "xformers_flash",
+        "xformers_flash3",
+    }
+)
+"""Operators of popular libraries, by namespace or by name."""
+
+WITH_HOST_CODE = frozenset(
+    {
+        "aten::_print", "aten::record_stream", "aten::resize_", "aten::set_", "inductor::accumulate_grad_", "inductor::resize_storage_bytes_",
+    }
+)  # fmt: skip
+"""Operators of PyTorch that do something on the host at each call: they print, or change a tensor's storage."""
+
+HIGHER_ORDER = "higher_order"
+"""The namespace of operators that take functions."""
+
+PURE_HIGHER_ORDER = frozenset(
+    {
+        "associative_scan", "auto_functionalized", "auto_functionalized_v2", "control_deps", "flex_attention", "flex_attention_backward",
+        "foreach_map", "graphsafe_run_with_rng_state", "hints_wrapper", "inline_asm_elementwise", "invoke_quant", "invoke_quant_packed",
+        "invoke_subgraph", "local_map_hop", "map_impl", "out_dtype", "strict_mode", "tag_activation_checkpoint",
+        "triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation", "wrap", "wrap_activation_checkpoint", "wrap_with_autocast",
+        "wrap_with_set_grad_enabled",
+    }
+)  # fmt: skip
+"""Those that run nothing on the host beside what the functions do; these are printed with the graph. `cond` and `while_loop` read a condition there."""
+
+_NAME = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)?", re.ASCII)
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is a `namespace` or a `namespace::operator`."""
+    return _NAME.fullmatch(text) is not None
+
+
+def not_vouched(operators: Iterable[str], by_user: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return, sorted, which of some operators, each a `namespace::operator`, nobody vouches for."""
+    vouched = OF_PYTORCH | OF_OTHERS | {*by_user}
+    return tuple(sorted({each for each in operators if not _is_vouched(each, vouched)}))
+
+
+def _is_vouched(operator: str, vouched: frozenset[str]) -> bool:
+    namespace, _, name = operator.partition("::")
+    if namespace == HIGHER_ORDER:
+        return name in PURE_HIGHER_ORDER or operator in vouched
+    return operator in vouched or (namespace in vouched and operator not in WITH_HOST_CODE)

@@ -1,0 +1,145 @@
+"""Which operators of real compiled graphs have to run at each call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client import _torch, options, policy, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def host_operators() -> Iterator[Callable[..., list[tuple[str, ...]]]]:
+    """Return what compiles and runs a function, and returns the host operators of each graph, forward before backward."""
+    found: list[tuple[str, ...]] = []
+    vouched: frozenset[str] = frozenset()
+
+    def note(original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
+        found.append(_torch.facts(compiled, graph_kwargs, vouched).host_operators)
+        original()
+
+    def run(function: Callable[..., Any], *inputs: Any, by_user: str = "", **arguments: Any) -> Any:
+        nonlocal vouched
+        vouched = options.read({options.GRAPH_OPS: by_user}).graph_ops
+        found.clear()
+        torch._dynamo.reset()
+        result = torch.compile(function, **arguments)(*inputs)
+        if result.requires_grad:
+            result.sum().backward()
+        return list(found)
+
+    uninstall = _torch.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
+    yield run
+    uninstall()
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def ops() -> Any:
+    """Return operators of the user's: with a gradient, one that writes to what it is given, and one that is tagged."""
+
+    @torch.library.custom_op("tested::scaled", mutates_args=())
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @torch.library.custom_op("tested::scaled_backward", mutates_args=())
+    def scaled_backward(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @torch.library.custom_op("tested::scale", mutates_args=("x",))
+    def scale(x: torch.Tensor) -> None:
+        x.mul_(2)
+
+    @torch.library.custom_op("tested::unsafe", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+    def unsafe(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    for each in (scaled, scaled_backward, unsafe):
+        each.register_fake(torch.empty_like)
+    scaled.register_autograd(lambda ctx, grad: torch.ops.tested.scaled_backward(grad))
+    return torch.ops.tested
+
+
+def test_operators_of_the_user_are_found_in_forward_and_backward(host_operators: Any, ops: Any) -> None:
+    x = torch.randn(4, requires_grad=True)
+
+    assert host_operators(lambda x: ops.scaled(x.sin()).cos(), x) == [
+        ("tested::scaled",),
+        ("tested::scaled_backward",),
+    ]
+    assert host_operators(lambda x: ops.scaled(x.sin()).cos(), x, by_user="tested::scaled") == [
+        (),
+        ("tested::scaled_backward",),
+    ]
+    assert host_operators(lambda x: ops.scaled(x.sin()).cos(), x, by_user="tested") == [(), ()]
+
+
+def test_they_are_found_in_branches_and_where_they_write_to_what_they_are_given(
+    host_operators: Any, ops: Any
+) -> None:
+    def writes(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        ops.scale(y)
+        return y.cos()
+
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: ops.scaled(x) + 1, lambda x: x - 1, (x,))
+
+    assert host_operators(writes, torch.randn(4)) == [("tested::scale",)]
+    assert host_operators(branches, torch.randn(4)) == [("higher_order::cond", "tested::scaled")]
+
+
+def test_a_graph_of_pytorchs_operators_has_none_whatever_its_comments_quote(host_operators: Any) -> None:
+    def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout((x @ y).softmax(-1), 0.5)  # no torch.ops.tested.scaled.default(x)
+
+    pair = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+    assert host_operators(plain, *pair) == [(), ()]
+
+
+def test_flex_attention_has_none(host_operators: Any) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v = (torch.randn(1, 2, 32, 16) for _ in range(3))
+
+    assert host_operators(lambda q, k, v: flex_attention(q, k, v), q, k, v) == [()]
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_the_tag_counts_in_every_mode_whoever_vouches(host_operators: Any, ops: Any, mode: str) -> None:
+    """In modes with CUDA graphs the user has vouched for all that is not tagged, as for PyTorch's own graphs."""
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return ops.scaled(ops.unsafe(x.sin()))
+
+    untagged = ("tested::scaled",) if mode == "default" else ()
+    arguments = {"mode": mode} if mode != "default" else {}
+
+    assert host_operators(both, torch.randn(4), **arguments) == [(*untagged, "tested::unsafe")]
+    assert host_operators(both, torch.randn(4), by_user="tested", **arguments) == [("tested::unsafe",)]
+
+
+def test_a_graph_with_such_operators_is_not_recorded_and_the_reason_names_them(
+    host_operators: Any, ops: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded as a whole it would run them once, and never again."""
+    seen: list[_torch.CompiledFacts] = []
+    read = _torch.facts
+    monkeypatch.setattr(_torch, "facts", lambda *arguments: seen.append(read(*arguments)) or seen[-1])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    for by_user in ("", "tested"):
+        host_operators(lambda x: ops.scaled(x.sin()).cos(), torch.randn(4), by_user=by_user)
+    without, with_vouching = (replace(each, only_cuda=True, on_cuda=True) for each in seen)
+
+    assert not whole.may_be_relocated(without, 1)
+    assert whole.may_be_relocated(with_vouching, 1)
+    assert whole.only_launch(without).reason == f"{policy.HOST_OPERATORS}tested::scaled"
