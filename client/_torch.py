@@ -202,6 +202,8 @@ class CompiledFacts:
     """Of each partition; empty: there is one, which has what the graph has."""
     host_operators: tuple[str, ...] = ()
     """Its operators that have to run at each call; see `host_operators`."""
+    is_split: bool = False
+    """It is not captured by Inductor, and has partitions none of which calls any of these; see `split_graphs`."""
 
 
 def facts(
@@ -212,7 +214,9 @@ def facts(
     refusal = own_refusal or _refusal_from_outside(compiled, graph_kwargs)
     text = compiled.inductor_post_grad_graph_str
     on_cuda = "cuda" in compiled.device_types
-    partitions = 1 if refusal else _partitions(compiled)
+    operators = host_operators(text, vouched)
+    is_split = bool(refusal) and _is_split_by_us(compiled, operators)
+    partitions = _partitions(compiled) if is_split or not refusal else 1
     return CompiledFacts(
         text=text,
         user_kernels=compiled.source_code if "triton_kernel_wrapper" in text else "",
@@ -230,9 +234,14 @@ def facts(
         mutated_inputs=tuple(compiled.mutated_input_idxs),
         undefined=undefined_outputs(text),
         state=State() if compiled.fx_kwargs.get("is_inference") else state_of(text),
-        maps=() if refusal else _partition_maps(compiled),
-        host_operators=host_operators(text, vouched),
+        maps=_partition_maps(compiled) if is_split or not refusal else (),
+        host_operators=operators,
+        is_split=is_split,
     )
+
+
+Overload = tuple[str, str, str | None]
+"""The namespace, name and overload of an operator; those that take functions have no overloads."""
 
 
 def host_operators(text: str, vouched: frozenset[str] = frozenset()) -> tuple[str, ...]:
@@ -240,7 +249,13 @@ def host_operators(text: str, vouched: frozenset[str] = frozenset()) -> tuple[st
 
     These are the ones that are tagged `cudagraph_unsafe` and, in modes without CUDA graphs, those that nobody vouches for.
     """
-    overloads = {each.groups() for line in _code_of(text) for each in _OPERATOR.finditer(line)}
+    return _host_operators(
+        {each.groups() for line in _code_of(text) for each in _OPERATOR.finditer(line)}, vouched
+    )
+
+
+def _host_operators(overloads: Iterable[Overload], vouched: frozenset[str]) -> tuple[str, ...]:
+    overloads = {*overloads}
     unsafe = {f"{space}::{name}" for space, name, overload in overloads if _is_unsafe(space, name, overload)}
     names = {f"{space}::{name}" for space, name, _ in overloads}
     doubtful = () if cudagraphs_asked() else vouched_operators.not_vouched(names, vouched)
@@ -306,6 +321,14 @@ def _refusal_from_outside(compiled: Any, graph_kwargs: Mapping[str, Any]) -> str
     if not graph_kwargs["cudagraphs"]:
         return "not asked for, or refused for its forward"
     return "compiled without CUDA Graphs" if compiled.cudagraph_info is None else None
+
+
+def _is_split_by_us(compiled: Any, operators: tuple[str, ...]) -> bool:
+    if cudagraphs_asked() or not operators or not compiled.partition_maps or _somebody_wraps_partitions():
+        return False
+    partitions = getattr(compiled.compiled_fn_runner, "partitions", None) or ()
+    is_whole = len(partitions) == len(compiled.partition_maps)
+    return is_whole and _is_split_around(compiled.source_code, operators)
 
 
 def _partitions(compiled: Any) -> int:
@@ -466,7 +489,7 @@ def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
             uuids = [each.uuid() if isinstance(each, module.CustomGraphPass) else None for each in earlier]
             if not all(uuids):
                 return None  # as with theirs alone, nothing is cached
-            return (*uuids, own, is_for_elsewhere()) if self.active else (*uuids,)
+            return (*uuids, own, is_for_elsewhere(), *_split_by) if self.active else (*uuids,)
 
         def __deepcopy__(self, memo: object) -> Passes:
             return self  # each thread takes a copy of a default, which is to be this one
@@ -620,6 +643,184 @@ def fake_on(device: torch.device, like: torch.Tensor) -> torch.Tensor:
     layout = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
     made: torch.Tensor = fake.FakeTensor(mode, layout, device)
     return made
+
+
+# --- partitions in modes without CUDA graphs ----------------------------------------------------------------------
+
+
+PARTITIONS_REQUIRED = (
+    ("torch._inductor.graph", "GraphLowering.codegen"),
+    ("torch._inductor.scheduler", "Scheduler.should_partition"),
+    ("torch._inductor.utils", "CUDAGraphWrapper.wrapper"),
+    ("torch._inductor.utils", "_unstable_customized_partition_wrapper"),
+    ("torch._inductor.virtualized", "V.aot_compilation"),
+    ("torch._ops", "HigherOrderOperator"),
+)
+"""What splitting graphs around some operators needs beside `PASSES_REQUIRED`."""
+
+
+@functools.cache
+def missing_for_partitions() -> str | None:
+    """Return what this torch lacks for graphs to be split in modes without CUDA graphs, or None."""
+    names = [f"{module}.{name}" for module, name in PARTITIONS_REQUIRED if not _has(module, name)]
+    return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
+
+
+class _Splitting(threading.local):
+    """What the graph that a thread generates code for is split around: operators, as `namespace::operator`."""
+
+    operators: frozenset[str] = frozenset()
+
+
+_splitting = _Splitting()
+_SPLIT_ON = "cuda"
+_split_by: tuple[str, ...] = ()
+"""What decides where graphs are split, for the keys of Inductor's caches; empty: they are not."""
+
+
+def split_graphs(vouched: frozenset[str]) -> Callable[[], None]:
+    """Have Inductor split graphs around host operators in modes without CUDA graphs; return a function that ends that.
+
+    Inductor does so only in modes with CUDA graphs, or for who has set a wrapper of partitions: it is made to believe that there is one while
+    it generates code for such a graph, in that thread alone. Other graphs' code is as it would be without us, and so is their key in Inductor's
+    caches. `vouched` is what the user vouches for.
+    """
+    global _split_by
+    module: Any = importlib.import_module("torch._inductor.custom_graph_pass")
+    before, _split_by = (
+        _split_by,
+        (str(module.get_hash_for_files((__file__, vouched_operators.__file__))), *sorted(vouched)),
+    )
+    undo = [
+        _around(importlib.import_module("torch._inductor.graph").GraphLowering, "codegen", _splitting_codegen(vouched)),
+        _around(importlib.import_module("torch._inductor.scheduler").Scheduler, "should_partition", _split_here),
+        _pretend_to_wrap(),
+    ]  # fmt: skip
+
+    def stop() -> None:
+        global _split_by
+        _split_by = before
+        for each in undo:
+            each()
+
+    return stop
+
+
+def _around(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Have `around(original, self, ...)` be called for a method; return a function that ends that."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def hooked(self: Any, *arguments: Any, **named: Any) -> Any:
+        return around(original, self, *arguments, **named)
+
+    def stop() -> None:
+        if getattr(owner, name) is hooked:
+            setattr(owner, name, original)
+
+    setattr(owner, name, hooked)
+    return stop
+
+
+def _splitting_codegen(vouched: frozenset[str]) -> Callable[..., Any]:
+    def codegen(original: Callable[..., Any], lowering: Any, *arguments: Any, **named: Any) -> Any:
+        outer = _splitting.operators
+        _splitting.operators = _operators_to_split_around(lowering, vouched)
+        try:
+            return original(lowering, *arguments, **named)
+        finally:
+            _splitting.operators = outer
+
+    return codegen
+
+
+def _operators_to_split_around(lowering: Any, vouched: frozenset[str]) -> frozenset[str]:
+    """Return the host operators that a graph is to be split around; none if it is not to be split by us."""
+    try:
+        config = _inductor_config()
+        if config.triton.cudagraphs or not config.graph_partition or _SPLIT_ON not in lowering.device_types:
+            return frozenset()
+        if not is_added(current_pass()) or is_for_elsewhere():  # else the key would not say so
+            return frozenset()
+        return frozenset(_host_operators(_overloads_of(lowering.orig_gm), vouched))
+    except Exception:  # noqa: BLE001 - it is ours, within the user's compilation: the graph stays whole
+        return frozenset()
+
+
+def _overloads_of(module: Any) -> Iterator[Overload]:
+    """Yield the operators that a graph and those within it call, or hand to one that they call."""
+    for each in module.modules():
+        for node in each.graph.nodes if isinstance(each, torch.fx.GraphModule) else ():
+            for value in (node.target, *node.args):
+                if isinstance(value, torch._ops.HigherOrderOperator):
+                    yield vouched_operators.HIGHER_ORDER, value.name(), None
+                elif isinstance(value, torch._ops.OpOverload):
+                    namespace, _, name = value._schema.name.partition("::")
+                    yield namespace, name, value._overloadname
+
+
+def _split_here(
+    original: Callable[..., Any], scheduler: Any, node: Any, *arguments: Any, **named: Any
+) -> Any:
+    """Answer `Scheduler.should_partition`: up to 2.12 with a truth value, later with a reason."""
+    operator = getattr(getattr(node, "node", None), "op_overload", None)
+    name = operator._schema.name if isinstance(operator, torch._ops.OpOverload) else None
+    if name in _splitting.operators:
+        returns = str(getattr(original, "__annotations__", {}).get("return", ""))
+        return True if "bool" in returns else f"runs at each call: {name}"
+    return original(scheduler, node, *arguments, **named)
+
+
+def _pretend_to_wrap() -> Callable[[], None]:
+    """Have Inductor see a wrapper of partitions where a graph is split by us."""
+    kind: Any = importlib.import_module("torch._inductor.utils").CUDAGraphWrapper
+    default = vars(kind)["wrapper"]
+
+    def get(self: Any) -> Any:
+        return vars(self).get("wrapper", default) or (_wrapped_elsewhere if _splitting.operators else None)
+
+    def put(self: Any, value: Any) -> None:
+        vars(self)["wrapper"] = value
+
+    ours = property(get, put)
+
+    def stop() -> None:
+        if vars(kind)["wrapper"] is ours:
+            kind.wrapper = default
+
+    kind.wrapper = ours
+    return stop
+
+
+def _wrapped_elsewhere(partition: Runnable, metadata: object) -> Runnable:
+    """Wrap a partition: that is done after `post_compile`, and this is never called."""
+    return partition
+
+
+def _somebody_wraps_partitions() -> bool:
+    utils: Any = importlib.import_module("torch._inductor.utils")
+    return utils._unstable_customized_partition_wrapper.wrapper is not None
+
+
+def split_partitions(compiled: Any) -> list[Runnable]:
+    """Return the partitions of a graph that Inductor runs without CUDA graphs, for each to be replaced in place."""
+    partitions: list[Runnable] = compiled.compiled_fn_runner.partitions
+    return partitions
+
+
+def _is_split_around(source: str, operators: Sequence[str]) -> bool:
+    """Whether generated code calls all of some operators between its partitions, and none of them within one."""
+    between, elsewhere = set(), set()
+    is_between = False
+    for line in source.splitlines():
+        if line[:1].strip():  # a function or a class begins, or a statement of the module's
+            is_between = line.startswith("class Runner")
+        if not line.lstrip().startswith("#"):
+            (between if is_between else elsewhere).update(f"{a}::{b}" for a, b in _CALL.findall(line))
+    return between.issuperset(operators) and elsewhere.isdisjoint(operators)
+
+
+_CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.\w+)?\(")
 
 
 # --- process groups ---------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ class Hook:
         self._uninstall: Callable[[], None] | None = None
         self._forget_import: Callable[[], None] | None = None
         self._remove_pass: Callable[[], None] | None = None
+        self._split_no_more: Callable[[], None] | None = None
         self._local = threading.local()
         self._boxes: dict[int, Any] = {}
 
@@ -55,7 +56,13 @@ class Hook:
 
     def disable(self) -> None:
         """Take the hook out and end the session, recording what it knows."""
-        steps = (self._forget_import, self._uninstall, self._remove_pass, self._forget_what_was_sent)
+        steps = (
+            self._forget_import,
+            self._uninstall,
+            self._remove_pass,
+            self._split_no_more,
+            self._forget_what_was_sent,
+        )
         for step in steps:
             if step is not None:
                 with self._guard("disabling"):
@@ -66,6 +73,7 @@ class Hook:
         self._uninstall = None
         self._forget_import = None
         self._remove_pass = None
+        self._split_no_more = None
         self._boxes.clear()
 
     def _forget_what_was_sent(self) -> None:
@@ -103,8 +111,22 @@ class Hook:
                 self.session.report.fail(f"daemon: {reason}")
             if _torch.cuda_is_set_up():  # else there may be nothing to relocate
                 self.session.prepare_helper()
+        with self._guard("splitting graphs"):
+            self._split()
         with self._guard("adding a pass"):
             self._add_pass()
+
+    def _split(self) -> None:
+        """Have graphs be split around operators that run at each call, in modes in which Inductor does not."""
+        from pygraphd.client import _torch
+
+        session = self.session
+        if session is None or not session.options.relocate or _torch.missing_for_passes():
+            return
+        if reason := _torch.missing_for_partitions():
+            session.report.fail(f"custom operators: {reason}")
+            return
+        self._split_no_more = _torch.split_graphs(session.options.graph_ops)
 
     # --- before a compilation ---
 

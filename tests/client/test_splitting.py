@@ -1,0 +1,266 @@
+"""Graphs that are split around operators that run at each call, in modes in which Inductor splits none; on real compilations.
+
+The CPU stands in for the GPU: Inductor is told that what runs there can be captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client import _torch, fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from pygraphd.client._torch import CompiledFacts
+
+pytestmark = pytest.mark.torch
+
+CALLS: list[str] = []
+
+
+@torch.library.custom_op("splitting::counted", mutates_args=())
+def counted(x: torch.Tensor) -> torch.Tensor:
+    CALLS.append("counted")
+    return x * 2
+
+
+@torch.library.custom_op("splitting::other", mutates_args=())
+def other(x: torch.Tensor) -> torch.Tensor:
+    CALLS.append("other")
+    return x + 1
+
+
+@torch.library.custom_op("splitting::write", mutates_args=("x",))
+def write(x: torch.Tensor) -> None:
+    CALLS.append("write")
+    x.add_(1)
+
+
+for each in (counted, other):
+    each.register_fake(torch.empty_like)
+counted.register_autograd(lambda ctx, grad: torch.ops.splitting.other(grad))
+
+
+class Seen:
+    """What was compiled, and how often each of its partitions was called."""
+
+    def __init__(self, vouched: frozenset[str] = frozenset()) -> None:
+        self.vouched = vouched
+        self.facts: list[CompiledFacts] = []
+        self.calls: list[list[int]] = []
+
+    def note(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
+        facts = _torch.facts(compiled, graph_kwargs, self.vouched)
+        original()
+        self.facts.append(facts)
+        partitions = _torch.split_partitions(compiled) if facts.is_split else []
+        calls = [0] * len(partitions)
+        self.calls.append(calls)
+        partitions[:] = [self._counting(each, calls, index) for index, each in enumerate(partitions)]
+
+    @staticmethod
+    def _counting(run: Any, calls: list[int], index: int) -> Any:
+        def call(inputs: list[Any]) -> Any:
+            calls[index] += 1
+            return run(inputs)
+
+        return call
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have Inductor believe that what runs on the CPU can be captured."""
+    from torch._inductor import config, scheduler
+
+    monkeypatch.setattr(scheduler.BaseSchedulerNode, "is_gpu", lambda self: True)
+    monkeypatch.setattr(_torch, "_SPLIT_ON", "cpu")
+    with config.patch(fx_graph_cache=False):
+        yield
+
+
+@contextlib.contextmanager
+def splitting(vouched: frozenset[str] = frozenset(), *, with_pass: bool = True) -> Iterator[Seen]:
+    """Split graphs, and see what comes of it."""
+    seen = Seen(vouched)
+    undo = [
+        _torch.split_graphs(vouched),
+        _torch.add_pass(lambda graph: None, (__file__,)) if with_pass else lambda: None,
+        _torch.install(seen.note, lambda original, runnable, kwargs: original(runnable, **kwargs)),
+    ]
+    torch._dynamo.reset()
+    CALLS.clear()
+    try:
+        yield seen
+    finally:
+        for each in undo:
+            each()
+        torch._dynamo.reset()
+
+
+@pytest.fixture
+def seen(on_the_cpu: None) -> Iterator[Seen]:
+    """Split graphs, of which nobody vouches for any operator."""
+    with splitting() as seen:
+        yield seen
+
+
+def test_an_operator_runs_between_partitions_once_a_call(seen: Seen) -> None:
+    run = torch.compile(lambda x: counted(x @ x) @ x)
+    x = torch.randn(4, 4)
+
+    for _ in range(3):
+        torch.testing.assert_close(run(x), (x @ x * 2) @ x)
+
+    (facts,), (calls,) = seen.facts, seen.calls
+    assert (facts.is_split, facts.partitions, facts.host_operators) == (True, 2, ("splitting::counted",))
+    assert [each.inputs for each in facts.maps] == [(0,), (None, 0)]
+    assert calls == [3, 3]
+    assert CALLS == ["counted"] * 3
+
+
+def test_a_backward_is_split_too(seen: Seen) -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    y = torch.randn(4, 4)
+
+    (torch.compile(lambda x: counted(x @ y) @ y)(x) @ y).sum().backward()
+
+    assert [(each.is_backward, each.is_split) for each in seen.facts] == [(False, True), (True, True)]
+    assert CALLS == ["counted", "other"]
+
+
+def test_an_operator_that_writes_to_what_it_is_given_runs_between_partitions(seen: Seen) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x @ x
+        write(y)
+        return y @ x
+
+    x = torch.randn(4, 4)
+    run = torch.compile(function)
+
+    for _ in range(2):
+        torch.testing.assert_close(run(x), (x @ x + 1) @ x)
+    assert seen.facts[0].is_split
+    assert CALLS == ["write"] * 2
+
+
+def test_a_graph_of_pytorchs_operators_stays_whole(seen: Seen) -> None:
+    x = torch.randn(4, 4)
+
+    torch.compile(lambda x: (x @ x) @ x)(x)
+
+    assert [(each.is_split, each.partitions, each.maps) for each in seen.facts] == [(False, 1, ())]
+
+
+def test_an_operator_in_a_branch_cannot_be_left_out(seen: Seen) -> None:
+    """Inductor does not split what it calls within a graph: then the whole graph is launched."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: counted(x) @ x, lambda x: x @ x, (x @ x,))
+
+    torch.compile(function)(torch.ones(4, 4))
+
+    assert seen.facts[0].host_operators == ("higher_order::cond", "splitting::counted")
+    assert not seen.facts[0].is_split
+
+
+def test_nothing_is_split_where_the_keys_of_inductors_caches_would_not_say_so(on_the_cpu: None) -> None:
+    """Without our pass, that is: another program would be given code that is not its own."""
+    with splitting(with_pass=False) as seen:
+        torch.compile(lambda x: counted(x @ x) @ x)(torch.randn(4, 4))
+
+    assert [each.is_split for each in seen.facts] == [False]
+
+
+def test_inductor_is_as_it_was_afterwards(on_the_cpu: None) -> None:
+    from torch._inductor import graph, scheduler, utils
+
+    def all_there_is() -> tuple[Any, ...]:
+        wrapper = utils._unstable_customized_partition_wrapper.wrapper
+        return (
+            graph.GraphLowering.codegen,
+            scheduler.Scheduler.should_partition,
+            vars(utils.CUDAGraphWrapper)["wrapper"],
+            wrapper,
+        )
+
+    before = all_there_is()
+    stop = _torch.split_graphs(frozenset())
+    during = all_there_is()
+    stop()
+
+    assert all(one is not other for one, other in zip(before[:3], during[:3], strict=True))
+    assert during[3] is None  # nobody generates code
+    assert all_there_is() == before
+
+
+def test_a_wrapper_of_the_users_is_seen_and_kept() -> None:
+    from torch._inductor import utils
+
+    stop = _torch.split_graphs(frozenset())
+    try:
+        utils.set_customized_partition_wrappers(print)
+        assert utils._unstable_customized_partition_wrapper.wrapper is print
+    finally:
+        stop()
+    assert utils._unstable_customized_partition_wrapper.wrapper is print
+    utils.set_customized_partition_wrappers(None)
+
+
+def test_what_the_user_vouches_for_is_in_the_keys_of_inductors_caches() -> None:
+    keys = []
+    for vouched in (None, frozenset[str](), frozenset({"mine"})):
+        stop = _torch.split_graphs(vouched) if vouched is not None else lambda: None
+        keys.append(_torch.pass_after(None, lambda graph: None, (__file__,)).uuid())
+        stop()
+
+    assert len(set(keys)) == 3
+
+
+def test_where_a_graph_is_split_is_in_its_key(on_the_cpu: None) -> None:
+    """Two operators, one of which is vouched for: the text and the number of partitions are the same."""
+    digests: set[str] = set()
+    for vouched in ("splitting::counted", "splitting::other"):
+        with splitting(frozenset({vouched})) as seen:
+            torch.compile(lambda x: other(counted(x @ x) @ x) @ x)(torch.randn(4, 4))
+        assert [each.partitions for each in seen.facts] == [2]
+        digests |= {each.digest for each in fingerprint.graphs(seen.facts[0], ())}
+
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize(
+    ("source", "split"),
+    [
+        ("def partition_0(args):\n    mm(a)\nclass Runner:\n    def call(self):\n        torch.ops.a.b.default(x)\n", True),
+        ("def partition_0(args):\n    torch.ops.a.b.default(x)\nclass Runner:\n    def call(self):\n        torch.ops.a.b(x)\n", False),
+        ("def subgraph_0(args):\n    torch.ops.a.b(x)\nclass Runner:\n    def call(self):\n        pass\n", False),
+        ("class Runner:\n    def call(self):\n        # torch.ops.a.b.default(x)\n        pass\n", False),
+        ("def partition_0(args):\n    assert_size_stride(x, 'torch.ops.a.b.default')\nclass Runner:\n    def call(self):\n        torch.ops.a.b.default(x)\n", True),
+    ],
+)  # fmt: skip
+def test_generated_code_is_held_against_what_was_wanted(source: str, split: bool) -> None:
+    assert _torch._is_split_around(source, ["a::b"]) is split
+
+
+def test_a_split_graph_comes_from_inductors_cache_as_one_and_only_to_who_wants_it(
+    on_the_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    hits = torch._dynamo.utils.counters["inductor"]
+    told = []
+    for with_pass in (True, True, False, False):
+        before = hits["fxgraph_cache_hit"]
+        with splitting(with_pass=with_pass) as seen, config.patch(fx_graph_cache=True):
+            torch.compile(lambda x: counted(x @ x) @ x)(torch.randn(4, 4))
+        told.append((hits["fxgraph_cache_hit"] - before, seen.facts[0].is_split, [*CALLS]))
+
+    expected = ((0, True), (1, True), (0, False), (1, False))
+    assert told == [(hit, split, ["counted"]) for hit, split in expected]
