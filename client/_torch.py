@@ -1075,6 +1075,7 @@ RELOCATION_REQUIRED = (
     ("torch", "_C._cuda_releasePool"),
     ("torch.cuda", "graph_pool_handle"),
     ("torch.cuda", "CUDAGraph.raw_cuda_graph"),
+    ("torch.cuda", "CUDAGraph.register_generator_state"),
     ("torch.cuda.memory", "_record_memory_history"),
     ("torch.utils._python_dispatch", "TorchDispatchMode"),
     ("torch.utils._python_dispatch", "_push_mode"),
@@ -1169,16 +1170,19 @@ Pool = tuple[int, int]
 
 
 @contextlib.contextmanager
-def capturing(graph: Any, device_index: int, pool: Pool) -> Iterator[None]:
+def capturing(
+    graph: Any, device_index: int, pool: Pool, generators: Sequence[torch.Generator] = ()
+) -> Iterator[None]:
     """Capture what runs on the current stream into `graph`, while this thread allocates from `pool` alone.
 
-    `pool` has a user more in the end, for the caller to take away by `release_pool`. If the capture fails, nothing of it is
+    What is captured may draw from `generators` beside the device's own. `pool` has a user more in the end, for the caller to take away by `release_pool`. If the capture fails, nothing of it is
     left with the allocator.
     """
     own_pool = torch.cuda.graph_pool_handle()  # the graph's own, which nothing is allocated from
     ended = False
+    begun_with = _default_state(device_index) if generators else None
     try:
-        _begin_capture(graph, pool=own_pool)
+        _begin_capture(graph, generators, pool=own_pool)
         try:
             # Of several pools that ask for an allocation the last to begin gets it.
             torch._C._cuda_beginAllocateCurrentThreadToPool(device_index, pool)
@@ -1194,11 +1198,18 @@ def capturing(graph: Any, device_index: int, pool: Pool) -> Iterator[None]:
         graph.capture_end()
         ended = True
     finally:
+        if begun_with is not None:
+            # An operator that fails while it draws from another generator leaves that in the place of the device's own.
+            torch.cuda.default_generators[device_index].graphsafe_set_state(begun_with)
         if not ended:
-            _clean_up_after_capture(graph, device_index, own_pool)
+            _clean_up_after_capture(graph, device_index, own_pool, generators)
 
 
-def _begin_capture(graph: Any, **options: Any) -> None:
+def _default_state(device_index: int) -> Any:
+    return torch.cuda.default_generators[device_index].graphsafe_get_state()
+
+
+def _begin_capture(graph: Any, generators: Sequence[torch.Generator] = (), **options: Any) -> None:
     """Begin to capture the current stream, and leave nothing to be done on it.
 
     Up to 2.12 that writes the generator's seed and offset there, by a kernel each, which nobody reads: a replay writes them again. From the seventh
@@ -1208,6 +1219,8 @@ def _begin_capture(graph: Any, **options: Any) -> None:
     modes: Any = torch.utils._python_dispatch
     modes._push_mode(_NothingFilled())  # to enter it would tell other threads, too
     try:
+        for each in generators:
+            graph.register_generator_state(each)
         graph.capture_begin(capture_error_mode="thread_local", **options)
     finally:
         modes._pop_mode()
@@ -1224,7 +1237,9 @@ _failed_captures: list[Any] = []
 """Kept for good: up to 2.13 the allocator of pinned memory may still ask them whether a stream is being captured."""
 
 
-def _clean_up_after_capture(graph: Any, device_index: int, pool: Pool) -> None:
+def _clean_up_after_capture(
+    graph: Any, device_index: int, pool: Pool, generators: Sequence[torch.Generator]
+) -> None:
     """Undo what `capture_begin` has done and a failing `capture_end` has not."""
     _failed_captures.append(graph)
     # Up to 2.12 the pool stays open, which is fatal when the allocator next frees its cache, and nobody releases it. Later
@@ -1232,13 +1247,13 @@ def _clean_up_after_capture(graph: Any, device_index: int, pool: Pool) -> None:
     with contextlib.suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(device_index, pool)
         torch._C._cuda_releasePool(device_index, pool)
-    # Up to 2.12 the generator goes on to believe that it is being captured, and every random number raises. A capture that
+    # Up to 2.12 generators go on to believe that they are being captured, and every random number raises. A capture that
     # succeeds puts that right.
     with contextlib.suppress(RuntimeError), torch.cuda.stream(torch.cuda.Stream(device_index)):
         something = torch.empty(1, device=torch.device("cuda", device_index))
         torch.cuda.synchronize(device_index)
         healing = torch.cuda.CUDAGraph()
-        _begin_capture(healing)
+        _begin_capture(healing, generators)
         something.fill_(1)
         healing.capture_end()
         healing.reset()

@@ -20,6 +20,7 @@ from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.one_stream import OTHER_STREAM
 from pygraphd.client.parameters import OpaqueError, PassingError
+from pygraphd.client.random_numbers import Generators, generators_in
 from pygraphd.client.recorded_call import Call
 from pygraphd.client.refusals import Lasts
 from pygraphd.client.replay import Replay
@@ -206,7 +207,7 @@ class Attempts:
     def _try(
         self, inputs: list[Any], to_stage: frozenset[int], leeway: Leeway, *, is_doubted: bool
     ) -> Attempt:
-        if reason := _why_not_bind(inputs):
+        if reason := _why_not_bind(inputs, self._recorder.device):
             raise OpaqueError(reason)
         moving = recording.input_groups(inputs, ())
         copies = stand_ins.bytes_to_copy(inputs, moving)
@@ -249,13 +250,18 @@ class Attempts:
         return verification.Trial(
             replay,
             call.inputs,
-            self._recorder.generator,
+            self._generator_of(call),
             [*stood.places, *capture.places(built.device)],
             undefined,
             stood.stand_ins,
             call.moving,
             keeps_inputs=is_doubted,
         )
+
+    def _generator_of(self, call: Call) -> Generator | None:
+        """Return what a call draws random numbers from: the device's generator, and those that it is given."""
+        own, given = self._recorder.generator, generators_in(call.inputs).values()
+        return Generators((own, *given)) if own is not None and given else own
 
     def _make_sure_of(self, size: int) -> None:
         """Raise PassingError if so many bytes cannot be had."""
@@ -353,9 +359,12 @@ _OURS = (OpaqueError, UnfitError, DriverError, torch.OutOfMemoryError)
 """What may go wrong before the callable has run."""
 
 
-def _why_not_bind(inputs: Sequence[Any]) -> str | None:
+def _why_not_bind(inputs: Sequence[Any], device: torch.device) -> str | None:
     for index, value in enumerate(inputs):
-        if value is not None and not isinstance(value, torch.Tensor | int):
+        if isinstance(value, torch.Generator):
+            if value.device != device:
+                return f"input {index} is a Generator of another device"
+        elif value is not None and not isinstance(value, torch.Tensor | int):
             return f"input {index} is a {type(value).__name__}"
     return None
 

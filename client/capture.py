@@ -16,7 +16,7 @@ import torch
 from pygraphd.client import _torch
 from pygraphd.client.one_stream import OneStream
 from pygraphd.client.parameters import PassingError
-from pygraphd.client.random_numbers import GeneratorTicket
+from pygraphd.client.random_numbers import GeneratorTicket, generators_in
 from pygraphd.client.recording import Capture
 from pygraphd.client.relocation import BLOCK, Span, find, merge
 from pygraphd.client.rooms import Room, Rooms
@@ -94,7 +94,8 @@ class CudaRecorder:
         self, launch: Runnable, inputs: list[Any], rooms: Sequence[Room], shifts: Sequence[int]
     ) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        pool = _Pool(self.device.index)
+        generators = [*generators_in(inputs).values()]
+        pool = _Pool(self.device.index, generators)
         try:
             with _torch.allocation_history(self.device.index, pool.handle) as history:
                 outputs, made = self._run(graph, pool, launch, inputs, rooms, shifts)
@@ -106,7 +107,12 @@ class CudaRecorder:
                 held(alive, outputs),
                 as_tuple=isinstance(outputs, tuple),
                 ticket=GeneratorTicket(
-                    graph, self.generator, self.driver, self._synchronize, self._one_stream()
+                    graph,
+                    self.generator,
+                    self.driver,
+                    self._synchronize,
+                    self._one_stream(),
+                    generators,
                 ),
                 pool=pool,
                 rooms=tuple(rooms),
@@ -209,15 +215,16 @@ class CudaRecorder:
 class _Pool:
     """Memory for one capture."""
 
-    def __init__(self, device_index: int) -> None:
+    def __init__(self, device_index: int, generators: Sequence[torch.Generator] = ()) -> None:
         self._device_index = device_index
+        self._generators = generators
         self.handle: _torch.Pool = torch.cuda.graph_pool_handle()
         self._used = False
 
     @contextlib.contextmanager
     def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         """Capture into `graph` what runs on the current stream; this thread allocates from the pool."""
-        with _torch.capturing(graph, self._device_index, self.handle):
+        with _torch.capturing(graph, self._device_index, self.handle, self._generators):
             self._used = True
             yield
 

@@ -191,6 +191,8 @@ class Driver:
         """Return the nodes of a graph."""
         count = c_size_t()
         self._call("cuGraphGetNodes", graph, None, byref(count))
+        if not count.value:
+            return []  # to be told of none, the driver takes no array
         handles = (c_void_p * count.value)()
         self._call("cuGraphGetNodes", graph, handles, byref(count))
         return [handle for handle in handles if handle is not None]

@@ -21,6 +21,7 @@ from pygraphd.client.executables import Executables
 from pygraphd.client.extents import extent
 from pygraphd.client.outputs import Outputs
 from pygraphd.client.parameters import OpaqueError, Parameters
+from pygraphd.client.random_numbers import generators_in
 from pygraphd.client.relocation import (
     BLOCK,
     IN_PLACE,
@@ -56,6 +57,9 @@ Nearly all nodes of a graph have addresses in its scratch, and would be written.
 """
 WITNESSES = 2
 """Further captures of a call, at most, that are to tell what is an address."""
+
+
+NOTHING = "it launches nothing"
 
 
 class Pool(Protocol):
@@ -178,6 +182,8 @@ def _build(
     outputs = tuple(clusters.output(output, inputs, given, groups) for output in capture.outputs)
     memories, memory_segments, bound = clusters.memories(len(groups))
     parameters = Parameters(driver, capture.graph)
+    if not len(parameters):
+        raise OpaqueError(NOTHING)
     segments = [Segment(span, slot) for slot, (_, span) in enumerate(groups)]
     segments += memory_segments
     first = len(groups) + len(memories)
@@ -197,6 +203,7 @@ def _build(
         memories,
         Outputs(outputs, [memory.dtype for memory in memories], as_tuple=capture.as_tuple),
         tuple(staged.items()),
+        tuple(generators_in(inputs).items()),
     )
     bases = [span.start for _, span in groups] + bound
     means = replay_device(device, note)

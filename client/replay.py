@@ -54,6 +54,9 @@ class Memory:
         return (last + 1) * itemsize
 
 
+OTHER_GENERATOR = "it draws random numbers from another generator than when it was recorded"
+
+
 class Ticket(Protocol):
     """Advances a random number generator as the graph would, and hands the graph its state."""
 
@@ -85,6 +88,8 @@ class Layout:
     outputs: Outputs
     staged: tuple[tuple[int, torch.Tensor], ...] = ()
     """Inputs that are copied into a buffer of fixed address, as (index, buffer)."""
+    generators: tuple[tuple[int, torch.Generator], ...] = ()
+    """Inputs whose random numbers it draws, as (index, generator)."""
 
 
 @dataclass(slots=True)
@@ -216,6 +221,8 @@ class Replay:
 
     def drawing(self, inputs: list[Any]) -> tuple[Any, Draw | None]:
         """Do the same, and return also what random numbers it was given, if it draws any."""
+        if (drawn_from := self._layout.generators) and any(inputs[at] is not each for at, each in drawn_from):
+            raise UnfitError(OTHER_GENERATOR)
         with self._lock:
             stream = self._device.stream()
             recycler = self._recycler

@@ -46,10 +46,10 @@ TIMES = 4
 class Generator(Protocol):
     """The state of a random number generator, as far as kernels advance it."""
 
-    def get_offset(self) -> int:
+    def get_offset(self) -> Any:
         """Return how far it has come."""
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: Any) -> None:
         """Put it there."""
 
 

@@ -264,6 +264,7 @@ CALL(cuGraphDestroyNode, void*) { return kInvalidValue; }
 CALL(cuGraphGetNodes, void* graph, void** nodes, size_t* count) {
     FAIL_IF_ASKED;
     const auto& all = static_cast<Graph*>(graph)->nodes;
+    if (nodes && all.empty()) return kInvalidValue;
     if (nodes) std::memcpy(nodes, all.data(), all.size() * sizeof(void*));
     *count = all.size();
     return 0;
