@@ -327,8 +327,8 @@ def _is_split_by_us(compiled: Any, operators: tuple[str, ...]) -> bool:
     if cudagraphs_asked() or not operators or not compiled.partition_maps or _somebody_wraps_partitions():
         return False
     partitions = getattr(compiled.compiled_fn_runner, "partitions", None) or ()
-    is_whole = len(partitions) == len(compiled.partition_maps)
-    return is_whole and _is_split_around(compiled.source_code, operators)
+    are_all_there = len(partitions) == len(compiled.partition_maps) and len(compiled.device_idxs) <= 1
+    return are_all_there and _is_split_around(compiled.source_code, operators)
 
 
 def _partitions(compiled: Any) -> int:

@@ -277,6 +277,8 @@ class Plan:
         if self._next:
             # Inductor believes that whoever captures sees to the alignment of inputs.
             compiled.current_callable = _torch.aligned(compiled, compiled.current_callable)
+        elif self._facts.is_split:
+            self._fill_partitions(compiled)
         elif self._facts.refusal is None:
             self._session.report.leave_to_torch(CAPTURED_BY_OTHERS)
             return
@@ -304,6 +306,12 @@ class Plan:
 
     def _link_is_wanted(self) -> bool:
         return self._link is not None and self._link.wanted
+
+    def _fill_partitions(self, compiled: Any) -> None:
+        """Decide how each partition of a graph runs that Inductor has split for us, and does not capture."""
+        partitions = _torch.split_partitions(compiled)
+        for number, launch in enumerate(partitions):
+            partitions[number] = self.cudagraphify(launch, {"device_index": self._facts.device_index})
 
     def _try_whole(self, compiled: Any) -> bool:
         """Offer relocation for a graph of which PyTorch captures no part; return whether that can be.

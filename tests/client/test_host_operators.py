@@ -134,12 +134,12 @@ def test_a_graph_with_such_operators_is_not_recorded_and_the_reason_names_them(
     seen: list[_torch.CompiledFacts] = []
     read = _torch.facts
     monkeypatch.setattr(_torch, "facts", lambda *arguments: seen.append(read(*arguments)) or seen[-1])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     for by_user in ("", "tested"):
         host_operators(lambda x: ops.scaled(x.sin()).cos(), torch.randn(4), by_user=by_user)
     without, with_vouching = (replace(each, only_cuda=True, on_cuda=True) for each in seen)
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert not whole.may_be_relocated(without, 1)
     assert whole.may_be_relocated(with_vouching, 1)
     assert whole.only_launch(without).reason == f"{policy.HOST_OPERATORS}tested::scaled"
