@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -261,7 +261,7 @@ class Attempts:
     def _generator_of(self, call: Call) -> Generator | None:
         """Return what a call draws random numbers from: the device's generator, and those that it is given."""
         own, given = self._recorder.generator, generators_in(call.inputs).values()
-        return Generators((own, *given)) if own is not None and given else own
+        return Generators((cast("Any", own), *given)) if own is not None and given else own
 
     def _make_sure_of(self, size: int) -> None:
         """Raise PassingError if so many bytes cannot be had."""
