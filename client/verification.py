@@ -136,7 +136,7 @@ class Trial:
         finally:
             self._put_generator(self._ended)
 
-    def _put_generator(self, offset: int) -> None:
+    def _put_generator(self, offset: Any) -> None:
         if self._generator is not None and self.random:
             self._generator.set_offset(offset)
 
