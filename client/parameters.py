@@ -37,6 +37,13 @@ _COLLECTIVES = ("nccl", "nvshmem", "multimem", "all_reduce", "all_gather", "redu
 """Parts of names of kernels that wait for other ranks, which would not take part in a trial."""
 
 
+_TRANSFORM = "fft"
+"""Part of the names of cuFFT's kernels; other kernels that have it may be taken for one."""
+TABLES = "it holds a transform that reads tables of its plan, which PyTorch may free at any time"
+"""As of lengths with a prime factor above 127. A plan goes when PyTorch's cache of plans is full or cleared, and what reads its tables then reads
+other memory; a launch makes the plan anew."""
+
+
 class OpaqueError(Exception):
     """A graph holds something whose addresses cannot be moved; the text is the reason."""
 
@@ -56,6 +63,8 @@ class _Node:
     scanned: tuple[range, ...]
     """For each block, the words of it that may be addresses."""
     packed: bool = False
+    is_transform: bool = False
+    """Whether it is one of cuFFT's kernels, by its name."""
     begins: list[int] = field(init=False)
     """For each block the word at which it begins, from the node's first on, and then how many words they take."""
 
@@ -90,6 +99,8 @@ class Parameters:
         self._context = driver.context()
         self._lay_out()
         self.candidates = list(self._candidates())
+        self.transforms = [each for each in self.candidates if self._nodes[each[1]].is_transform]
+        """Those of `candidates` that cuFFT's kernels are given."""
 
     def of_another(self, graph: int, indices: Iterable[int]) -> dict[int, int] | None:
         """Return some words of another graph, by index here; None if it is not of the same kernels. Raises as the constructor does."""
@@ -229,9 +240,9 @@ def _read_kernel(driver: Driver, handle: int) -> _Node:
         raise OpaqueError(f"it holds a collective ({name})")
     blocks = driver.arguments(struct, name)
     words = tuple(range(len(block) // WORD) for block in blocks)
-    return _Node(
-        handle, NodeType.KERNEL, struct, blocks, words, packed=not struct.kernelParams and bool(blocks)
-    )
+    packed = not struct.kernelParams and bool(blocks)
+    is_transform = _TRANSFORM in name
+    return _Node(handle, NodeType.KERNEL, struct, blocks, words, packed=packed, is_transform=is_transform)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -17,10 +17,11 @@ from pygraphd.client import _torch
 from pygraphd.client.binding import InputGroup, Slots, UnfitError
 from pygraphd.client.bulk import helper
 from pygraphd.client.clusters import Clusters
+from pygraphd.client.driver import MemoryType
 from pygraphd.client.executables import Executables
 from pygraphd.client.extents import extent
 from pygraphd.client.outputs import Outputs
-from pygraphd.client.parameters import OpaqueError, Parameters
+from pygraphd.client.parameters import TABLES, OpaqueError, Parameters
 from pygraphd.client.random_numbers import generators_in
 from pygraphd.client.relocation import (
     BLOCK,
@@ -189,6 +190,11 @@ def _build(
     first = len(groups) + len(memories)
     segments += [Segment(span, slot) for slot, span in enumerate(clusters.scratch, start=first)]
     known = [*segments, *[Segment(span, IN_PLACE) for span in capture.held]]
+    if any(
+        driver.memory_type(each) is MemoryType.DEVICE
+        for each in outside(parameters.words, parameters.transforms, known)
+    ):
+        raise OpaqueError(TABLES)
     slots = first + len(clusters.scratch)
     table = scan(parameters.words, parameters.candidates, known, slots)
     if table.doubtful and elsewhere is not None:

@@ -195,6 +195,7 @@ Function functions[] = {
     {"through_table", through_table, {8, 8, 8}},
     {"into_table", into_table, {8, 8}},
     {"ncclDevKernel_AllReduce", add, {8, 8, 8, 8}},
+    {"regular_bluestein_fft", add, {8, 8, 8, 8}},
 };
 
 void run(Node& node) {
