@@ -190,11 +190,7 @@ def _build(
     first = len(groups) + len(memories)
     segments += [Segment(span, slot) for slot, span in enumerate(clusters.scratch, start=first)]
     known = [*segments, *[Segment(span, IN_PLACE) for span in capture.held]]
-    if any(
-        driver.memory_type(each) is MemoryType.DEVICE
-        for each in outside(parameters.words, parameters.transforms, known)
-    ):
-        raise OpaqueError(TABLES)
+    _refuse_tables(driver, outside(parameters.words, parameters.transforms, known))
     slots = first + len(clusters.scratch)
     table = scan(parameters.words, parameters.candidates, known, slots)
     if table.doubtful and elsewhere is not None:
@@ -228,6 +224,12 @@ def _build(
         executables.close()
         raise
     return Built(replay, _unseen(table, layout), device, len(parameters))
+
+
+def _refuse_tables(driver: Driver, words: Collection[int]) -> None:
+    """Raise OpaqueError if any of what transforms are given, beside memory of the call, lies on the device: tables of a plan."""
+    if any(driver.memory_type(each) is MemoryType.DEVICE for each in words):
+        raise OpaqueError(TABLES)
 
 
 @dataclass(frozen=True, slots=True)
