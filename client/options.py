@@ -91,12 +91,14 @@ class Options:
 def read(environ: Mapping[str, str]) -> Options:
     """Return the options in an environment."""
     misread: list[str] = []
+    relocate = _switch(RELOCATE, environ, misread, default=True)
+    placement = _switch(PLACEMENT, environ, misread, default=True)
     return Options(
         readonly=_switch(READONLY, environ, misread),
         refresh=_switch(REFRESH, environ, misread),
-        relocate=_switch(RELOCATE, environ, misread, default=True),
+        relocate=relocate,
         native=_switch(NATIVE, environ, misread, default=True),
-        placement=_switch(PLACEMENT, environ, misread, default=True),
+        placement=placement and relocate,  # for the sake of graphs, and of nothing else
         graph_ops=_operators(environ, misread),
         recheck_s=_seconds(RECHECK, environ, misread, default=RECHECK_S),
         max_age_s=_duration(MAX_AGE, environ, misread, default=MAX_AGE_S),

@@ -39,7 +39,7 @@ def test_switches_are_off(value: str) -> None:
     [("", True), ("1", True), ("on", True), ("0", False), ("off", False), (" No ", False)],
 )
 def test_graphs_are_relocated_and_values_placed_unless_that_is_off(value: str, wanted: bool) -> None:
-    assert options.read({RELOCATE: value}) == Options(relocate=wanted)
+    assert options.read({RELOCATE: value}) == Options(relocate=wanted, placement=wanted)
     assert options.read({PLACEMENT: value}) == Options(placement=wanted)
 
 

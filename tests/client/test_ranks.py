@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where four ranks, which have run, left what they saw."""
     made = tmp_path_factory.mktemp("ranks")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYGRAPH")}
-    environ = {**clean, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYGRAPH_RELOCATE": "0"}
+    environ = {**clean, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     port = str(free_port())
     processes = [
         subprocess.Popen(

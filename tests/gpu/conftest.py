@@ -1,6 +1,6 @@
 """A hook of its own for each GPU test, with no daemon and an empty home, and the counters to hold against.
 
-For relocatable graphs there are two more fixtures, which put them in place of PyTorch's trees for everything that is compiled:
+For relocatable graphs there are two more fixtures, which put them in place of PyTorch's own CUDA graphs for everything that is compiled:
 `relocated` runs a program with them, `moved` runs them beside it, on inputs that lie elsewhere at every call.
 """
 
@@ -127,7 +127,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
 
 
 class Relocated:
-    """Relocatable graphs in the place of PyTorch's trees, and their counters."""
+    """Relocatable graphs in the place of PyTorch's own CUDA graphs, and their counters."""
 
     def __init__(self) -> None:
         from pygraphd.client.report import Report
@@ -173,6 +173,7 @@ class Relocated:
         self.link = link
         outputs = self.families.graph_facts(id(box), facts)
         self.outputs = (outputs.of_partition(facts.maps, part) for part in range(facts.partitions))
+        _torch.note_ours(box)
         original()
         if link is not None:
             recycling.watch(compiled, link, is_backward=facts.is_backward)

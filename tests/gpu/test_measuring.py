@@ -1,4 +1,4 @@
-"""KERNELS and PyTorch's trees, measured on real calls of real graphs, and deployed; results held against no hook at all."""
+"""GRAPH and KERNELS, measured on real calls of real graphs, and deployed; results held against no hook at all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pygraphd.client import options, sized
-from pygraphd.client.policy import MODE_WITHOUT_TREES
+from pygraphd.client.session import SWITCHED_OFF
 from pygraphd.schema import policy
-from pygraphd.schema.messages import Conditions, Decision, Deployment, Measurement
+from pygraphd.schema.messages import Decision, Deployment, Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,12 +25,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 DEVICE = "cuda"
 ENOUGH = 40
 """Calls that end measuring: warm-up, two dozen timed calls, and some for events that are read later."""
-
-
-@pytest.fixture(autouse=True)
-def without_relocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave relocatable graphs to `test_relocation_measured.py`."""
-    monkeypatch.setenv(options.RELOCATE, "0")
 
 
 def model(dropout: float = 0.0) -> torch.nn.Module:
@@ -75,8 +69,6 @@ def test_training_is_measured_decided_and_right(watched: Watched) -> None:
 
     watched.expect(graphs=2, looked_up=2, hits=0, misses=2, measured=2, spooled=2)
     assert sum(watched.deployed().values()) == 2
-    reasons = {"TREES is faster", policy.NO_GAIN, policy.FOR_ITS_BACKWARD, policy.FORWARD_NOT_IN_TREES}
-    assert set(watched.reasons()) <= reasons
     torch.testing.assert_close(losses, reference(ENOUGH), rtol=1e-3, atol=1e-4)
     assert watched.report.measuring_ms > 0
 
@@ -97,39 +89,34 @@ def test_small_kernels_in_a_row_are_captured(watched: Watched) -> None:
             torch.testing.assert_close(compiled(x), chain(x), rtol=1e-3, atol=1e-3)
 
     watched.expect(graphs=1, measured=1)
-    assert watched.deployed() == {"TREES": 1}
+    assert watched.deployed() == {"GRAPH": 1}
 
 
-def test_large_moving_inputs_are_launched(watched: Watched) -> None:
-    """The trees copy their inputs: for one kernel over 256 MB that moves at each call, this doubles the time."""
+def test_large_inputs_that_move_cost_a_graph_nothing(watched: Watched) -> None:
+    """It is told their addresses, and copies none of them."""
     compiled = torch.compile(lambda x: x.sum(), mode="reduce-overhead")
     inputs = [torch.ones(64 << 20, device=DEVICE) for _ in range(3)]
     with torch.no_grad():
         for step in range(ENOUGH):
             assert compiled(inputs[step % 3]).item() == 64 << 20
 
-    watched.expect(graphs=1, measured=1)
-    assert watched.deployed() == {"KERNELS": 1}
-    assert watched.reasons() == {policy.NO_GAIN: 1}
+    watched.expect(graphs=1, measured=1, captured=1, staged=0)
 
 
 def force(monkeypatch: pytest.MonkeyPatch, *deployments: Deployment) -> None:
-    """Decide in turn for the given deployments, whatever was measured; but a backward is in trees only if its forward is."""
+    """Decide in turn for the given deployments, whatever was measured."""
     left = list(deployments)
 
-    def decide(measurements: Sequence[Measurement], conditions: Conditions) -> Decision:
-        assert {m.deployment for m in measurements} == {Deployment.KERNELS, Deployment.TREES}
+    def decide(measurements: Sequence[Measurement]) -> Decision:
+        assert {m.deployment for m in measurements} == {Deployment.KERNELS, Deployment.GRAPH}
         assert all(m.samples >= policy.MIN_SAMPLES for m in measurements)
-        deployment = left.pop(0)
-        if conditions.forward_in_trees is False:
-            deployment = Deployment.KERNELS
-        return Decision(deployment, "forced", 0)
+        return Decision(left.pop(0), "forced", policy.POLICY_VERSION)
 
     monkeypatch.setattr("pygraphd.client.region.decide", decide)
 
 
-@pytest.mark.parametrize("forward", [Deployment.KERNELS, Deployment.TREES])
-@pytest.mark.parametrize("backward", [Deployment.KERNELS, Deployment.TREES])
+@pytest.mark.parametrize("forward", [Deployment.KERNELS, Deployment.GRAPH])
+@pytest.mark.parametrize("backward", [Deployment.KERNELS, Deployment.GRAPH])
 def test_every_mixture_of_forward_and_backward_is_right(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, forward: Deployment, backward: Deployment
 ) -> None:
@@ -139,32 +126,8 @@ def test_every_mixture_of_forward_and_backward_is_right(
     losses = train(torch.compile(module, mode="reduce-overhead"), list(module.parameters()), 2 * ENOUGH)
 
     watched.expect(measured=2)
-    # A backward is captured by the trees only if its forward is.
-    in_trees = [forward, backward].count(Deployment.TREES) if forward is Deployment.TREES else 0
-    assert watched.deployed().get("TREES", 0) == in_trees
+    assert watched.deployed().get("GRAPH", 0) == [forward, backward].count(Deployment.GRAPH)
     torch.testing.assert_close(losses, reference(2 * ENOUGH), rtol=2e-3, atol=1e-4)
-
-
-def test_measuring_leaves_one_recording_of_each_graph(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the host far ahead of the GPU, too: a mixture of captured and launched would be recorded anew."""
-    from torch._inductor.cudagraph_trees import get_manager
-
-    force(monkeypatch, Deployment.TREES, Deployment.TREES)
-    module = model()
-    compiled = torch.compile(module, mode="reduce-overhead")
-    work = torch.randn(4096, 4096, device=DEVICE)
-    for _ in range(2 * ENOUGH):
-        compiled(torch.randn(32, 64, device=DEVICE)).sum().backward()
-        module.zero_grad(set_to_none=True)
-        torch.mm(work, work)  # keeps the queue busy
-
-    watched.expect(measured=2)
-    manager = get_manager(0, create_if_none_exists=False)
-    (root,) = [node for nodes in manager.roots.values() for node in nodes]
-    (child,) = [node for nodes in root.children.values() for node in nodes]
-    assert not [node for nodes in child.children.values() for node in nodes]
 
 
 def test_a_second_process_hits_what_the_first_decided(
@@ -197,17 +160,71 @@ def test_a_second_process_hits_what_the_first_decided(
     torch.testing.assert_close(losses, reference(ENOUGH), rtol=1e-3, atol=1e-4)
 
 
-def test_without_the_semantics_of_trees_only_launch_is_offered(watched: Watched) -> None:
+def test_where_nothing_is_to_be_recorded_inductor_does_what_it_does_without_us(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched.session, "options", options.read({options.RELOCATE: "0"}))
     module = model()
 
-    train(torch.compile(module), list(module.parameters()), 5)
+    losses = train(torch.compile(module, mode="reduce-overhead"), list(module.parameters()), 10)
 
-    watched.expect(graphs=2, measured=0, misses=2)
-    assert watched.deployed() == {"KERNELS": 2}
-    assert watched.reasons() == {MODE_WITHOUT_TREES: 2}
+    watched.expect(graphs=0, measured=0)
+    assert watched.report.summary()["left_to_torch"] == {SWITCHED_OFF: 2}
+    torch.testing.assert_close(losses, reference(10), rtol=1e-3, atol=1e-4)
 
 
-def test_max_autotune_offers_trees(watched: Watched) -> None:
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_gradients_of_micro_batches_add_up(watched: Watched, mode: str | None) -> None:
+    """Two forwards, then two backwards, and one after the other, while graphs are measured and when they are decided."""
+    mine, plain = model(), model()
+    run = torch.compile(mine, mode=mode)
+    data = torch.Generator(DEVICE).manual_seed(2)
+    for step in range(2 * ENOUGH):
+        batches = [torch.randn(32, 64, device=DEVICE, generator=data) for _ in range(3)]
+        for each in (run, plain):
+            first, second = each(batches[0]).square().mean(), each(batches[1]).square().mean()
+            (first if step % 2 else second).backward()
+            (second if step % 2 else first).backward()
+            each(batches[2]).square().mean().backward()
+        for one, other in zip(mine.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
+            one.grad = other.grad = None
+
+    watched.expect(graphs=2, measured=2)
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_training_in_threads_is_right(watched: Watched, mode: str | None) -> None:
+    """Each thread runs forwards and backwards of its own, the compilation included; then one runs the other's backward."""
+    mine, plain = model(), model()
+    run = torch.compile(mine, mode=mode)
+    failures: list[BaseException] = []
+
+    def steps(count: int) -> None:
+        try:
+            for _ in range(count):
+                x = torch.randn(32, 64, device=DEVICE)
+                torch.autograd.grad(run(x).square().mean(), list(mine.parameters()))
+        except BaseException as error:  # noqa: BLE001 - it is asserted that there is none
+            failures.append(error)
+
+    for _ in range(3):
+        thread = threading.Thread(target=steps, args=(ENOUGH,))
+        thread.start()
+        thread.join()
+    x = torch.randn(32, 64, device=DEVICE)
+    loss = run(x).square().mean()
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    plain(x).square().mean().backward()
+
+    assert failures == []
+    for one, other in zip(mine.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_max_autotune_is_measured_too(watched: Watched) -> None:
     compiled = torch.compile(
         lambda x: torch.softmax(x, -1).cumsum(-1),
         options={"triton.cudagraphs": True, "max_autotune_pointwise": True},
@@ -231,7 +248,7 @@ def test_too_few_calls_are_recorded_as_such(watched: Watched) -> None:
     assert watched.reasons() == {policy.TOO_FEW_CALLS: 1}
 
 
-@pytest.mark.parametrize("deployment", [Deployment.KERNELS, Deployment.TREES])
+@pytest.mark.parametrize("deployment", [Deployment.KERNELS, Deployment.GRAPH])
 def test_misaligned_inputs_are_copied_as_inductor_does(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, deployment: Deployment
 ) -> None:
@@ -260,11 +277,11 @@ class DetourByTheCpu(torch.autograd.Function):  # type: ignore[misc]
         return (gradient.cpu() * 2).to(DEVICE)
 
 
-@pytest.mark.parametrize("forward", [Deployment.KERNELS, Deployment.TREES])
+@pytest.mark.parametrize("forward", [Deployment.KERNELS, Deployment.GRAPH])
 def test_a_backward_that_cannot_be_captured_after_a_forward_that_is_not(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, forward: Deployment
 ) -> None:
-    """Inductor asserts that a captured forward has made a manager; a launched one has not."""
+    """Inductor asserts that a captured forward has made a manager of trees; of ours, none has."""
     force(monkeypatch, forward, Deployment.KERNELS, Deployment.KERNELS)
     compiled = torch.compile(lambda x: DetourByTheCpu.apply(x).sin(), mode="reduce-overhead")
     for _ in range(2 * ENOUGH):
@@ -361,8 +378,7 @@ def test_dropout_is_random_and_reproducible(watched: Watched) -> None:
     assert not torch.equal(first, second)
 
 
-def test_a_deployed_region_is_out_of_the_way(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the decision no call of ours is left: the partition's slot holds Inductor's own callable."""
+def test_a_decided_region_is_out_of_the_way(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     from pygraphd.client import region
 
     compiled = torch.compile(lambda x: x.sin() + 1, mode="reduce-overhead")
@@ -373,22 +389,3 @@ def test_a_deployed_region_is_out_of_the_way(watched: Watched, monkeypatch: pyte
         watched.expect(measured=1)
         monkeypatch.setattr(region.Region, "__call__", None)
         assert torch.equal(compiled(x), x.sin() + 1)
-
-
-def test_what_is_deployed_is_timed_again_and_stays_right(watched: Watched) -> None:
-    mine = model()
-    compiled = torch.compile(mine, mode="reduce-overhead")
-    train(compiled, list(mine.parameters()), ENOUGH)
-    assert watched.report.counts["measured"] == 2
-
-    for _ in range(3):
-        watched.session.drift.look()
-        losses = train(compiled, list(mine.parameters()), ENOUGH)
-
-    assert watched.report.counts["rechecked"] >= 2
-    assert watched.report.checking_ms > 0
-    assert torch.tensor(losses).isfinite().all()
-    watched.session.drift.look()
-    x = torch.randn(32, 64, device=DEVICE)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x), mine(x), rtol=1e-4, atol=1e-4)

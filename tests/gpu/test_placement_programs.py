@@ -1,4 +1,4 @@
-"""Random programs that keep things on the CPU compute on a GPU what they do in eager mode, in PyTorch's trees and relocated."""
+"""Random programs that keep things on the CPU compute on a GPU what they do in eager mode, in PyTorch's own CUDA graphs and in ours."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ MODE = "reduce-overhead"
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-IN_TREES = tuple(habit for habit in HABITS if habit is not Learned)
+IN_PYTORCHS = tuple(habit for habit in HABITS if habit is not Learned)
 """In a backward of a parameter on the CPU PyTorch 2.11 hands such tensors to what it captures, and raises, or without the rules crashes."""
 
 
-@pytest.mark.parametrize("habit", IN_TREES)
-def test_each_habit_alone_in_trees(rules: Report, habit: type[Habit]) -> None:
+@pytest.mark.parametrize("habit", IN_PYTORCHS)
+def test_each_habit_alone_in_pytorchs_graphs(rules: Report, habit: type[Habit]) -> None:
     compare((habit,), DEVICE, 6, mode=MODE, by_gradient=habit is not Read)
 
     assert rules.failures == {}
@@ -53,9 +53,9 @@ def test_each_habit_alone_relocated(relocated: Relocated, rules: Report, habit: 
     assert relocated.report.counts["captured"] > 0
 
 
-@given(programs_of(IN_TREES))
+@given(programs_of(IN_PYTORCHS))
 @FEW
-def test_any_program_in_trees(rules: Report, habits: tuple[type[Habit], ...]) -> None:
+def test_any_program_in_pytorchs_graphs(rules: Report, habits: tuple[type[Habit], ...]) -> None:
     torch._dynamo.reset()
     compare(habits, DEVICE, 6, mode=MODE, by_gradient=Read not in habits)
 

@@ -72,10 +72,7 @@ def ranks(folder: Path, world: int, more: Callable[[int], dict[str, str]]) -> li
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_distributed_data_parallel(tmp_path: Path, world: int) -> None:
-    """NCCL with one rank to talk to, and with two, each on a GPU of its own, which run each graph in the same way.
-
-    Without trees: beside other tests' processes it is chance which of the two is measured to be faster.
-    """
+    """NCCL with one rank to talk to, and with two, each on a GPU of its own, which run each graph in the same way."""
     if torch.cuda.device_count() < world:
         pytest.skip(f"it needs {world} GPUs")
 
@@ -117,10 +114,7 @@ def test_a_collective_within_a_compiled_graph_is_launched(tmp_path: Path) -> Non
 
 
 def test_training_with_segments_that_expand(tmp_path: Path) -> None:
-    """What replays allocate lies in memory that is mapped as it is needed, and given back from under it.
-
-    In a mode without trees: beside other tests, these may be measured to be faster.
-    """
+    """What replays allocate lies in memory that is mapped as it is needed, and given back from under it."""
     expand = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "DDP_MODE": "default"}
     folder = tmp_path / "ours"
 
