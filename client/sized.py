@@ -196,11 +196,21 @@ class Sized:
     def _why_not_decide(self, sizes: Sizes) -> str | None:
         # The step's sizes have come back when they are set up; others of its own within a step may not.
         is_awaited = self._follows() and not self._knows_step(sizes)
-        if self._count(sizes) < self._bounds.calls and not is_awaited:
+        calls = self._count(sizes)
+        if calls < self._bounds.calls and not is_awaited:
             return NOT_YET
         if self._setups >= SETUPS_OF_EACH * self._bounds.sizes:
             return TOO_MANY
-        return None if len(self._slots) < self._bounds.sizes else self._make_room()
+        if len(self._slots) < self._bounds.sizes:
+            return None
+        return TOO_MANY if calls < self._calls_to_make_room() and not is_awaited else self._make_room()
+
+    def _calls_to_make_room(self) -> int:
+        """Return from which call of a size on another one makes room for it: twice as many with each round of sizes that were set up.
+
+        Recording one takes as long as hundreds of launches. Where sizes push each other out, few come back as often.
+        """
+        return int(self._bounds.calls << (self._setups // max(self._bounds.sizes, 1)))
 
     def _count(self, sizes: Sizes) -> int:
         """Count a call of a size that is not decided; the latest such sizes are remembered."""

@@ -266,3 +266,16 @@ def test_a_backward_of_a_forward_without_sizes_has_its_own() -> None:
     backward = Case(leads=False, calls=1)
 
     assert backward.calls(8) == [(8,)]
+
+
+def test_sizes_that_push_each_other_out_are_set_up_more_and_more_seldom() -> None:
+    """Of hundreds of sizes, as lengths of texts are, each set up costs more than it saves."""
+    case = Case(sizes=2, calls=3)
+
+    for round_of_two in range(4):
+        first = 100 * round_of_two
+        for calls in range(1, 3 << round_of_two):
+            case.calls(first, first + 1)
+            assert len(case.decided) == 2 * round_of_two, (round_of_two, calls)
+        case.calls(*[*range(10_000, 10_000 + sized.IDLE_TICKS)], first, first + 1)
+        assert len(case.decided) == 2 * (round_of_two + 1)
