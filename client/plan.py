@@ -264,7 +264,7 @@ class Plan:
 
         self._undecided.add(graph.digest)
         ranks = self._session.ranks
-        return ranks.follow(graph, self._environment, candidates.launch, self._family, self._part, deploy)
+        return ranks.follow(graph, self._environment, candidates.launch, self._part, deploy)
 
     def _record(self, records: Sequence[Record]) -> None:
         """Add to the cache what this process knows of itself; one rank does for all."""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client import policy
 from pygraphd.client.agreement import ALONE, Part, possible
-from pygraphd.client.following import Follower, Pace
+from pygraphd.client.following import Follower
 from pygraphd.client.group import Groups
-from pygraphd.schema.messages import Decision, Deployment, Graph, Kind
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from pygraphd.client.region import Decided, Region
     from pygraphd.client.report import Report
     from pygraphd.schema.keys import Environment
+    from pygraphd.schema.messages import Decision, Deployment, Graph
 
 
 class Ranks:
@@ -30,7 +30,6 @@ class Ranks:
         self._report = report
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
         self._claims: dict[int, str] = {}
-        self._paces: dict[int, Pace] = {}
         self._followers: dict[int, tuple[Graph, Environment]] = {}
         self._numbers = itertools.count()
 
@@ -57,13 +56,10 @@ class Ranks:
         graph: Graph,
         environment: Environment,
         launch: Runnable,
-        family: object,
         part: Part,
         deploy: Callable[[Follower, Decision], Runnable],
     ) -> Follower:
         """Return what runs a graph until another rank has decided; `deploy` then puts the decision in place."""
-        self._families[id(family)] = family
-        pace = self._paces.setdefault(id(family), Pace())
         number = next(self._numbers)
         self._followers[number] = graph, environment
 
@@ -72,7 +68,7 @@ class Ranks:
             return deploy(follower, decision)
 
         ask = functools.partial(part.wait, graph.digest)
-        return Follower(launch, pace, ask, followed, self._report, is_backward=graph.kind is Kind.BACKWARD)
+        return Follower(launch, ask, followed, self._report)
 
     def followed(self, graph: Graph, environment: Environment, decision: Decision) -> None:
         """Report another rank's decision for a graph that waited for it."""

@@ -19,7 +19,7 @@ from pygraphd.client.agreement import (
     Agreement,
     possible,
 )
-from pygraphd.client.following import LONGEST_S, PATIENT_CALLS, Follower, Pace
+from pygraphd.client.following import LONGEST_S, PATIENT_CALLS, Follower
 from pygraphd.client.registers import Registers
 from pygraphd.client.report import Report
 from pygraphd.schema.messages import MAX_REASON, Decision, Deployment
@@ -186,7 +186,7 @@ class Rank:
         self.fate = fate
         self.agreement = group.rank(number, fate.failing)
         self.report = group.reports[number]
-        self.pace = Pace(lambda: clock["now"])
+        self.clock = lambda: clock["now"]
         self.deployed: Decision | None = None
         self.run: Any = self.plan
         self.calls = 0
@@ -213,7 +213,7 @@ class Rank:
         ask = lambda waited_s: self.part.wait(GRAPH, waited_s)  # noqa: E731
         if self.deployed is not None:
             return lambda inputs: None
-        return Follower(lambda inputs: None, self.pace, ask, deploy, self.report, is_backward=False)
+        return Follower(lambda inputs: None, ask, deploy, self.report, self.clock)
 
 
 @given(fates=st.lists(FATES, min_size=4, max_size=4), steps=STEPS)

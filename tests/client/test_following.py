@@ -1,4 +1,4 @@
-"""How often a follower looks, in which order those of one family do, and that it never gets into a user's way."""
+"""How often a follower looks, and that it never gets into a user's way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client.following import COMPILING_CALLS, PATIENT_CALLS, Follower, Pace
+from pygraphd.client.following import COMPILING_CALLS, PATIENT_CALLS, Follower
 from pygraphd.client.report import Report
 from pygraphd.schema.messages import Decision, Deployment
 
@@ -28,17 +28,16 @@ class Clock:
 
 
 class Family:
-    """Followers of one family; what is put in `answers` is decided, by name."""
+    """Followers; what is put in `answers` is decided, by name."""
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.pace = Pace(self.clock)
         self.report = Report()
         self.answers: dict[str, Decision] = {}
         self.looks: list[str] = []
         self.waited: dict[str, float] = {}
 
-    def follower(self, name: str, *, is_backward: bool = False) -> Follower:
+    def follower(self, name: str) -> Follower:
         def ask(waited_s: float) -> Decision | None:
             self.looks.append(name)
             self.waited[name] = waited_s
@@ -47,9 +46,7 @@ class Family:
         def deploy(follower: Follower, decision: Decision) -> Runnable:
             return lambda inputs: "captured"
 
-        return Follower(
-            lambda inputs: "launched", self.pace, ask, deploy, self.report, is_backward=is_backward
-        )
+        return Follower(lambda inputs: "launched", ask, deploy, self.report, self.clock)
 
 
 @pytest.fixture
@@ -95,26 +92,12 @@ def test_a_backward_that_is_compiled_late_waits_from_then_on(family: Family) -> 
     for _ in range(COMPILING_CALLS + 1):
         forward([])
     family.clock.now += 300.0
-    backward = family.follower("backward", is_backward=True)
+    backward = family.follower("backward")
     for _ in range(2 * PATIENT_CALLS):
         family.clock.now += 0.2
         backward([])
 
     assert 0.0 < family.waited["backward"] < 45.0
-
-
-def test_a_backward_does_not_wait_for_a_forward_that_is_gone(family: Family) -> None:
-    forward, backward = family.follower("forward"), family.follower("backward", is_backward=True)
-    for _ in range(COMPILING_CALLS + 2):
-        family.clock.now += 1.0
-        forward([])
-        backward([])
-    assert "backward" not in family.looks
-    del forward
-    family.clock.now += 100.0
-    backward([])
-
-    assert "backward" in family.looks
 
 
 def test_what_is_decided_runs_from_that_call_on_and_nothing_is_asked_again(family: Family) -> None:
@@ -129,43 +112,11 @@ def test_what_is_decided_runs_from_that_call_on_and_nothing_is_asked_again(famil
     assert (one([]), len(family.looks)) == ("captured", 2)
 
 
-def test_a_backward_follows_in_the_step_in_which_its_forward_does(family: Family) -> None:
-    forward = [family.follower(name) for name in ("first", "second")]
-    backward = family.follower("backward", is_backward=True)
-
-    def step() -> list[Any]:
-        family.clock.now += 0.01
-        return [part([]) for part in (*forward, backward)]
-
-    for _ in range(60):
-        step()
-    assert set(family.looks) == {"first", "second"}
-    family.answers = dict.fromkeys(["first", "second", "backward"], FASTER)
-    steps = [step() for _ in range(60)]
-
-    assert steps[0] == ["launched"] * 3
-    assert steps[-1] == ["captured"] * 3
-    assert all(len(set(each)) == 1 for each in steps)
-
-
-def test_parts_that_are_decided_apart_run_apart_for_one_step(family: Family) -> None:
-    forward = [family.follower(name) for name in ("first", "second")]
-    family.answers["second"] = FASTER
-
-    steps = [[part([]) for part in forward] for _ in range(COMPILING_CALLS + 1)]
-    family.answers["first"] = FASTER
-    steps.append([part([]) for part in forward])
-
-    assert steps[-2:] == [["launched", "captured"], ["captured", "captured"]]
-
-
 def test_an_error_of_ours_is_counted_and_the_call_is_launched(family: Family) -> None:
     def fail(*_: Any) -> Any:
         raise ValueError("ours")
 
-    broken = Follower(
-        lambda inputs: "launched", family.pace, lambda _: FASTER, fail, family.report, is_backward=False
-    )
+    broken = Follower(lambda inputs: "launched", lambda _: FASTER, fail, family.report)
 
     assert [broken([]) for _ in range(9)] == ["launched"] * 9
     assert family.report.failures == {"ranks: following: ValueError": 1}
@@ -175,7 +126,7 @@ def test_an_error_of_the_users_is_the_users(family: Family) -> None:
     def fail(inputs: list[Any]) -> None:
         raise ZeroDivisionError
 
-    one = Follower(fail, family.pace, lambda _: None, lambda *_: fail, family.report, is_backward=False)
+    one = Follower(fail, lambda _: None, lambda *_: fail, family.report)
 
     for _ in range(5):
         with pytest.raises(ZeroDivisionError):
@@ -195,11 +146,10 @@ def test_of_several_threads_one_looks_and_the_others_are_launched(family: Family
 
     one = Follower(
         lambda inputs: "launched",
-        family.pace,
         ask,
         lambda *_: lambda inputs: "captured",
         family.report,
-        is_backward=False,
+        family.clock,
     )
     for _ in range(COMPILING_CALLS):
         one([])
@@ -213,31 +163,3 @@ def test_of_several_threads_one_looks_and_the_others_are_launched(family: Family
     looker.join()
     assert one([]) == "captured"
     assert len(looks) == 1
-
-
-def test_no_round_begins_in_the_middle_of_a_step(family: Family) -> None:
-    one, two = family.follower("one"), family.follower("two")
-    for _ in range(COMPILING_CALLS + 1):
-        one([])
-        two([])
-    family.answers = dict.fromkeys(("one", "two"), FASTER)
-
-    steps = []
-    for _ in range(50):
-        first = one([])
-        family.clock.now += 0.03  # a look may have become due between the two
-        steps.append((first, two([])))
-
-    assert steps[-1] == ("captured", "captured")
-    assert {*steps} == {("launched", "launched"), ("captured", "captured")}
-
-
-def test_a_follower_that_is_dropped_does_not_keep_the_others_from_looking(family: Family) -> None:
-    one, two = family.follower("one"), family.follower("two")
-    del one
-    family.answers["two"] = FASTER
-    for _ in range(COMPILING_CALLS + 2):
-        family.clock.now += 1.0
-        last = two([])
-
-    assert last == "captured"

@@ -74,7 +74,6 @@ class Case:
         """Write down how it went."""
         self.session.close()
         outcome = {"first": self.steps[0], "last": self.steps[-1], **self.session.report.summary()}
-        outcome["apart"] = self.steps.count("apart")
         (FOLDER / f"{self.name}.{RANK}.json").write_text(json.dumps(outcome))
 
 
