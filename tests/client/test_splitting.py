@@ -110,6 +110,15 @@ def seen(on_the_cpu: None) -> Iterator[Seen]:
         yield seen
 
 
+def test_this_torch_has_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _torch.missing_for_partitions() is None
+
+    monkeypatch.setattr(_torch, "PARTITIONS_REQUIRED", (("torch._inductor.scheduler", "Scheduler.gone"),))
+    assert "lacks torch._inductor.scheduler.Scheduler.gone" in str(
+        _torch.missing_for_partitions.__wrapped__()
+    )
+
+
 def test_an_operator_runs_between_partitions_once_a_call(seen: Seen) -> None:
     run = torch.compile(lambda x: counted(x @ x) @ x)
     x = torch.randn(4, 4)
