@@ -249,9 +249,8 @@ def host_operators(text: str, vouched: frozenset[str] = frozenset()) -> tuple[st
 
     These are the ones that are tagged `cudagraph_unsafe` and, in modes without CUDA graphs, those that nobody vouches for.
     """
-    return _host_operators(
-        {each.groups() for line in _code_of(text) for each in _OPERATOR.finditer(line)}, vouched
-    )
+    found = (each for line in _code_of(text) for each in _OPERATOR.finditer(line))
+    return _host_operators(((each[1], each[2], each[3]) for each in found), vouched)
 
 
 def _host_operators(overloads: Iterable[Overload], vouched: frozenset[str]) -> tuple[str, ...]:
@@ -810,7 +809,8 @@ def split_partitions(compiled: Any) -> list[Runnable]:
 
 def _is_split_around(source: str, operators: Sequence[str]) -> bool:
     """Whether generated code calls all of some operators between its partitions, and none of them within one."""
-    between, elsewhere = set(), set()
+    between: set[str] = set()
+    elsewhere: set[str] = set()
     is_between = False
     for line in source.splitlines():
         if line[:1].strip():  # a function or a class begins, or a statement of the module's

@@ -46,19 +46,19 @@ def host_operators() -> Iterator[Callable[..., list[tuple[str, ...]]]]:
 def ops() -> Any:
     """Return operators of the user's: with a gradient, one that writes to what it is given, and one that is tagged."""
 
-    @torch.library.custom_op("tested::scaled", mutates_args=())
+    @torch.library.custom_op("tested::scaled", mutates_args=())  # type: ignore[untyped-decorator]
     def scaled(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
-    @torch.library.custom_op("tested::scaled_backward", mutates_args=())
+    @torch.library.custom_op("tested::scaled_backward", mutates_args=())  # type: ignore[untyped-decorator]
     def scaled_backward(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
-    @torch.library.custom_op("tested::scale", mutates_args=("x",))
+    @torch.library.custom_op("tested::scale", mutates_args=("x",))  # type: ignore[untyped-decorator]
     def scale(x: torch.Tensor) -> None:
         x.mul_(2)
 
-    @torch.library.custom_op("tested::unsafe", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+    @torch.library.custom_op("tested::unsafe", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))  # type: ignore[untyped-decorator]
     def unsafe(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
@@ -133,7 +133,12 @@ def test_a_graph_with_such_operators_is_not_recorded_and_the_reason_names_them(
     """Recorded as a whole it would run them once, and never again."""
     seen: list[_torch.CompiledFacts] = []
     read = _torch.facts
-    monkeypatch.setattr(_torch, "facts", lambda *arguments: seen.append(read(*arguments)) or seen[-1])
+
+    def facts(*arguments: Any) -> _torch.CompiledFacts:
+        seen.append(read(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(_torch, "facts", facts)
 
     for by_user in ("", "tested"):
         host_operators(lambda x: ops.scaled(x.sin()).cos(), torch.randn(4), by_user=by_user)

@@ -24,19 +24,19 @@ pytestmark = pytest.mark.torch
 CALLS: list[str] = []
 
 
-@torch.library.custom_op("splitting::counted", mutates_args=())
+@torch.library.custom_op("splitting::counted", mutates_args=())  # type: ignore[untyped-decorator]
 def counted(x: torch.Tensor) -> torch.Tensor:
     CALLS.append("counted")
     return x * 2
 
 
-@torch.library.custom_op("splitting::other", mutates_args=())
+@torch.library.custom_op("splitting::other", mutates_args=())  # type: ignore[untyped-decorator]
 def other(x: torch.Tensor) -> torch.Tensor:
     CALLS.append("other")
     return x + 1
 
 
-@torch.library.custom_op("splitting::write", mutates_args=("x",))
+@torch.library.custom_op("splitting::write", mutates_args=("x",))  # type: ignore[untyped-decorator]
 def write(x: torch.Tensor) -> None:
     CALLS.append("write")
     x.add_(1)

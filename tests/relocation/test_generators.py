@@ -157,7 +157,7 @@ def test_several_are_set_as_one_and_none_is_touched_without_need() -> None:
     assert (one.offset, other.offset) == (8, 16)
 
 
-class OnTheDevice(torch.Generator):
+class OnTheDevice(torch.Generator):  # type: ignore[misc]
     """A generator that has an offset, as those of a GPU have."""
 
     offset = 0
