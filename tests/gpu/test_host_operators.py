@@ -301,3 +301,21 @@ def test_checkpoints_draw_what_they_draw_without_graphs(relocated: Relocated) ->
     with relocated.launched():
         launched = masks()
     assert all(map(torch.equal, captured, launched))
+
+
+def test_a_capture_that_fails_leaves_a_checkpoints_generators_as_they_were(relocated: Relocated) -> None:
+    """Up to torch 2.12 they would go on to believe that they are being captured, and every further draw would raise."""
+    from tests.gpu.test_relocation_programs import waits
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = checkpointed(x)
+        return y + 0 * waits(y.detach())
+
+    run = torch.compile(function, mode="reduce-overhead", dynamic=False)
+    for _ in range(8):
+        a = x(4096).requires_grad_()
+        output = run(a)
+        output.sum().backward()
+        assert a.grad is not None
+        assert torch.equal(output != 0, a.grad != 0)
+    assert any("cannot be captured" in str(each.refusal) for each in relocated.made)
