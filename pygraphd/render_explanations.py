@@ -26,6 +26,7 @@ _SOURCES = {
     Source.UNFINISHED: "unfinished; the program ended before it was decided",
 }
 _NOTES = {
+    "left_to_torch": "left to PyTorch",
     "left_on_cpu": "left on CPU",
     "graph_breaks": "graph break",
     "fallbacks": "launched",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 64 * 2**20
 """Several times what a client writes at most."""
-NOTES = ("left_on_cpu", "graph_breaks", "fallbacks", "failures")
+NOTES = ("left_to_torch", "left_on_cpu", "graph_breaks", "fallbacks", "failures")
 """What a summary counts by reason, beside the decisions for graphs; older ones lack some."""
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,8 +25,8 @@ from pygraphd.client.session import Session
 from pygraphd.client.timeline import Entry
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
-from pygraphd.schema.messages import Deployment
-from pygraphd.schema.policy import NOISY
+from pygraphd.schema.messages import Decision, Deployment
+from pygraphd.schema.policy import NOISY, POLICY_VERSION
 from tests.daemon.conftest import Home
 
 if TYPE_CHECKING:
@@ -95,6 +94,7 @@ def compile_whole(session: Session, *, backward: bool, box: object, **facts: Any
     vars(compiled).update(facts)
     kwargs = {"is_backward": backward, "cudagraphs": False, "boxed_forward_device_index": box}
     plan = session.plan(compiled, kwargs)
+    assert plan is not None
     plan.complete(compiled)
     return compiled
 
@@ -106,6 +106,7 @@ def compile_once(
     compiled.inductor_post_grad_graph_str = text or compiled.inductor_post_grad_graph_str
     kwargs = {"is_backward": backward, "cudagraphs": True, "boxed_forward_device_index": box}
     plan = session.plan(compiled, kwargs)
+    assert plan is not None
     slots = compiled.compiled_fn_runner.partitions
     slots[:] = [plan.cudagraphify(slot, {"device_index": 0, "is_backward": backward}) for slot in slots]
     plan.complete(compiled)
@@ -336,6 +337,7 @@ def test_what_was_checked_and_measured_anew_is_gone_from_a_graph_in_one_piece(
         compiled = Compiled(1)
         kwargs = {"is_backward": False, "cudagraphs": True, "boxed_forward_device_index": None}
         plan = each.plan(compiled, kwargs)
+        assert plan is not None
         ways = {"device_index": 0, "is_backward": False}
         slot = compiled.current_callable = plan.cudagraphify(lambda inputs: "launched", ways)
         plan.complete(compiled)
@@ -507,7 +509,8 @@ def test_what_is_refused_in_one_process_alone_is_tried_again_by_the_next(
     assert reasons == {"it cannot be relocated: verification: output 0 differs": 2}
     assert session.report.summary()["deployed"] == {"KERNELS": 2, "GRAPH": 0}
     second = Session(session.locations)
-    assert "relocated" in str(run(*compile_two(second), 5)[-1]), (
+    forward, backward = compile_two(second)
+    assert "relocated" in str(run(forward, backward, 5)[-1]), (
         "tried at once, and not after as many calls as were launched before"
     )
 
@@ -640,7 +643,7 @@ def test_what_was_measured_too_long_ago_is_measured_anew(
 ) -> None:
     run(*compile_pair(session))
     now = time.time()
-    monkeypatch.setattr(sessions.time, "time", lambda: now + 31 * 86_400)
+    monkeypatch.setattr("pygraphd.client.session.time.time", lambda: now + 31 * 86_400)
 
     old = Session(session.locations)
     assert run(*compile_pair(old))[-1] == (["relocated"], ["relocated"])
@@ -658,7 +661,7 @@ def test_what_was_measured_too_long_ago_is_measured_anew(
 def test_what_was_measured_on_a_noisy_machine_runs_and_is_measured_by_the_next_process(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decision = replace(region.decide(()), deployment=Deployment.GRAPH, reason=f"GRAPH is faster{NOISY}")
+    decision = Decision(Deployment.GRAPH, f"GRAPH is faster{NOISY}", POLICY_VERSION, final=False)
     with monkeypatch.context() as noisy:
         noisy.setattr(region, "decide", lambda measurements: decision)
         assert run(*compile_pair(session))[-1] == (["relocated"], ["relocated"])

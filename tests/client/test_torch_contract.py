@@ -79,9 +79,15 @@ def test_trees_are_asked_about_backwards_of_their_own_forwards_alone(
     """Of a backward that it will not capture, Inductor takes it for granted that a forward has run in a tree."""
     output_code = importlib.import_module("torch._inductor.output_code")
     trees = importlib.import_module("torch._inductor.cudagraph_trees")
-    handle, asked = output_code.maybe_handle_backward_generation, []
+    handle = output_code.maybe_handle_backward_generation
+    asked: list[str] = []
     monkeypatch.setattr(output_code, "maybe_handle_backward_generation", handle)  # put back afterwards
-    monkeypatch.setattr(trees, "get_manager", lambda *_, **__: asked.append("the trees") or SimpleNamespace())
+
+    def get_manager(*_: Any, **__: Any) -> SimpleNamespace:
+        asked.append("the trees")
+        return SimpleNamespace()
+
+    monkeypatch.setattr(trees, "get_manager", get_manager)
     _torch.install(lambda original, *_: original(), lambda original, runnable, kwargs: runnable)()
     box, run = BoxedDeviceIndex(0), object()
     backward = SimpleNamespace(current_callable=run, fx_kwargs={"is_backward": True})
