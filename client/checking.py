@@ -1,19 +1,17 @@
 """A decision that somebody else took, on another machine or as another user: used at once, and timed on a few calls.
 
-If it costs here what it is said to cost, within a tolerance, it stays, and this object takes itself out of the way. If not,
+If a call takes here what it is said to take, within a tolerance, the decision stays, and this object takes itself out of the way. If not,
 whoever made it is told, and puts in its place what measures anew.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client.profiler import Profiler
-from pygraphd.client.turns import MAX_ROUNDS, SAMPLES, UNCOUNTED
+from pygraphd.client.trial import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +23,14 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Deployment
 
 DISPUTED = "measured anew, since a call takes over 20 % more or less here than where that was decided"
+MAX_CALLS = 1_024
+"""Calls after which a decision stays that could not be timed."""
 
 
 class Checked:
     """A compiled graph that runs as was decided elsewhere; call it with the list of inputs that Inductor hands over.
 
-    `cost` is what a call with these `sizes` (integer inputs) is said to cost. `settle` is told, once, whether that holds, and
+    `cost` is what a call with these `sizes` (integer inputs) is said to take. `settle` is told, once, whether that holds, and
     returns what runs from then on.
     """
 
@@ -50,66 +50,48 @@ class Checked:
         self._call = candidates.runnable(deployment)
         self._settle: Callable[[Checked, bool], Runnable] | None = settle
         self._report = report
-        self._device = candidates.device_index
-        self._profiler = Profiler(self._device)
+        self._trial = self._new_trial()
         self._is_in_doubt = False
-        self._thread: int | None = None
         self._calls = 0
-        self._fair_calls = 0
-        self._settling = threading.Lock()
+        self._in_timed_call = threading.Lock()
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
-        if self._settle is None:
+        if self._settle is None or not self._in_timed_call.acquire(blocking=False):
             return self._call(inputs)
+        try:
+            return self._timed_call(inputs)
+        finally:
+            self._in_timed_call.release()
+
+    def _timed_call(self, inputs: list[Any]) -> Any:
         self._calls += 1
         sizes = tuple([value for value in inputs if type(value) is int])
-        if sizes != self._sizes or self._calls > MAX_ROUNDS:
+        if sizes != self._sizes or self._calls > MAX_CALLS:
             self._end(holds=True)  # nothing can be compared, or timed
-            return self._call(inputs)
-        return self._timed(inputs) if self._is_fair() else self._call(inputs)
-
-    def _is_fair(self) -> bool:
-        """Whether this call may be timed."""
-        if self._thread is None:
-            self._thread = threading.get_ident()
-        if self._thread != threading.get_ident():
-            return False
-        with torch.cuda.device(self._device):
-            return not torch.cuda.is_current_stream_capturing()
-
-    def _timed(self, inputs: list[Any]) -> Any:
-        began = time.perf_counter()
-        self._fair_calls += 1
-        call = None
-        if self._fair_calls > UNCOUNTED[self._deployment]:
-            call = self._guarded(lambda: self._profiler.start(self._deployment))
-        prepared = self._candidates.prepared
-        called = time.perf_counter()
-        result = self._call(inputs)
-        returned = time.perf_counter()
-        if call is not None:
-            steady = self._candidates.prepared == prepared
-            self._guarded(lambda: self._profiler.stop(call, steady=steady))
+        elif self._guarded(self._trial.is_measured):
             self._guarded(self._judge)
-        self._report.checking_ms += (called - began + time.perf_counter() - returned) * 1e3
-        return result
+        if self._settle is None or self._is_captured():
+            return self._call(inputs)
+        return self._trial.call(inputs)
+
+    def _new_trial(self) -> Trial:
+        return Trial(self._candidates, self._guarded, only=self._deployment)
+
+    def _is_captured(self) -> bool:
+        with torch.cuda.device(self._candidates.device_index):
+            return bool(torch.cuda.is_current_stream_capturing())
 
     def _judge(self) -> None:
-        """Find out what the samples say when there are enough; if that it does not hold, others have to say so, too."""
-        self._profiler.collect()
-        if self._profiler.fewest([self._deployment]) < SAMPLES:
-            return
-        (seen,) = self._profiler.measurements()
-        holds = self._cost.holds(seen)
+        """Find out what the samples say; if that it does not hold, others have to say so, too."""
+        self._report.checking_ms += self._trial.price_ms(self._deployment)
+        holds = all(self._cost.holds(seen) for seen in self._trial.measurements())
         if holds or self._is_in_doubt:
             self._end(holds=holds)
         else:
-            self._is_in_doubt = True
-            self._profiler = Profiler(self._device)
+            self._is_in_doubt, self._trial = True, self._new_trial()
 
     def _end(self, *, holds: bool) -> None:
-        with self._settling:
-            settle, self._settle = self._settle, None
+        settle, self._settle = self._settle, None
         if settle is not None:
             self._call = self._guarded(lambda: settle(self, holds)) or self._call
 

@@ -220,7 +220,6 @@ class Plan:
             candidates,
             self._session,
             functools.partial(self._on_decided, graph),
-            id(self._family_of(graph)),
             warm_up_calls=calls,
             part=self._part,
         )

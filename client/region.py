@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,8 +17,7 @@ import torch
 from pygraphd.client import policy, room
 from pygraphd.client.agreement import ALONE, Part
 from pygraphd.client.claims import Turn
-from pygraphd.client.profiler import Profiler
-from pygraphd.client.turns import SAMPLES, Turns
+from pygraphd.client.trial import Trial
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Measurement
 from pygraphd.schema.policy import decide
 
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
     from pygraphd.client.candidates import Candidates
     from pygraphd.client.report import Report
-    from pygraphd.client.rota import Rota
-    from pygraphd.client.timeline import Timeline
 
 
 class State(enum.Enum):
@@ -52,9 +48,6 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 WARM_UP_CALLS = 2
 OTHER_THREAD = "called from another thread while it was measured"
 WAITING = "launched while another process measured its graph"
-OTHERS_CALLS = 4
-"""Calls of other threads without one of the thread that measures, after which another one goes on: a server may have one for each request."""
-SELDOM = "measured later, since it is called more seldom than what is being measured"
 MAX_SIZES = 64
 """Dynamic sizes that are remembered until one comes back; measuring needs a size that does."""
 
@@ -82,8 +75,6 @@ class Decided:
 class Host(Protocol):
     """What a region needs of the process around it."""
 
-    rota: Rota
-    timeline: Timeline
     report: Report
 
     def turn(self, region: Region) -> Entry | Turn:
@@ -111,13 +102,11 @@ class Region:
         candidates: Candidates,
         host: Host,
         on_deployed: Callable[[Region, Deployment, Runnable], None],
-        family: int,
         warm_up_calls: int = WARM_UP_CALLS,
         part: Part = ALONE,
     ) -> None:
         """Find out how `graph` is to run; `on_deployed` is told what runs it from then on."""
         self.graph = graph
-        self.family = family
         self.part = part
         self.state = State.WARM_UP
         self.tally = Tally()
@@ -128,40 +117,26 @@ class Region:
         self._on_deployed = on_deployed
         self._warm_up_calls = max(warm_up_calls, WARM_UP_CALLS)
         self._call: Runnable = self._warm_up
-        self.turns = Turns(candidates.offered)
         self._device = candidates.device_index
-        self._profiler = Profiler(self._device, host.timeline)
+        self._trial: Trial | None = None
         self._sizes: tuple[int, ...] = ()
         self._seen_sizes: set[tuple[int, ...]] = set()
-        self._thread = 0
-        self._others_calls = 0
         self._in_measured_call = threading.Lock()
-        self._timed_calls = 0
-        self._timed_ms = 0.0
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         return self._call(inputs)
-
-    def ready(self) -> bool:
-        """Return whether every candidate has its samples, or will never have them, or needs none."""
-        self._guarded(self._profiler.collect)
-        candidates = self._candidates
-        if candidates is None or self.turns.exhausted:
-            return True
-        return self._profiler.fewest(candidates.possible) >= SAMPLES
 
     def _deploy(self, result: Decided) -> None:
         """Run as decided from now on, and say so to everybody concerned."""
         # First what other threads call meanwhile, and what stays if this one is interrupted.
         self._call = self._launch
         self._enter(State.DEPLOYED)
-        self._host.rota.leave(self)
         candidates = self._candidates
         assert candidates is not None
         agreed = self._guarded(lambda: self._host.agree(self, result, candidates.offered))
         decision = agreed or policy.not_measured(policy.FAILED, self.tally.calls)
         self._call = run = candidates.runnable(decision.deployment)
-        self._candidates = None
+        self._candidates = self._trial = None
         self._guarded(lambda: candidates.deploy(decision.deployment))
         self._guarded(lambda: self._on_deployed(self, decision.deployment, run))
         self._guarded(lambda: self._host.decided(self, result, decision))
@@ -180,17 +155,12 @@ class Region:
             self._begin_measuring(sizes)
         elif len(self._seen_sizes) < MAX_SIZES:
             self._seen_sizes.add(sizes)
-        self._be_seen()
         return self._launch(inputs)
 
     def _is_too_early(self) -> bool:
         """Whether relocatable graphs could be measured only as they are without the compiled helper, which later processes have."""
         offers = self._can_run(Deployment.GRAPH)
         return offers and self._guarded(self._host.helper_is_coming) is True
-
-    def _be_seen(self) -> None:
-        if self.state in {State.WARM_UP, State.WAIT}:
-            self._host.rota.see(self)
 
     def _begin_measuring(self, sizes: tuple[int, ...]) -> None:
         if not self._changing.acquire(blocking=False):
@@ -220,7 +190,8 @@ class Region:
             return
         self._sizes = sizes
         self._seen_sizes.clear()
-        self._thread = threading.get_ident()
+        assert self._candidates is not None
+        self._trial = Trial(self._candidates, self._guarded)
         self._call = self._measure  # before the state, by which other threads find out
         self._enter(State.MEASURE)
 
@@ -238,7 +209,6 @@ class Region:
         if self.state is not State.WAIT:
             return self._call(inputs)
         self.tally.calls += 1
-        self._be_seen()
         self._host.report.step_aside(WAITING)
         return self._launch(inputs)
 
@@ -258,22 +228,16 @@ class Region:
             self._in_measured_call.release()
 
     def _measured_call(self, inputs: list[Any]) -> Any:
-        if self._has_refused():
-            self._decide()
+        trial = self._trial
+        if trial is None:
+            return self._call(inputs)  # another thread has decided meanwhile
+        if self._has_refused() or self._guarded(trial.is_over):
+            self._decide(trial)
             return self._call(inputs)
-        if self._host.rota.is_for_later(self):
-            self._host.report.step_aside(SELDOM)
-            return self._launch(inputs)
         self._guarded(lambda: self._host.keep_turn(self))
-        deployment = self._host.rota.enter(self)
-        if deployment is None:
-            self._decide()
-            return self._call(inputs)
-        return self._timed_call(deployment, inputs)
+        return trial.call(inputs)
 
     def _why_aside(self, inputs: list[Any]) -> str | None:
-        if self._is_for_another_thread():
-            return OTHER_THREAD
         if _sizes(inputs) != self._sizes:
             return "called with other sizes while it was measured"
         with torch.cuda.device(self._device):
@@ -281,37 +245,10 @@ class Region:
                 return "called within a capture of the user's"
         return None
 
-    def _is_for_another_thread(self) -> bool:
-        mine = threading.get_ident()
-        if mine == self._thread:
-            self._others_calls = 0
-            return False
-        self._others_calls += 1
-        if self._others_calls <= OTHERS_CALLS:
-            return True
-        self._thread, self._others_calls = mine, 0
-        return False
-
     def _has_refused(self) -> bool:
         """Whether no GRAPH is to be had any more, although one was offered: then there is nothing to be measured."""
         candidates = self._candidates
         return candidates is not None and candidates.possible != candidates.offered
-
-    def _timed_call(self, deployment: Deployment, inputs: list[Any]) -> Any:
-        candidates = self._candidates
-        assert candidates is not None
-        run = candidates.runnable(deployment)
-        began = time.perf_counter()
-        fair = self.turns.take(deployment, self._host.rota.round)
-        prepared = candidates.prepared
-        call = self._guarded(lambda: self._profiler.start(deployment, fair=fair, part=self.turns.part))
-        result = run(inputs)
-        if call is not None:
-            steady = candidates.prepared == prepared
-            self._guarded(lambda: self._profiler.stop(call, steady=steady))
-        self._timed_calls += 1
-        self._timed_ms += (time.perf_counter() - began) * 1e3
-        return result
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
         # A CUDA error of the user's may surface in any driver call, and must surface in theirs.
@@ -321,18 +258,18 @@ class Region:
             self._host.report.fail(f"measuring: {type(error).__name__}")
             return None
 
-    def _decide(self) -> None:
-        result = self._guarded(self._judge)
+    def _decide(self, trial: Trial) -> None:
+        result = self._guarded(lambda: self._judge(trial))
         if result is None:
             result = Decided(self.graph, policy.not_measured(policy.FAILED, self.tally.calls))
         self._deploy(result)
 
-    def _judge(self) -> Decided:
-        measurements = self._possible(self._profiler.measurements())
+    def _judge(self, trial: Trial) -> Decided:
+        measurements = self._possible(trial.measurements())
         decision = decide(measurements)
         if not (decision.final or policy.is_noisy(decision)):
             decision = self._without_choice() or policy.too_few_calls(self.tally.calls)
-        self._host.report.measuring_ms += self._price_ms(measurements, decision.deployment)
+        self._host.report.measuring_ms += trial.price_ms(decision.deployment)
         return Decided(self.graph, decision, measurements)
 
     def _possible(self, measurements: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
@@ -348,11 +285,6 @@ class Region:
             return None
         refused = policy.only_launch_as_refused if relocate.refused_for_good else policy.only_launch_for_now
         return refused(refusal)
-
-    def _price_ms(self, measurements: tuple[Measurement, ...], deployment: Deployment) -> float:
-        """Return the host time of the timed calls beyond what they would have taken with the decision known."""
-        known = min((m.host_us for m in measurements if m.deployment is deployment), default=0.0)
-        return max(0.0, self._timed_ms - self._timed_calls * known / 1e3)
 
 
 def _sizes(inputs: list[Any]) -> tuple[int, ...]:

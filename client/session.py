@@ -10,7 +10,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client import _torch, doubts, fingerprint, options, policy
+from pygraphd.client import _torch, costs, doubts, fingerprint, options, policy
 from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED
 from pygraphd.client.claims import Claims, Interest, Turn
@@ -21,9 +21,7 @@ from pygraphd.client.plan import Known, Plan
 from pygraphd.client.ranks import Ranks
 from pygraphd.client.region import Decided, Region, Tally
 from pygraphd.client.report import Report
-from pygraphd.client.rota import Rota
 from pygraphd.client.sized import IDLE_TICKS, REMEMBERED, SETUPS_OF_EACH, Steps
-from pygraphd.client.timeline import Timeline
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import MAX_SIZES, Decision, Deployment, Entry, Graph, Kind, Record
 from pygraphd.schema.policy import POLICY_VERSION
@@ -52,8 +50,6 @@ class Session:
         self.locations = locations or locate()
         self.report = Report()
         self.ranks = Ranks(self.report)
-        self.rota = Rota()
-        self.timeline = Timeline()
         self.options = options.read(os.environ)
         bounds = self.options.sizes
         self.report.bounds = {
@@ -159,7 +155,7 @@ class Session:
     def must_check(self, entry: Entry) -> bool:
         """Whether a decision is to be timed on a few calls; one that rests on no measurement has nothing to hold it against."""
         verify = self.options.trust is Trust.VERIFY
-        return verify and entry.cost_us is not None and self._is_foreign(entry)
+        return verify and costs.of_entry(entry) is not None and self._is_foreign(entry)
 
     def begin_check(self, graph: Graph, environment: Environment, decision: Decision) -> int:
         """Note that a graph runs as somebody else has decided, for the time being; returns a number for `end_check`."""

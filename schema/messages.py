@@ -69,11 +69,11 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The cost of one deployment of one graph over `samples` real calls; all times in microseconds.
+    """What one deployment of one graph took over `samples` real calls; all times in microseconds.
 
     `host_us` and `span_us` are the medians of a call's host time and of its span on the GPU, `host_mad_us` and `span_mad_us`
-    their median absolute deviations (None: measured by a version that did not store them). `median_us` and `mad_us` are of
-    what a call costs the step (see `client.profiler`), `busy` is the share of calls that found the GPU at work.
+    their median absolute deviations (None: measured by a version that did not store them). `median_us` and `mad_us` are of the
+    interval from one call to the next (see `client.sampler`), `busy` is the share of calls that found the GPU at work.
     """
 
     deployment: Deployment

@@ -1,13 +1,15 @@
 """Measurements in, decision out: a pure function with a version, so that stored measurements outlive a better rule.
 
 A GRAPH launches the same kernels as KERNELS and costs the host less by construction. So it is chosen unless the measurements
-show that it takes longer: on the host, or on the GPU. The client decides with this rule when it has measured, the daemon when
-it derives decisions anew from stored measurements. Decisions without measurements are made in `client.policy`.
+show that it takes longer, on the host or on the GPU. If it does, what counts is how long the program takes from one call to the next.
+The client decides with this rule when it has measured, the daemon when it derives decisions anew from stored measurements.
+Decisions without measurements are made in `client.policy`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.messages import Decision, Deployment, Measurement
@@ -24,8 +26,11 @@ MIN_GAIN = 0.02
 """Share of the KERNELS figure by which a difference counts."""
 NOISE_FACTOR = 3.0
 """Standard errors of the difference of two medians by which a difference counts."""
-MAX_NOISE = 0.05
-"""Standard error of a call's cost, as a share of it, above which a decision is provisional."""
+MAX_LOSS = 0.1
+"""Share of the host time saved that a GRAPH may lose on the GPU, whatever else is measured. Either may turn out not to matter in
+a program, and then more is lost by KERNELS."""
+MAX_DOUBT = 0.1
+"""Share of the KERNELS figure by which the answer may be wrong, as far as the noise tells; above, a decision is provisional."""
 
 # The standard error of a median of normal data is 1.2533 sigma / sqrt(n), and sigma is 1.4826 times the median absolute
 # deviation; both constants are textbook values.
@@ -33,6 +38,7 @@ _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
 TOO_FEW_CALLS = "too few calls to measure"
 SAVES_HOST_TIME = "GRAPH saves host time, and the GPU takes no longer"
+SAVES_MORE = "GRAPH saves far more host time than it takes longer on the GPU"
 FASTER = "GRAPH is faster"
 LONGER_ON_THE_GPU = "GRAPH takes longer on the GPU"
 LONGER_ON_THE_HOST = "GRAPH takes longer on the host"
@@ -41,8 +47,6 @@ NOISY = "; the host or GPU was too noisy to rely on it"
 """Ends the reason of a provisional decision that rests on noisy measurements."""
 NOT_RELOCATED = "it cannot be relocated: "
 """Begins the reason of a decision for KERNELS because no GRAPH can be recorded."""
-NOT_RELOCATED_FOR_NOW = "; could not be relocated: "
-"""Stands in the reason of a provisional decision before the reason for which no GRAPH could be recorded there."""
 
 
 def decide(measurements: Sequence[Measurement]) -> Decision:
@@ -54,65 +58,92 @@ def decide(measurements: Sequence[Measurement]) -> Decision:
     graph, kernels = found.get(Deployment.GRAPH), found.get(Deployment.KERNELS)
     if graph is None or kernels is None:
         return Decision(Deployment.KERNELS, TOO_FEW_CALLS, POLICY_VERSION, final=False)
-    deployment, reason = _choose(graph, kernels)
-    if is_noisy(graph) or is_noisy(kernels):
-        return Decision(deployment, f"{reason}{NOISY}", POLICY_VERSION, final=False)
-    return Decision(deployment, reason, POLICY_VERSION)
+    deployment, reason, is_sure = _choose(graph, kernels)
+    return Decision(deployment, reason if is_sure else f"{reason}{NOISY}", POLICY_VERSION, final=is_sure)
 
 
-def _choose(graph: Measurement, kernels: Measurement) -> tuple[Deployment, str]:
-    span_us, host_us = span_difference_us(graph, kernels), host_difference_us(graph, kernels)
-    if span_us > 0 or host_us > 0:
-        if _costs_less(graph, kernels):
-            return Deployment.GRAPH, FASTER
-        return Deployment.KERNELS, LONGER_ON_THE_GPU if span_us > 0 else LONGER_ON_THE_HOST
-    if host_us < 0:
-        return Deployment.GRAPH, SAVES_HOST_TIME
-    return (Deployment.GRAPH, FASTER) if span_us < 0 else (Deployment.KERNELS, NO_GAIN)
+def _choose(graph: Measurement, kernels: Measurement) -> tuple[Deployment, str, bool]:
+    """Return the deployment, the reason, and whether the noise leaves no doubt that matters."""
+    host, span = _host_difference(graph, kernels), _span_difference(graph, kernels)
+    if not (host.is_more or span.is_more):
+        return _choose_on_a_tie(host, span)
+    # A graph whose kernels are done sooner than KERNELS are launched can never hold up the host as long as these do.
+    if not host.is_more and graph.span_us <= kernels.host_us and span.us <= MAX_LOSS * -host.us:
+        return Deployment.GRAPH, SAVES_MORE, host.is_less
+    interval = _interval_difference(graph, kernels)
+    if interval.is_less:
+        return Deployment.GRAPH, FASTER, True
+    reason = LONGER_ON_THE_GPU if span.is_more else LONGER_ON_THE_HOST
+    return Deployment.KERNELS, reason, interval.least_us >= -interval.allowed_us
 
 
-def _costs_less(graph: Measurement, kernels: Measurement) -> bool:
-    return _difference_us(graph.median_us, kernels.median_us, noise_us(graph, kernels)) < 0
+def _choose_on_a_tie(host: _Difference, span: _Difference) -> tuple[Deployment, str, bool]:
+    """Choose where neither host nor GPU is known to take longer: GRAPH if it saves host time, or if the host is too noisy to tell."""
+    if host.us < -MIN_GAIN * host.kernels_us or host.noise_us > host.allowed_us:
+        return Deployment.GRAPH, SAVES_HOST_TIME, host.is_less and span.most_us <= span.allowed_us
+    if span.is_less:
+        return Deployment.GRAPH, FASTER, True
+    return Deployment.KERNELS, NO_GAIN, span.least_us >= -span.allowed_us
 
 
-def span_difference_us(graph: Measurement, kernels: Measurement) -> float:
-    """Return how much longer GRAPH takes on the GPU, in microseconds; 0.0 within the noise or 2 %, negative if it takes less."""
-    return _difference_us(
-        graph.span_us, kernels.span_us, math.hypot(_span_error(graph), _span_error(kernels))
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """How much longer GRAPH takes than KERNELS: the difference of two medians, and by how much it may be wrong, in microseconds."""
+
+    us: float
+    noise_us: float
+    kernels_us: float
+
+    @property
+    def is_more(self) -> bool:
+        """Whether GRAPH takes longer by more than the noise and 2 %."""
+        return self.us > max(self.noise_us, MIN_GAIN * self.kernels_us)
+
+    @property
+    def is_less(self) -> bool:
+        """Whether KERNELS take longer by more than the noise and 2 %."""
+        return -self.us > max(self.noise_us, MIN_GAIN * self.kernels_us)
+
+    @property
+    def most_us(self) -> float:
+        """The largest difference that the noise allows."""
+        return self.us + self.noise_us
+
+    @property
+    def least_us(self) -> float:
+        """The smallest difference that the noise allows."""
+        return self.us - self.noise_us
+
+    @property
+    def allowed_us(self) -> float:
+        """By how much the answer may be wrong without being provisional."""
+        return MAX_DOUBT * self.kernels_us
+
+
+def _host_difference(graph: Measurement, kernels: Measurement) -> _Difference:
+    return _difference(
+        graph.host_us, kernels.host_us, _error(graph, graph.host_mad_us), _error(kernels, kernels.host_mad_us)
     )
 
 
-def host_difference_us(graph: Measurement, kernels: Measurement) -> float:
-    """Return how much longer GRAPH takes on the host, in microseconds; 0.0 within the noise or 2 %, negative if it takes less."""
-    return _difference_us(
-        graph.host_us, kernels.host_us, math.hypot(_host_error(graph), _host_error(kernels))
+def _span_difference(graph: Measurement, kernels: Measurement) -> _Difference:
+    return _difference(
+        graph.span_us, kernels.span_us, _error(graph, graph.span_mad_us), _error(kernels, kernels.span_mad_us)
     )
 
 
-def _difference_us(graph_us: float, kernels_us: float, error_us: float) -> float:
-    difference_us = graph_us - kernels_us
-    return difference_us if abs(difference_us) > max(MIN_GAIN * kernels_us, NOISE_FACTOR * error_us) else 0.0
+def _interval_difference(graph: Measurement, kernels: Measurement) -> _Difference:
+    return _difference(graph.median_us, kernels.median_us, _error(graph, None), _error(kernels, None))
 
 
-def is_noisy(measurement: Measurement) -> bool:
-    """Whether a call's cost is known so badly that the next process should measure it again."""
-    return _error(measurement.mad_us, measurement.samples) > MAX_NOISE * measurement.median_us
+def _difference(graph_us: float, kernels_us: float, graph_error: float, kernels_error: float) -> _Difference:
+    return _Difference(
+        graph_us - kernels_us, NOISE_FACTOR * math.hypot(graph_error, kernels_error), kernels_us
+    )
 
 
-def noise_us(first: Measurement, second: Measurement) -> float:
-    """Return the standard error of the difference of the median costs of two measurements, in microseconds."""
-    return math.hypot(_error(first.mad_us, first.samples), _error(second.mad_us, second.samples))
-
-
-def _span_error(measurement: Measurement) -> float:
-    mad_us = measurement.span_mad_us
-    return _error(measurement.mad_us if mad_us is None else mad_us, measurement.samples)
-
-
-def _host_error(measurement: Measurement) -> float:
-    mad_us = measurement.host_mad_us
-    return _error(measurement.mad_us if mad_us is None else mad_us, measurement.samples)
-
-
-def _error(mad_us: float, samples: int) -> float:
-    return _ERROR_OF_MEDIAN * mad_us / math.sqrt(samples)
+def _error(measurement: Measurement, mad_us: float | None) -> float:
+    """Return the standard error of a median, in microseconds; `mad_us` None: old versions stored only that of the interval."""
+    return (
+        _ERROR_OF_MEDIAN * (measurement.mad_us if mad_us is None else mad_us) / math.sqrt(measurement.samples)
+    )

@@ -9,42 +9,31 @@ from typing import Any
 import pytest
 import torch
 
-from pygraphd.client import checking, profiler
+from pygraphd.client import trial
 from pygraphd.client.candidates import Candidates
-from pygraphd.client.checking import Checked
-from pygraphd.client.costs import Cost, Parts
+from pygraphd.client.checking import MAX_CALLS, Checked
+from pygraphd.client.costs import Cost
 from pygraphd.client.report import Report
-from pygraphd.client.timeline import Entry
-from pygraphd.client.turns import MAX_ROUNDS, SAMPLES, UNCOUNTED
+from pygraphd.client.trial_schedule import RECORDING_CALLS, SAMPLES
 from pygraphd.schema.messages import Deployment
+from tests.client.clock import Clock
 
 pytestmark = pytest.mark.torch
 
 GRAPH = Deployment.GRAPH
-ENOUGH = UNCOUNTED[GRAPH] + SAMPLES
-TWICE = ENOUGH + SAMPLES
+ENOUGH = RECORDING_CALLS + SAMPLES
+TWICE = 2 * ENOUGH
 
 
-class Clock(profiler.Profiler):
-    """A profiler that finds 100 us, or what `time_us` says."""
-
-    time_us = 100.0
-
-    def start(self, deployment: Deployment, *, fair: bool = True, part: int = 0) -> Any:
-        return deployment, fair
-
-    def stop(self, call: Any, *, steady: bool = True) -> None:
-        deployment, fair = call
-        time = self.time_us
-        entry = Entry(id(self), deployment, fair, idle=True, began_us=0.0, host_us=time, span_us=time)
-        entry.steady = steady
-        if fair:
-            self._samples.setdefault(deployment, []).append(entry)
+def take(monkeypatch: pytest.MonkeyPatch, time_us: float) -> None:
+    """Have calls take so long."""
+    monkeypatch.setattr(Clock, "times_us", {GRAPH: time_us})
 
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "Profiler", Clock)
+    monkeypatch.setattr(trial, "Sampler", Clock)
+    take(monkeypatch, 100.0)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
@@ -65,7 +54,7 @@ class Relocating:
         if self._run is not None:
             return self._run(inputs)
         self.prepared += makes
-        Clock.time_us = 1000.0 if makes else 100.0
+        Clock.times_us = {GRAPH: 1000.0 if makes else 100.0}
         self._calls += 1
         return "relocated"
 
@@ -78,7 +67,7 @@ class Relocating:
 
 def checked(run: Relocating, cost_us: float, settle: Any, report: Report) -> Checked:
     ways = Candidates(run, 0, run)
-    return Checked(GRAPH, Cost(cost_us, Parts(cost_us, cost_us)), (), ways, settle, report)
+    return Checked(GRAPH, Cost(cost_us, cost_us), (), ways, settle, report)
 
 
 class Case:
@@ -107,9 +96,9 @@ class Case:
 def test_it_is_settled_once(cost_us: float, enough: int, after: str) -> None:
     case = Case(cost_us)
 
-    assert case.calls(enough - 1) == ["as decided elsewhere"] * (enough - 1)
+    assert case.calls(enough) == ["as decided elsewhere"] * enough
     assert case.said == []
-    case.calls(2)
+    case.calls(1)
     assert case.calls(100) == [after] * 100
     assert case.said == [cost_us == 100.0]
 
@@ -120,12 +109,12 @@ def test_what_does_not_hold_once_is_timed_once_more(
     monkeypatch: pytest.MonkeyPatch, first_us: float, then_us: float, holds: bool
 ) -> None:
     case = Case(100.0)
-    monkeypatch.setattr(Clock, "time_us", first_us)
+    take(monkeypatch, first_us)
     case.calls(ENOUGH)
-    monkeypatch.setattr(Clock, "time_us", then_us)
+    take(monkeypatch, then_us)
 
-    case.calls(SAMPLES - 1)
-    assert case.said == []
+    case.calls(ENOUGH)
+    assert case.said == ([True] if first_us == 100.0 else [])
     case.calls(1)
 
     assert case.said == [holds]
@@ -136,26 +125,22 @@ def test_a_second_look_that_comes_to_no_end_leaves_it_as_it_is(monkeypatch: pyte
     case.calls(ENOUGH + 1)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
 
-    case.calls(MAX_ROUNDS)
+    case.calls(MAX_CALLS)
 
     assert case.said == [True]
 
 
 @pytest.mark.parametrize(("step", "holds"), [(2, True), (1, False)], ids=["every other", "each"])
-def test_calls_that_make_an_executable_do_not_count_unless_nearly_all_do(
-    monkeypatch: pytest.MonkeyPatch, step: int, holds: bool
-) -> None:
-    monkeypatch.setattr(Clock, "time_us", 100.0)  # put back afterwards
+def test_calls_that_make_an_executable_do_not_count_unless_nearly_all_do(step: int, holds: bool) -> None:
     said: list[bool] = []
-    first = UNCOUNTED[GRAPH]
-    run = Relocating(range(first, first + 2 * SAMPLES, step))
+    run = Relocating(range(RECORDING_CALLS, 10 * TWICE, step))
 
     def settle(checked: Checked, holds: bool) -> Any:
         said.append(holds)
         return run
 
     one = checked(run, 100.0, settle, Report())
-    for _ in range(first + 2 * SAMPLES + 1):
+    for _ in range(4 * TWICE):
         one([])
 
     assert said == [holds]
@@ -168,29 +153,33 @@ def test_with_other_dynamic_sizes_there_is_nothing_to_compare() -> None:
     assert case.said == [True]
 
 
-def test_only_one_thread_is_timed() -> None:
-    case = Case(cost_us=1.0)
+def test_a_call_within_a_timed_one_is_not_timed() -> None:
+    case, inner = Case(cost_us=1.0), threading.Event()
+    seen: list[str] = []
+
+    def run(inputs: list[Any]) -> str:
+        if not inner.is_set():
+            inner.set()
+            other = threading.Thread(target=lambda: seen.extend(case.calls(TWICE + 1)))
+            other.start()
+            other.join()
+        return "as decided elsewhere"
+
+    case.checked._candidates.relocate._run = run  # type: ignore[union-attr]
     case.calls(1)
-    others = [threading.Thread(target=case.calls, args=(50,)) for _ in range(4)]
-    for thread in others:
+
+    assert seen == ["as decided elsewhere"] * (TWICE + 1)
+    assert case.said == []
+
+
+def test_calls_of_any_thread_are_timed() -> None:
+    case = Case(cost_us=1.0)
+    for _ in range(TWICE + 1):
+        thread = threading.Thread(target=case.calls, args=(1,))
         thread.start()
-    for thread in others:
         thread.join()
 
-    assert case.said == []
-    case.calls(TWICE + 1)
     assert case.said == [False]
-
-
-def test_what_can_never_be_timed_ends_all_the_same() -> None:
-    case = Case(cost_us=1.0)
-    first = threading.Thread(target=case.calls, args=(1,))
-    first.start()
-    first.join()
-
-    case.calls(MAX_ROUNDS + 1)
-
-    assert case.said == [True]
 
 
 def test_a_capture_of_the_users_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

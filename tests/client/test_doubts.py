@@ -15,9 +15,9 @@ from pygraphd.client import options
 from pygraphd.client.doubts import other_policy
 from pygraphd.schema.messages import Decision, Deployment, RecordRequest, decode, encode
 from pygraphd.schema.policy import POLICY_VERSION
+from tests.client.clock import Clock
 from tests.client.test_plan import (
     ENOUGH,
-    Clock,
     relocating,
     session,
     trained,

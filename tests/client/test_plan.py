@@ -10,23 +10,23 @@ import concurrent.futures
 import contextlib
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client import _torch, checking, claims, fingerprint, options, policy, profiler, region
+from pygraphd.client import _torch, claims, fingerprint, options, policy, region, trial
 from pygraphd.client import session as sessions
 from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED
 from pygraphd.client.recycling import Watched
 from pygraphd.client.session import Session
-from pygraphd.client.timeline import Entry
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Decision, Deployment
 from pygraphd.schema.policy import NOISY, POLICY_VERSION
+from tests.client.clock import Clock
 from tests.daemon.conftest import Home
 
 if TYPE_CHECKING:
@@ -39,29 +39,6 @@ ENOUGH = 40
 UNKNOWN_STATE = "a = torch.ops.aten._scaled_dot_product_efficient_attention.default(b)"
 REFUSING: set[int] = set()
 """Partitions, counted from the first that is compiled, that cannot be recorded."""
-
-
-class Clock(profiler.Profiler):
-    """A profiler that finds what `times_us` says."""
-
-    times_us: ClassVar = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 50.0}
-    span_us = 0.0
-    """On the GPU, of each deployment; 0: as long as on the host."""
-    spans_us: ClassVar[dict[Deployment, float]] = {}
-    """On the GPU, of some deployments, if it is not `span_us`."""
-
-    def start(self, deployment: Deployment, *, fair: bool = True, part: int = 0) -> Any:
-        return deployment, fair, part
-
-    def stop(self, call: Any, *, steady: bool = True) -> None:
-        deployment, fair, part = call
-        time = self.times_us[deployment]
-        span = self.spans_us.get(deployment, self.span_us) or time
-        entry = Entry(
-            id(self), deployment, fair, idle=True, began_us=0.0, host_us=time, span_us=span, part=part
-        )
-        if fair:
-            self._samples.setdefault(deployment, []).append(entry)
 
 
 class Compiled:
@@ -150,8 +127,7 @@ def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Relocating]:
 
     monkeypatch.setattr(Session, "relocatable", relocatable)
     monkeypatch.setattr(Session, "_recorder_of", lambda self, _index: object())
-    monkeypatch.setattr(region, "Profiler", Clock)
-    monkeypatch.setattr(checking, "Profiler", Clock)
+    monkeypatch.setattr(trial, "Sampler", Clock)
     monkeypatch.setattr(region.Region, "_why_not_measure", lambda self: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

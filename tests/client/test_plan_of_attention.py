@@ -11,9 +11,9 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from pygraphd.client.attention import State
 from pygraphd.client.session import Session
 from pygraphd.schema.messages import Deployment
+from tests.client.clock import Clock
 from tests.client.test_plan import (  # noqa: F401 - fixtures
     ENOUGH,
-    Clock,
     Compiled,
     Relocating,
     compile_once,

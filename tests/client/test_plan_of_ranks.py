@@ -21,9 +21,9 @@ from pygraphd.client.session import Session
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, LeaseAnswer
 from pygraphd.schema.policy import SAVES_HOST_TIME
+from tests.client.clock import Clock
 from tests.client.test_plan import (
     ENOUGH,
-    Clock,
     Compiled,
     Relocating,
     compile_once,

@@ -16,9 +16,9 @@ from pygraphd.client.session import Session
 from pygraphd.client.sized import Sized
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import LONGER_ON_THE_GPU, SAVES_HOST_TIME
+from tests.client.clock import Clock
 from tests.client.test_plan import (
     ENOUGH,
-    Clock,
     Compiled,
     Relocating,
     compile_once,

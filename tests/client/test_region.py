@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-from pygraphd.client import policy
+from pygraphd.client import policy, trial
 from pygraphd.client.candidates import Candidates
 from pygraphd.client.claims import Turn
 from pygraphd.client.region import (
     OTHER_THREAD,
-    OTHERS_CALLS,
     TRANSITIONS,
     WAITING,
     WARM_UP_CALLS,
@@ -23,20 +23,25 @@ from pygraphd.client.region import (
     State,
 )
 from pygraphd.client.report import Report
-from pygraphd.client.rota import Rota
-from pygraphd.client.timeline import Timeline
+from pygraphd.client.trial import Trial
+from pygraphd.client.trial_schedule import RECORDING_CALLS, SAMPLES
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Measurement
 from pygraphd.schema.policy import NOISY, POLICY_VERSION
+from tests.client.clock import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.torch
+
+ENOUGH = WARM_UP_CALLS + RECORDING_CALLS + 2 * SAMPLES + 4
+"""Calls until there is a decision, with one more that is the first in it."""
 
 
 class Host:
     """A session that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.rota = Rota()
-        self.timeline = Timeline()
         self.report = Report()
         self.results: list[Decided] = []
         self.turns: list[Entry | Turn] = []
@@ -59,16 +64,6 @@ class Host:
         self.results.append(result)
 
 
-class Measured:
-    """In place of a profiler, which needs a GPU: it has measured this."""
-
-    def __init__(self, measurements: tuple[Measurement, ...]) -> None:
-        self._measurements = measurements
-
-    def measurements(self) -> tuple[Measurement, ...]:
-        return self._measurements
-
-
 def launch(inputs: list[Any]) -> str:
     return "launched"
 
@@ -80,10 +75,12 @@ class Relocating:
     prepared = 0
     calls = 0
 
-    def __init__(self, refusal: str | None = None) -> None:
+    def __init__(self, refusal: str | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.refusal = refusal
+        self.meanwhile = meanwhile
 
     def __call__(self, inputs: list[Any]) -> str:
+        self.meanwhile()
         self.calls += 1
         self.prepared += self.calls == 2
         return "relocated"
@@ -102,7 +99,7 @@ def host() -> Host:
 
 def region(host: Host, warm_up_calls: int = 0, relocate: Relocating | None = None) -> Region:
     ways = Candidates(launch, 0, relocate or Relocating())
-    return Region(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ways, host, lambda *_: None, 1, warm_up_calls)
+    return Region(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ways, host, lambda *_: None, warm_up_calls)
 
 
 def test_the_table_of_transitions_is_complete_and_ends() -> None:
@@ -194,30 +191,30 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
     assert host.report.failures == {}
 
 
-def test_a_call_that_prepares_what_later_ones_have_is_timed_as_such(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed: list[bool] = []
-    one = region(host)
-    monkeypatch.setattr(one._profiler, "start", lambda *_, **__: "a call")
-    monkeypatch.setattr(one._profiler, "stop", lambda _, steady: timed.append(steady))
-
-    results = [one._timed_call(each, []) for each in [Deployment.GRAPH] * 3 + [Deployment.KERNELS]]
-
-    assert results == ["relocated"] * 3 + ["launched"]
-    assert timed == [True, False, True, True]
-
-
 LAUNCHED = Measurement(Deployment.KERNELS, 8, 100.0, 1.0, 80.0, 100.0, 0.0)
 FAST = Measurement(Deployment.GRAPH, 8, 10.0, 0.1, 10.0, 10.0, 0.0)
 
 
-def judged(one: Any, *measurements: Measurement) -> Region:
+class Measured(Trial):
+    """A trial that is over, and has measured this."""
+
+    def __init__(self, *measurements: Measurement) -> None:
+        self._measurements = measurements
+
+    def is_over(self) -> bool:
+        return True
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        return self._measurements
+
+    def price_ms(self, deployment: Deployment) -> float:
+        return 0.0
+
+
+def judged(one: Region, *measurements: Measurement) -> Region:
     one.state = State.MEASURE
-    one._profiler = Measured(measurements)
-    one._decide()
-    made: Region = one
-    return made
+    one._decide(Measured(*measurements))
+    return one
 
 
 def test_what_has_come_to_refuse_is_not_chosen(host: Host) -> None:
@@ -230,17 +227,16 @@ def test_what_has_come_to_refuse_is_not_chosen(host: Host) -> None:
     assert result.measurements == (LAUNCHED,)
 
 
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("for_good", [True, False])
-def test_what_refuses_is_launched_from_the_next_call_on(
-    host: Host, monkeypatch: pytest.MonkeyPatch, for_good: bool
-) -> None:
+def test_what_refuses_is_launched_from_the_next_call_on(host: Host, for_good: bool) -> None:
     relocate = Relocating()
-    one = measured_by_threads(host, monkeypatch, 10, relocate)
-    assert one.state is State.MEASURE
+    one = region(host, relocate=relocate)
+    for _ in range(10):
+        one([])
     relocate.refusal, relocate.refused_for_good = "it does not fit", for_good
 
-    for _ in range(OTHERS_CALLS + 2):
-        assert one([]) == "launched"
+    assert one([]) == "launched"
 
     (result,) = host.results
     assert (result.decision.reason, result.decision.final) == (
@@ -250,7 +246,7 @@ def test_what_refuses_is_launched_from_the_next_call_on(
 
 
 def test_what_was_too_noisy_runs_as_it_was_found_and_is_provisional(host: Host) -> None:
-    noisy = Measurement(Deployment.GRAPH, 8, 50.0, 20.0, 10.0, 50.0, 0.0)
+    noisy = Measurement(Deployment.GRAPH, 8, 50.0, 150.0, 10.0, 290.0, 0.0)
     slow = Measurement(Deployment.KERNELS, 8, 300.0, 30.0, 300.0, 300.0, 0.0)
 
     assert judged(region(host), slow, noisy)([]) == "relocated"
@@ -364,73 +360,111 @@ def test_who_is_interrupted_while_it_is_decided_goes_on_launched(
 
     monkeypatch.setattr(host, "agree", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        one([]) if state is State.WAIT else one._decide()
+        one([]) if state is State.WAIT else one._decide(Measured())
 
     assert [one([]) for _ in range(3)] == ["launched"] * 3
 
 
-class Timed:
-    """In place of a profiler: each call is a sample at once."""
-
-    def __init__(self) -> None:
-        self.samples: dict[Deployment, int] = {}
-
-    def start(self, deployment: Deployment, *, fair: bool = True, part: int = 0) -> Deployment | None:
-        return deployment if fair else None
-
-    def stop(self, call: Deployment, *, steady: bool = True) -> None:
-        self.samples[call] = self.samples.get(call, 0) + 1
-
-    def collect(self) -> None:
-        pass
-
-    def fewest(self, deployments: tuple[Deployment, ...]) -> int:
-        return min(self.samples.get(each, 0) for each in deployments)
-
-    def measurements(self) -> tuple[Measurement, ...]:
-        return ()
-
-
-def measured_by_threads(
-    host: Host, monkeypatch: pytest.MonkeyPatch, requests: int, relocate: Relocating | None = None
-) -> Region:
-    """Measure a region of which each call comes from a thread of its own, as of a server with one for each request."""
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find what the clock says, and always enough memory."""
+    monkeypatch.setattr(trial, "Sampler", Clock)
     monkeypatch.setattr(Region, "_why_not_measure", lambda region: None)
-    monkeypatch.setattr("torch.cuda.device", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
-    one = region(host, relocate=relocate)
-    one._profiler = Timed()  # type: ignore[assignment]
-    for number in range(requests):
-        monkeypatch.setattr(threading, "get_ident", lambda number=number: number)
-        one([])
-    return one
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
-def test_a_server_with_a_thread_for_each_request_is_measured_too(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert measured_by_threads(host, monkeypatch, 200).state is State.DEPLOYED
-    assert host.report.fallbacks[OTHER_THREAD] > 4 * 20
+@pytest.mark.usefixtures("gpu")
+def test_two_dozen_calls_lead_to_a_decision(host: Host) -> None:
+    one = region(host)
+    before = [one([]) for _ in range(ENOUGH - 1)]
+    assert host.results == []
+
+    assert one([]) == "relocated"
+
+    assert {each: before.count(each) for each in before} == {
+        "launched": WARM_UP_CALLS + 2 + SAMPLES,
+        "relocated": RECORDING_CALLS + 1 + SAMPLES,
+    }
+    assert one.state is State.DEPLOYED
+    (result,) = host.results
+    assert (result.decision.deployment, result.decision.final) == (Deployment.GRAPH, True)
+    assert {each.samples for each in result.measurements} == {SAMPLES}
+    assert host.report.failures == {}
 
 
-def test_a_call_while_another_thread_is_in_a_measured_one_is_launched(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = measured_by_threads(host, monkeypatch, 10)
-    monkeypatch.setattr(one, "_is_for_another_thread", lambda: False)
+@pytest.mark.usefixtures("gpu")
+def test_a_server_with_a_thread_for_each_request_is_measured_too(host: Host) -> None:
+    one = region(host)
+    for _ in range(ENOUGH):
+        thread = threading.Thread(target=one, args=([],))
+        thread.start()
+        thread.join()
+
+    assert one.state is State.DEPLOYED
+    assert host.report.fallbacks == {}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_call_while_another_thread_is_in_a_measured_one_is_launched(host: Host) -> None:
     seen: list[str] = []
 
-    def run(deployment: Deployment, inputs: list[Any]) -> str:
-        if not seen:
-            seen.append("outer")
-            seen.append(one([]))
-        return "measured"
+    def call_in_another_thread() -> None:
+        other = threading.Thread(target=lambda: seen.append(one([])))
+        other.start()
+        other.join()
 
-    monkeypatch.setattr(one, "_timed_call", run)
+    one = region(host, relocate=Relocating(meanwhile=call_in_another_thread))
+    for _ in range(WARM_UP_CALLS + 1):
+        one([])
 
-    assert one([]) == "measured"
-    assert seen == ["outer", "launched"]
-    assert one([]) == "measured"
+    assert one([]) == "relocated"
+    assert seen == ["launched"]
+    assert host.report.fallbacks == {OTHER_THREAD: 1}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_calls_of_many_threads_at_once_end_in_one_decision(host: Host) -> None:
+    one = region(host)
+    threads = [threading.Thread(target=lambda: [one([]) for _ in range(200)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert one.state is State.DEPLOYED
+    assert len(host.results) == 1
+    assert host.report.failures == {}
+    assert one([]) == "relocated"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_calls_with_other_sizes_are_launched_and_do_not_count(host: Host) -> None:
+    one = region(host)
+    for _ in range(WARM_UP_CALLS + 2):
+        one([3])
+    results = []
+    while one.state is State.MEASURE:
+        assert one([4]) == "launched"
+        results.append(one([3]))
+
+    assert len(results) == ENOUGH - WARM_UP_CALLS - 2
+    assert host.report.fallbacks == {"called with other sizes while it was measured": len(results)}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_calls_within_a_capture_of_the_users_are_launched_and_not_timed(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = region(host)
+    for _ in range(WARM_UP_CALLS + 2):
+        one([])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(Clock, "start", lambda self, deployment: pytest.fail("an event in the user's graph"))
+
+    assert [one([]) for _ in range(3 * ENOUGH)] == ["launched"] * 3 * ENOUGH
+    assert one.state is State.MEASURE
+    assert host.report.failures == {}
 
 
 def test_an_error_of_ours_is_counted_and_the_call_goes_on(
@@ -440,12 +474,12 @@ def test_an_error_of_ours_is_counted_and_the_call_goes_on(
     for _ in range(WARM_UP_CALLS):
         one([])
 
-    def fail() -> None:
+    def fail(trial: Trial) -> None:
         raise ValueError("ours")
 
     monkeypatch.setattr(one, "_judge", fail)
     one._enter(State.MEASURE)
-    one._decide()
+    one._decide(Measured())
 
     assert one([]) == "launched"
     assert host.report.failures == {"measuring: ValueError": 1}
@@ -461,20 +495,15 @@ def test_an_error_of_the_users_is_the_users(host: Host) -> None:
         Candidates(fail, 0),
         host,
         lambda *_: None,
-        1,
     )
     with pytest.raises(ZeroDivisionError):
         one([])
 
 
-def test_a_region_that_was_measured_too_little_is_launched_and_says_how_often_it_ran(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_region_that_was_measured_too_little_is_launched_and_says_how_often_it_ran(host: Host) -> None:
     one = region(host)
     one.tally.calls = 17
     few = tuple(
         Measurement(each, 3, 100.0, 0.0, 100.0, 100.0, 0.0) for each in (Deployment.KERNELS, Deployment.GRAPH)
     )
-    monkeypatch.setattr(one, "_profiler", Measured(few))
-
-    assert one._judge() == Decided(one.graph, policy.too_few_calls(17), few)
+    assert one._judge(Measured(*few)) == Decided(one.graph, policy.too_few_calls(17), few)

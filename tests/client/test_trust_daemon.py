@@ -25,9 +25,9 @@ from pygraphd.exporting import export
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, RecordRequest, decode
 from pygraphd.store import Store
+from tests.client.clock import Clock
 from tests.client.test_plan import (
     ENOUGH,
-    Clock,
     relocating,
     session,
     sources,

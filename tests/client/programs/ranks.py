@@ -26,7 +26,8 @@ from pygraphd.client.session import Session
 from pygraphd.client.transport import Transport, TransportError
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
-from tests.client.test_plan import ENOUGH, Clock, Compiled, compile_once, pretend_there_is_a_gpu, run
+from tests.client.clock import Clock
+from tests.client.test_plan import ENOUGH, Compiled, compile_once, pretend_there_is_a_gpu, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,0 +1,110 @@
+"""Timing of real calls: CUDA events and the host's clock, read later and never waited for.
+
+Of each call three times are taken: the host's from call to return, the span on the GPU, and the interval to the next call, on the host's
+clock or the GPU's, whichever is longer. The interval is what the program takes, whether host or GPU holds it up: a GPU that runs dry is
+late by the host's clock, a queue that grows by the GPU's. Nothing is run twice and nothing is synchronised.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pygraphd.schema.messages import Deployment, Measurement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(slots=True)
+class Sample:
+    """One call; times in microseconds, `began_us` on the host's clock."""
+
+    deployment: Deployment
+    stream: torch.cuda.Stream
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+    found_busy: bool
+    """Whether the GPU still had work before it when it came, and when it had returned."""
+    began_us: float
+    host_us: float = 0.0
+    next_began_us: float = 0.0
+    next_begin: torch.cuda.Event | None = None
+    """When the GPU came to the next call; None until there was one."""
+
+    def is_known(self) -> bool:
+        """Whether the GPU has done it, and has come to the next call."""
+        return self.next_begin is not None and bool(self.next_begin.query() and self.end.query())
+
+    def span_us(self) -> float:
+        """Return its time on the GPU."""
+        return float(self.begin.elapsed_time(self.end)) * 1e3
+
+    def interval_us(self) -> float:
+        """Return the time from its start to that of the next call, on the host or on the GPU, whichever is longer."""
+        assert self.next_begin is not None
+        on_the_gpu_us = float(self.begin.elapsed_time(self.next_begin)) * 1e3
+        return max(self.next_began_us - self.began_us, on_the_gpu_us)
+
+
+class Sampler:
+    """The samples of one partition, on one device. Calls must not overlap; they may come from any thread, on any stream."""
+
+    def __init__(self, device_index: int) -> None:
+        self._device = device_index
+        self._latest: Sample | None = None
+        self._samples: list[Sample] = []
+
+    def start(self, deployment: Deployment) -> Sample:
+        """Begin timing a call on the device's current stream; that ends the interval of the call before."""
+        stream = torch.cuda.current_stream(self._device)
+        busy = not stream.query()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(stream)
+        began_us = time.perf_counter_ns() / 1e3
+        if self._latest is not None:
+            self._latest.next_began_us, self._latest.next_begin = began_us, begin
+            self._latest = None
+        return Sample(deployment, stream, begin, end, busy, began_us)
+
+    def stop(self, sample: Sample, *, counts: bool = True) -> None:
+        """End timing a call; it is kept if it `counts`."""
+        sample.host_us = time.perf_counter_ns() / 1e3 - sample.began_us
+        sample.end.record(sample.stream)
+        # What was queued may be no more than the user's drawing of inputs: then the GPU has waited for this call.
+        sample.found_busy = sample.found_busy and not sample.begin.query()
+        if counts:
+            self._samples.append(sample)
+            self._latest = sample
+
+    def is_complete(self) -> bool:
+        """Whether all samples are known; the newest is asked first, as it is known last."""
+        return all(sample.is_known() for sample in reversed(self._samples))
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Return one measurement for each deployment that has known samples."""
+        known = [sample for sample in self._samples if sample.is_known()]
+        by_deployment = {one: [each for each in known if each.deployment is one] for one in Deployment}
+        return tuple(summarize(samples) for samples in by_deployment.values() if samples)
+
+
+def summarize(samples: Sequence[Sample]) -> Measurement:
+    """Return what at least one known sample of one deployment comes to."""
+    interval_us, interval_mad_us = _median([sample.interval_us() for sample in samples])
+    host_us, host_mad_us = _median([sample.host_us for sample in samples])
+    span_us, span_mad_us = _median([sample.span_us() for sample in samples])
+    busy = statistics.fmean(sample.found_busy for sample in samples)
+    deployment, count = samples[0].deployment, len(samples)
+    return Measurement(
+        deployment, count, interval_us, interval_mad_us, host_us, span_us, busy, host_mad_us, span_mad_us
+    )
+
+
+def _median(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median of some values and their median absolute deviation from it."""
+    median = statistics.median(values)
+    return median, statistics.median(abs(value - median) for value in values)
