@@ -20,6 +20,8 @@ from pygraphd.client import _torch, claims, fingerprint, options, policy, region
 from pygraphd.client import session as sessions
 from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED
+from pygraphd.client.hook import Hook
+from pygraphd.client.plan import CAPTURED_BY_OTHERS
 from pygraphd.client.recycling import Watched
 from pygraphd.client.session import Session
 from pygraphd.schema.keys import Environment
@@ -584,6 +586,35 @@ def test_a_backward_whose_forward_may_have_run_in_trees_is_left_to_them(session:
     assert session.report.summary()["left_to_torch"] == {sessions.FORWARD_NOT_OURS: 1}
     assert planned(session, backward=False, box=box) is not None
     assert planned(session, backward=True, box=box) is not None
+
+
+def test_what_somebody_else_captures_is_left_alone(session: Session) -> None:
+    """Inductor was to hand its partitions over, and a policy of the user's has taken them."""
+    compiled = Compiled(2)
+    plan = session.plan(compiled, {"is_backward": False, "cudagraphs": True})
+    assert plan is not None
+
+    plan.complete(compiled)
+
+    assert compiled.current_callable == compiled.call
+    summary = session.report.summary()
+    assert (summary["left_to_torch"], summary["decisions"]) == ({CAPTURED_BY_OTHERS: 1}, [])
+
+
+def test_a_partition_that_cannot_be_wrapped_is_launched_and_not_left_to_trees(session: Session) -> None:
+    """They would see one part of a step alone."""
+    hook = Hook()
+    hook.session = session
+    hook._local.plan = SimpleNamespace(cudagraphify=lambda *_: 1 / 0)
+
+    run = hook._around_cudagraphify(lambda *_, **__: pytest.fail("it was handed on"), launched, {})
+
+    assert run is launched
+    assert session.report.failures == {"wrapping a partition: ZeroDivisionError: division by zero": 1}
+
+
+def launched(inputs: list[Any]) -> str:
+    return "launched"
 
 
 # --- threads and age ---------------------------------------------------------------------------------------------
