@@ -168,8 +168,6 @@ class Look:
         }
         for name, each in tensors.items():
             yield from ((name, tensor.data_ptr()) for tensor in each)
-        for recycler in (replay.recycler for replay in replays):
-            yield from (("kept", start) for start, _ in (recycler.places if recycler is not None else ()))
 
 
 def _recorded(regions: Regions) -> Iterator[tuple[Timed, Replay]]:
@@ -183,7 +181,7 @@ def recordings(regions: Regions) -> Iterator[dict[str, Any]]:
     """Yield what each recording takes."""
     for region, replay in _recorded(regions):
         assert region.relocatable is not None
-        found = footprint_of(replay, region.relocatable.facts.gradients)
+        found = footprint_of(replay)
         yield {"kind": region.kind, **dataclasses.asdict(found)}
 
 

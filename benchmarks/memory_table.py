@@ -43,7 +43,7 @@ def _rows(good: Sequence[Answer]) -> Iterator[tuple[str, Sizes]]:
     yield from _of_snapshot(good, fullest)
     for kind in _names([recording["kind"] for recording in each["recordings"]] for each in good):
         yield (
-            f"{kind}: outputs{_BETWEEN}groups{_BETWEEN}scratch{_BETWEEN}kept{_BETWEEN}staged",
+            f"{kind}: outputs{_BETWEEN}scratch{_BETWEEN}staged",
             _recorded(kind),
         )
 
@@ -69,9 +69,9 @@ def _recorded(kind: str) -> Sizes:
 
 
 def _of_recording(recording: Mapping[str, Any]) -> list[int]:
-    fresh = [each for each in recording["allocations"] if not each["kept"]]
-    by_role = [sum(each["bytes"] for each in fresh if each["role"] == role) for role in Role]
-    return [*by_role, sum(recording["sets"]), recording["staged"]]
+    made = recording["allocations"]
+    by_role = [sum(each["bytes"] for each in made if each["role"] == role) for role in Role]
+    return [*by_role, recording["staged"]]
 
 
 def _at(*path: str | int) -> Sizes:

@@ -32,10 +32,8 @@ from benchmarks.workloads import WORKLOADS
 from pygraphd.client import _torch, driver
 from pygraphd.client.bulk import helper
 from pygraphd.client.capture import CudaRecorder
-from pygraphd.client.families import Families
 from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.host_state import relocatable as relocatable_of
-from pygraphd.client.recycling import Link, watch
 from pygraphd.client.report import Report
 from pygraphd.schema.locations import locate
 
@@ -153,7 +151,6 @@ def _recording(relocatable: Relocatable | None) -> dict[str, float] | None:
     replays = relocatable.replays
     counts = {
         "recordings": len(replays),
-        "sets": sum(len(replay.recycler) for replay in replays if replay.recycler is not None),
         "executables": sum(replay.executables for replay in replays),
         **{
             name: sum(getattr(replay.counts, name) for replay in replays)
@@ -176,9 +173,6 @@ class Regions:
     way: str
     report: Report = field(default_factory=Report)
     all: list[Timed] = field(default_factory=list)
-    links: dict[int, Link] = field(default_factory=dict)
-    link: Link | None = None
-    families: Families = field(default_factory=Families)
     recorders: dict[int, CudaRecorder] = field(default_factory=dict)
     outputs: Iterator[GraphFacts] = field(default_factory=lambda: iter(()))
 
@@ -201,14 +195,9 @@ class Regions:
     def _relocate(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
         """Do what the hook does."""
         facts = _torch.facts(compiled, graph_kwargs)
-        box = graph_kwargs.get("boxed_forward_device_index")
-        link = None if facts.is_inference else self.links.setdefault(id(box), Link())
-        self.link = link
-        outputs = self.families.graph_facts(id(box), facts)
-        self.outputs = (outputs.of_partition(facts.maps, part) for part in range(facts.partitions))
+        told = facts.graph_facts
+        self.outputs = (told.of_partition(facts.maps, part) for part in range(facts.partitions))
         original()
-        if link is not None:
-            watch(compiled, link, is_backward=facts.is_backward)
 
     def _around_cudagraphify(self, original: Any, runnable: Runnable, kwargs: Mapping[str, Any]) -> Any:
         kind = "backward" if kwargs["is_backward"] else "inference" if kwargs["is_inference"] else "forward"
@@ -218,7 +207,7 @@ class Regions:
             run = original(runnable, **kwargs)
         elif self.way == GRAPH:
             recorder = self._recorder(kwargs["device_index"])
-            run = relocatable = relocatable_of(runnable, recorder, self.report, self.link, next(self.outputs))
+            run = relocatable = relocatable_of(runnable, recorder, self.report, next(self.outputs))
         self.all.append(Timed(run, kind, relocatable))
         return self.all[-1]
 

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraphd.client import vouched_operators
 from pygraphd.client.attention import State, state_of, undefined_outputs
-from pygraphd.client.graph_facts import PartitionMap
+from pygraphd.client.graph_facts import GraphFacts, PartitionMap
 
 COMPILE_FX = "torch._inductor.compile_fx"
 """The module whose import means that something is about to be compiled."""
@@ -204,6 +204,11 @@ class CompiledFacts:
     """Its operators that have to run at each call; see `host_operators`."""
     is_split: bool = False
     """It is not captured by Inductor, and has partitions none of which calls any of these; see `split_graphs`."""
+
+    @property
+    def graph_facts(self) -> GraphFacts:
+        """What a recording of it is told."""
+        return GraphFacts(self.undefined, self.state or State())
 
 
 def facts(
@@ -1089,73 +1094,6 @@ def missing_for_relocation() -> str | None:
     """Return what this torch lacks for relocatable graphs, or None."""
     names = [f"{module}.{name}" for module, name in RELOCATION_REQUIRED if not _has(module, name)]
     return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
-
-
-def forward_returns() -> int | None:
-    """Return how many outputs of the compiled forward that is being called go to user code: the first so many.
-
-    The rest is saved for the backward. None if that cannot be told, or if what goes to user code is made of several tensors.
-    """
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("runtime_wrappers.py"):
-            for value in list(frame.f_locals.values()):
-                metadata: Any = getattr(value, "metadata", None)
-                returned = getattr(metadata, "num_forward_returns", None)
-                if type(returned) is int:
-                    return returned if _is_plain(metadata) else None
-        frame = frame.f_back
-    return None
-
-
-def _is_plain(metadata: Any) -> bool:
-    outputs = getattr(metadata, "subclass_fw_graph_out_meta", None)
-    names = {type(each).__name__ for each in outputs} if outputs is not None else {"unknown"}
-    return names <= {"PlainTensorMeta"} and not getattr(metadata, "tokens", None)
-
-
-RECYCLING_REQUIRED = (
-    ("torch", "_C._storage_Use_Count"),
-    ("torch", "_C._autograd._top_saved_tensors_default_hooks"),
-    ("torch.utils._python_dispatch", "_disable_current_modes"),
-)
-"""What keeping the memory of saved activations needs beside `RELOCATION_REQUIRED`."""
-
-
-@functools.cache
-def missing_for_recycling() -> str | None:
-    """Return what this torch lacks for keeping the memory of saved activations, or None."""
-    names = [f"{module}.{name}" for module, name in RECYCLING_REQUIRED if not _has(module, name)]
-    if not names and not references_show_uses():
-        names = ["references that show what holds a tensor in C++ alone"]
-    return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
-
-
-@functools.cache
-def references_show_uses() -> bool:
-    """Whether a tensor that is held in C++ alone has one more Python reference: then counting these is enough."""
-    with _without_modes_of_the_user():
-        tensor, holder = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")
-        before = sys.getrefcount(tensor)
-        holder.grad = tensor
-        held = sys.getrefcount(tensor)
-        holder.grad = None
-        return held > before == sys.getrefcount(tensor)
-
-
-def storage_uses(storage: torch.UntypedStorage) -> Callable[[], int]:
-    """Return what tells how many hold a storage, tensors and Python objects, for as long as it is there."""
-    return functools.partial(torch._C._storage_Use_Count, storage._cdata)
-
-
-def saved_tensors_hooks() -> Callable[[], object]:
-    """Return what returns the hooks that the user has on what autograd saves, or None."""
-    return functools.partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
-
-
-def saved_tensors_are_seen() -> bool:
-    """Whether the user has such hooks."""
-    return saved_tensors_hooks()() is not None
 
 
 def history_is_recorded() -> bool:

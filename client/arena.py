@@ -16,27 +16,12 @@ if TYPE_CHECKING:
     from pygraphd.client.replay import Memory
 
 
-def lay_out(
-    memories: Sequence[Memory], allocate: Callable[[int], torch.Tensor]
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return an allocation of bytes, from `allocate`, and tensors in it that are like these memories; each begins a block."""
-    offsets, size = [], 0
-    for memory in memories:
-        offsets.append(size)
-        size += blocks(memory.bytes) * BLOCK
-    arena = allocate(size)
-    return arena, [
-        _torch.reinterpret(arena, each.dtype, each.size, each.stride, offset // each.dtype.itemsize)
-        for each, offset in zip(memories, offsets, strict=True)
-    ]
-
-
 def lay_apart(
     memories: Sequence[Memory], allocate: Callable[[int], torch.Tensor]
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-    """Return the same, but in the other order and with a block behind each; these blocks, as bytes, are the third.
+    """Return an allocation of bytes, from `allocate`, tensors in it that are like these memories, and the block behind each, as bytes.
 
-    What is reached from where another memory begins or ends is not found there, as it would not be in a call.
+    They are in the other order, and each begins a block. What is reached from where another memory begins or ends is not found there, as it would not be in a call.
     """
     sizes = [blocks(memory.bytes) * BLOCK for memory in memories]
     begins = [*itertools.accumulate((size + BLOCK for size in reversed(sizes)), initial=0)][-2::-1]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
-from pygraphd.client import _torch, recording, recycling, stand_ins, verification
+from pygraphd.client import _torch, recording, stand_ins, verification
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.driver import DriverError
 from pygraphd.client.one_stream import OTHER_STREAM
@@ -266,9 +266,7 @@ class Attempts:
     def _make_sure_of(self, size: int) -> None:
         """Raise PassingError if so many bytes cannot be had."""
         if size > self._recorder.room():
-            recycling.release_all()
-            if size > self._recorder.room():
-                raise PassingError(NO_ROOM)
+            raise PassingError(NO_ROOM)
 
     # --- capturing ---
 

@@ -99,33 +99,6 @@ static PyObject *places(PyObject *module, PyObject *const *args, Py_ssize_t give
     return found;
 }
 
-static PyObject *references(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    if (!are_lists(args, given, 1)) return NULL;
-    Py_ssize_t size = PyList_GET_SIZE(args[0]);
-    PyObject *counts = PyList_New(size);
-    for (Py_ssize_t i = 0; counts != NULL && i < size; i++) {
-        PyObject *count = PyLong_FromSsize_t(Py_REFCNT(PyList_GET_ITEM(args[0], i)));
-        if (count == NULL) Py_CLEAR(counts);
-        else PyList_SET_ITEM(counts, i, count);
-    }
-    return counts;
-}
-
-#define OBJECTS_AHEAD 16
-
-static PyObject *same_references(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    if (!are_lists(args, given, 2)) return NULL;
-    Py_ssize_t size = PyList_GET_SIZE(args[0]);
-    if (size != PyList_GET_SIZE(args[1])) Py_RETURN_FALSE;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (i + OBJECTS_AHEAD < size) __builtin_prefetch(PyList_GET_ITEM(args[0], i + OBJECTS_AHEAD));
-        Py_ssize_t wanted = PyLong_AsSsize_t(PyList_GET_ITEM(args[1], i));
-        if (wanted == -1 && PyErr_Occurred()) return NULL;
-        if (Py_REFCNT(PyList_GET_ITEM(args[0], i)) != wanted) Py_RETURN_FALSE;
-    }
-    Py_RETURN_TRUE;
-}
-
 /* --- making ----------------------------------------------------------------------------------------------------------- */
 
 #define PLAN "pygraph.plan"
@@ -327,10 +300,6 @@ static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
      "configure(type, offset, get_data_ptr, reinterpret, view_as, destroy, wrap): of tensors, where in an object one is, and functions."},
     {"places", (PyCFunction)(void (*)(void))places, METH_FASTCALL, "places(tensors): where each lies."},
-    {"references", (PyCFunction)(void (*)(void))references, METH_FASTCALL,
-     "references(objects): how many references there are to each."},
-    {"same_references", (PyCFunction)(void (*)(void))same_references, METH_FASTCALL,
-     "same_references(objects, counts): whether there still are as many."},
     {"plan", (PyCFunction)(void (*)(void))plan, METH_FASTCALL,
      "plan(pieces): what `fill` makes: (target, from, dtype, offset, size, stride) each, `from` a memory or ~input."},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,

@@ -1,6 +1,6 @@
 """Doing with hundreds of tensors what a replay has to, in one call: by the compiled helper where it is there, or by Python.
 
-A replay compares the addresses of its inputs and the references to what it keeps, and makes tensors over memory. In Python that
+A replay compares the addresses of its inputs, and makes tensors over memory. In Python that
 is 0.1 us for each that is looked at, and 1 us for each that is made, at every call.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
@@ -65,12 +64,6 @@ class Call(Protocol):
 class Bulk(Protocol):
     """What is done with many tensors at once."""
 
-    def references(self, objects: list[Any], /) -> list[int]:
-        """Return how many references there are to each."""
-
-    def same_references(self, objects: list[Any], counts: list[int], /) -> bool:
-        """Whether there still are as many as `references` has said."""
-
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """Return what puts these into a list: called with memories, inputs, and that list."""
 
@@ -121,14 +114,6 @@ class Bulk(Protocol):
 
 class InPython:
     """Without the helper."""
-
-    def references(self, objects: list[Any], /) -> list[int]:
-        """See `Bulk`."""
-        return list(map(sys.getrefcount, objects))
-
-    def same_references(self, objects: list[Any], counts: list[int], /) -> bool:
-        """See `Bulk`."""
-        return list(map(sys.getrefcount, objects)) == counts
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """See `Bulk`."""
@@ -199,8 +184,6 @@ class Compiled:
     """With the helper, a module made of `bulk.c`."""
 
     def __init__(self, module: Any) -> None:
-        self.references = module.references
-        self.same_references = module.same_references
         self.bind = module.bind
         self._module = module
 

@@ -27,11 +27,8 @@ class GraphFacts:
 
     undefined: frozenset[int] = frozenset()
     """No kernel writes these outputs; see `client/attention.py`."""
-    gradients: frozenset[int] = frozenset()
-    """Outputs that are gradients of parameters; see `client/gradients.py`. They may share one allocation."""
     state: State = State()  # noqa: RUF009 - it is frozen
     """Scalars that are on the CPU if the graph is launched, and on the GPU if it is captured."""
-    is_backward: bool = False
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
         """Return what is known of a partition; there are no `maps` where it has what the graph has."""
@@ -40,9 +37,7 @@ class GraphFacts:
         mine = maps[partition]
         return GraphFacts(
             _where(mine.outputs, self.undefined),
-            _where(mine.outputs, self.gradients),
             self.state.of_partition(mine.inputs, mine.outputs),
-            self.is_backward,
         )
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pygraphd.client.attempts import Recorder
     from pygraphd.client.graph_facts import GraphFacts
     from pygraphd.client.random_numbers import Draw
-    from pygraphd.client.recycling import Link
     from pygraphd.client.replay import Replay
     from pygraphd.client.report import Report
 
@@ -41,14 +40,13 @@ def relocatable(
     launch: Runnable,
     recorder: Recorder,
     report: Report,
-    link: Link | None,
     facts: GraphFacts,
     max_recordings: int = MAX_RECORDINGS,
 ) -> Relocatable:
     """Return a callable as relocatable graphs, of the kind that its graph needs."""
     if facts.state:
-        return WithHostState(launch, recorder, report, link, facts, max_recordings)
-    return Relocatable(launch, recorder, report, link, facts, max_recordings)
+        return WithHostState(launch, recorder, report, facts, max_recordings)
+    return Relocatable(launch, recorder, report, facts, max_recordings)
 
 
 class _Call(threading.local):
@@ -82,12 +80,11 @@ class WithHostState(Relocatable):
         launch: Runnable,
         recorder: Recorder,
         report: Report,
-        link: Link | None,
         facts: GraphFacts,
         max_recordings: int = MAX_RECORDINGS,
     ) -> None:
         """Run `launch` so; for the rest see `Relocatable`."""
-        super().__init__(self._on_gpu, recorder, report, link, facts, max_recordings)
+        super().__init__(self._on_gpu, recorder, report, facts, max_recordings)
         self._as_compiled = launch
         self._state = facts.state
         self._taken = (*facts.state.inputs, *facts.state.idle_inputs)

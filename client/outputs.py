@@ -11,7 +11,7 @@ from pygraphd.client import _torch
 from pygraphd.client.bulk import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from pygraphd.client.bulk import Bulk
 
@@ -124,9 +124,9 @@ class Outputs:
         """Return a list for `made`, with what is the same at every call in its place."""
         return self._blank.copy()
 
-    def making(self, which: Iterable[int], bulk: Bulk) -> Making:
-        """Return what makes some of `made`, by index."""
-        return Making(self.made, which, self._dtypes, bulk)
+    def making(self, bulk: Bulk) -> Making:
+        """Return what makes `made`."""
+        return Making(self.made, self._dtypes, bulk)
 
     @property
     def picks(self) -> Sequence[tuple[int, int]] | None:
@@ -145,16 +145,13 @@ class Outputs:
 
 
 class Making:
-    """Makes some outputs at each call: tensors over memory in one go, which are nearly all."""
+    """Makes outputs at each call: tensors over memory in one go, which are nearly all."""
 
-    def __init__(
-        self, made: Sequence[Output], which: Iterable[int], dtypes: Sequence[torch.dtype], bulk: Bulk
-    ) -> None:
+    def __init__(self, made: Sequence[Output], dtypes: Sequence[torch.dtype], bulk: Bulk) -> None:
         self._made = made
         self._pieces = pieces = list[Piece]()
         self._others: list[int] = []
-        for index in which:
-            each = made[index]
+        for index, each in enumerate(made):
             if isinstance(each, Part):
                 dtype = None if each.dtype == dtypes[each.memory] else each.dtype
                 pieces.append(Piece(index, each.memory, dtype, each.offset, each.size, each.stride))

@@ -24,7 +24,7 @@ from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, R
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pygraphd.client._torch import CompiledFacts, Runnable
     from pygraphd.client.following import Follower
@@ -76,17 +76,10 @@ class Plan:
         self._tallies: dict[str, Tally] = {}
         self._checks: dict[str, int] = {}
         self._part = part
-        self._link = None if facts.is_inference else session.link(family)
-        self._beforehand = session.families.graph_facts(id(family), facts)
+        self._beforehand = facts.graph_facts
         self._next = 0
         self._slots: dict[int, weakref.ref[Slot]] = {}
         """By partition."""
-        self._undecided: set[str] = set()
-        """Graphs, at any of their sizes, of which it is not decided how they run."""
-        self._may_relocate = False
-        self._relocates = False
-        self._watching = False
-        self._compiled: Callable[[], Any] = lambda: None
 
     def cudagraphify(self, runnable: Runnable, kwargs: Mapping[str, Any]) -> Runnable:
         """Return what runs the next partition: what the cache says, or a region that finds out."""
@@ -100,8 +93,7 @@ class Plan:
         self._slots[graph.partition] = weakref.ref(slot)
         relocate = None
         if self._facts.state is not None:
-            relocate = self._session.relocatable(launch, device_index, self._link, facts)
-        self._may_relocate |= relocate is not None
+            relocate = self._session.relocatable(launch, device_index, facts)
         slot.run = self._run_of_any_size(graph, Candidates(launch, device_index, relocate))
         return slot
 
@@ -157,7 +149,6 @@ class Plan:
 
     def _let_go(self, graph: Graph, relocate: Relocating | None) -> None:
         """Give back what a graph keeps at sizes that have not come back for long, and take back what was said of it."""
-        self._undecided.discard(graph.digest)
         tally, check = self._tallies.pop(graph.digest, None), self._checks.pop(graph.digest, -1)
         self._session.forget(graph, self._environment, tally, check)
         if relocate is not None:
@@ -196,7 +187,6 @@ class Plan:
         self, graph: Graph, candidates: Candidates, decision: Decision, otherwise: Source
     ) -> Runnable:
         self._note(graph, decision, otherwise)
-        self._relocates |= decision.deployment is Deployment.GRAPH
         return candidates.deploy(decision.deployment)
 
     def _note(self, graph: Graph, decision: Decision, otherwise: Source) -> None:
@@ -223,7 +213,6 @@ class Plan:
             warm_up_calls=calls,
             part=self._part,
         )
-        self._undecided.add(graph.digest)
         self._tallies[graph.digest] = region.tally
         rejected = disputed or self._rejected.get(graph.digest)
         doubt = self._doubts.get(graph.digest)
@@ -240,14 +229,13 @@ class Plan:
             self._session.end_check(number, holds=holds)
             if holds:
                 run = candidates.deploy(deployment)
-                self._on_decided(graph, checked, deployment, run)
+                self._replace(graph, checked, run)
                 return run
             self._doubts[graph.digest] = doubts.disputed(entry)
             region = self._measure(graph, candidates, None, entry)
             self._replace(graph, checked, region)
             return region
 
-        self._undecided.add(graph.digest)
         number = self._session.begin_check(graph, self._environment, entry.decision)
         self._checks[graph.digest] = number
         sizes = self._integers.get(graph.digest, ())
@@ -258,10 +246,9 @@ class Plan:
             decision = possible(decision, candidates.offered)
             self._session.ranks.followed(graph, self._environment, decision)
             run = candidates.deploy(decision.deployment)
-            self._on_decided(graph, follower, decision.deployment, run)
+            self._replace(graph, follower, run)
             return run
 
-        self._undecided.add(graph.digest)
         ranks = self._session.ranks
         return ranks.follow(graph, self._environment, candidates.launch, self._part, deploy)
 
@@ -272,7 +259,6 @@ class Plan:
 
     def complete(self, compiled: Any) -> None:
         """Finish what Inductor's `post_compile` has left to be done, now that it has run."""
-        self._compiled = weakref.ref(compiled)
         if self._next:
             # Inductor believes that whoever captures sees to the alignment of inputs.
             compiled.current_callable = _torch.aligned(compiled, compiled.current_callable)
@@ -284,27 +270,6 @@ class Plan:
         elif not self._try_whole(compiled):
             for graph in self._graphs:
                 self._only_launch(graph, whole.only_launch(self._facts))
-            return
-        self._watch(compiled)
-
-    def _watch(self, compiled: Any) -> None:
-        """Have it be observed what a forward saves and its backward takes, if the forward is relocated or may be."""
-        self._note_link()
-        if self._link is None or self._watching or not self._link_is_wanted():
-            return
-        from pygraphd.client import recycling
-
-        recycling.watch(compiled, self._link, is_backward=self._facts.is_backward)
-        self._watching = True
-
-    def _note_link(self) -> None:
-        if self._link is not None and not self._facts.is_backward:
-            undecided = self._undecided or self._by_size
-            self._link.wanted = self._relocates or bool(undecided and self._may_relocate)
-            self._link.pending &= self._link.wanted
-
-    def _link_is_wanted(self) -> bool:
-        return self._link is not None and self._link.wanted
 
     def _fill_partitions(self, compiled: Any) -> None:
         """Decide how each partition of a graph runs that Inductor has split for us, and does not capture."""
@@ -335,19 +300,9 @@ class Plan:
         if graph.digest not in self._entries:
             self._record([Record(graph, decision)])
 
-    def _on_decided(self, graph: Graph, before: Runnable, deployment: Deployment, run: Runnable) -> None:
+    def _on_decided(self, graph: Graph, before: Runnable, _deployment: Deployment, run: Runnable) -> None:
         """Have what was decided for a graph take the place of what has found that out."""
-        self._relocates |= deployment is Deployment.GRAPH
-        self._undecided.discard(graph.digest)
         self._replace(graph, before, run)
-        compiled = self._compiled()
-        if compiled is None:
-            return
-        self._note_link()
-        if self._watching and not self._undecided and not self._link_is_wanted():
-            from pygraphd.client import recycling
-
-            self._watching = not recycling.unwatch(compiled)
 
     def _replace(self, graph: Graph, one: Runnable, other: Runnable) -> bool:
         """Put one callable in the place of another; return whether that was there."""

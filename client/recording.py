@@ -40,7 +40,6 @@ from pygraphd.client.relocation import (
 from pygraphd.client.replay import Device, Layout, Memory, Replay, Ticket
 from pygraphd.client.rooms import Room
 from pygraphd.client.witness import OTHERWISE, Moved, UnclearError, false_addresses
-from pygraphd.client.workspaces import workspaces
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -303,7 +302,6 @@ def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:
         helper.bulk(note),
         _torch.current_stream(device),
         _torch.stream_watch(device),
-        workspaces.empty_cache,
     )
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client import recycling
 from pygraphd.client.attempts import Attempts, Failure
 from pygraphd.client.binding import UnfitError
 from pygraphd.client.bulk import helper
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from pygraphd.client.attempts import Attempt, Costs, Recorder
     from pygraphd.client.misfits import Misfit
     from pygraphd.client.random_numbers import Draw
-    from pygraphd.client.recycling import Link
     from pygraphd.client.replay import Replay
     from pygraphd.client.report import Report
 
@@ -35,8 +33,6 @@ MAX_RECORDINGS = 8
 CAPTURES_OF_EACH = 4
 """Times that bound is how often a callable is captured in all: sizes that take turns must not be recorded for ever."""
 MAX_CAPTURES = CAPTURES_OF_EACH * MAX_RECORDINGS
-IDLE_CHANGES = 16
-"""Changes of size after which a recording that was not used gives back the memory that it keeps."""
 MAX_SIZES = 64
 """Sets of integer inputs that are remembered, whether or not they were recorded; others are launched."""
 
@@ -61,14 +57,12 @@ class Relocatable:
         launch: Runnable,
         recorder: Recorder,
         report: Report,
-        link: Link | None = None,
         facts: GraphFacts = GraphFacts(),  # noqa: B008 - it is frozen
         max_recordings: int = MAX_RECORDINGS,
     ) -> None:
-        """Run `launch` so; `link` is what a forward and its backward share, if both are compiled, and for nothing else."""
+        """Run `launch` so."""
         self._max_recordings = max_recordings
         self._launch = launch
-        self._link: Link | None = None if facts.is_backward else link
         self.facts = facts
         """What is known of it beforehand."""
         self._recorder = recorder
@@ -81,8 +75,6 @@ class Relocatable:
         self._misfits = Misfits()
         self._seen: set[tuple[int, ...]] = set()
         self._latest: tuple[int, ...] | None = None
-        self._changes = 0
-        self._used: dict[tuple[int, ...], int] = {}
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._put_off = 0
         self._recording = threading.Lock()
@@ -108,7 +100,6 @@ class Relocatable:
         except UnfitError as error:
             reason, misfit = str(error), error.misfit
         except torch.OutOfMemoryError:
-            recycling.release_all()
             reason = NO_MEMORY
         except DriverError as error:
             reason = str(error)
@@ -117,9 +108,10 @@ class Relocatable:
         if reason is not None:
             # Not within `except`: the error's traceback keeps what was allocated for the replay.
             return self._otherwise(sizes, inputs, reason, misfit)
-        link = self._link
-        if sizes != self._latest or self._hears_of_draws or (link is not None and link.pending):
-            self._note_replay(sizes, replay, outputs, drawn)
+        if sizes != self._latest:
+            self._note_use(sizes)
+        if self._hears_of_draws:
+            self._drew(replay, outputs, drawn)
         return outputs
 
     def _sizes_of(self, inputs: list[Any]) -> tuple[int, ...]:
@@ -127,13 +119,6 @@ class Relocatable:
         if integers is None:
             integers = self._integers = [index for index, value in enumerate(inputs) if type(value) is int]
         return tuple([inputs[index] for index in integers]) if integers else ()
-
-    def _note_replay(self, sizes: tuple[int, ...], replay: Replay, outputs: Any, drawn: Draw | None) -> None:
-        if sizes != self._latest:
-            self._note_use(sizes)
-        if self._link is not None and not replay.recycles:
-            self._link.replayed(replay, outputs)
-        self._drew(replay, outputs, drawn)
 
     def _drew(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
         """Note what random numbers a replay was given, if `_hears_of_draws`."""
@@ -309,8 +294,6 @@ class Relocatable:
             self._nodes[sizes] = nodes
         self._report.note_nodes(nodes - known)
         self._trim()
-        if self._link is not None:
-            self._link.arm(replay)
         self._report.count(captured=1, staged=attempt.staged)
         if before is not None:
             before.close()
@@ -327,7 +310,6 @@ class Relocatable:
     def _drop(self, sizes: tuple[int, ...]) -> None:
         with self._changing:
             replay = self._replays.pop(sizes, None)
-            self._used.pop(sizes, None)
             nodes = self._nodes.pop(sizes, 0)
         if replay is not None:
             replay.close()
@@ -339,12 +321,6 @@ class Relocatable:
             if replay is not None:
                 self._replays[sizes] = replay
             self._latest = sizes
-            self._changes += 1
-            self._used[sizes] = self._changes
-            idle = [each for each in self._replays if self._used.get(each, 0) <= self._changes - IDLE_CHANGES]
-        for each in idle:
-            if (replay := self._replays.get(each)) is not None:
-                replay.release()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ is bound to (`executables`). The compiled helper does a whole call in one go, wh
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,27 +14,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from pygraphd.client import _torch
 from pygraphd.client.binding import InputGroup, UnfitError
 from pygraphd.client.bulk import Bulk
 from pygraphd.client.driver import DriverError
 from pygraphd.client.one_stream import OneStream
 from pygraphd.client.outputs import Outputs
-from pygraphd.client.recycling import Recycler
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection
 
     from pygraphd.client.bulk import Call, Launch
     from pygraphd.client.driver import Driver
     from pygraphd.client.executables import Executables
-    from pygraphd.client.outputs import Making
     from pygraphd.client.random_numbers import Draw
 
 
 CLOSED = "its recording has gone for others"
-SMALL_SCRATCH = 2 << 20
-"""Bytes that a set of recycled memory has beside what is saved, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,39 +113,43 @@ class Device:
     bulk: Bulk
     stream: Callable[[], int]
     watch_stream: Callable[[], Callable[[], bool]]
-    trim: Callable[[], None]
 
 
-class _Way:
-    """A call on memory of which some is allocated, for `slots`, and some of `layout.outputs.made` is made."""
+class _Allocating:
+    """Allocates what one call needs, and makes its outputs of that."""
 
-    def __init__(self, layout: Layout, device: Device, slots: Iterable[int], making: Making) -> None:
-        memories = layout.memories
+    def __init__(self, layout: Layout, device: Device) -> None:
+        memories, outputs = layout.memories, layout.outputs
         # The allocator takes the smallest gap that is large enough, and leaves fewer behind if what is large comes first.
-        self._slots = sorted(slots, key=lambda slot: -memories[slot].bytes)
+        self._slots = sorted(range(len(memories)), key=lambda slot: -memories[slot].bytes)
         self._columns = (
             [memories[slot].size for slot in self._slots],
             [memories[slot].stride for slot in self._slots],
             [memories[slot].dtype for slot in self._slots],
         )
         self._allocate = device.allocate
-        self.making = making
+        self._making = outputs.making(device.bulk)
+        self._gather = outputs.gathering(device.bulk)
+        self.blank = outputs.blank()
+        """What is made, with what is the same at every call in its place."""
+        self.no_memory: list[Any] = [None] * len(memories)
         self.at_once: Call | None = None
-        """Does all of it; None: it is to be done step by step."""
-        pieces, picks = making.pieces, layout.outputs.picks
+        """Does a whole call; None: it is to be done step by step."""
+        pieces, picks = self._making.pieces, outputs.picks
         if not layout.staged and pieces is not None and picks is not None:
             arguments = [*zip(*self._columns, strict=True)]
             self.at_once = device.bulk.calling(device.allocate, arguments, self._slots, pieces, picks)
 
-    def allocate(self, memory: list[Any]) -> None:
-        """Put what is allocated into a list."""
+    def memory(self) -> list[torch.Tensor]:
+        """Return new memory, in the order of the slots."""
+        memory = self.no_memory.copy()
         for slot, made in zip(self._slots, map(self._allocate, *self._columns), strict=True):
             memory[slot] = made
+        return memory
 
-    def let_go(self, memory: list[Any]) -> None:
-        """Take it out again."""
-        for slot in self._slots:
-            memory[slot] = None
+    def outputs(self, memory: list[Any], inputs: list[Any]) -> Any:
+        """Return the outputs of a call on some memory."""
+        return self._gather(memory, self._making.fill(self.blank.copy(), inputs, memory), inputs)
 
 
 class _Drawing:
@@ -201,15 +199,7 @@ class Replay:
         self._lock = threading.Lock()
         self._staging = OneStream(driver, device.watch_stream) if layout.staged else None
         self._executables: Executables | None = executables
-        self._recycler: Recycler | None = None
-        self._hooks = _torch.saved_tensors_hooks()
-        outputs = layout.outputs
-        self._gather = outputs.gathering(device.bulk)
-        making = outputs.making(range(len(outputs.made)), device.bulk)
-        self._whole = self._fresh = _Way(layout, device, range(len(layout.memories)), making)
-        """With memory that all comes from the allocator, and with that of a set."""
-        self._no_memory: list[Any] = [None] * len(layout.memories)
-        self._blank = outputs.blank()
+        self._allocating = _Allocating(layout, device)
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Run the graph on a call's inputs, clear the list, and return the outputs.
@@ -224,40 +214,26 @@ class Replay:
         if (drawn_from := self._layout.generators) and any(inputs[at] is not each for at, each in drawn_from):
             raise UnfitError(OTHER_GENERATOR)
         with self._lock:
-            stream = self._device.stream()
-            recycler = self._recycler
-            # With hooks on what is saved, user code sees it, and may hand it to other streams.
-            saved = recycler.take(stream) if recycler is not None and self._hooks() is None else None
-            if saved is None:
-                done = self._run(self._whole, self._no_memory.copy(), self._blank, inputs, stream)
-            else:
-                done = self._run(self._fresh, saved.memory, saved.made, inputs, stream)
+            done = self._run(inputs, self._device.stream())
         inputs.clear()
         return done
 
-    def _run(
-        self, way: _Way, memory: list[Any], blank: list[Any], inputs: list[Any], stream: int
-    ) -> tuple[Any, Draw | None]:
-        executables = self._executables
-        if way.at_once is not None and executables is not None:
+    def _run(self, inputs: list[Any], stream: int) -> tuple[Any, Draw | None]:
+        executables, allocating = self._executables, self._allocating
+        if allocating.at_once is not None and executables is not None:
             if self._ticket is not None:
                 self._ticket.one_stream.expect(stream)
-            done = way.at_once(executables.native, inputs, memory, blank, self._start_at_once, stream)
+            memory, blank = allocating.no_memory.copy(), allocating.blank
+            done = allocating.at_once(executables.native, inputs, memory, blank, self._start_at_once, stream)
             if done is not None:
                 outputs, drawn, written = done
                 self.counts.add(written)
                 self.counts.at_once += 1
                 return outputs, drawn
         # What does not fit is told by this.
-        try:
-            way.allocate(memory)
-            drawn = self._launch(inputs, memory, stream)
-            return self._made(way, memory, blank, inputs), drawn
-        finally:
-            way.let_go(memory)  # it is the caller's
-
-    def _made(self, way: _Way, memory: list[Any], blank: list[Any], inputs: list[Any]) -> Any:
-        return self._gather(memory, way.making.fill(blank.copy(), inputs, memory), inputs)
+        memory = allocating.memory()
+        drawn = self._launch(inputs, memory, stream)
+        return allocating.outputs(memory, inputs), drawn
 
     def _launching(self) -> Launch:
         """Return what launches in a `Call`: the driver, if nothing has to be done before."""
@@ -268,15 +244,13 @@ class Replay:
 
     def memory(self) -> list[torch.Tensor]:
         """Allocate what one call needs beside its inputs."""
-        memory = self._no_memory.copy()
-        self._whole.allocate(memory)
-        return memory
+        return self._allocating.memory()
 
     def run(self, inputs: list[Any], memory: list[torch.Tensor]) -> Any:
         """Run the graph on a call's inputs and on memory from `memory()`; see `__call__`."""
         with self._lock:
             self._launch(inputs, memory, self._device.stream())
-            result = self._made(self._whole, memory, self._blank, inputs)
+            result = self._allocating.outputs(memory, inputs)
         inputs.clear()
         return result
 
@@ -306,53 +280,6 @@ class Replay:
         for index, buffer in self._layout.staged:
             buffer.copy_(inputs[index].detach())
 
-    # --- recycled memory ---
-
-    def recycle(self, slots: Collection[int]) -> None:
-        """From now on, keep the memory of these slots from call to call while nobody sees what lies there.
-
-        None of them may hold what user code can see. What holds no output is kept with them if it is small: to allocate
-        that takes the host longer than it is worth.
-        """
-        with self._lock:
-            if self._recycler is None and slots:
-                layout, device = self._layout, self._device
-                kept = {*slots, *self._small_scratch()}
-                self._recycler = Recycler(
-                    layout.memories, layout.outputs, kept, device.allocate, device.trim, device.bulk
-                )
-                self._fresh = _Way(layout, device, self._recycler.fresh, self._recycler.making)
-
-    def _small_scratch(self) -> set[int]:
-        """Return the slots that only the graph itself has anything in, and that are small."""
-        outputs, memories = self._layout.outputs, self._layout.memories
-        seen = {outputs.memory_of(index) for index in range(len(outputs.all))}
-        unseen = sorted((each.bytes, slot) for slot, each in enumerate(memories) if slot not in seen)
-        ends = itertools.accumulate(size for size, _ in unseen)
-        return {slot for (_, slot), end in zip(unseen, ends, strict=True) if end <= SMALL_SCRATCH}
-
-    def release(self) -> None:
-        """Give back what memory it keeps that nobody holds."""
-        if (recycler := self._recycler) is not None:
-            recycler.release()
-
-    @property
-    def recycles(self) -> bool:
-        """Whether it keeps any memory."""
-        return self._recycler is not None
-
-    def slots_of(self, outputs: Sequence[Any]) -> dict[int, int]:
-        """Return the slots that a call's outputs lie in, by where the memory of each begins."""
-        slots = enumerate(map(self._layout.outputs.memory_of, range(len(outputs))))
-        return {
-            outputs[index].untyped_storage().data_ptr(): slot for index, slot in slots if slot is not None
-        }
-
-    @property
-    def recycler(self) -> Recycler | None:
-        """What keeps memory from call to call; None if nothing is kept."""
-        return self._recycler
-
     @property
     def layout(self) -> Layout:
         """What it binds to."""
@@ -377,7 +304,6 @@ class Replay:
         """Destroy the executables and the graph; launches under way go on, and calls from now on do not fit."""
         with self._lock:
             executables, self._executables = self._executables, None
-            self._recycler = None
         if executables is not None:
             with contextlib.suppress(DriverError), self._driver.relaxed():
                 executables.close()

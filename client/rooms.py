@@ -61,8 +61,7 @@ class Rooms:
     def __init__(self, rooms: Sequence[Room], device: torch.device) -> None:
         """Allocate them."""
         self._rooms, self._device = rooms, device
-        # Not tensors, which deterministic mode fills: with a kernel of the graph.
-        self._storages = [torch.UntypedStorage(room.size, device=device) for room in rooms]
+        self._storages = [self.storage(room.size) for room in rooms]
         self._made_by = {
             room.maker: storage
             for room, storage in zip(rooms, self._storages, strict=True)
@@ -70,6 +69,14 @@ class Rooms:
         }
         self.made: list[int] = []
         """Where what Inductor's code has allocated begins, in its order."""
+
+    def storage(self, size: int) -> torch.UntypedStorage:
+        """Allocate so many bytes: not a tensor, which deterministic mode fills, with a kernel of the graph."""
+        return torch.UntypedStorage(size, device=self._device)
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy bytes, by a node of the graph."""
+        to.copy_(source)
 
     def allocate(
         self, original: Allocator, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
@@ -88,8 +95,7 @@ class Rooms:
         for room, storage in zip(self._rooms, self._storages, strict=True):
             made = outputs[room.outputs[0]].untyped_storage()
             if made.data_ptr() != storage.data_ptr():
-                bytes_of = (self._over(each, torch.uint8, (room.size,), (1,)) for each in (storage, made))
-                next(bytes_of).copy_(next(bytes_of))
+                self.copy(*(self._over(each, torch.uint8, (room.size,), (1,)) for each in (storage, made)))
                 for index in room.outputs:
                     settled[index] = self._moved(outputs[index], storage)
         return tuple(settled) if isinstance(outputs, tuple) else settled

@@ -15,7 +15,6 @@ from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED
 from pygraphd.client.claims import Claims, Interest, Turn
 from pygraphd.client.doubts import Doubt
-from pygraphd.client.families import Families
 from pygraphd.client.options import Trust
 from pygraphd.client.plan import Known, Plan
 from pygraphd.client.ranks import Ranks
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from pygraphd.client._torch import CompiledFacts, Runnable
     from pygraphd.client.capture import CudaRecorder
     from pygraphd.client.graph_facts import GraphFacts
-    from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.schema.keys import Environment
 
@@ -70,9 +68,7 @@ class Session:
         self.pid = os.getpid()
         self._watched: dict[int, _Watched] = {}
         self._families: dict[int, object] = {}  # kept alive, so that their ids stay theirs
-        self._links: dict[int, Link] = {}
         self._steps: dict[int, Steps] = {}
-        self.families = Families()
         self._recorders: dict[int, CudaRecorder | None] = {}
         self._is_helper_prepared = False
         self._latest_options: tuple[tuple[str, str], ...] = ()
@@ -231,9 +227,7 @@ class Session:
         self._families[id(family)] = family
         return self._steps.setdefault(id(family), Steps(family))
 
-    def relocatable(
-        self, launch: Runnable, device_index: int, link: Link | None, facts: GraphFacts
-    ) -> Relocatable | None:
+    def relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Relocatable | None:
         """Return a callable as relocatable graphs, if these are wanted and can be had here; for the rest see there."""
         recorder = self._recorder_of(device_index)
         if recorder is None:
@@ -244,19 +238,12 @@ class Session:
 
         recordings = max(self.options.sizes.sizes, MAX_RECORDINGS)
         self.report.bounds |= {"recordings": recordings, "executables": MAX_EXECUTABLES}
-        return relocatable(launch, recorder, self.report, link, facts, recordings)
+        return relocatable(launch, recorder, self.report, facts, recordings)
 
     def _recorder_of(self, device_index: int) -> CudaRecorder | None:
         if device_index not in self._recorders:
             self._recorders[device_index] = self._recorder(device_index)
         return self._recorders[device_index]
-
-    def link(self, family: object) -> Link:
-        """Return what a forward and its backward know of each other's memory, one for each family."""
-        from pygraphd.client.recycling import Link
-
-        self._families[id(family)] = family
-        return self._links.setdefault(id(family), Link())
 
     def _recorder(self, device_index: int) -> CudaRecorder | None:
         from pygraphd.client import driver

@@ -24,64 +24,32 @@ BYTES = 4 * FLOATS
 
 def test_each_allocation_of_a_call_is_told_by_what_it_is_for(recorder: Recorder) -> None:
     a = recorder.floats(*range(FLOATS))
-    visible, *gradients, lone = (recorder.arena.allocate(FLOATS) for _ in range(5))
+    outputs = [recorder.arena.allocate(FLOATS) for _ in range(2)]
     scratch = recorder.arena.allocate(FLOATS)
-    for out in (visible, *gradients, lone, scratch):
+    for out in (*outputs, scratch):
         recorder.graph.scale(a, out, 2.0)
-    outputs = [visible, *gradients, lone]
-    replay = recorder.built([a], outputs, together={1, 2, 3}).replay
+    replay = recorder.built([a], outputs).replay
 
-    found = footprint_of(replay, {1, 2, 3})
+    found = footprint_of(replay)
 
     assert found.allocations == (
-        Allocation(Role.OUTPUT, BYTES, kept=False),
-        Allocation(Role.OUTPUT, BYTES, kept=False),
-        Allocation(Role.GROUP, 3 * 2 * BLOCK, kept=False),
-        Allocation(Role.SCRATCH, 2 * BLOCK, kept=False),
+        Allocation(Role.OUTPUT, BYTES),
+        Allocation(Role.OUTPUT, BYTES),
+        Allocation(Role.SCRATCH, 2 * BLOCK),
     )
-    assert found.fresh(Role.OUTPUT) == 2 * BYTES
-    assert (found.sets, found.staged, found.executables) == ((), 0, 1)
+    assert (found.staged, found.executables) == (0, 1)
     replay.close()
 
 
-def test_several_outputs_in_one_cluster_are_no_group(recorder: Recorder) -> None:
+def test_several_outputs_in_one_storage_are_one_allocation(recorder: Recorder) -> None:
     a, block = recorder.floats(1, 2), recorder.arena.allocate(4)
     recorder.graph.scale(a, block[:2], 2.0)
     recorder.graph.scale(a, block[2:], 3.0)
     replay = recorder.built([a], [block[:2], block[2:]]).replay
 
-    (only,) = footprint_of(replay, ()).allocations
+    (only,) = footprint_of(replay).allocations
 
     assert only.role is Role.OUTPUT
-    replay.close()
-
-
-def test_one_gradient_alone_is_no_group(recorder: Recorder) -> None:
-    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
-    recorder.graph.scale(a, out, 2.0)
-    replay = recorder.built([a], [out], together={0}).replay
-
-    (only,) = footprint_of(replay, {0}).allocations
-
-    assert only.role is Role.OUTPUT
-    replay.close()
-
-
-def test_what_is_kept_is_nothing_that_calls_allocate(recorder: Recorder) -> None:
-    a = recorder.floats(*range(FLOATS))
-    visible, saved = recorder.arena.allocate(FLOATS), recorder.arena.allocate(FLOATS)
-    for out in (visible, saved):
-        recorder.graph.scale(a, out, 2.0)
-    replay = recorder.built([a], [visible, saved]).replay
-    replay.recycle({1})
-    held = [replay([a]) for _ in range(2)]
-
-    found = footprint_of(replay, ())
-
-    assert [each.kept for each in found.allocations] == [False, True]
-    assert found.fresh(Role.OUTPUT) == BYTES
-    assert found.sets == (2 * BLOCK, 2 * BLOCK)
-    del held
     replay.close()
 
 
@@ -91,5 +59,5 @@ def test_buffers_that_inputs_are_copied_to_are_staged(recorder: Recorder) -> Non
     recorder.graph.scale(buffer, out, 2.0)
     replay = recorder.built([a], [out], staged={0: buffer}).replay
 
-    assert footprint_of(replay, ()).staged == 8
+    assert footprint_of(replay).staged == 8
     replay.close()

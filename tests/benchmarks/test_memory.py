@@ -83,17 +83,15 @@ def cells(answers: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def test_a_column_for_each_way_and_a_row_for_each_figure() -> None:
-    def allocation(role: str, size: int, *, kept: bool) -> dict[str, Any]:
-        return {"role": role, "bytes": size * MB, "kept": kept}
+    def allocation(role: str, size: int) -> dict[str, Any]:
+        return {"role": role, "bytes": size * MB}
 
     recording = {
         "kind": "forward",
         "allocations": [
-            allocation("outputs", 1, kept=False),
-            allocation("outputs", 50, kept=True),
-            allocation("scratch", 4, kept=False),
+            allocation("outputs", 1),
+            allocation("scratch", 4),
         ],
-        "sets": [25 * MB, 26 * MB],
         "staged": MB,
     }
 
@@ -107,8 +105,8 @@ def test_a_column_for_each_way_and_a_row_for_each_figure() -> None:
     pool = "after forward, pool default: reserved / free beside something / empty"
     assert found[pool] == ["6.0 / 2.0 / 1.0"] * 2
     assert found["after forward, allocated: parameters"] == ["3.0", "3.0"]
-    kinds = "forward: outputs / groups / scratch / kept / staged"
-    assert found[kinds] == ["-", "2.0 / 0.0 / 8.0 / 102.0 / 2.0"]
+    kinds = "forward: outputs / scratch / staged"
+    assert found[kinds] == ["-", "2.0 / 8.0 / 2.0"]
     assert not [label for label in found if label.startswith("before forward, ")]  # less is allocated there
 
 

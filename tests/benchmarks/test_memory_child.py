@@ -127,7 +127,7 @@ def test_what_was_installed_is_taken_out_again() -> None:
 
 
 def test_tensors_are_told_by_what_they_are_for(recorder: Recorder) -> None:
-    """Of a training with momentum, beside a recording that keeps memory and copies an input."""
+    """Of a training with momentum, beside a recording that copies an input."""
     module = torch.nn.BatchNorm1d(700)
     case = dataclasses.replace(
         WORKLOADS["mlp-training"].build(CPU),
@@ -139,13 +139,11 @@ def test_tensors_are_told_by_what_they_are_for(recorder: Recorder) -> None:
     module(inputs["values"]).sum().backward()
     assert step.optimizer is not None
     step.optimizer.step()
-    regions, replay, kept, staged = recorded(recorder)
+    regions, replay, staged = recorded(recorder)
     momentum = [state["momentum_buffer"] for state in step.optimizer.state.values()]
     gradients = [each.grad for each in module.parameters() if each.grad is not None]
     running = [module.running_mean, module.running_var]
-    counting = Counting(
-        [*module.parameters(), *running, *gradients, *inputs.values(), *momentum, kept, staged]
-    )
+    counting = Counting([*module.parameters(), *running, *gradients, *inputs.values(), *momentum, staged])
     look = Look(counting, case, step, regions)
 
     look.begin(with_snapshots=True)
@@ -158,22 +156,19 @@ def test_tensors_are_told_by_what_they_are_for(recorder: Recorder) -> None:
         "gradients": 5600,
         "optimiser": 5600,
         "buffers": 5600,
-        "kept": kept.nbytes,
         "staged": staged.nbytes,
     }
     ((found),) = recordings(regions)
-    assert (found["kind"], found["staged"], len(found["sets"])) == ("forward", staged.nbytes, 1)
+    assert (found["kind"], found["staged"]) == ("forward", staged.nbytes)
     replay.close()
 
 
-def recorded(recorder: Recorder) -> tuple[Regions, Replay, torch.Tensor, torch.Tensor]:
-    """Return a region that has a recording, that one, what it keeps, and its buffer for an input."""
+def recorded(recorder: Recorder) -> tuple[Regions, Replay, torch.Tensor]:
+    """Return a region that has a recording, that one, and its buffer for an input."""
     staged, out = torch.randn(50), recorder.arena.allocate(50)
     recorder.graph.scale(staged, out, 2.0)
     replay = recorder.built([torch.randn(50)], [out], staged={0: staged}).replay
-    replay.recycle({0})
-    (kept,) = replay([torch.randn(50)])
     relocatable: Any = SimpleNamespace(replays=(replay,), facts=GraphFacts())
     regions = Regions("graph")
     regions.all.append(Timed(replay, "forward", relocatable))
-    return regions, replay, kept, staged
+    return regions, replay, staged

@@ -58,23 +58,8 @@ def test_what_was_compiled_is_loaded_and_not_compiled_again(compiled: Path) -> N
     module = native.load(compiled)
 
     assert isinstance(module, ModuleType)
-    assert {"configure", "references", "same_references", "unchanged"} <= set(dir(module))
+    assert {"configure", "moved", "unchanged"} <= set(dir(module))
     assert [each.name for each in compiled.parent.iterdir()] == [compiled.name]
-
-
-def test_references_are_counted(compiled: Path) -> None:
-    module = native.load(compiled)
-    assert isinstance(module, ModuleType)
-    objects = [object() for _ in range(5)]
-
-    before = module.references(objects)
-    holder = objects[3]
-
-    assert module.references(objects)[3] == before[3] + 1
-    assert not module.same_references(objects, before)
-    del holder
-    assert module.same_references(objects, before)
-    assert not module.same_references(objects, before[:-1])
 
 
 def test_what_is_no_list_of_tensors_is_an_error_and_no_crash(compiled: Path) -> None:
@@ -86,8 +71,8 @@ def test_what_is_no_list_of_tensors_is_an_error_and_no_crash(compiled: Path) -> 
         module.unchanged(first, (2,), address)
     with pytest.raises(TypeError, match="bytes-like"):
         module.unchanged(first, [2], [0])
-    with pytest.raises(TypeError, match="2 lists"):
-        module.same_references([1])
+    with pytest.raises(TypeError, match="1 lists"):
+        module.plan([1], [1])
     with pytest.raises(TypeError, match="not a tensor"):
         module.unchanged(first, ["no tensor"], address)
     with pytest.raises(TypeError, match="not a tensor"):
@@ -100,8 +85,6 @@ def test_what_is_no_list_of_tensors_is_an_error_and_no_crash(compiled: Path) -> 
     for wrong in (-1, sys.maxsize):
         with pytest.raises(ValueError, match="negative, or too large"):
             module.indices([wrong])
-    with pytest.raises(TypeError):
-        module.same_references([1], ["many"])
 
 
 def test_the_file_is_anothers_for_another_source_or_python(

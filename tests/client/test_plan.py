@@ -22,7 +22,6 @@ from pygraphd.client.cache import Cache
 from pygraphd.client.checking import DISPUTED
 from pygraphd.client.hook import Hook
 from pygraphd.client.plan import CAPTURED_BY_OTHERS
-from pygraphd.client.recycling import Watched
 from pygraphd.client.session import Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
@@ -536,22 +535,6 @@ def test_graphs_in_parts_and_whole_ones_are_measured_in_one_program(session: Ses
     assert session.report.counts["measured"] == 2
 
 
-def test_both_halves_are_observed_where_the_forward_alone_is_relocated(
-    session: Session, relocating: list[Relocating]
-) -> None:
-    """Else its backward would not say what is free again, and the forward kept no memory."""
-    REFUSING.add(1)
-    pair = compile_pair(session)
-    assert run(*pair)[-1] == (["relocated"], ["launched"])
-    assert len(relocating) == 2
-    known = compile_pair(Session(session.locations))
-
-    assert run(*known, 1) == [(["relocated"], ["launched"])]
-
-    for compiled in (*pair, *known):
-        assert isinstance(inner(compiled), Watched)
-
-
 # --- what is left to Inductor ------------------------------------------------------------------------------------
 
 
@@ -683,10 +666,3 @@ def test_what_was_measured_on_a_noisy_machine_runs_and_is_measured_by_the_next_p
     assert short.report.counts["spooled"] == 0, "what was measured is worth more than that nothing was"
     assert run(*pair)[-1] == (["relocated"], ["relocated"])
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 2)
-
-
-def inner(compiled: Compiled) -> Any:
-    """Return what Inductor's copying of misaligned inputs surrounds."""
-    around = compiled.current_callable
-    cells = [cell.cell_contents for cell in getattr(around, "__closure__", None) or ()]
-    return next((cell for cell in cells if isinstance(cell, Watched)), around)

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import inspect
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,19 +16,16 @@ import torch
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.utils import GraphPartitionMap
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraphd.client import _torch
 from pygraphd.client.attention import state_of, undefined_outputs
-from pygraphd.client.families import Families
 from pygraphd.client.graph_facts import PartitionMap
 from pygraphd.client.placement.arithmetic import HERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pygraphd.client.graph_facts import GraphFacts
 
 pytestmark = pytest.mark.torch
 
@@ -157,14 +155,6 @@ def test_a_store_takes_what_registers_hand_over() -> None:
     assert (store.check(["key"]), store.get("key")) == (True, b"first")
 
 
-def test_what_keeping_saved_activations_needs_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _torch.missing_for_recycling() is None
-
-    monkeypatch.setattr(_torch, "references_show_uses", lambda: False)
-
-    assert "lacks references that show" in str(_torch.missing_for_recycling.__wrapped__())
-
-
 def test_what_changing_graphs_needs_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _torch.missing_for_passes() is None
 
@@ -204,17 +194,6 @@ def test_what_is_compiled_for_elsewhere_is_compiled_by_functions_of_these_names(
     )
 
     assert {each.__code__.co_name for each in functions} == _torch._FOR_ELSEWHERE
-
-
-def test_hooks_on_saved_tensors_do_not_hide_what_holds_a_tensor() -> None:
-    kept: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, keep):
-        assert _torch.references_show_uses.__wrapped__()
 
 
 @pytest.mark.parametrize(
@@ -300,47 +279,6 @@ def test_a_graph_with_dynamic_sizes_is_told_by_its_text_and_is_given_integers(dy
     assert seen == [(dynamic, dynamic)] * 4
 
 
-def test_the_gradients_of_parameters_are_told_from_the_texts() -> None:
-    """With a parameter that is used twice, one that is frozen, a buffer, an input with a gradient, and sizes that change."""
-    told: list[GraphFacts] = []
-    shapes: list[list[Any]] = []
-    families = Families()
-
-    def note(original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
-        facts = _torch.facts(compiled, graph_kwargs)
-        outputs = families.graph_facts(id(graph_kwargs["boxed_forward_device_index"]), facts)
-        original()
-        if facts.is_backward:
-            run = compiled.current_callable
-
-            def call(inputs: list[Any]) -> Any:
-                result = run(inputs)
-                told.append(outputs)
-                shapes.append([None if each is None else tuple(each.shape) for each in result])
-                return result
-
-            compiled.current_callable = call
-
-    twice = torch.nn.Linear(8, 9)
-    frozen = torch.nn.Linear(7, 8).requires_grad_(False)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.BatchNorm1d(7), frozen, twice)
-    uninstall = _torch.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
-    try:
-        torch._dynamo.reset()
-        compiled = torch.compile(lambda x, k: model(x).sum() * k + (twice.weight * k).sum())
-        for k in (2, 3):
-            compiled(torch.randn(4, 6, requires_grad=True), k).backward()
-    finally:
-        uninstall()
-        torch._dynamo.reset()
-
-    trained = sorted(tuple(each.shape) for each in model.parameters() if each.requires_grad)
-    assert len(told) == 2
-    for outputs, each in zip(told, shapes, strict=True):
-        assert sorted(each[index] for index in outputs.gradients) == trained
-        assert (4, 6) in each
-
-
 def test_a_partition_says_which_inputs_and_outputs_of_the_graph_its_own_are() -> None:
     fields = GraphPartitionMap.__dataclass_fields__
     told = str(fields["output_index_mapping"].type).replace("typing.", "")
@@ -376,9 +314,27 @@ def test_an_output_of_a_partition_may_be_several_of_the_graph(
         assert _torch._partition_maps(SimpleNamespace(partition_maps=maps)) == (PartitionMap((), outputs),)
 
 
-def test_a_mode_of_the_users_does_not_get_to_see_how_that_is_found_out() -> None:
-    with FakeTensorMode():
-        assert _torch.references_show_uses.__wrapped__()
+def test_inductors_code_allocates_by_what_it_is_given_in_one_thread_alone() -> None:
+    """The name that memory of a GPU is allocated by is there in the code for a CPU, too."""
+    torch._dynamo.reset()
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(3))
+    codecache: Any = importlib.import_module("torch._inductor.codecache")
+    module, seen = codecache.PyCodeCache.modules[-1], list[Any]()
+    original = module.empty_strided_cuda
+
+    def allocate(first: Any, *arguments: Any) -> str:
+        seen.append((first, *arguments))
+        return "made"
+
+    with _torch.allocations_by(allocate), ThreadPoolExecutor(1) as elsewhere:
+        assert module.empty_strided_cuda((2, 3), (3, 1), torch.int8) == "made"
+        # Whatever the original does without a GPU, it is what another thread comes to.
+        with contextlib.suppress(RuntimeError):
+            assert elsewhere.submit(module.empty_strided_cuda, (), (), torch.int8).result() != "made"
+
+    assert seen == [(original, (2, 3), (3, 1), torch.int8)]
+    assert module.empty_strided_cuda is original
+    torch._dynamo.reset()
 
 
 def test_libtorch_has_all_that_the_compiled_helper_calls() -> None:

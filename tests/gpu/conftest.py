@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client.families import Families
 from pygraphd.client.hook import Hook
 from tests.client.placement.with_rules import with_rules
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pygraphd.client.graph_facts import GraphFacts
-    from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
     from pygraphd.client.report import Report
     from pygraphd.client.session import Session
@@ -138,9 +136,6 @@ class Relocated:
         self.made: list[Relocatable] = []
         self._recorders: dict[int, Seeing] = {}
         self._is_launching = False
-        self.links: dict[int, Link] = {}
-        self.link: Link | None = None
-        self.families = Families()
         self.outputs: Iterator[GraphFacts] = iter(())
 
     def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
@@ -151,7 +146,7 @@ class Relocated:
         from pygraphd.client.host_state import relocatable
 
         recorder = self._recorder(device_index)
-        self.made.append(relocatable(runnable, recorder, self.report, self.link, outputs))
+        self.made.append(relocatable(runnable, recorder, self.report, outputs))
         return self.made[-1]
 
     def _recorder(self, device_index: int) -> Seeing:
@@ -165,18 +160,13 @@ class Relocated:
 
     def compile(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
         """Do what the hook does around Inductor's `post_compile`."""
-        from pygraphd.client import _torch, recycling
+        from pygraphd.client import _torch
 
         facts = _torch.facts(compiled, graph_kwargs)
-        box = graph_kwargs.get("boxed_forward_device_index")
-        link = None if facts.is_inference else self.links.setdefault(id(box), recycling.Link())
-        self.link = link
-        outputs = self.families.graph_facts(id(box), facts)
-        self.outputs = (outputs.of_partition(facts.maps, part) for part in range(facts.partitions))
-        _torch.note_ours(box)
+        told = facts.graph_facts
+        self.outputs = (told.of_partition(facts.maps, part) for part in range(facts.partitions))
+        _torch.note_ours(graph_kwargs.get("boxed_forward_device_index"))
         original()
-        if link is not None:
-            recycling.watch(compiled, link, is_backward=facts.is_backward)
         compiled.current_callable = _torch.aligned(compiled, compiled.current_callable)
 
     @contextlib.contextmanager
@@ -189,15 +179,6 @@ class Relocated:
         yield
         self._is_launching = False
         torch._dynamo.reset()
-
-    @property
-    def sets(self) -> list[int]:
-        """How many sets of memory each region keeps for what its forward saves."""
-        return [
-            len(replay._recycler) if replay._recycler is not None else 0
-            for each in self.made
-            for replay in each._replays.values()
-        ]
 
     def expect(self, **counts: int) -> None:
         """Assert the named counters, and that nothing was launched but calls whose sizes were new."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -217,60 +216,6 @@ def test_a_closed_replay_does_not_fit(case: Case) -> None:
         case.call()
 
 
-def recycling(case: Case) -> Replay:
-    """Have the second output lie in memory that is kept from call to call."""
-    case.replay.recycle({1})
-    case.warm_up()
-    return case.replay
-
-
-def test_memory_of_a_set_is_used_in_one_go(case: Case) -> None:
-    replay = recycling(case)
-
-    case.expect(at_once=4)
-    assert replay.recycler is not None
-    assert len(replay.recycler) == 1
-    (first, second), _ = case.call(), gc.collect()
-    place = second.data_ptr()
-    assert first.data_ptr() != place
-    del first, second
-    assert case.call()[1].data_ptr() == place
-
-
-def test_a_set_that_is_held_is_not_written_to(case: Case) -> None:
-    recycling(case)
-    _, kept = case.call()
-    expected = kept.clone()
-
-    for number in range(6):
-        case.inputs[1].fill_(number)
-        assert case.call()[1].tolist() == [2.0 * number] * FLOATS
-
-    assert torch.equal(kept, expected)
-
-
-@pytest.mark.parametrize("failing", ["memory", "launch"])
-def test_a_set_whose_call_has_failed_is_free(case: Case, failing: str) -> None:
-    replay = recycling(case)
-    assert replay.recycler is not None
-    if failing == "memory":
-        case.blocks.fails_at = 1
-        with pytest.raises(torch.OutOfMemoryError):
-            case.call()
-    else:
-        case.emulator.fail_at(1)
-        with pytest.raises(DriverError):
-            case.call()
-        case.emulator.fail_at(0)
-
-    saved = replay.recycler.take(0)
-    assert saved is not None
-    assert saved.memory[0] is None
-    del saved
-    case.expect(at_once=4)
-    assert len(replay.recycler) == 1
-
-
 class Ticket:
     """Counts draws."""
 
@@ -386,15 +331,13 @@ CALLS = st.lists(
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(calls=CALLS, recycled=st.booleans())
+@given(calls=CALLS)
 def test_any_calls_give_what_they_give_step_by_step(
-    by_the_helper: None, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, calls: list[Any], recycled: bool
+    by_the_helper: None, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, calls: list[Any]
 ) -> None:
     blocks = Blocks(256)
     monkeypatch.setattr(_torch, "allocator", lambda _device: blocks)
     case = Case(emulator, blocks)
-    if recycled:
-        case.replay.recycle({1})
     places = [blocks.tensor(torch.zeros(FLOATS)) for _ in range(4)]
     kept: list[tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]] = []
     for number, (first, second, fate) in enumerate(calls * 2):

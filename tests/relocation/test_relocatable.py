@@ -20,16 +20,14 @@ from pygraphd.client.one_stream import OTHER_STREAM, OneStream
 from pygraphd.client.parameters import OpaqueError, Parameters, PassingError
 from pygraphd.client.random_numbers import Draw
 from pygraphd.client.recording import Capture
-from pygraphd.client.relocatable import IDLE_CHANGES
 from pygraphd.client.relocation import BLOCK, Share, Span
 from pygraphd.client.report import Report
+from pygraphd.client.rooms import Room, Rooms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from pygraphd.client.recycling import Link
     from pygraphd.client.relocatable import Relocatable
-    from pygraphd.client.rooms import Room
     from tests.relocation.conftest import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -106,6 +104,23 @@ class Launching:
         """Let go of a tensor."""
 
 
+class ArenaRooms(Rooms):
+    """Rooms in the memory of a recording."""
+
+    def __init__(self, rooms: Sequence[Room], recording: Recording) -> None:
+        self._recording = recording
+        self.places: set[int] = set()
+        super().__init__(rooms, torch.device("cpu"))
+
+    def storage(self, size: int) -> torch.UntypedStorage:
+        place = self._recording.arena.allocate(size // 4)
+        self.places.add(place.data_ptr())
+        return place.untyped_storage()
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        self._recording.graph.copy(to, source)
+
+
 class Recording:
     """Records, as a capture does: results lie in the arena, and are not computed."""
 
@@ -116,34 +131,17 @@ class Recording:
         self.drawn = 0
         self.attentions = 0
         self.tables: list[Any] = []
-        self.made: list[int] = []
-        """Where what `add` has allocated begins, as Inductor's code does; other operations are a library's."""
-        self._rooms: dict[int | None, torch.Tensor] = {}
+        self.rooms = ArenaRooms((), self)
+        """`add` allocates as Inductor's code does; other operations are a library's."""
         self.released = False
 
     def release(self) -> None:
         self.released = True
 
-    def with_rooms(self, rooms: Sequence[Room], launch: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
-        """Run a callable whose outputs are to lie in rooms."""
-        places = [self.arena.allocate(room.size // 4) for room in rooms]
-        self._rooms = {room.maker: place for room, place in zip(rooms, places, strict=True)}
-        outputs = list(launch(inputs))
-        for room, place in zip(rooms, places, strict=True):
-            for index in room.outputs:
-                if outputs[index].data_ptr() != place.data_ptr():
-                    self.graph.copy(place, outputs[index])
-                    outputs[index] = place.view(outputs[index].dtype).view(outputs[index].shape)
-        return tuple(outputs)
-
-    def _allocate(self, n: int) -> torch.Tensor:
-        room = self._rooms.get(len(self.made))
-        out = self.arena.allocate(n) if room is None else room
-        self.made.append(out.data_ptr())
-        return out
-
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        out = self._allocate(a.numel())
+        out = self.rooms.allocate(
+            lambda size, *_: self.arena.allocate(size[0]), (a.numel(),), (1,), torch.float32
+        )
         self.graph.add(a, b, out)
         return out
 
@@ -201,7 +199,7 @@ class Recording:
 
     def done(self, tensor: torch.Tensor) -> None:
         """Have its memory be used again, if it lies in the capture's; what stands in for other inputs stays."""
-        if self.arena.has(tensor):
+        if self.arena.has(tensor) and tensor.data_ptr() not in self.rooms.places:
             self.arena.free(tensor)
 
 
@@ -252,6 +250,7 @@ class HostRecorder:
         self.tickets: list[Ticket] = []
         self.recordings: list[Recording] = []
         self.captures = 0
+        self.rooms: list[Sequence[Room]] = []
         self.free = 1 << 40
         self.refuses: str | None = None
         self.capturing = False
@@ -279,6 +278,7 @@ class HostRecorder:
         is_shifted: bool = False,
     ) -> Capture:
         self.captures += 1
+        self.rooms.append(rooms)
         self.between()
         if self.refuses is not None:
             raise PassingError(self.refuses)
@@ -289,7 +289,8 @@ class HostRecorder:
             recording.arena.allocate(1)
             recording.arena.allocations.clear()
         try:
-            outputs = recording.with_rooms(rooms, launch, inputs)
+            recording.rooms = ArenaRooms(rooms, recording)
+            outputs = recording.rooms.settle(launch(inputs))
         except BaseException:
             self.driver.destroy_graph(recording.graph.handle)
             raise
@@ -308,7 +309,7 @@ class HostRecorder:
             ticket=ticket,
             pool=recording,
             rooms=tuple(rooms),
-            made=tuple(recording.made),
+            made=tuple(recording.rooms.made),
         )
 
     def why_not(self) -> str | None:
@@ -351,17 +352,16 @@ class Case:
         max_recordings: int = relocatable.MAX_RECORDINGS,
         state: State = State(),  # noqa: B008 - it is frozen
     ) -> Relocatable:
-        return self.made(body, None, GraphFacts(undefined, state=state), max_recordings)
+        return self.made(body, GraphFacts(undefined, state=state), max_recordings)
 
     def made(
         self,
         body: Callable[[Operations, list[Any]], Any],
-        link: Link | None,
         facts: GraphFacts,
         max_recordings: int = relocatable.MAX_RECORDINGS,
     ) -> Relocatable:
         launch = self.recorder.compiled(body)
-        made = host_state.relocatable(launch, self.recorder, self.report, link, facts, max_recordings)
+        made = host_state.relocatable(launch, self.recorder, self.report, facts, max_recordings)
         self._made.append(made)
         return made
 
@@ -1507,29 +1507,3 @@ def test_no_garbage_is_collected_while_a_call_is_recorded(case: Case, *, enabled
 
     assert seen == [enabled, False, enabled]  # launched, recorded, launched to compare; then replayed
     assert after is enabled
-
-
-def test_a_recording_that_was_not_used_for_long_gives_back_what_it_keeps(case: Case) -> None:
-    run = case.make(add)
-
-    def call(n: int) -> Any:
-        return run([*(case.allocator.tensor(torch.ones(n)) for _ in range(2)), n])
-
-    for n in (3, 3, 4, 4):
-        call(n)
-    idle, used = run._replays[(3,)], run._replays[(4,)]
-    for replay, n in ((idle, 3), (used, 4)):
-        replay.recycle({0})
-        call(n)
-    kept = [replay._recycler for replay in (idle, used)]
-    assert [len(each) for each in kept if each is not None] == [1, 1]
-
-    for n in (5, 5, 6, 6):
-        call(n)
-    for _ in range(IDLE_CHANGES):
-        call(5)
-        call(4)
-        call(6)
-
-    assert [len(each) for each in kept if each is not None] == [0, 1]
-    assert call(3)[0].tolist() == [2.0] * 3
