@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.clusters import Clusters
+from pygraphd.client.parameters import OpaqueError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +56,14 @@ def rooms_for(capture: Capture, *, for_all: bool = False) -> tuple[Room, ...]:
     )
 
 
+def bytes_of(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
+    """Return how many bytes a storage needs for a tensor."""
+    if 0 in size:
+        return 0
+    itemsize: int = dtype.itemsize
+    return (sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1) * itemsize
+
+
 class Rooms:
     """The rooms of one capture, on its device."""
 
@@ -83,17 +92,22 @@ class Rooms:
     ) -> torch.Tensor:
         """Allocate for Inductor's code, which would do so by `original`."""
         room = self._made_by.get(len(self.made))
-        tensor = original(size, stride, dtype) if room is None else self._over(room, dtype, size, stride)
+        if room is not None and room.nbytes() == bytes_of(size, stride, dtype):
+            tensor = self._over(room, dtype, size, stride)
+        else:
+            tensor = original(size, stride, dtype)
         self.made.append(tensor.data_ptr())
         return tensor
 
     def settle(self, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Return what the callable has returned, with each output in its room."""
+        """Return what the callable has returned, with each output in its room; raises `OpaqueError`."""
         if not self._rooms:
             return outputs
         settled = list(outputs)
         for room, storage in zip(self._rooms, self._storages, strict=True):
             made = outputs[room.outputs[0]].untyped_storage()
+            if made.nbytes() != room.size:
+                raise OpaqueError("it returned other storages when it was captured again")
             if made.data_ptr() != storage.data_ptr():
                 self.copy(*(self._over(each, torch.uint8, (room.size,), (1,)) for each in (storage, made)))
                 for index in room.outputs:

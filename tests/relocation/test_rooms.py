@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Capture
 from pygraphd.client.relocation import BLOCK, Span
 from pygraphd.client.rooms import Room, Rooms, rooms_for
@@ -204,6 +205,21 @@ def test_rooms_are_handed_out_in_turn_and_what_is_elsewhere_is_copied() -> None:
     assert storages(outputs[1:2]) == [(0, 20, 1)]
     assert outputs[1].stride() == (1, 2)
     assert outputs[1].data_ptr() != library.data_ptr()
+
+
+def test_what_needs_another_size_than_a_room_has_gets_memory_of_its_own() -> None:
+    """As a temporary does that lay where a library's output lies afterwards; a storage must not be resized for it."""
+    rooms = Rooms((Room(16, (0,), 0),), torch.device("cpu"))
+
+    large = rooms.allocate(
+        lambda *form: torch.empty_strided(*form[:2], dtype=form[2]), (3, 2), (2, 1), torch.float32
+    )
+    (out,) = rooms.settle((torch.ones(4),))
+
+    assert storages([large, out]) == [(0, 24, 0), (1, 16, 0)]
+    assert out.tolist() == [1] * 4
+    with pytest.raises(OpaqueError, match="other storages"):
+        rooms.settle((torch.ones(3),))
 
 
 def test_without_rooms_outputs_are_what_was_returned() -> None:
