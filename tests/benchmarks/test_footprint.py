@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.footprint import Allocation, Role, footprint_of
-from pygraphd.client.relocation import BLOCK
+from pygraphd.client.recording import LEAST_SCRATCH
 from tests.relocation.conftest import allocator, emulator, emulator_library, recorder
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def test_each_allocation_of_a_call_is_told_by_what_it_is_for(recorder: Recorder)
     assert found.allocations == (
         Allocation(Role.OUTPUT, BYTES),
         Allocation(Role.OUTPUT, BYTES),
-        Allocation(Role.SCRATCH, 2 * BLOCK),
+        Allocation(Role.SCRATCH, LEAST_SCRATCH),
     )
     assert (found.staged, found.executables) == (0, 1)
     replay.close()
