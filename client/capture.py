@@ -144,13 +144,13 @@ class CudaRecorder:
                 # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `_torch._begin_capture`.
                 self._random_numbers.move(self._stream.cuda_stream)
                 with pool.capturing(graph):
-                    # Not tensors, which deterministic mode fills: with a kernel of the graph.
-                    in_the_way = [torch.UntypedStorage(size, device=self.device) for size in shifts]
-                    apart = Rooms(rooms, self.device)
-                    with _torch.allocations_by(apart.allocate):
-                        outputs = apart.settle(launch(inputs))
-                    inputs.clear()
-                    in_the_way.clear()
+                    apart = Rooms(rooms, self.device, shifts)
+                    try:
+                        with _torch.allocations_by(apart.allocate):
+                            outputs = apart.settle(launch(inputs))
+                    finally:
+                        inputs.clear()
+                        apart.close()
             self._stream.synchronize()
         return outputs, apart.made
 

@@ -67,9 +67,10 @@ def bytes_of(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
 class Rooms:
     """The rooms of one capture, on its device."""
 
-    def __init__(self, rooms: Sequence[Room], device: torch.device) -> None:
-        """Allocate them."""
+    def __init__(self, rooms: Sequence[Room], device: torch.device, shifts: Sequence[int] = ()) -> None:
+        """Allocate them, behind so many bytes each that are in nobody's way."""
         self._rooms, self._device = rooms, device
+        self._in_the_way = [self.storage(size) for size in shifts]
         self._storages = [self.storage(room.size) for room in rooms]
         self._made_by = {
             room.maker: storage
@@ -78,6 +79,12 @@ class Rooms:
         }
         self.made: list[int] = []
         """Where what Inductor's code has allocated begins, in its order."""
+
+    def close(self) -> None:
+        """Let go of what nobody else holds, whatever still refers to this."""
+        self._in_the_way.clear()
+        self._storages.clear()
+        self._made_by.clear()
 
     def storage(self, size: int) -> torch.UntypedStorage:
         """Allocate so many bytes: not a tensor, which deterministic mode fills, with a kernel of the graph."""
