@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import time
-from array import array
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -58,7 +57,7 @@ def test_what_was_compiled_is_loaded_and_not_compiled_again(compiled: Path) -> N
     module = native.load(compiled)
 
     assert isinstance(module, ModuleType)
-    assert {"configure", "moved", "unchanged"} <= set(dir(module))
+    assert {"configure", "places", "plan"} <= set(dir(module))
     assert [each.name for each in compiled.parent.iterdir()] == [compiled.name]
 
 
@@ -66,25 +65,14 @@ def test_what_is_no_list_of_tensors_is_an_error_and_no_crash(compiled: Path) -> 
     module = native.load(compiled)
     assert isinstance(module, ModuleType)
 
-    first, address = module.indices([0]), array("Q", [0])
-    with pytest.raises(TypeError, match="a list and addresses"):
-        module.unchanged(first, (2,), address)
-    with pytest.raises(TypeError, match="bytes-like"):
-        module.unchanged(first, [2], [0])
     with pytest.raises(TypeError, match="1 lists"):
-        module.plan([1], [1])
+        module.places((2,))
     with pytest.raises(TypeError, match="not a tensor"):
-        module.unchanged(first, ["no tensor"], address)
-    with pytest.raises(TypeError, match="not a tensor"):
-        module.moved(first, ["no tensor"], address)
-    for tensors, addresses in (([], address), ([1], array("Q"))):
-        with pytest.raises(IndexError, match="beyond"):
-            module.unchanged(first, tensors, addresses)
+        module.places(["no tensor"])
+    with pytest.raises(TypeError, match="3 lists"):
+        module.gather(module.picks([]), (), [], [])
     with pytest.raises(ValueError, match="incorrect name"):
-        module.moved(module.picks([]), [], address)
-    for wrong in (-1, sys.maxsize):
-        with pytest.raises(ValueError, match="negative, or too large"):
-            module.indices([wrong])
+        module.gather(module.plan([]), [], [], [])
 
 
 def test_the_file_is_anothers_for_another_source_or_python(
