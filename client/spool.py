@@ -78,8 +78,8 @@ def _entry(record: Record, host: str, left_at: float) -> Entry:
     entry = Entry(record.graph.digest, record.decision, os.getuid(), host)
     for each in record.measurements:
         if each.deployment is record.decision.deployment:
-            costs = {"cost_us": each.median_us, "host_us": each.host_us, "span_us": each.span_us}
-            return replace(entry, measured_at=left_at, **costs)
+            entry = replace(entry, cost_us=each.median_us, host_us=each.host_us, span_us=each.span_us)
+            return replace(entry, measured_at=left_at)
     return entry
 
 
