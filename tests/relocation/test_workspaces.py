@@ -12,8 +12,6 @@ import torch
 
 from pygraphd.client import _torch, capture
 from pygraphd.client.capture import CudaRecorder
-from pygraphd.client.drift import Drift
-from pygraphd.client.report import Report
 from pygraphd.client.workspaces import ABOUT_TO_LAUNCH_S, UNTIL_MEMORY_GOES_S, Workspaces
 
 if TYPE_CHECKING:
@@ -92,17 +90,11 @@ def test_beside_others_memory_is_given_back_some_time_later(
     assert events.least_distance_s() >= UNTIL_MEMORY_GOES_S
 
 
-def test_who_is_alone_waits_for_nobody_nor_for_who_looks_again(
-    events: Events, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_alone_waits_for_nobody(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
-    drift = Drift(600.0, Report())
-    drift.add(0, lambda number, jury: None)
-    assert len(threading.enumerate()) == 2
 
     CudaRecorder.trim(CudaRecorder.__new__(CudaRecorder))
-    drift.close()
 
     assert events.names == [CLEARED, EMPTIED]
 
