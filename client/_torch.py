@@ -202,13 +202,15 @@ class CompiledFacts:
     """Of each partition; empty: there is one, which has what the graph has."""
     host_operators: tuple[str, ...] = ()
     """Its operators that have to run at each call; see `host_operators`."""
+    is_repeatable: bool = True
+    """All of its operators are known to run nothing on the host."""
     is_split: bool = False
     """It is not captured by Inductor, and has partitions none of which calls any of these; see `split_graphs`."""
 
     @property
     def graph_facts(self) -> GraphFacts:
         """What a recording of it is told."""
-        return GraphFacts(self.undefined, self.state or State())
+        return GraphFacts(self.undefined, self.state or State(), self.is_repeatable)
 
 
 def facts(
@@ -241,6 +243,7 @@ def facts(
         state=State() if compiled.fx_kwargs.get("is_inference") else state_of(text),
         maps=_partition_maps(compiled) if is_split or not refusal else (),
         host_operators=operators,
+        is_repeatable=not vouched_operators.not_vouched(_operators_in(text), frozenset()),
         is_split=is_split,
     )
 
@@ -256,6 +259,12 @@ def host_operators(text: str, vouched: frozenset[str] = frozenset()) -> tuple[st
     """
     found = (each for line in _code_of(text) for each in _OPERATOR.finditer(line))
     return _host_operators(((each[1], each[2], each[3]) for each in found), vouched)
+
+
+def _operators_in(text: str) -> set[str]:
+    """Return the operators of a printed graph, each as `namespace::operator`."""
+    overloads = (each.groups() for line in _code_of(text) for each in _OPERATOR.finditer(line))
+    return {f"{space}::{name}" for space, name, _ in overloads}
 
 
 def _host_operators(overloads: Iterable[Overload], vouched: frozenset[str]) -> tuple[str, ...]:

@@ -255,7 +255,7 @@ class Attempts:
             undefined,
             stood.stand_ins,
             call.moving,
-            keeps_inputs=is_doubted,
+            keeps_inputs=is_doubted and self._facts.is_repeatable,
         )
 
     def _generator_of(self, call: Call) -> Generator | None:

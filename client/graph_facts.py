@@ -29,6 +29,8 @@ class GraphFacts:
     """No kernel writes these outputs; see `client/attention.py`."""
     state: State = State()  # noqa: RUF009 - it is frozen
     """Scalars that are on the CPU if the graph is launched, and on the GPU if it is captured."""
+    is_repeatable: bool = True
+    """Nothing in it but kernels of PyTorch's, Inductor's or Triton: it may be launched once more than the program asks for."""
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
         """Return what is known of a partition; there are no `maps` where it has what the graph has."""
@@ -38,6 +40,7 @@ class GraphFacts:
         return GraphFacts(
             _where(mine.outputs, self.undefined),
             self.state.of_partition(mine.inputs, mine.outputs),
+            self.is_repeatable,
         )
 
 

@@ -42,11 +42,12 @@ def relocatable(
     report: Report,
     facts: GraphFacts,
     max_recordings: int = MAX_RECORDINGS,
+    recheck_s: float = 0.0,
 ) -> Relocatable:
     """Return a callable as relocatable graphs, of the kind that its graph needs."""
     if facts.state:
         return WithHostState(launch, recorder, report, facts, max_recordings)
-    return Relocatable(launch, recorder, report, facts, max_recordings)
+    return Relocatable(launch, recorder, report, facts, max_recordings, recheck_s)
 
 
 class _Call(threading.local):

@@ -19,6 +19,7 @@ from pygraphd.client.driver import DriverError
 from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.misfits import Misfits
 from pygraphd.client.refusals import Disagreements, Lasts, Refusals
+from pygraphd.client.result_check import ResultCheck
 
 if TYPE_CHECKING:
     from pygraphd.client._torch import Runnable
@@ -59,8 +60,10 @@ class Relocatable:
         report: Report,
         facts: GraphFacts = GraphFacts(),  # noqa: B008 - it is frozen
         max_recordings: int = MAX_RECORDINGS,
+        recheck_s: float = 0.0,
     ) -> None:
-        """Run `launch` so."""
+        """Run `launch` so; `recheck_s`: how often its results are checked, in seconds; 0: never."""
+        self._check = ResultCheck(launch, recorder, report, facts, recheck_s)
         self._max_recordings = max_recordings
         self._launch = launch
         self.facts = facts
@@ -94,6 +97,23 @@ class Relocatable:
             return self._without_replay(sizes, inputs)
         if self._asks_of_captures and self._recorder.in_capture():
             return self._step_aside(IN_A_CAPTURE, inputs)
+        if replay.counts.replays >= replay.look_at:
+            return self._looked_at(sizes, replay, inputs)
+        return self._replay(sizes, replay, inputs)
+
+    def _looked_at(self, sizes: tuple[int, ...], replay: Replay, inputs: list[Any]) -> Any:
+        """Run a call at which it may be time to check results."""
+        if reason := self._check.verdict(replay):
+            self._drop(sizes)
+            self._refused.add(sizes, reason, Lasts.IN_THIS_PROCESS)
+            return self._step_aside(reason, inputs)
+        given = self._check.begin(replay, inputs)
+        outputs = self._replay(sizes, replay, inputs)
+        if given is not None:
+            self._check.end(replay, given, outputs)
+        return outputs
+
+    def _replay(self, sizes: tuple[int, ...], replay: Replay, inputs: list[Any]) -> Any:
         reason = misfit = None
         try:
             outputs, drawn = replay.drawing(inputs)
@@ -286,6 +306,7 @@ class Relocatable:
 
     def _keep(self, sizes: tuple[int, ...], attempt: Attempt) -> None:
         replay = attempt.keep()
+        replay.look_at = self._check.first_look(replay)
         with self._changing:
             before = self._replays.pop(sizes, None)
             self._replays[sizes] = replay

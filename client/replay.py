@@ -7,6 +7,7 @@ is bound to (`executables`). The compiled helper does a whole call in one go, wh
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -187,6 +188,8 @@ class Replay:
     ) -> None:
         """Take over `graph`, its executables and `ticket`."""
         self.counts = Counts()
+        self.look_at = sys.maxsize
+        """From which of its calls on somebody is to look at it."""
         self._driver = driver
         self._graph = graph
         self._layout = layout
@@ -314,6 +317,11 @@ class Replay:
         # A model that is dropped takes its recordings along.
         with contextlib.suppress(Exception):
             self.close()
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return self._ticket is not None or bool(self._layout.generators)
 
     def forget_random_numbers(self) -> None:
         """Stop advancing the generator: the graph draws no random numbers."""

@@ -68,7 +68,8 @@ class Report:
         (uses of inputs that do) and `sent` (how often such inputs went there);
         under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
         relocatable graphs
-        `captured` (recordings made) and `staged` (inputs that these copy).
+        `captured` (recordings made), `staged` (inputs that these copy), `checked_results` (calls that were launched as well, to be held
+        against the graph) and `wrong_results` (of these, those that differed).
         """
         with self._lock:
             self.counts.update(counts)
@@ -172,6 +173,8 @@ class Report:
                 "followed",
                 "captured",
                 "staged",
+                "checked_results",
+                "wrong_results",
             )
             return {
                 "schema": SUMMARY_VERSION,

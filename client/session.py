@@ -238,7 +238,7 @@ class Session:
 
         recordings = max(self.options.sizes.sizes, MAX_RECORDINGS)
         self.report.bounds |= {"recordings": recordings, "executables": MAX_EXECUTABLES}
-        return relocatable(launch, recorder, self.report, facts, recordings)
+        return relocatable(launch, recorder, self.report, facts, recordings, self.options.recheck_s)
 
     def _recorder_of(self, device_index: int) -> CudaRecorder | None:
         if device_index not in self._recorders:

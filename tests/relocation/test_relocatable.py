@@ -359,9 +359,10 @@ class Case:
         body: Callable[[Operations, list[Any]], Any],
         facts: GraphFacts,
         max_recordings: int = relocatable.MAX_RECORDINGS,
+        recheck_s: float = 0.0,
     ) -> Relocatable:
         launch = self.recorder.compiled(body)
-        made = host_state.relocatable(launch, self.recorder, self.report, facts, max_recordings)
+        made = host_state.relocatable(launch, self.recorder, self.report, facts, max_recordings, recheck_s)
         self._made.append(made)
         return made
 

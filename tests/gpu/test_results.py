@@ -1,0 +1,140 @@
+"""Results on a GPU: of any dtype and view they are compared, what is unsteady is recorded all the same, and graphs are checked while they run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client.result_check import DIFFERS, UNTIL_READ, ResultCheck
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.gpu.conftest import Relocated
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.filterwarnings("ignore:.*omplex"),
+]
+
+MODE = "reduce-overhead"
+CALLS = 8
+
+
+@pytest.fixture
+def rounded() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def randn(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*size, device="cuda", dtype=dtype)
+
+
+def sums(x: torch.Tensor, weight: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Add many rows to few, in any order, of products that may be rounded."""
+    rows = torch.zeros(4, x.shape[1], device="cuda").index_add(0, index, x @ weight)
+    return torch.softmax(rows @ weight, -1) @ weight
+
+
+@pytest.mark.usefixtures("rounded")
+def test_what_adds_in_any_order_is_recorded(relocated: Relocated) -> None:
+    compiled = torch.compile(sums, mode=MODE, dynamic=False)
+    weight, index = randn(256, 256), torch.randint(0, 4, (8192,), device="cuda")
+    for _ in range(CALLS):
+        x = randn(8192, 256)
+        found, right = compiled(x, weight, index), sums(x, weight, index)
+        assert float((found - right).abs().max()) <= 0.02 * float(right.abs().max())
+
+    assert relocated.report.counts["captured"] == 1
+
+
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+OF_TYPES: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
+    **{str(each): (lambda x, each=each: ((x + 1).to(each), x * 2), lambda: randn(33, 5)) for each in FP8},
+    **{
+        f"from {each}": (lambda x: x.float() * 2, lambda each=each: randn(33, 5).to(each))
+        for each in (*FP8, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.bool)
+    },
+    "complex": (lambda x: torch.fft.fft(x) * 2, lambda: randn(16, 64, dtype=torch.complex64)),
+    "conjugate": (
+        lambda x: torch.view_as_real(x.resolve_conj() * 2),
+        lambda: randn(16, 64, dtype=torch.complex64).conj(),
+    ),
+    "negative": (lambda x: x * 2, lambda: randn(16, 64, dtype=torch.complex64).conj().imag),
+    "bool": (lambda x: (x > 0, x.sum() > 0), lambda: randn(9, 9)),
+    "indices": (lambda x: x.topk(3), lambda: randn(9, 9)),
+    "expanded": (lambda x: x + 1, lambda: randn(9, 1).expand(9, 7)),
+    "gaps": (lambda x: x + 1, lambda: randn(9, 9)[::2, ::3]),
+    "empty": (lambda x: (x[:0] + 1, x + 1), lambda: randn(9, 9)),
+}
+
+
+@pytest.mark.parametrize("name", OF_TYPES)
+def test_any_type_and_view_is_compared(relocated: Relocated, name: str) -> None:
+    function, make = OF_TYPES[name]
+    compiled = torch.compile(function, mode=MODE, dynamic=False)
+    for _ in range(CALLS):
+        given = make()
+        found, right = compiled(given), function(given)
+        pairs = zip(*((each if isinstance(each, tuple) else (each,)) for each in (found, right)), strict=True)
+        for mine, theirs in pairs:
+            assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+            wide = (
+                each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (mine, theirs)
+            )
+            torch.testing.assert_close(*wide, rtol=1e-4, atol=1e-4)
+
+    assert not any("failed" in reason or "differs" in reason for reason in relocated.report.fallbacks)
+
+
+def affine(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ x) + 1
+
+
+def check_at_once(relocated: Relocated, wrap: Callable[[Any], Any] = lambda launch: launch) -> None:
+    """Have the next call of each recording be checked against `wrap` of the launched callable."""
+    for each in relocated.made:
+        each._check = ResultCheck(wrap(each._launch), each._recorder, each._report, each.facts, 1e-9)
+        for replay in each.replays:
+            replay.look_at = replay.counts.replays
+
+
+def test_a_graph_that_serves_is_checked_and_goes_on(relocated: Relocated) -> None:
+    compiled = torch.compile(affine, mode=MODE, dynamic=False)
+    for _ in range(CALLS):
+        compiled(randn(64, 64))
+    check_at_once(relocated)
+    before = torch.cuda.memory_allocated()
+    for _ in range(2 * UNTIL_READ):
+        x = randn(64, 64)
+        torch.testing.assert_close(compiled(x), affine(x), rtol=1e-3, atol=1e-3)
+
+    counts = relocated.report.counts
+    assert counts["checked_results"] >= 1
+    assert counts["wrong_results"] == 0
+    assert relocated.made[0].recordings == 1
+    assert torch.cuda.memory_allocated() <= before + (1 << 20)
+
+
+def test_a_graph_that_is_wrong_is_dropped(relocated: Relocated, capsys: pytest.CaptureFixture[str]) -> None:
+    compiled = torch.compile(affine, mode=MODE, dynamic=False)
+    for _ in range(CALLS):
+        compiled(randn(64, 64))
+
+    def otherwise(launch: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        return lambda inputs: [each * 2 for each in launch(inputs)]
+
+    check_at_once(relocated, otherwise)
+    for _ in range(2 * UNTIL_READ):
+        compiled(randn(64, 64))
+
+    assert relocated.report.counts["wrong_results"] == 1
+    assert relocated.made[0].recordings == 0
+    assert DIFFERS in str(relocated.made[0].refusal)
+    assert DIFFERS in capsys.readouterr().err
