@@ -153,3 +153,31 @@ def test_what_the_cpu_learns_gets_its_gradient_and_is_seen_by_the_next_call(adde
         assert each.device == right.device
         torch.testing.assert_close(each, right, rtol=1e-4, atol=1e-4)
     assert added.failures == {}
+
+
+EXTREMES = (
+    *(torch.tensor(each) for each in (2**62 + 1, 2**53 + 1, 2**63 - 1, -(2**63), True, -0.0, float("nan"), float("inf"))),
+    *(torch.tensor(each, dtype=torch.float64) for each in (1e308, 1e-310)),
+    *(torch.tensor(each, dtype=torch.int32) for each in (2**31 - 1, -(2**31))),
+    *(torch.tensor(255, dtype=torch.uint8), torch.tensor(-128, dtype=torch.int8), torch.tensor(65504.0, dtype=torch.float16)),
+)  # fmt: skip
+
+
+def of_extremes(x: torch.Tensor, *numbers: torch.Tensor) -> list[torch.Tensor]:
+    there = [torch.where(x > 0, each, x) + torch.full((), 2**62 + 1) * each for each in numbers]
+    return [*there, *(x * (each + 1) for each in numbers), numbers[0] + 1, numbers[0] * 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32], ids=str)
+def test_extreme_numbers_keep_type_and_value(added: Report, dtype: torch.dtype) -> None:
+    """One of 2**62 + 1 is no 64-bit float."""
+    x = torch.tensor([[1, -2, 3], [5, 7, 2**31 - 1]]).to(dtype)
+    compiled = torch.compile(of_extremes, mode=SPLIT, dynamic=False)
+
+    for _ in range(2):
+        found, right = compiled(x, *EXTREMES), of_extremes(x, *EXTREMES)
+        for mine, theirs in zip(found, right, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+
+    assert added.counts["placed_inputs"] > 0
+    assert added.failures == {}

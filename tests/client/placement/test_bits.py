@@ -26,11 +26,26 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
 Tensors = list[torch.Tensor]
 
-FLOATS = [0.0, -0.0, 1.5, -2.25, float("nan"), -float("nan"), float("inf"), 1e-40, 1e-310, 65504.0, 0.1]
+FLOATS = [
+    0.0,
+    -0.0,
+    1.5,
+    -2.25,
+    float("nan"),
+    -float("nan"),
+    float("inf"),
+    1e-40,
+    1e-310,
+    65504.0,
+    1e308,
+    0.1,
+]
 VALUES: dict[torch.dtype, list[Any]] = {
     **dict.fromkeys((torch.float32, torch.float64, torch.float16, torch.bfloat16), FLOATS),
-    torch.int64: [0, 1, 2, -1, 2**63 - 1, -(2**63)],
+    torch.int64: [0, 1, 2, -1, 2**63 - 1, -(2**63), 2**62 + 1, 2**53 + 1],
     torch.int32: [0, 1, 2, 2**31 - 1, -(2**31)],
+    torch.int16: [0, 1, -1, 2**15 - 1, -(2**15)],
+    torch.int8: [0, 1, -1, 127, -128],
     torch.uint8: [0, 1, 2, 255],
     torch.bool: [False, True],
     torch.complex64: [1 + 2j, complex(0.0, -0.0), complex(float("nan"), 1.0)],
