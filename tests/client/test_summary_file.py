@@ -87,7 +87,9 @@ def test_another_user_s_link_leads_nowhere(tmp_path: Path) -> None:
     assert (tmp_path / "s").read_bytes() == DATA
 
 
-@pytest.mark.parametrize("name", [f".s.{os.getpid()}", "s.tmp", ".s"])
+@pytest.mark.parametrize(
+    "name", [f".s.{os.getpid()}", "s.tmp", ".s"], ids=["with the process id", "tmp", "hidden"]
+)
 def test_a_link_that_was_planted_under_a_likely_name_is_not_written_through(
     tmp_path: Path, name: str
 ) -> None:
