@@ -24,10 +24,11 @@ def say(text: str) -> None:
         stream = sys.stderr
         if stream is None:
             return
-        if stream is not sys.__stderr__:
+        own = sys.__stderr__
+        if own is None or stream is not own:
             stream.write(line)
             return
-        pour(stream.fileno(), line.encode("utf-8", "backslashreplace")[:_PIECE], seconds=0.0)
+        pour(own.fileno(), line.encode("utf-8", "backslashreplace")[:_PIECE], seconds=0.0)
 
 
 def pour(descriptor: int, data: bytes, seconds: float) -> None:

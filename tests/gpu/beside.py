@@ -15,8 +15,9 @@ from tests.gpu.guards import Old, poisoned, storages
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pygraphd.client.comparison import Disagreement, Generator
+    from pygraphd.client.comparison import Disagreement
     from pygraphd.client.relocatable import Relocatable
+    from pygraphd.client.verification import Generator
     from tests.gpu.guards import Guarded
 
 LAUNCHES = 8

@@ -55,10 +55,20 @@ def test_what_adds_in_any_order_is_recorded(relocated: Relocated) -> None:
 
 
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def made_to(dtype: torch.dtype) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    return lambda x: ((x + 1).to(dtype), x * 2)
+
+
+def drawn_of(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    return lambda: randn(33, 5).to(dtype)
+
+
 OF_TYPES: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
-    **{str(each): (lambda x, each=each: ((x + 1).to(each), x * 2), lambda: randn(33, 5)) for each in FP8},
+    **{str(each): (made_to(each), lambda: randn(33, 5)) for each in FP8},
     **{
-        f"from {each}": (lambda x: x.float() * 2, lambda each=each: randn(33, 5).to(each))
+        f"from {each}": (lambda x: x.float() * 2, drawn_of(each))
         for each in (*FP8, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.bool)
     },
     "complex": (lambda x: torch.fft.fft(x) * 2, lambda: randn(16, 64, dtype=torch.complex64)),

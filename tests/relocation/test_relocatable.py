@@ -749,7 +749,7 @@ def test_a_recording_that_disagrees_by_chance_is_made_once_more(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a kernel that adds in an order of its own decides which of two is the largest."""
-    run, compare = case.make(add), verification.compare
+    run, compare = case.make(add), comparison.compare
     verdicts = [comparison.Disagreement("output 0 differs", in_values=True)]
     monkeypatch.setattr(verification, "compare", lambda *each: verdicts.pop() if verdicts else compare(*each))
 
@@ -763,7 +763,7 @@ def test_a_recording_that_disagrees_by_chance_is_made_once_more(
 def test_what_has_agreed_may_disagree_by_chance_when_it_is_recorded_again(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, compare = case.make(add), verification.compare
+    run, compare = case.make(add), comparison.compare
     verdicts: list[comparison.Disagreement] = []
     monkeypatch.setattr(verification, "compare", lambda *each: verdicts.pop() if verdicts else compare(*each))
 
@@ -1339,8 +1339,7 @@ def test_what_the_recorder_refuses_is_recorded_once_that_is_over(case: Case) -> 
     for i in range(4):
         assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
     assert (run.refusal, run.refused_for_good) == ("the history is being recorded", False)
-    assert run.refusal is not None
-    assert run.is_for_now(run.refusal)
+    assert run.is_for_now("the history is being recorded")
     assert case.recorder.captures == 1  # it is only asked whether that is over
 
     case.recorder.refuses = None

@@ -173,7 +173,7 @@ def test_a_third_capture_tells_what_the_second_one_does_not(
 ) -> None:
     """It lies elsewhere, as the memory of the second one is still in use."""
     put_stand_ins(monkeypatch, edges, first=1, second=1)
-    run, usual = case.make(first_two), recorded_call.elsewhere_for
+    run, usual = case.make(first_two), stand_ins.elsewhere_for
     places: list[weakref.ref[torch.Tensor]] = []
     in_use: list[int] = []
 
