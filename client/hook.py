@@ -202,7 +202,7 @@ class Hook:
         if plan is not None:
             with self._guard("wrapping a partition"):
                 return plan.cudagraphify(runnable, kwargs)
-            return runnable  # a step of which PyTorch's trees see one part alone would be wrong
+            return runnable  # the others of its graph are ours, and PyTorch's trees are to see all or none
         return original(runnable, **kwargs)
 
     def _plan(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> Plan | None:

@@ -100,7 +100,7 @@ class Session:
             return SWITCHED_OFF
         if self._recorder_of(facts.device_index) is None:
             return CANNOT_RECORD
-        # PyTorch's trees may have run its forward, and have to run it then.
+        # PyTorch's trees run its forward then, and have to run it, too.
         is_theirs = facts.cudagraphs_asked and facts.is_backward and not _torch.is_ours(box)
         return FORWARD_NOT_OURS if is_theirs else None
 
