@@ -121,8 +121,14 @@ class _Plan:
         of_groups = [use for of_device in self.groups.values() for group in of_device for use in group.uses]
         return of_inputs + [taker for taker, _ in of_groups if nodes.lies_elsewhere(taker)]
 
-    def leave_a_few_numbers(self) -> None:
-        """Leave to PyTorch what it moves to the GPU itself, without the host waiting, if it is all there is, and little."""
+    def leave_a_few_numbers(self, numbers: Iterable[Node]) -> None:
+        """Leave to PyTorch what it moves to the GPU itself, without the host waiting, if it is all there is, and little.
+
+        `numbers` are all inputs of the graph that are numbers on the CPU. PyTorch's pass concatenates them, which gives numbers of
+        several types one type: an int64 beside a float64 comes back as a float64.
+        """
+        if len({nodes.value(each).dtype for each in numbers}) > 1:
+            return
         inputs = [each for of_device in self.inputs.values() for each in of_device]
         groups = [group for of_device in self.groups.values() for group in of_device]
         values = [*(each.value for each in inputs), *(value for group in groups for value in group.values)]
@@ -159,8 +165,19 @@ def _plan(graph: Graph) -> _Plan:
     for each in _inputs(graph):
         if each.value not in computed_with:
             plan.add_input(each)
-    plan.leave_a_few_numbers()
+    plan.leave_a_few_numbers(_numbers(graph))
     return plan
+
+
+def _numbers(graph: Graph) -> list[Node]:
+    """Return the inputs of a graph that are tensors of no dimensions on the CPU."""
+    return [
+        node
+        for node in graph.find_nodes(op="placeholder")
+        if isinstance(value := node.meta.get("val"), torch.Tensor)
+        and not value.dim()
+        and value.device.type == "cpu"
+    ]
 
 
 def _has_more_than_numbers(values: Iterable[Node], takers: Iterable[Node]) -> bool:

@@ -384,6 +384,21 @@ def test_a_number_that_is_returned_too_is_not_left_to_pytorch(computed: Any) -> 
     assert not is_on_gpu(graph.output_node().args[0][1])
 
 
+@pytest.mark.usefixtures("few")
+def test_numbers_of_several_types_are_not_left_to_pytorch() -> None:
+    """Its pass concatenates them, and an int64 beside a float64 would come back as a float64 (2**62 + 1 as 2**62)."""
+    build = Builder()
+    whole, real = (
+        build.input(torch.tensor(2**62 + 1), on_gpu=False),
+        build.input(torch.tensor(1e308), on_gpu=False),
+    )
+    x = build.input(torch.ones(4, dtype=torch.int64))
+
+    graph, moved = changed(build, build.call(aten.mul.Tensor, x, whole), build.call(aten.mul.Tensor, x, real))
+
+    assert (moved, len(sends(graph))) == (nodes.Moved(2, ()), 1)
+
+
 def copied(build: Builder) -> Node:
     return build.to_gpu(scalar(build))
 
