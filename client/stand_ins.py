@@ -44,7 +44,8 @@ def copies_of(inputs: Sequence[Any], moving: Moving | None = None) -> list[Any]:
             tensor = inputs[index]
             copies[index] = arena.tensor(start + tensor.data_ptr() - span.start, tensor)
         is_plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-        if len(group.members) == 1 and span.size == tensor.nbytes and is_plain:
+        # What is neither 0 nor 1 among booleans, as where nothing was written, would become 1.
+        if len(group.members) == 1 and span.size == tensor.nbytes and is_plain and tensor.dtype != torch.bool:
             pairs.append((copies[index], tensor))
         else:
             pairs.append((arena.bytes(start, span.size), _bytes(tensor, span)))

@@ -92,6 +92,15 @@ def test_copies_are_like_the_inputs(given_inputs: list[Any]) -> None:
     assert [bits(each) if isinstance(each, torch.Tensor) else each for each in given_inputs] == before
 
 
+def test_copies_of_booleans_that_nobody_has_written_hold_the_same_bits() -> None:
+    """Of numbers that are sent from the CPU together only some are written: what lies between may be neither 0 nor 1."""
+    of_any_bits = torch.arange(256, dtype=torch.uint8).view(torch.bool)
+
+    (copy,) = copies_of([of_any_bits])
+
+    assert torch.equal(comparison.bits(copy), comparison.bits(of_any_bits))
+
+
 @settings(deadline=None)
 @given(inputs())
 def test_old_memory_holds_indices_from_the_end_and_no_numbers(given_inputs: list[Any]) -> None:
