@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from typing import TYPE_CHECKING, Any
@@ -431,15 +432,18 @@ class FailingCalls:
         monkeypatch.setattr(loaded, "launch_address", None)
         monkeypatch.setattr(loaded, "_write_words", loaded._calls["cuStreamBatchMemOp_v2"])
 
-    def _counted(self, name: str, call: Callable[..., int]) -> Callable[..., int]:
+    def _counted(self, name: str, call: Any) -> Any:
+        """Return a function of C: some are called by their address, by the compiled helper."""
+
         def counted(*arguments: object) -> int:
             self.count += 1
             if self.count != self.fail_at:
-                return call(*arguments)
+                code: int = call(*arguments)
+                return code
             self.failed = name
             return 999
 
-        return counted
+        return ctypes.CFUNCTYPE(ctypes.c_int, *call.argtypes)(counted)
 
 
 @pytest.fixture
