@@ -24,7 +24,7 @@ from pygraphd.client.random_numbers import Generators, generators_in
 from pygraphd.client.recorded_call import Call
 from pygraphd.client.refusals import Lasts
 from pygraphd.client.replay import Replay
-from pygraphd.client.rooms import ROUNDS, rooms_for
+from pygraphd.client.rooms import ROUNDS, ground_for, rooms_for
 from pygraphd.client.witness import OTHERWISE, UNCLEAR
 
 if TYPE_CHECKING:
@@ -71,12 +71,13 @@ class Recorder(Protocol):
         inputs: list[Any],
         rooms: Sequence[Room] = (),
         *,
+        ground: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or RuntimeError with nothing run and nothing left.
 
         If it `is_shifted`, what is allocated does not lie as it would otherwise, up to multiples of 4 GiB. Outputs with
-        `rooms` lie in these.
+        `rooms` lie in these. All is cut from a `ground` of so many bytes, if these can be had.
         """
 
     def room(self) -> int:
@@ -289,8 +290,9 @@ class Attempts:
                 raise
             if rooms == capture.rooms:
                 break
+            ground = ground_for(capture)
             capture.discard(self._recorder.driver)
-            capture = self._capture_on(stood, rooms)
+            capture = self._capture_on(stood, rooms, ground)
         return stood, capture
 
     def _capture_again(self, call: Call, first: Capture, beside: int) -> recording.Second:
@@ -299,7 +301,7 @@ class Attempts:
         self._make_sure_of(call.bytes_to_stand_in + (1 + beside) * first.bytes)
         try:
             stood = call.stood(together=True)
-            capture = self._capture_on(stood, first.rooms, is_shifted=True)
+            capture = self._capture_on(stood, first.rooms, first.ground, is_shifted=True)
         except PassingError:
             raise
         except OpaqueError as error:
@@ -307,9 +309,12 @@ class Attempts:
             raise UnfitError(OTHERWISE) from error
         return recording.Second(capture, stood.bound, stood.places)
 
-    def _capture_on(self, stood: Stood, rooms: Sequence[Room] = (), *, is_shifted: bool = False) -> Capture:
+    def _capture_on(
+        self, stood: Stood, rooms: Sequence[Room] = (), ground: int = 0, *, is_shifted: bool = False
+    ) -> Capture:
+        inputs = list(stood.bound)
         try:
-            return self._recorder.capture(self._launch, list(stood.bound), rooms, is_shifted=is_shifted)
+            return self._recorder.capture(self._launch, inputs, rooms, ground=ground, is_shifted=is_shifted)
         except PassingError as error:
             self.of_recorder.add(_first_line(error))
             raise

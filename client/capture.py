@@ -7,6 +7,7 @@ where it was captured, but for what somebody holds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,12 @@ from pygraphd.client.parameters import PassingError
 from pygraphd.client.random_numbers import GeneratorTicket, generators_in
 from pygraphd.client.recording import Capture
 from pygraphd.client.relocation import BLOCK, Span, find, merge
+from pygraphd.client.room import MARGIN
 from pygraphd.client.rooms import Room, Rooms
 from pygraphd.client.workspaces import workspaces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pygraphd.client._torch import Runnable
     from pygraphd.client.driver import Driver
@@ -68,18 +70,22 @@ class CudaRecorder:
         inputs: list[Any],
         rooms: Sequence[Room] = (),
         *,
+        ground: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
         """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured.
 
         Two pools may begin a multiple of 4 GiB apart, by chance or, it may be, as expandable segments have their addresses reserved. If it
         `is_shifted`, what is allocated lies further from there than in another capture. Outputs with `rooms` lie in these.
+        All is cut from a `ground` of so many bytes, if these can be had.
         """
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise PassingError(reason)
             self._prepare_thread()
-            return self._capture(launch, inputs, rooms, SHIFTS if is_shifted else ())
+            if ground and ground * MARGIN > self._unreserved():
+                ground = 0  # an allocation that fails is told to whoever observes that
+            return self._capture(launch, inputs, rooms, SHIFTS if is_shifted else (), ground)
 
     def why_not(self) -> str | None:
         """Return why nothing can be captured now, for a reason that does not lie in what is; waits for nobody."""
@@ -91,15 +97,16 @@ class CudaRecorder:
             _one_at_a_time.release()
 
     def _capture(
-        self, launch: Runnable, inputs: list[Any], rooms: Sequence[Room], shifts: Sequence[int]
+        self, launch: Runnable, inputs: list[Any], rooms: Sequence[Room], shifts: Sequence[int], ground: int
     ) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         generators = [*generators_in(inputs).values()]
         pool = _Pool(self.device.index, generators)
         try:
             with _torch.allocation_history(self.device.index, pool.handle) as history:
-                outputs, made = self._run(graph, pool, launch, inputs, rooms, shifts)
-                allocations, alive = lifetimes(history(), len(shifts))
+                apart = functools.partial(Rooms, rooms, self.device, shifts, ground)
+                outputs, made, before = self._run(graph, pool, launch, inputs, apart)
+                allocations, alive = lifetimes(history(), before)
             return Capture(
                 self._take_over(graph),
                 list(outputs),
@@ -116,6 +123,7 @@ class CudaRecorder:
                 ),
                 pool=pool,
                 rooms=tuple(rooms),
+                ground=ground,
                 made=tuple(made),
             )
         except BaseException:
@@ -131,10 +139,9 @@ class CudaRecorder:
         pool: _Pool,
         launch: Runnable,
         inputs: list[Any],
-        rooms: Sequence[Room],
-        shifts: Sequence[int],
-    ) -> tuple[Sequence[Any], Sequence[int]]:
-        """Return the outputs, and where what Inductor's code has allocated begins."""
+        rooms: Callable[[], Rooms],
+    ) -> tuple[Sequence[Any], Sequence[int], int]:
+        """Return the outputs, where what Inductor's code has allocated begins, and how many allocations were made before the call's."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         with self._random_numbers.lock if self._shares_state else contextlib.nullcontext():
@@ -144,7 +151,7 @@ class CudaRecorder:
                 # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `_torch._begin_capture`.
                 self._random_numbers.move(self._stream.cuda_stream)
                 with pool.capturing(graph):
-                    apart = Rooms(rooms, self.device, shifts)
+                    apart = rooms()
                     try:
                         with _torch.allocations_by(apart.allocate):
                             outputs = apart.settle(launch(inputs))
@@ -152,7 +159,7 @@ class CudaRecorder:
                         inputs.clear()
                         apart.close()
             self._stream.synchronize()
-        return outputs, apart.made
+        return outputs, apart.made, apart.before
 
     def _prepare_thread(self) -> None:
         # Each thread has a cuBLAS handle of its own, which cannot be made within a capture.
@@ -191,13 +198,14 @@ class CudaRecorder:
 
     def room(self) -> int:
         """Return how many bytes could be allocated now."""
+        reserved = torch.cuda.memory_reserved(self.device)
+        return int(self._unreserved() + reserved - torch.cuda.memory_allocated(self.device))
+
+    def _unreserved(self) -> int:
+        """Return how many bytes could be had of the device."""
         free, total = torch.cuda.mem_get_info(self.device)
-        reserved, allocated = (
-            torch.cuda.memory_reserved(self.device),
-            torch.cuda.memory_allocated(self.device),
-        )
-        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device)) - reserved
-        return int(min(free, max(allowed, 0)) + reserved - allocated)
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
+        return int(min(free, max(allowed - torch.cuda.memory_reserved(self.device), 0)))
 
     def trim(self) -> None:
         """Give memory that is free back to the device, and what libraries keep for calls that are replayed from now on."""

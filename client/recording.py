@@ -74,8 +74,8 @@ class Capture:
     """What a capture saw. The outputs lie where the graph, a CUgraph, writes them.
 
     `allocations` are all that were made during the capture, dead or alive; `held` are those that are alive and are nobody's
-    output, and that the graph may read again. `pool` keeps the memory of all of them. `rooms` are those that it was captured with, and
-    `made` is where what Inductor's code has allocated begins, in its order.
+    output, and that the graph may read again. `pool` keeps the memory of all of them. `rooms` are those that it was captured with,
+    on a `ground` of so many bytes, and `made` is where what Inductor's code has allocated begins, in its order.
     """
 
     graph: int
@@ -86,6 +86,7 @@ class Capture:
     ticket: Ticket | None = None
     pool: Pool | None = None
     rooms: tuple[Room, ...] = ()
+    ground: int = 0
     made: tuple[int, ...] = ()
 
     @property

@@ -4,10 +4,14 @@ PyTorch's allocator gives the memory of dead temporaries to what comes next, out
 together in each replay, and two outputs would share a storage. So where outputs overlap with anything, the call is captured again with
 a *room* for each storage, allocated before the callable runs. Inductor's code is handed the room at the allocation that made that
 storage before; what a library has allocated is copied into its room by a node of the graph.
+
+All memory of such a capture is cut from one *ground*, allocated first and freed at once. The allocator joins what is free within a segment
+only: temporaries that grow, as in a backward, would otherwise each lie in another one, and a replay needs room for all of that at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +19,7 @@ import torch
 
 from pygraphd.client.clusters import Clusters
 from pygraphd.client.parameters import OpaqueError
+from pygraphd.client.relocation import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +29,10 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 """Captures of one call at most; in the last one, every output has a room."""
+SPARE = 4
+"""One part in so many of what a capture has used is added for the next one: its outputs lie where no temporary does."""
+LARGE = (1 << 20) + BLOCK
+"""Bytes from which on something is cut from the ground: PyTorch has smaller tensors in memory of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,17 @@ def rooms_for(capture: Capture, *, for_all: bool = False) -> tuple[Room, ...]:
     )
 
 
+def ground_for(capture: Capture) -> int:
+    """Return how many bytes to cut the next capture of a call from, in view of this one; 0 if it is to allocate as it goes.
+
+    What stays in place would keep all of the segment that it lies in.
+    """
+    if any(span.size >= LARGE for span in capture.held):
+        return 0
+    used = capture.bytes
+    return capture.ground or used + used // SPARE
+
+
 def bytes_of(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
     """Return how many bytes a storage needs for a tensor."""
     if 0 in size:
@@ -67,9 +87,17 @@ def bytes_of(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
 class Rooms:
     """The rooms of one capture, on its device."""
 
-    def __init__(self, rooms: Sequence[Room], device: torch.device, shifts: Sequence[int] = ()) -> None:
-        """Allocate them, behind so many bytes each that are in nobody's way."""
+    def __init__(
+        self, rooms: Sequence[Room], device: torch.device, shifts: Sequence[int] = (), ground: int = 0
+    ) -> None:
+        """Allocate them, on a ground of so many bytes if these can be had, behind so many bytes each that are in nobody's way."""
         self._rooms, self._device = rooms, device
+        self.before = len(shifts)
+        """How many allocations there are before those of the capture itself."""
+        if ground >= LARGE:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                self.storage(ground)  # gone at once: what comes next is cut from it
+                self.before += 1
         self._in_the_way = [self.storage(size) for size in shifts]
         self._storages = [self.storage(room.size) for room in rooms]
         self._made_by = {

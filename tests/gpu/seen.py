@@ -52,8 +52,9 @@ class Seeing(CudaRecorder):
         inputs: list[Any],
         rooms: Sequence[Room] = (),
         *,
+        ground: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
-        capture = super().capture(launch, inputs, rooms, is_shifted=is_shifted)
+        capture = super().capture(launch, inputs, rooms, ground=ground, is_shifted=is_shifted)
         self._seen.note(self.driver, capture.graph)
         return capture

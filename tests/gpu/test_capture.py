@@ -59,3 +59,29 @@ def test_a_shifted_capture_allocates_the_same_elsewhere() -> None:
     assert begin[1] - begin[0] == capture.SHIFTS[0]
     plain.discard(recorder.driver)
     shifted.discard(recorder.driver)
+
+
+@pytest.mark.parametrize("is_shifted", [False, True])
+def test_temporaries_that_grow_lie_in_the_same_memory_on_a_ground(is_shifted: bool) -> None:
+    """The ground itself is none of the capture's allocations, and nothing of it is left."""
+    recorder = CudaRecorder(driver.load(), 0)
+    sizes = [(12 << number) << 20 for number in range(4)]
+
+    def program() -> list[torch.Tensor]:
+        total = torch.zeros(1, device="cuda")
+        for size in sizes:
+            total = total + torch.ones(size, dtype=torch.uint8, device="cuda")[-1]
+        return [total]
+
+    program()
+    apart = recorder.capture(lambda _: program(), [])
+    used = apart.bytes
+    apart.discard(recorder.driver)
+    reserved = torch.cuda.memory_reserved()
+    together = recorder.capture(lambda _: program(), [], ground=sum(sizes), is_shifted=is_shifted)
+
+    assert [span.size for span in together.allocations] == [span.size for span in apart.allocations]
+    assert used >= sum(sizes)
+    assert together.bytes < max(sizes) + (2 << 20)
+    together.discard(recorder.driver)
+    assert torch.cuda.memory_reserved() <= reserved

@@ -15,6 +15,7 @@ from pygraphd.client.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
 from pygraphd.client.one_stream import OneStream
 from pygraphd.client.parameters import PassingError
 from pygraphd.client.relocation import Span
+from pygraphd.client.rooms import Rooms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tests.relocation.conftest import Emulator
 
 pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
 
 
 def test_allocations_are_told_from_what_is_alive_in_the_end() -> None:
@@ -114,7 +117,7 @@ def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrite
             yield
 
     pool: Any = Pool()
-    assert made._run(None, pool, lambda inputs: [1], [], (), ()) == ([1], [])
+    assert made._run(None, pool, lambda inputs: [1], [], lambda: Rooms((), CPU)) == ([1], [], 0)
 
     assert seen == [shares, shares]
     made._random_numbers.enter(7)  # what the capture wrote is written
@@ -150,11 +153,11 @@ def test_a_shifted_capture_takes_memory_before_what_it_captures_does_and_keeps_i
         return []
 
     pool: Any = Pool()
-    made._run(None, pool, launch, [], (), capture.SHIFTS)
+    *_, before = made._run(None, pool, launch, [], lambda: Rooms((), CPU, capture.SHIFTS))
 
     assert capture.SHIFTS[0] <= 1 << 20 < capture.SHIFTS[1]
     assert seen == ["begun", f"launched beside {sorted(capture.SHIFTS)}", "ended"]
-    assert taken == {}
+    assert (taken, before) == ({}, len(capture.SHIFTS))
 
 
 class Taken:

@@ -251,6 +251,7 @@ class HostRecorder:
         self.recordings: list[Recording] = []
         self.captures = 0
         self.rooms: list[Sequence[Room]] = []
+        self.grounds: list[int] = []
         self.free = 1 << 40
         self.refuses: str | None = None
         self.capturing = False
@@ -275,10 +276,12 @@ class HostRecorder:
         inputs: list[Any],
         rooms: Sequence[Room] = (),
         *,
+        ground: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
         self.captures += 1
         self.rooms.append(rooms)
+        self.grounds.append(ground)
         self.between()
         if self.refuses is not None:
             raise PassingError(self.refuses)
@@ -309,6 +312,7 @@ class HostRecorder:
             ticket=ticket,
             pool=recording,
             rooms=tuple(rooms),
+            ground=ground,
             made=tuple(recording.rooms.made),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from pygraphd.client.parameters import OpaqueError
 from pygraphd.client.recording import Capture
-from pygraphd.client.relocation import BLOCK, Span
-from pygraphd.client.rooms import Room, Rooms, rooms_for
+from pygraphd.client.relocation import BLOCK, Span, merge
+from pygraphd.client.rooms import LARGE, Room, Rooms, ground_for, rooms_for
 from tests.relocation.test_relocatable import Case, case
 
 if TYPE_CHECKING:
@@ -90,6 +91,18 @@ def test_only_what_a_library_has_allocated_is_copied(case: Case) -> None:
 
     assert first == ()
     assert {room.outputs: room.maker for room in second} == {(0,): 1, (1,): 2, (2,): None}
+
+
+def test_captures_with_rooms_are_cut_from_as_much_as_the_first_has_used(case: Case) -> None:
+    """And a quarter more; the first one of a call that needs no other goes without."""
+    run = case.make(where_a_temporary_was)
+
+    for _ in range(3):
+        run([case.floats(*range(300))])
+
+    first, second, *_ = case.recorder.grounds
+    used = case.recorder.recordings[0].arena.allocations
+    assert (first, second) == (0, sum(span.size for span in merge(used)) * 5 // 4)
 
 
 STEPS = st.lists(
@@ -227,3 +240,50 @@ def test_without_rooms_outputs_are_what_was_returned() -> None:
     outputs = [torch.ones(1)]
 
     assert Rooms((), torch.device("cpu")).settle(outputs) is outputs
+
+
+# --- the ground --------------------------------------------------------------------------------------------------
+
+
+class Noting(Rooms):
+    """Rooms of which it is known what was allocated, and what is gone."""
+
+    def __init__(self, ground: int, has: int = 1 << 40) -> None:
+        self.told: list[tuple[int, bool]] = []
+        self._has, self._latest = has, weakref.ref(self)
+        super().__init__((Room(16, (0,), 0),), torch.device("cpu"), (BLOCK,), ground)
+
+    def storage(self, size: int) -> torch.UntypedStorage:
+        if size > self._has:
+            raise torch.OutOfMemoryError
+        made = torch.UntypedStorage(size)
+        self.told.append((size, self._latest() is None))
+        self._latest = weakref.ref(made)
+        return made
+
+
+def test_the_ground_is_allocated_first_and_is_free_for_what_comes_next() -> None:
+    rooms = Noting(LARGE)
+
+    assert rooms.told == [(LARGE, False), (BLOCK, True), (16, False)]
+    assert rooms.before == 2
+
+
+@pytest.mark.parametrize(("ground", "has"), [(LARGE, LARGE - 1), (LARGE - 1, LARGE), (0, LARGE)])
+def test_without_a_ground_the_rooms_are_the_same(ground: int, has: int) -> None:
+    """It cannot be had, or small tensors would lie in it."""
+    rooms = Noting(ground, has)
+
+    assert [size for size, _ in rooms.told] == [BLOCK, 16]
+    assert rooms.before == 1
+
+
+def test_the_ground_stays_as_large_and_what_stays_in_place_has_none() -> None:
+    def ground(used: int, staying: int = 0, before: int = 0) -> int:
+        held = (Span(4 * LARGE, 4 * LARGE + staying),)
+        return ground_for(Capture(0, [], (Span(0, used),), held, ground=before))
+
+    assert ground(1000) == 1250
+    assert ground(1000, before=1500) == 1500
+    assert ground(1000, staying=LARGE - 1) == 1250
+    assert ground(1000, staying=LARGE, before=1500) == 0
