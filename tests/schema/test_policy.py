@@ -171,10 +171,12 @@ def test_graph_for_good_loses_at_most_a_tenth_on_the_gpu_or_wins_elsewhere(
         assert max(gains) > 1 / (1 - policy.MIN_GAIN) - 1e-9
 
 
-@given(of(GRAPH), of(KERNELS))
-def test_kernels_are_chosen_only_for_a_reason(one: Measurement, other: Measurement) -> None:
+@given(of(GRAPH), of(KERNELS), st.floats(1e-6, 0.899), st.floats(1e-6, 1))
+def test_kernels_are_chosen_only_for_a_reason(
+    one: Measurement, other: Measurement, host: float, span: float
+) -> None:
     """Where GRAPH saves host time and takes no longer on the GPU, it is chosen, however noisy that was."""
-    assume(one.host_us < 0.9 * other.host_us and one.span_us <= other.span_us)
+    one = dataclasses.replace(one, host_us=host * other.host_us, span_us=span * other.span_us)
 
     assert decide([one, other]).deployment is GRAPH
 
@@ -189,11 +191,12 @@ def test_noise_makes_nothing_final(one: Measurement, other: Measurement, noise: 
     assert before.final or not after.final
 
 
-@given(of(GRAPH), of(KERNELS), st.floats(0.01, 1), st.floats(0.01, 1), st.floats(0.01, 1))
+@given(of(GRAPH), of(KERNELS), st.floats(1e-6, 0.899), *[st.floats(0.01, 1)] * 3)
 def test_a_graph_that_takes_less_in_all_is_not_given_up_for_kernels(
-    one: Measurement, other: Measurement, host: float, span: float, interval: float
+    one: Measurement, other: Measurement, share: float, host: float, span: float, interval: float
 ) -> None:
-    assume(one.host_us < 0.9 * other.host_us and decide([one, other]).deployment is GRAPH)
+    one = dataclasses.replace(one, host_us=share * other.host_us)
+    assume(decide([one, other]).deployment is GRAPH)
     less = dataclasses.replace(
         one, host_us=host * one.host_us, span_us=span * one.span_us, median_us=interval * one.median_us
     )
