@@ -331,4 +331,5 @@ def test_a_capture_that_fails_leaves_a_checkpoints_generators_as_they_were(reloc
         output = run(a)
         output.sum().backward()
         kept_in_both(a, output)
-    assert any("cannot be captured" in str(each.refusal) for each in relocated.made)
+    refusals = [each.refusal for each in relocated.made]
+    assert any(refusals), (refusals, relocated.report.fallbacks)

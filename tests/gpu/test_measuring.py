@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 DEVICE = "cuda"
-ENOUGH = 40
+ENOUGH = 120
 """Calls that end measuring: warm-up, two dozen timed calls, and some for events that are read later."""
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 DEVICE = "cuda"
-ENOUGH = 60
+ENOUGH = 120
 
 
 @pytest.fixture(autouse=True)

@@ -34,13 +34,14 @@ MODE = "reduce-overhead"
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-IN_PYTORCHS = tuple(habit for habit in HABITS if habit is not Learned)
-"""In a backward of a parameter on the CPU PyTorch 2.11 hands such tensors to what it captures, and raises, or without the rules crashes."""
+IN_PYTORCHS = tuple(habit for habit in HABITS if habit not in {Learned, Read})
+"""In a backward of a parameter on the CPU PyTorch 2.11 hands such tensors to what it captures, and raises, or without the rules crashes.
+What reads a number by `.item()` is left to PyTorch as it is, so that there is nothing of ours to compare."""
 
 
 @pytest.mark.parametrize("habit", IN_PYTORCHS)
 def test_each_habit_alone_in_pytorchs_graphs(rules: Report, habit: type[Habit]) -> None:
-    compare((habit,), DEVICE, 6, mode=MODE, by_gradient=habit is not Read)
+    compare((habit,), DEVICE, 6, mode=MODE)
 
     assert rules.failures == {}
 
@@ -57,7 +58,7 @@ def test_each_habit_alone_relocated(relocated: Relocated, rules: Report, habit: 
 @FEW
 def test_any_program_in_pytorchs_graphs(rules: Report, habits: tuple[type[Habit], ...]) -> None:
     torch._dynamo.reset()
-    compare(habits, DEVICE, 6, mode=MODE, by_gradient=Read not in habits)
+    compare(habits, DEVICE, 6, mode=MODE)
 
     assert rules.failures == {}
 
