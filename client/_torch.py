@@ -204,13 +204,15 @@ class CompiledFacts:
     """Its operators that have to run at each call; see `host_operators`."""
     is_repeatable: bool = True
     """All of its operators are known to run nothing on the host."""
+    is_vouched: bool = True
+    """So they are, or the user vouches for them."""
     is_split: bool = False
     """It is not captured by Inductor, and has partitions none of which calls any of these; see `split_graphs`."""
 
     @property
     def graph_facts(self) -> GraphFacts:
         """What a recording of it is told."""
-        return GraphFacts(self.undefined, self.state or State(), self.is_repeatable)
+        return GraphFacts(self.undefined, self.state or State(), self.is_repeatable, self.is_vouched)
 
 
 def facts(
@@ -222,6 +224,7 @@ def facts(
     text = compiled.inductor_post_grad_graph_str
     on_cuda = "cuda" in compiled.device_types
     operators = host_operators(text, vouched)
+    named = [*_operators_in(text)]
     is_split = bool(refusal) and _is_split_by_us(compiled, operators)
     partitions = _partitions(compiled) if is_split or not refusal else 1
     return CompiledFacts(
@@ -243,7 +246,8 @@ def facts(
         state=State() if compiled.fx_kwargs.get("is_inference") else state_of(text),
         maps=_partition_maps(compiled) if is_split or not refusal else (),
         host_operators=operators,
-        is_repeatable=not vouched_operators.not_vouched(_operators_in(text), frozenset()),
+        is_repeatable=not vouched_operators.not_vouched(named),
+        is_vouched=not vouched_operators.not_vouched(named, vouched),
         is_split=is_split,
     )
 

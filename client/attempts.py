@@ -225,6 +225,7 @@ class Attempts:
             staged,
             self._report.fail,
             functools.partial(self._capture_again, call, capture),
+            is_vouched=self._facts.is_vouched,
         )
         times.append(time.perf_counter())
         try:

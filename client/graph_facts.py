@@ -31,6 +31,8 @@ class GraphFacts:
     """Scalars that are on the CPU if the graph is launched, and on the GPU if it is captured."""
     is_repeatable: bool = True
     """Nothing in it but kernels of PyTorch's, Inductor's or Triton: it may be launched once more than the program asks for."""
+    is_vouched: bool = True
+    """So it is, or the user vouches for what else is in it."""
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
         """Return what is known of a partition; there are no `maps` where it has what the graph has."""
@@ -41,6 +43,7 @@ class GraphFacts:
             _where(mine.outputs, self.undefined),
             self.state.of_partition(mine.inputs, mine.outputs),
             self.is_repeatable,
+            self.is_vouched,
         )
 
 

@@ -60,6 +60,7 @@ WITNESSES = 2
 
 
 NOTHING = "it launches nothing"
+OWN_MEMORY = "it holds an operator that nobody vouches for (PYGRAPH_GRAPH_OPS), and works on memory from outside of the call"
 
 
 class Pool(Protocol):
@@ -145,6 +146,8 @@ def build(
     staged: Mapping[int, torch.Tensor],
     note: Callable[[str], None],
     elsewhere: Elsewhere | None = None,
+    *,
+    is_vouched: bool = True,
 ) -> Built:
     """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers; `note` is told what fails later.
 
@@ -152,6 +155,8 @@ def build(
     ticket; its memory stays until it is let go. Raises `OpaqueError`, `UnfitError`, `DriverError` or what `elsewhere` does; then nothing is left of it.
     """
     try:
+        if not is_vouched:
+            _refuse_own_memory(driver, capture, inputs, staged)
         return _build(driver, capture, inputs, staged, note, elsewhere)
     except BaseException:
         capture.discard(driver)
@@ -224,6 +229,21 @@ def _build(
         executables.close()
         raise
     return Built(replay, _unseen(table, layout), device, len(parameters))
+
+
+def _refuse_own_memory(
+    driver: Driver, capture: Capture, inputs: Sequence[Any], staged: Mapping[int, torch.Tensor]
+) -> None:
+    """Raise OpaqueError if a graph works on memory that is neither an input nor allocated and given back within the call.
+
+    An operator that nobody vouches for may replace a workspace of its own between two calls, and the graph would go on to write there.
+    """
+    parameters = Parameters(driver, capture.graph)
+    spans = [*(span for _, span in input_groups(inputs, staged)), *capture.allocations]
+    known = [Segment(span, IN_PLACE) for span in spans]
+    others = outside(parameters.words, parameters.candidates, known)
+    if capture.held or any(driver.memory_type(each) is MemoryType.DEVICE for each in others):
+        raise OpaqueError(OWN_MEMORY)
 
 
 def _refuse_tables(driver: Driver, words: Collection[int]) -> None:
