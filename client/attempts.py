@@ -208,7 +208,7 @@ class Attempts:
     def _try(
         self, inputs: list[Any], to_stage: frozenset[int], leeway: Leeway, *, is_doubted: bool
     ) -> Attempt:
-        if reason := _why_not_bind(inputs, self._recorder.device):
+        if reason := _why_not_bind(inputs, self._recorder.device, self._facts):
             raise OpaqueError(reason)
         moving = recording.input_groups(inputs, ())
         copies = stand_ins.bytes_to_copy(inputs, moving)
@@ -363,11 +363,14 @@ _OURS = (OpaqueError, UnfitError, DriverError, torch.OutOfMemoryError)
 """What may go wrong before the callable has run."""
 
 
-def _why_not_bind(inputs: Sequence[Any], device: torch.device) -> str | None:
+def _why_not_bind(inputs: Sequence[Any], device: torch.device, facts: GraphFacts) -> str | None:
     for index, value in enumerate(inputs):
         if isinstance(value, torch.Generator):
             if value.device != device:
                 return f"input {index} is a Generator of another device"
+            if not facts.is_repeatable:
+                # It may not be capturable, and up to torch 2.12 a capture that fails leaves a generator as if it still were captured.
+                return f"input {index} is a Generator, and it holds a custom operator"
         elif value is not None and not isinstance(value, torch.Tensor | int):
             return f"input {index} is a {type(value).__name__}"
     return None

@@ -317,13 +317,13 @@ def test_checkpoints_draw_what_they_draw_without_graphs(relocated: Relocated) ->
     assert all(map(torch.equal, captured, launched))
 
 
-def test_a_capture_that_fails_leaves_a_checkpoints_generators_as_they_were(relocated: Relocated) -> None:
-    """Up to torch 2.12 they would go on to believe that they are being captured, and every further draw would raise."""
+def test_checkpoints_beside_a_custom_operator_are_launched(relocated: Relocated) -> None:
+    """It may not be capturable: up to torch 2.12 a capture that fails leaves the generators as if they still were captured."""
     from tests.gpu.test_relocation_programs import waits
 
     def function(x: torch.Tensor) -> torch.Tensor:
         y = checkpointed(x)
-        return y + 0 * waits(y.detach())
+        return y + (waits(y.detach()) - 2 * y.detach())  # exactly 0
 
     run = torch.compile(function, mode="reduce-overhead", dynamic=False)
     for _ in range(8):
@@ -331,5 +331,4 @@ def test_a_capture_that_fails_leaves_a_checkpoints_generators_as_they_were(reloc
         output = run(a)
         output.sum().backward()
         kept_in_both(a, output)
-    refusals = [each.refusal for each in relocated.made]
-    assert any(refusals), (refusals, relocated.report.fallbacks)
+    assert any("Generator, and it holds a custom operator" in str(each.refusal) for each in relocated.made)

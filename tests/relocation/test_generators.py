@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pygraphd.client.driver import DriverError
+from pygraphd.client.graph_facts import GraphFacts
 from pygraphd.client.one_stream import OneStream
 from pygraphd.client.random_numbers import Generators, GeneratorTicket
 from pygraphd.client.replay import OTHER_GENERATOR
@@ -200,4 +201,14 @@ def test_a_generator_of_another_device_is_named(case: Case, monkeypatch: pytest.
         run([case.floats(1), OnTheDevice()])
 
     assert run.refusal == "input 1 is a Generator of another device"
+    assert case.recorder.captures == 0
+
+
+def test_a_generator_beside_a_custom_operator_is_refused(case: Case) -> None:
+    """The operator may fail to be captured, and the generator would be left as if it still were captured (up to torch 2.12)."""
+    run = case.made(twice, GraphFacts(is_repeatable=False))
+    for _ in range(3):
+        run([case.floats(1), OnTheDevice()])
+
+    assert run.refusal == "input 1 is a Generator, and it holds a custom operator"
     assert case.recorder.captures == 0
