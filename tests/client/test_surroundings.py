@@ -286,7 +286,12 @@ def test_no_process_can_be_started(run: Run) -> None:
         ("sys.exit(4)", 4),
         ("raise SystemExit('no')", 1),
         ("sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
-        ("sys.stdout.flush(); os.kill(os.getpid(), signal.SIGINT); threading.Event().wait(60)", -signal.SIGINT),
+        # A shell has what it runs in the background ignore it.
+        (
+            "sys.stdout.flush(); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "os.kill(os.getpid(), signal.SIGINT); threading.Event().wait(60)",
+            -signal.SIGINT,
+        ),
         ("sys.stdout.flush(); pid = os.fork()\nif not pid: sys.exit(5)\nsys.exit(os.waitpid(pid, 0)[1] >> 8)", 5),
         ("sys.stdout.flush(); pid = os.fork()\nif not pid: os._exit(6)\nsys.exit(os.waitpid(pid, 0)[1] >> 8)", 6),
         ("threading.Thread(target=threading.Event().wait, daemon=True).start()", 0),
