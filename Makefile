@@ -29,7 +29,7 @@ demo: check torch
 	@$(BIN)/python examples/demo.py
 
 test: check torch $(STAMPS)/test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 	$(BIN)/python -m pytest -m 'torch and not daemon and not gpu' $(SIDE_BY_SIDE)
 	$(BIN)/python -m pytest -m 'daemon and not alone and not gpu' $(SIDE_BY_SIDE)
 	$(BIN)/python -m pytest -m 'alone and not gpu'
