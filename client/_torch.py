@@ -259,7 +259,8 @@ Overload = tuple[str, str, str | None]
 def host_operators(text: str, vouched: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """Return which operators of a printed graph have to run at each call, sorted, each as `namespace::operator`.
 
-    These are the ones that are tagged `cudagraph_unsafe` and, in modes without CUDA graphs, those that nobody vouches for.
+    These are the ones that are tagged `cudagraph_unsafe`, and those that nobody vouches for: all of them in modes without CUDA graphs, and
+    those implemented in Python, which may read or change anything there, in the other modes too.
     """
     found = (each for line in _code_of(text) for each in _OPERATOR.finditer(line))
     return _host_operators(((each[1], each[2], each[3]) for each in found), vouched)
@@ -275,8 +276,11 @@ def _host_operators(overloads: Iterable[Overload], vouched: frozenset[str]) -> t
     overloads = {*overloads}
     unsafe = {f"{space}::{name}" for space, name, overload in overloads if _is_unsafe(space, name, overload)}
     names = {f"{space}::{name}" for space, name, _ in overloads}
-    doubtful = () if cudagraphs_asked() else vouched_operators.not_vouched(names, vouched)
-    return tuple(sorted(unsafe.union(doubtful)))
+    if cudagraphs_asked():
+        names = {
+            f"{space}::{name}" for space, name, overload in overloads if _is_in_python(space, name, overload)
+        }
+    return tuple(sorted(unsafe.union(vouched_operators.not_vouched(names, vouched))))
 
 
 def _code_of(text: str) -> Iterator[str]:
@@ -285,6 +289,16 @@ def _code_of(text: str) -> Iterator[str]:
 
 
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?")
+
+
+def _is_in_python(namespace: str, name: str, overload: str | None) -> bool:
+    """Whether what an operator runs on a GPU was registered from Python."""
+    known: set[str] = torch.library._impls
+    own = f"{namespace}/{name}" if overload in {None, "", "default"} else f"{namespace}/{name}.{overload}"
+    return any(f"{own}/{key}" in known for key in _RUN_ON_GPU)
+
+
+_RUN_ON_GPU = ("CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 
 def _is_unsafe(namespace: str, name: str, overload: str | None) -> bool:
@@ -662,7 +676,7 @@ def fake_on(device: torch.device, like: torch.Tensor) -> torch.Tensor:
     return made
 
 
-# --- partitions in modes without CUDA graphs ----------------------------------------------------------------------
+# --- partitions around operators that run at each call ----------------------------------------------------------------------
 
 
 PARTITIONS_REQUIRED = (
@@ -672,13 +686,14 @@ PARTITIONS_REQUIRED = (
     ("torch._inductor.utils", "_unstable_customized_partition_wrapper"),
     ("torch._inductor.virtualized", "V.aot_compilation"),
     ("torch._ops", "HigherOrderOperator"),
+    ("torch.library", "_impls"),
 )
 """What splitting graphs around some operators needs beside `PASSES_REQUIRED`."""
 
 
 @functools.cache
 def missing_for_partitions() -> str | None:
-    """Return what this torch lacks for graphs to be split in modes without CUDA graphs, or None."""
+    """Return what this torch lacks for graphs to be split around operators, or None."""
     names = [f"{module}.{name}" for module, name in PARTITIONS_REQUIRED if not _has(module, name)]
     return f"torch {torch.__version__} lacks {', '.join(names)}" if names else None
 
@@ -696,10 +711,10 @@ _split_by: tuple[str, ...] = ()
 
 
 def split_graphs(vouched: frozenset[str]) -> Callable[[], None]:
-    """Have Inductor split graphs around host operators in modes without CUDA graphs; return a function that ends that.
+    """Have Inductor split graphs around host operators in every mode; return a function that ends that.
 
-    Inductor does so only in modes with CUDA graphs, or for who has set a wrapper of partitions: it is made to believe that there is one while
-    it generates code for such a graph, in that thread alone. Other graphs' code is as it would be without us, and so is their key in Inductor's
+    Inductor splits graphs only in modes with CUDA graphs, or for who has set a wrapper of partitions: it is made to believe that there is one
+    while it generates code for such a graph, in that thread alone. Other graphs' code is as it would be without us, and so is their key in Inductor's
     caches. `vouched` is what the user vouches for.
     """
     global _split_by
@@ -755,7 +770,7 @@ def _operators_to_split_around(lowering: Any, vouched: frozenset[str]) -> frozen
     """Return the host operators that a graph is to be split around; none if it is not to be split by us."""
     try:
         config = _inductor_config()
-        if config.triton.cudagraphs or not config.graph_partition or _SPLIT_ON not in lowering.device_types:
+        if not config.graph_partition or _SPLIT_ON not in lowering.device_types:
             return frozenset()
         if not is_added(current_pass()) or is_for_elsewhere():  # else the key would not say so
             return frozenset()

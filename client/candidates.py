@@ -30,6 +30,9 @@ class Relocating(Protocol):
     def at(self, sizes: tuple[int, ...]) -> Relocating:
         """Return what this is for one set of integer inputs."""
 
+    def trim(self) -> None:
+        """Give back what launching has left."""
+
     def close(self) -> None:
         """Let go of all recordings."""
 
@@ -71,8 +74,8 @@ class Candidates:
 
     def deploy(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment, and give back what the other one keeps."""
-        if self.relocate is not None and deployment is not Deployment.GRAPH:
-            self.relocate.close()
+        if self.relocate is not None:
+            self.relocate.trim() if deployment is Deployment.GRAPH else self.relocate.close()
         return self.runnable(deployment)
 
     def at(self, sizes: tuple[int, ...]) -> Candidates:

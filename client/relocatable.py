@@ -282,7 +282,7 @@ class Relocatable:
             self._attempts.note_launch()
             return self._launch(inputs)
         # The launched call is to take what recording had, and not more of the device beside it.
-        self._trim()
+        self.trim()
         try:
             outputs = self._launch(inputs)
         except BaseException:
@@ -314,14 +314,15 @@ class Relocatable:
             nodes, known = attempt.nodes, self._nodes.get(sizes, 0)
             self._nodes[sizes] = nodes
         self._report.note_nodes(nodes - known)
-        self._trim()
+        self.trim()
         self._report.count(captured=1, staged=attempt.staged)
         if before is not None:
             before.close()
         if len(self._replays) > self._max_recordings:
             self._drop(next(iter(self._replays)))
 
-    def _trim(self) -> None:
+    def trim(self) -> None:
+        """Give back what launching has left: memory that is free, and the workspaces of BLAS libraries. Raises nothing."""
         try:
             with self._report.recording():
                 self._recorder.trim()
@@ -373,6 +374,10 @@ class OfSizes:
     def at(self, sizes: tuple[int, ...]) -> OfSizes:
         """Return the same for other sizes."""
         return OfSizes(self.whole, sizes)
+
+    def trim(self) -> None:
+        """Give back what launching has left."""
+        self.whole.trim()
 
     def close(self) -> None:
         """Let go of their recording."""

@@ -125,6 +125,7 @@ class ResultCheck:
         """Launch the callable beside a call that has run; raises nothing."""
         try:
             self._found[replay] = self._compared(given, outputs)
+            self._recorder.trim()
         except Exception as error:  # noqa: BLE001 - the call has its results
             self._fail(error)
             return

@@ -191,6 +191,9 @@ class Relocating:
     def at(self, sizes: tuple[int, ...]) -> Relocating:
         return self
 
+    def trim(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import _torch, options, policy, whole
+from pygraphd.client import _torch, options, policy, vouched_operators, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -113,18 +113,35 @@ def test_flex_attention_has_none(host_operators: Any) -> None:
     assert host_operators(lambda q, k, v: flex_attention(q, k, v), q, k, v) == [()]
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_the_tag_counts_in_every_mode_whoever_vouches(host_operators: Any, ops: Any, mode: str) -> None:
-    """In modes with CUDA graphs the user has vouched for all that is not tagged, as for PyTorch's own graphs."""
-
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_the_tag_counts_in_every_mode_whoever_vouches(
+    host_operators: Any, ops: Any, mode: str | None
+) -> None:
     def both(x: torch.Tensor) -> torch.Tensor:
         return ops.scaled(ops.unsafe(x.sin()))
 
-    untagged = ("tested::scaled",) if mode == "default" else ()
-    arguments = {"mode": mode} if mode != "default" else {}
+    assert host_operators(both, torch.randn(4), mode=mode) == [("tested::scaled", "tested::unsafe")]
+    assert host_operators(both, torch.randn(4), by_user="tested", mode=mode) == [("tested::unsafe",)]
 
-    assert host_operators(both, torch.randn(4), **arguments) == [(*untagged, "tested::unsafe")]
-    assert host_operators(both, torch.randn(4), by_user="tested", **arguments) == [("tested::unsafe",)]
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_in_modes_with_cuda_graphs_operators_in_cpp_may_be_captured(
+    host_operators: Any, ops: Any, monkeypatch: pytest.MonkeyPatch, mode: str | None
+) -> None:
+    """PyTorch captures them there; in Python an operator may read and change anything, which is seen at every call only."""
+    library = torch.library.Library("tested_too", "DEF")
+    library.define("doubled(Tensor x) -> Tensor")
+    library.impl("doubled", lambda x: x * 2, "CUDA")
+    library.impl("doubled", lambda x: x * 2, "CPU")
+    library.impl("doubled", torch.empty_like, "Meta")
+    monkeypatch.setattr(vouched_operators, "OF_PYTORCH", vouched_operators.OF_PYTORCH - {"aten"})
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.tested_too.doubled(ops.scaled(torch.linalg.cholesky(x)))
+
+    (found,) = host_operators(function, torch.eye(4), mode=mode)
+    assert {"tested::scaled", "tested_too::doubled"} <= {*found}
+    assert ("aten::linalg_cholesky_ex" in found) is (mode is None)
 
 
 def test_a_graph_with_such_operators_is_not_recorded_and_the_reason_names_them(

@@ -114,6 +114,9 @@ class Relocating:
     def at(self, sizes: tuple[int, ...]) -> Relocating:
         return self.by_size.setdefault(sizes, Relocating(self._will_refuse))
 
+    def trim(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -74,6 +75,7 @@ class Relocating:
     refused_for_good = False
     prepared = 0
     calls = 0
+    trimmed = closed = 0
 
     def __init__(self, refusal: str | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.refusal = refusal
@@ -88,8 +90,11 @@ class Relocating:
     def at(self, sizes: tuple[int, ...]) -> Relocating:
         return self
 
+    def trim(self) -> None:
+        self.trimmed += 1
+
     def close(self) -> None:
-        pass
+        self.closed += 1
 
 
 @pytest.fixture
@@ -225,6 +230,18 @@ def test_what_has_come_to_refuse_is_not_chosen(host: Host) -> None:
     (result,) = host.results
     assert result.decision == policy.only_launch_for_now("a driver's call failed")
     assert result.measurements == (LAUNCHED,)
+
+
+@pytest.mark.parametrize(("graph_us", "expected"), [(10.0, (1, 0)), (1000.0, (0, 1))])
+def test_what_the_other_deployment_has_kept_is_given_back(
+    host: Host, graph_us: float, expected: tuple[int, int]
+) -> None:
+    """Launching leaves the workspaces of BLAS libraries, tens of megabytes for each thread; a GRAPH leaves its recordings."""
+    relocate = Relocating()
+
+    judged(region(host, relocate=relocate), LAUNCHED, replace(FAST, median_us=graph_us, host_us=graph_us))
+
+    assert (relocate.trimmed, relocate.closed) == expected
 
 
 @pytest.mark.usefixtures("gpu")

@@ -53,6 +53,9 @@ class Partition:
     def at(self, sizes: tuple[int, ...]) -> Partition:
         return self
 
+    def trim(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

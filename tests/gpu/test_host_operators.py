@@ -1,4 +1,4 @@
-"""Operators that know more than their arguments: in modes without CUDA graphs each call runs them, once, and what is around them is recorded."""
+"""Operators that know more than their arguments: each call runs them, once, in every mode, and what is around them is recorded."""
 
 from __future__ import annotations
 
@@ -98,8 +98,15 @@ def expect_graphs(watched: Watched, *, captured: int) -> None:
     assert watched.report.counts["captured"] >= captured, watched.reasons()
 
 
-def test_a_number_that_python_has_set_is_read_at_every_call(watched: Watched) -> None:
-    run = torch.compile(lambda x: scaled(x.sin()).cos() + x)
+@pytest.fixture(params=[None, "reduce-overhead"], ids=["default", "reduce-overhead"])
+def mode(request: pytest.FixtureRequest) -> str | None:
+    """Return one of the modes of `torch.compile`."""
+    chosen: str | None = request.param
+    return chosen
+
+
+def test_a_number_that_python_has_set_is_read_at_every_call(watched: Watched, mode: str | None) -> None:
+    run = torch.compile(lambda x: scaled(x.sin()).cos() + x, mode=mode)
     for step in range(2 * STEPS):
         State.factor = 1.0 if step < STEPS else 1.0 + step % 10
         a = x()
@@ -107,8 +114,8 @@ def test_a_number_that_python_has_set_is_read_at_every_call(watched: Watched) ->
     expect_graphs(watched, captured=2)
 
 
-def test_each_call_runs_it_once_while_its_graph_is_recorded_too(watched: Watched) -> None:
-    run = torch.compile(lambda x: scaled(x.sin()) * 2)
+def test_each_call_runs_it_once_while_its_graph_is_recorded_too(watched: Watched, mode: str | None) -> None:
+    run = torch.compile(lambda x: scaled(x.sin()) * 2, mode=mode)
     for step in range(STEPS):
         a = x()
         torch.testing.assert_close(run(a), a.sin() * 2)
@@ -116,8 +123,8 @@ def test_each_call_runs_it_once_while_its_graph_is_recorded_too(watched: Watched
     expect_graphs(watched, captured=2)
 
 
-def test_in_training_both_halves_are_split(watched: Watched) -> None:
-    run = torch.compile(lambda x: (scaled(x.sin()) * 2).exp())
+def test_in_training_both_halves_are_split(watched: Watched, mode: str | None) -> None:
+    run = torch.compile(lambda x: (scaled(x.sin()) * 2).exp(), mode=mode)
     for step in range(STEPS):
         State.factor = 1.0 + step % 3 / 8
         a, b = x().requires_grad_(), None
@@ -129,8 +136,8 @@ def test_in_training_both_halves_are_split(watched: Watched) -> None:
     expect_graphs(watched, captured=4)
 
 
-def test_a_table_may_change_in_place_and_be_replaced(watched: Watched) -> None:
-    run = torch.compile(lambda x: masked(x.exp()) - 1)
+def test_a_table_may_change_in_place_and_be_replaced(watched: Watched, mode: str | None) -> None:
+    run = torch.compile(lambda x: masked(x.exp()) - 1, mode=mode)
     for step in range(2 * STEPS):
         if step == STEPS:
             State.table = torch.zeros(8, device="cuda", dtype=torch.bool)
@@ -180,11 +187,8 @@ def test_what_an_operator_writes_to_is_what_the_next_part_reads(watched: Watched
     expect_graphs(watched, captured=2)
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_one_that_is_tagged_runs_at_every_call_in_every_mode(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    run = torch.compile(lambda x: unsafe(x.sin()).cos() + x, mode=None if mode == "default" else mode)
+def test_one_that_is_tagged_runs_at_every_call_in_every_mode(watched: Watched, mode: str | None) -> None:
+    run = torch.compile(lambda x: unsafe(x.sin()).cos() + x, mode=mode)
     for step in range(2 * STEPS):
         torch.compiler.cudagraph_mark_step_begin()
         State.factor = 1.0 if step < STEPS else 1.0 + step % 10
@@ -261,15 +265,14 @@ def kept_in_both(x: torch.Tensor, output: torch.Tensor) -> None:
     assert 0.15 < float((gradient != 0).float().mean()) < 0.35
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_a_checkpoint_draws_in_its_backward_what_its_forward_drew(watched: Watched, mode: str) -> None:
+def test_a_checkpoint_draws_in_its_backward_what_its_forward_drew(watched: Watched, mode: str | None) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         from torch.utils.checkpoint import checkpoint
 
         result: torch.Tensor = checkpoint(dropped, x, use_reentrant=False)
         return result
 
-    run = torch.compile(function, mode=None if mode == "default" else mode)
+    run = torch.compile(function, mode=mode)
     seen = []
     for _ in range(STEPS):
         torch.compiler.cudagraph_mark_step_begin()
