@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
 from pathlib import Path
 
-from benchmarks.campaign_steps import USAGE
+from benchmarks.arguments import names, positive, run_command
 from benchmarks.compare import RIVALS, Verdict
 from benchmarks.errors import BenchmarkError
-from benchmarks.imports import VARIANTS, measure_imports
 from benchmarks.lanes import lanes
 from benchmarks.peers import PEERS, select_peers
-from benchmarks.records import check_writable, read_records, read_title
+from benchmarks.records import read_records
 from benchmarks.run import Plan, Run
 from benchmarks.table import render
 from benchmarks.trial import CachePolicy, Settings
@@ -29,18 +26,7 @@ _REGION_WORKLOADS = "three-ops,wide-inference,autoencoder-inference,resnet50-inf
 
 def main(arguments: list[str] | None = None) -> int:
     """Return 0 if all went well, 1 if something that was measured failed, 2 if it could not be run as asked."""
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # so that processes and daemon are ended with us
-    options = _parser().parse_args(arguments)
-    try:
-        return int(options.command(options))
-    except BenchmarkError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("benchmarks: interrupted", file=sys.stderr)
-        return 130
+    return run_command(_parser(), arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,53 +34,43 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="measure workloads with peers, each in a fresh process"))
     _add_table(commands.add_parser("table", help="print result files of `run` and `regions`"))
-    _add_merge(
-        commands.add_parser("merge", help="make one of several result files of `run`, or of `regions`")
-    )
     _add_compare(commands.add_parser("compare", help="hold peers against the better of their rivals"))
-    _add_price(commands.add_parser("price", help="hold what deciding takes against the time to compile"))
-    _add_figure(commands.add_parser("figure", help="draw the steps of a result file of `run --each-step`"))
     _add_regions(
         commands.add_parser("regions", help="time compiled regions in PyTorch's own CUDA graphs and in ours")
     )
-    _add_memory(commands.add_parser("memory", help="show where reserved GPU memory goes in a steady state"))
-    _add_campaign(commands.add_parser("campaign", help="run several of these within a time limit"))
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon with 10,000 entries"))
-    _add_imports(commands.add_parser("imports", help="time processes that only import something"))
     return parser
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_run)
     parser.add_argument("--list", action="store_true", help="show the workloads and peers, and run nothing")
-    parser.add_argument("--workloads", type=_names, default=_STANDARD_WORKLOADS, metavar="A,B")
-    parser.add_argument("--peers", type=_names, default=_STANDARD_PEERS, metavar="P,Q")
+    parser.add_argument("--workloads", type=names, default=_STANDARD_WORKLOADS, metavar="A,B")
+    parser.add_argument("--peers", type=names, default=_STANDARD_PEERS, metavar="P,Q")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the result file (JSON), replaced whole")
-    parser.add_argument(
-        "--repetitions", type=_positive, default=3, help="processes for each pair (default 3)"
-    )
+    parser.add_argument("--repetitions", type=positive, default=3, help="processes for each pair (default 3)")
     _add_together(parser)
     parser.add_argument(
         "--gpus",
-        type=_positive,
+        type=positive,
         default=1,
         help="GPUs to deal the workloads to, each with its share of the cores; with --together (default 1)",
     )
     parser.add_argument(
         "--at-once",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="workloads whose processes compile side by side on a GPU; with --together (default: all)",
     )
     parser.add_argument(
-        "--once", type=_names, default=[], metavar="P,Q", help="peers that run in the first repetition only"
+        "--once", type=names, default=[], metavar="P,Q", help="peers that run in the first repetition only"
     )
-    parser.add_argument("--steps", type=_positive, default=60, help="timed steps in a process (default 60)")
-    parser.add_argument("--warm-up", type=_positive, default=80, help="steps before them (default 80)")
+    parser.add_argument("--steps", type=positive, default=60, help="timed steps in a process (default 60)")
+    parser.add_argument("--warm-up", type=positive, default=80, help="steps before them (default 80)")
     parser.add_argument(
-        "--windows", type=_positive, default=3, help="windows of unsynchronised steps (default 3)"
+        "--windows", type=positive, default=3, help="windows of unsynchronised steps (default 3)"
     )
-    parser.add_argument("--window-steps", type=_positive, default=20, help="steps in a window (default 20)")
+    parser.add_argument("--window-steps", type=positive, default=20, help="steps in a window (default 20)")
     parser.add_argument(
         "--each-step",
         action="store_true",
@@ -120,22 +96,22 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="keep there what was compiled, for the next run; with --caches peer or shared",
     )
     parser.add_argument(
-        "--budget-s", type=_positive, help="begin no repetition that would end later than this"
+        "--budget-s", type=positive, help="begin no repetition that would end later than this"
     )
-    parser.add_argument("--timeout-s", type=_positive, default=300, help="limit of one process (default 300)")
+    parser.add_argument("--timeout-s", type=positive, default=300, help="limit of one process (default 300)")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep what the processes print")
 
 
 def _add_regions(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_regions)
-    parser.add_argument("--workloads", type=_names, default=_REGION_WORKLOADS, metavar="A,B")
+    parser.add_argument("--workloads", type=names, default=_REGION_WORKLOADS, metavar="A,B")
     parser.add_argument(
         "--ways",
-        type=_names,
+        type=names,
         metavar="W,V",
         help="of reduce-overhead, graph and kernels (default: the first two, and where large inputs move the third)",
     )
-    parser.add_argument("--repetitions", type=_positive, default=3, help="processes for each (default 3)")
+    parser.add_argument("--repetitions", type=positive, default=3, help="processes for each (default 3)")
     parser.add_argument("--caches", type=Path, metavar="DIR", help="keep what was compiled for the next time")
     parser.add_argument(
         "--no-addresses",
@@ -155,42 +131,9 @@ def _add_together(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_memory(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_memory)
-    parser.add_argument("workload", metavar="WORKLOAD")
-    parser.add_argument(
-        "--ways", type=_names, default="reduce-overhead,graph", metavar="W,V", help="see `regions`"
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE")
-
-
-def _add_campaign(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_campaign)
-    parser.add_argument("step", nargs="+", metavar="STEP", help=f"one of {', '.join(USAGE.values())}")
-    parser.add_argument("--gpus", type=_positive, default=1, help="GPUs to use (default 1)")
-    parser.add_argument("--end-s", type=_positive, default=580, help="seconds in all (default 580)")
-    parser.add_argument("--out", type=Path, default=Path("build/campaign"), metavar="DIR")
-    parser.add_argument("--commit", help="what results are to name, where there is no git to ask")
-    parser.add_argument(
-        "--compiled",
-        type=Path,
-        metavar="DIR",
-        help="keep there what `run` and `regions` compile, for the next campaign",
-    )
-
-
 def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_table)
     parser.add_argument("file", type=Path, nargs="+")
-
-
-def _add_merge(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_merge)
-    parser.add_argument("file", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
-    parser.add_argument(
-        "--note", metavar="TEXT", help="why files of different commits or schemas belong together"
-    )
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
@@ -201,7 +144,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rivals",
-        type=_names,
+        type=names,
         default=list(RIVALS),
         metavar="P,Q",
         help=f"what is held against (default {','.join(RIVALS)}); of a warm one, say, the cold one",
@@ -213,43 +156,15 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_price(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_price)
-    parser.add_argument("file", type=Path, nargs="+", help="several are taken together")
-
-
-def _add_figure(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_figure)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--out", type=Path, required=True, metavar="PNG")
-
-
 def _add_lookup(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_lookup)
     parser.add_argument("--graphs", type=_graphs, default=20, help="graphs in a request (default 20)")
-    parser.add_argument("--requests", type=_positive, default=2000, help="default 2000")
+    parser.add_argument("--requests", type=positive, default=2000, help="default 2000")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
-
-
-def _add_imports(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_imports)
-    parser.add_argument("--repetitions", type=_positive, default=20, help="default 20")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number
 
 
 def _graphs(text: str) -> int:
-    number = _positive(text)
+    number = positive(text)
     if number > _MAX_GRAPHS:
         raise argparse.ArgumentTypeError(f"a request holds at most {_MAX_GRAPHS} graphs, not {number}")
     return number
@@ -316,11 +231,6 @@ def _lookup(options: argparse.Namespace) -> int:
     return 0
 
 
-def _imports(options: argparse.Namespace) -> int:
-    print("\n".join(measure_imports(VARIANTS, options.repetitions, options.out.absolute())))
-    return 0
-
-
 def _regions(options: argparse.Namespace) -> int:
     from benchmarks.region_table import read_regions
     from benchmarks.regions import measure_regions
@@ -340,52 +250,6 @@ def _regions(options: argparse.Namespace) -> int:
     return int(any("error" in each for each in read_regions(options.out) or ()))
 
 
-def _memory(options: argparse.Namespace) -> int:
-    from benchmarks.memory import measure_memory
-    from benchmarks.memory_table import render as render_memory
-
-    (workload,) = select_workloads([options.workload])
-    answers = measure_memory(workload, options.ways, options.out and options.out.absolute())
-    print(render_memory(answers))
-    return int(any("error" in each for each in answers))
-
-
-def _campaign(options: argparse.Namespace) -> int:
-    from benchmarks.campaign import run_campaign
-
-    compiled = options.compiled.absolute() if options.compiled else None
-    did_well = run_campaign(
-        options.step, options.out.absolute(), options.gpus, options.end_s, options.commit, compiled
-    )
-    return int(not did_well)
-
-
-def _figure(options: argparse.Namespace) -> int:
-    from benchmarks.figure import draw
-
-    check_writable(options.out.absolute())
-    draw(read_records(options.file), *read_title(options.file), options.out)
-    return 0
-
-
-def _price(options: argparse.Namespace) -> int:
-    from benchmarks.price import HOW, is_known, render, too_dear
-
-    records = [record for file in options.file for record in read_records(file)]
-    print(render(records))
-    if not is_known(records):
-        raise BenchmarkError(f"no price is known; take the data, one process at a time, with: {HOW}")
-    return int(too_dear(records))
-
-
-def _merge(options: argparse.Namespace) -> int:
-    from benchmarks.merge import merge
-
-    count = merge(options.file, options.out.absolute(), options.note)
-    print(f"{options.out}: {count} records of {len(options.file)} files")
-    return 0
-
-
 def _compare(options: argparse.Namespace) -> int:
     from benchmarks.compare import BAD, compare, peers_to_compare, render
 
@@ -402,8 +266,8 @@ def _compare(options: argparse.Namespace) -> int:
         if options.back_to_back:
             verdicts += [each.pipelined_verdict for each in comparisons if each.pipelined_verdict]
     if not verdicts:
-        names = ", ".join(map(str, options.file))
-        raise BenchmarkError(f"no record of {options.peer or 'PyGraph'} in {names}: name another with --peer")
+        files = ", ".join(map(str, options.file))
+        raise BenchmarkError(f"no record of {options.peer or 'PyGraph'} in {files}: name another with --peer")
     return int(any(verdict in BAD for verdict in verdicts))
 
 

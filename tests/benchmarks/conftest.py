@@ -16,22 +16,24 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PACKAGE = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def _load_package() -> None:
+def load_package(name: str) -> None:
+    if name in sys.modules:
+        return
+    folder = ROOT / name
     spec = importlib.util.spec_from_file_location(
-        "benchmarks", PACKAGE / "__init__.py", submodule_search_locations=[str(PACKAGE)]
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmarks"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
 
 
-if "benchmarks" not in sys.modules:
-    _load_package()
+load_package("benchmarks")
 
 
 @pytest.fixture(autouse=True)

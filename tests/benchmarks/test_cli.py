@@ -13,8 +13,8 @@ from benchmarks.workloads import WORKLOADS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", *arguments]
+def benchmarks(*arguments: str, package: str = "benchmarks") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", package, *arguments]
     return subprocess.run(
         command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,4 +1,4 @@
-"""`python -m benchmarks memory WORKLOAD`: where a process's reserved GPU memory goes in a steady state, in each way of running regions.
+"""`python -m tools.lab memory WORKLOAD`: where a process's reserved GPU memory goes in a steady state, in each way of running regions.
 
 Unlike `run`, this looks inside, as `regions` does: one fresh process a way, all with the same compiled kernels.
 """
@@ -65,7 +65,7 @@ def _measure(workload: Workload, way: str, folder: Path) -> Answer:
     began = time.monotonic()
     answer_file = folder / f"{way}.json"
     outcome = run_fresh(
-        ["-m", "benchmarks.memory_child", workload.name, way, str(answer_file)],
+        ["-m", "tools.lab.memory_child", workload.name, way, str(answer_file)],
         region_environ(folder / workload.name),
         _TIMEOUT_S,
     )

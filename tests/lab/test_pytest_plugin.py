@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.lanes import VISIBLE
-from benchmarks.pytest_plugin import FILE, GPUS, error_of, spread
+from tools.lab.pytest_plugin import FILE, GPUS, error_of, spread
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,7 +49,7 @@ def test_slow():
 
 def command(folder: Path, text: str, *arguments: str) -> list[str]:
     (folder / "test_it.py").write_text(text)
-    plugins = ["-p", "benchmarks.pytest_plugin", "-p", "no:cacheprovider"]
+    plugins = ["-p", "tools.lab.pytest_plugin", "-p", "no:cacheprovider"]
     return [
         sys.executable,
         "-m",
@@ -74,7 +74,7 @@ def content(folder: Path) -> dict[str, Any]:
 
 
 def printed(folder: Path) -> list[str]:
-    arguments = ["-m", "benchmarks.pytest_plugin", str(folder / "tests.json")]
+    arguments = ["-m", "tools.lab.pytest_plugin", str(folder / "tests.json")]
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 

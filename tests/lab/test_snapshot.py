@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.snapshot import Owners, Part, brief, summarize
+from tools.lab.snapshot import Owners, Part, brief, summarize
 
 MB = 1 << 20
 NOBODY = Owners({})

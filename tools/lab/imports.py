@@ -1,4 +1,4 @@
-"""`python -m benchmarks imports`: what PyGraph costs those who only import something, in wall time of whole processes."""
+"""`python -m tools.lab imports`: what PyGraph costs those who only import something, in wall time of whole processes."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.imports import VARIANTS, Variant, measure_imports
+from tools.lab.imports import VARIANTS, Variant, measure_imports
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.campaign import (
+from benchmarks.errors import BenchmarkError
+from tests.benchmarks.test_processes import _is_gone
+from tools.lab.campaign import (
     GRACE_S,
     MAX_FILES,
     MAX_LINES,
@@ -24,9 +26,7 @@ from benchmarks.campaign import (
     shares,
     summary,
 )
-from benchmarks.campaign_steps import SECONDS, Command, Step
-from benchmarks.errors import BenchmarkError
-from tests.benchmarks.test_processes import _is_gone
+from tools.lab.campaign_steps import SECONDS, Command, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -159,7 +159,7 @@ def test_a_late_step_is_ended_and_what_it_has_measured_stays(tmp_path: Path) -> 
 def test_what_a_process_has_printed_is_there_if_it_had_to_be_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.campaign.GRACE_S", 0.5)
+    monkeypatch.setattr("tools.lab.campaign.GRACE_S", 0.5)
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     program = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('so far'); time.sleep(60)"
@@ -175,7 +175,7 @@ def test_what_a_process_has_printed_is_there_if_it_had_to_be_killed(
 def test_the_end_of_the_campaign_ends_a_step_and_begins_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.campaign.LEAST_S", 2.0)
+    monkeypatch.setattr("tools.lab.campaign.LEAST_S", 2.0)
     began = time.monotonic()
     end_s = GRACE_S + 3
 
@@ -246,8 +246,8 @@ def test_a_campaign_that_is_ended_ends_its_processes_and_says_what_there_is(tmp_
     child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     program = f"""
 import signal, pathlib
-from benchmarks.campaign import Campaign, summary
-from benchmarks.campaign_steps import Command, Step
+from tools.lab.campaign import Campaign, summary
+from tools.lab.campaign_steps import Command, Step
 for each in (signal.SIGTERM, signal.SIGINT):  # which a shell may have had ignored in the background
     signal.signal(each, signal.default_int_handler)
 steps = [Step("short", 30, (Command(("-c", "print('measured')")),)), Step("long", 60, (Command(("-c", {child!r})),) * 2)]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.memory_child WORKLOAD WAY ANSWER_FILE`: what the allocator holds in a steady state, in this process alone.
+"""`python -m tools.lab.memory_child WORKLOAD WAY ANSWER_FILE`: what the allocator holds in a steady state, in this process alone.
 
 Steps are those of `regions`, whose reserved memory this is to explain: each draws its inputs while the last ones are still held.
 """
@@ -17,21 +17,21 @@ import torch
 
 from benchmarks.child import describe, find_device, wake
 from benchmarks.errors import BenchmarkError
-from benchmarks.footprint import footprint_of
 from benchmarks.peers import Compile
-from benchmarks.points import BACKWARD, BEFORE, FORWARD, OPTIMISER, Reading, most, over_steps, reading
 from benchmarks.region_child import Regions, have_helper
-from benchmarks.snapshot import Owners, brief, summarize
 from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
+from tools.lab.footprint import footprint_of
+from tools.lab.points import BACKWARD, BEFORE, FORWARD, OPTIMISER, Reading, most, over_steps, reading
+from tools.lab.snapshot import Owners, brief, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from benchmarks.region_child import Timed
-    from benchmarks.snapshot import Segment
     from benchmarks.workloads.case import Case, Inputs
     from pygraphd.client.replay import Replay
+    from tools.lab.snapshot import Segment
 
 WARM_UP = 40
 STEPS = 20

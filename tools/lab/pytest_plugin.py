@@ -1,6 +1,6 @@
-"""For `pytest -p benchmarks.pytest_plugin`: workers spread over GPUs, and what failed in a file as it fails; without the plugin, that file for people.
+"""For `pytest -p tools.lab.pytest_plugin`: workers spread over GPUs, and what failed in a file as it fails; without the plugin, that file for people.
 
-`python -m benchmarks.pytest_plugin FILE` prints it. The file is there whenever the tests are ended.
+`python -m tools.lab.pytest_plugin FILE` prints it. The file is there whenever the tests are ended.
 """
 
 from __future__ import annotations

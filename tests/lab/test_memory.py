@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks import memory
-from benchmarks.memory_table import render
-from benchmarks.points import Reading, most, over_steps, reading
 from benchmarks.processes import Outcome
 from benchmarks.region_table import read_regions
 from benchmarks.workloads import WORKLOADS
+from tools.lab import memory
+from tools.lab.memory_table import render
+from tools.lab.points import Reading, most, over_steps, reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,9 +129,9 @@ def test_a_way_that_failed_is_said_and_the_other_is_shown() -> None:
     assert render([failed]) == "reduce-overhead: RuntimeError: no"
 
 
-def benchmarks_memory(*arguments: str) -> subprocess.CompletedProcess[str]:
+def lab_memory(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command where no device can be seen."""
-    command = [sys.executable, "-m", "benchmarks", "memory", *arguments]
+    command = [sys.executable, "-m", "tools.lab", "memory", *arguments]
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False
@@ -140,7 +140,7 @@ def benchmarks_memory(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.torch
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
-    done = benchmarks_memory("mlp-training", "--out", str(tmp_path / "memory.json"))
+    done = lab_memory("mlp-training", "--out", str(tmp_path / "memory.json"))
 
     assert done.returncode == 2
     assert "torch sees no CUDA device here" in done.stderr
@@ -160,7 +160,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_bad_requests_are_refused_before_torch_is_imported(arguments: tuple[str, ...], said: str) -> None:
-    done = benchmarks_memory(*arguments)
+    done = lab_memory(*arguments)
 
     assert done.returncode == 2
     assert said in done.stderr

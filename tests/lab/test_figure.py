@@ -11,13 +11,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.figure import COLOURS, draw, medians
 from benchmarks.peers import PEERS
 from benchmarks.records import Record, record_of, write_result
 from benchmarks.task import Answer
 from benchmarks.trial import Trial
 from benchmarks.workloads import WORKLOADS
-from tests.benchmarks.test_cli import benchmarks
+from tests.lab.command import lab
+from tools.lab.figure import COLOURS, draw, medians
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +84,7 @@ def test_a_result_file_becomes_a_picture(tmp_path: Path) -> None:
     result, picture = tmp_path / "result.json", tmp_path / "figure.png"
     write_result(result, ENVIRONMENT, {"warm_up": 1}, RECORDS)
 
-    assert benchmarks("figure", str(result), "--out", str(picture)).returncode == 0
+    assert lab("figure", str(result), "--out", str(picture)).returncode == 0
 
     assert picture.read_bytes().startswith(PNG)
 
@@ -96,7 +96,7 @@ def test_results_without_steps_are_refused(tmp_path: Path) -> None:
     del old["records"][0]["each_step_ms"]  # as it was before there were any
     result.write_text(json.dumps(old))
 
-    done = benchmarks("figure", str(result), "--out", str(tmp_path / "figure.png"))
+    done = lab("figure", str(result), "--out", str(tmp_path / "figure.png"))
 
     assert done.returncode == 2
     assert "run --each-step" in done.stderr

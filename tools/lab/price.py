@@ -1,4 +1,4 @@
-"""`python -m benchmarks price`: what PyGraph takes of a process for its decisions, as a share of the time to compile.
+"""`python -m tools.lab price`: what PyGraph takes of a process for its decisions, as a share of the time to compile.
 
 Cold: measuring. Warm: looking up and checking, and measuring what the compiler has made otherwise this time; beside it, with recording
 graphs too, which nothing is held against: whoever captures has to, PyTorch as well, and that is part of the time to the first

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from benchmarks.memory_child import STEPS, WARM_UP, Look, measure, recordings, run
-from benchmarks.memory_table import render
 from benchmarks.peers import Compile
 from benchmarks.region_child import Regions, Timed
 from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client.graph_facts import GraphFacts
-from tests.benchmarks.test_memory import stats
+from tests.lab.test_memory import stats
 from tests.relocation.conftest import allocator, emulator, emulator_library, recorder
+from tools.lab.memory_child import STEPS, WARM_UP, Look, measure, recordings, run
+from tools.lab.memory_table import render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import pytest_plugin
 from benchmarks.compare import RIVALS
 from benchmarks.errors import BenchmarkError, UnknownNameError
 from benchmarks.lanes import VISIBLE, gpu_names
@@ -15,6 +14,7 @@ from benchmarks.peers import select_peers
 from benchmarks.region_table import GRAPH, REDUCE_OVERHEAD
 from benchmarks.regions import WAYS
 from benchmarks.workloads import select_workloads
+from tools.lab import pytest_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,18 +114,22 @@ def _benchmarks(*arguments: str) -> Command:
     return Command(("-m", "benchmarks", *arguments))
 
 
+def _lab(*arguments: str) -> Command:
+    return Command(("-m", "tools.lab", *arguments))
+
+
 def _tests(place: Place) -> Step:
     environ = {
         "TORCHINDUCTOR_COMPILE_THREADS": "2",
         pytest_plugin.FILE: str(place.result),
         pytest_plugin.GPUS: str(place.gpus),
     }
-    plugins = ("-p", "no:benchmark", "-p", "benchmarks.pytest_plugin")
+    plugins = ("-p", "no:benchmark", "-p", "tools.lab.pytest_plugin")
     workers = ("-n", str(_WORKERS * place.gpus), "--dist", "worksteal", "--durations", "20")
     return place.step(
         420,
         Command(("-m", "pytest", "-m", "gpu", *plugins, *workers), tuple(environ.items())),
-        report=Command(("-m", "benchmarks.pytest_plugin", str(place.result))),
+        report=Command(("-m", "tools.lab.pytest_plugin", str(place.result))),
         sums_up=True,
     )
 
@@ -145,7 +149,7 @@ def _demo(place: Place) -> Step:
 def _memory(place: Place, workload: str, ways: str = f"{GRAPH},{REDUCE_OVERHEAD}") -> Step:
     (found,) = select_workloads([workload])
     options = ("--ways", _known_ways(ways), "--out", str(place.result))
-    return place.step(240, _benchmarks("memory", found.name, *options))
+    return place.step(240, _lab("memory", found.name, *options))
 
 
 def _regions(place: Place, workloads: str, ways: str = "") -> Step:
@@ -197,7 +201,7 @@ def _price(place: Place, workloads: str = "") -> Step:
     return place.step(
         480,
         _benchmarks("run", *how, *peers, "--out", str(place.result)),
-        report=_benchmarks("price", str(place.result)),
+        report=_lab("price", str(place.result)),
     )
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks campaign STEP...`: measurements one after the other within a time limit, as on a machine that is lent for minutes.
+"""`python -m tools.lab campaign STEP...`: measurements one after the other within a time limit, as on a machine that is lent for minutes.
 
 What a step has measured is in its own file as soon as it is known, and what its processes print goes into one log when it ends: few
 files, as few come back from such a machine. Nothing is measured here: steps are the other commands.
@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.campaign_steps import SECONDS, Command, Step, steps_of
 from benchmarks.environment import commit
 from benchmarks.errors import BenchmarkError
 from benchmarks.processes import ROOT, Outcome, as_ended, run_logged
 from benchmarks.table import NOTHING, aligned
+from tools.lab.campaign_steps import SECONDS, Command, Step, steps_of
 
 MAX_FILES = 8
 """So many come back from a lent machine."""

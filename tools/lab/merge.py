@@ -1,4 +1,4 @@
-"""`python -m benchmarks merge`: result files of `run`, or of `regions`, as one. Records and details stay side by side, and as they are."""
+"""`python -m tools.lab merge`: result files of `run`, or of `regions`, as one. Records and details stay side by side, and as they are."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from benchmarks.footprint import Allocation, Role, footprint_of
 from pygraphd.client.recording import LEAST_SCRATCH
 from tests.relocation.conftest import allocator, emulator, emulator_library, recorder
+from tools.lab.footprint import Allocation, Role, footprint_of
 
 if TYPE_CHECKING:
     from tests.relocation.recorder import Recorder

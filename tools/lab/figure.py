@@ -1,4 +1,4 @@
-"""`python -m benchmarks figure`: a PNG of each step's time from the first steps on, out of a result file of `run --each-step`.
+"""`python -m tools.lab figure`: a PNG of each step's time from the first steps on, out of a result file of `run --each-step`.
 
 One panel a workload, one line a peer: what finding out costs, and what runs when it is decided.
 """

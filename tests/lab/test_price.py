@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.details import Details
-from benchmarks.price import BESIDE, NOT_COMPILED, NOT_COUNTED, STARTS, prices, render, too_dear
 from benchmarks.records import Record, write_result
-from tests.benchmarks.test_cli import benchmarks
+from tests.lab.command import lab
+from tools.lab.price import BESIDE, NOT_COMPILED, NOT_COUNTED, STARTS, prices, render, too_dear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,7 +133,7 @@ def test_a_price_that_is_too_high_is_the_exit_code(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     write_result(file, {}, {}, [cold("three-ops", 0.6, 10.0)])
 
-    done = benchmarks("price", str(file))
+    done = lab("price", str(file))
 
     assert done.returncode == 1
     assert "MORE THAN the 5.0% allowed" in done.stdout
@@ -155,7 +155,7 @@ def test_a_price_that_is_too_high_is_the_exit_code(tmp_path: Path) -> None:
     ],
 )
 def test_stored_files_say_what_they_can(names: list[str], code: int, said: list[str]) -> None:
-    done = benchmarks("price", *(str(RESULTS / f"{name}.json") for name in names))
+    done = lab("price", *(str(RESULTS / f"{name}.json") for name in names))
 
     assert done.returncode == code
     assert [each for each in said if each not in done.stdout] == []

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.campaign_steps import SECONDS, USAGE, Step, steps_of
-from benchmarks.cli import _parser
+from benchmarks import cli
 from benchmarks.errors import BenchmarkError
 from benchmarks.workloads import WORKLOADS
+from tools.lab import cli as lab_cli
+from tools.lab.campaign_steps import SECONDS, USAGE, Step, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
+PARSERS = {"benchmarks": cli._parser, "tools.lab": lab_cli._parser}
 EXAMPLES = (
     "tests",
     "demo",
@@ -49,8 +51,8 @@ def test_every_command_is_one_that_there_is(name: str) -> None:
 
     for command in (*step.commands, *([step.report] if step.report else [])):
         arguments = ["7" if each == SECONDS else each for each in command.arguments]
-        if arguments[:2] == ["-m", "benchmarks"]:
-            options = _parser().parse_args(arguments[2:])
+        if arguments[0] == "-m" and arguments[1] in PARSERS:
+            options = PARSERS[arguments[1]]().parse_args(arguments[2:])
             assert getattr(options, "workload", None) != ""
         elif arguments[0] != "-m":
             assert (ROOT / arguments[0]).exists()
@@ -155,7 +157,7 @@ def test_what_cannot_be_is_refused(name: str, said: str) -> None:
 
 
 def campaign(out: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", "campaign", "--out", str(out), *arguments]
+    command = [sys.executable, "-m", "tools.lab", "campaign", "--out", str(out), *arguments]
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
     return subprocess.run(
         command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False
@@ -195,7 +197,7 @@ def test_a_run_and_what_needs_a_gpu_on_a_cpu(tmp_path: Path) -> None:
     assert "torch sees no CUDA device here" in rows[1]
     assert "torch sees no CUDA device here" in done.stdout.partition("-- regions")[2]
     assert "step ms" in done.stdout  # the table of the run
-    assert (tmp_path / "campaign.log").read_text().count("=== -m benchmarks") == 5
+    assert (tmp_path / "campaign.log").read_text().count("=== -m ") == 5
 
 
 def test_no_process_of_a_run_is_killed_before_the_step_is() -> None:

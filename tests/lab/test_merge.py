@@ -13,6 +13,7 @@ from benchmarks.records import read_records, write_result
 from benchmarks.region_table import read_regions
 from tests.benchmarks.test_cli import benchmarks
 from tests.benchmarks.test_records import answered, record
+from tests.lab.command import lab
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 ENVIRONMENT: dict[str, str | None] = {"gpu": "H200", "commit": "abc"}
@@ -40,7 +41,7 @@ def of_regions(file: Path, way: str, commit: str = "abc") -> Path:
 
 def merged(out: Path, *files: Path, note: str | None = None) -> dict[str, Any]:
     arguments = ["--note", note] if note else []
-    done = benchmarks("merge", "--out", str(out), *arguments, *map(str, files))
+    done = lab("merge", "--out", str(out), *arguments, *map(str, files))
     assert done.returncode == 0, done.stderr
     content: dict[str, Any] = json.loads(out.read_text())
     return content
@@ -110,7 +111,7 @@ def test_others_are_refused_without_a_reason(tmp_path: Path, what: str) -> None:
     second.write_text(json.dumps(content))
     out = tmp_path / "all.json"
 
-    done = benchmarks("merge", "--out", str(out), str(first), str(second))
+    done = lab("merge", "--out", str(out), str(first), str(second))
 
     assert done.returncode == 2
     values = {"commits": "a.json abc, b.json def", "schemas": "a.json 1, b.json 2"}[what]
@@ -125,7 +126,7 @@ def test_others_are_refused_without_a_reason(tmp_path: Path, what: str) -> None:
 def test_files_of_run_and_of_regions_are_never_merged(tmp_path: Path) -> None:
     files = [of_run(tmp_path / "a.json", "default"), of_regions(tmp_path / "b.json", "reduce-overhead")]
 
-    done = benchmarks("merge", "--out", str(tmp_path / "all.json"), "--note", "why not", *map(str, files))
+    done = lab("merge", "--out", str(tmp_path / "all.json"), "--note", "why not", *map(str, files))
 
     assert done.returncode == 2
     assert "a.json of `run` cannot be merged with others, of `regions`" in done.stderr
@@ -145,7 +146,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     good, other = of_run(tmp_path / "a.json", "default"), tmp_path / "other.json"
     other.write_text(text)
 
-    done = benchmarks("merge", "--out", str(tmp_path / "all.json"), str(good), str(other))
+    done = lab("merge", "--out", str(tmp_path / "all.json"), str(good), str(other))
 
     assert done.returncode == 2
     assert "other.json is no result of `run` or `regions`" in done.stderr
