@@ -15,7 +15,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.figures import percentile
 from benchmarks.records import SCHEMA, check_writable, write_json
 from benchmarks.relay import Relay
-from pygraphd.client.transport import Transport, TransportError
+from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import (

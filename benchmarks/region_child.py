@@ -29,19 +29,19 @@ from benchmarks.peers import Compile
 from benchmarks.region_table import GRAPH, REDUCE_OVERHEAD
 from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
-from pygraphd.client import _torch, driver
-from pygraphd.client.bulk import helper
-from pygraphd.client.capture import CudaRecorder
-from pygraphd.client.graph_facts import GraphFacts
-from pygraphd.client.host_state import relocatable as relocatable_of
-from pygraphd.client.report import Report
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend import driver, torch_private
+from pygraphd.client.common.report import Report
+from pygraphd.client.recording.attention_host import relocatable as relocatable_of
+from pygraphd.client.recording.capture import CudaRecorder
+from pygraphd.client.replay.native.ffi import helper
 from pygraphd.schema.locations import locate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.workloads.case import Case
-    from pygraphd.client.relocatable import Relocatable
+    from pygraphd.client.recording.recordings import Relocatable
 
 WARM_UP = 40
 STEPS = 60
@@ -178,23 +178,23 @@ class Regions:
 
     def install(self) -> Callable[[], None]:
         """Take the place of PyTorch's own CUDA graphs, or surround them; return what undoes that."""
-        return _torch.install(self._around_post_compile, self._around_cudagraphify)
+        return torch_private.install(self._around_post_compile, self._around_cudagraphify)
 
     def _around_post_compile(
         self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]
     ) -> None:
         if self.way != REDUCE_OVERHEAD:
-            _torch.note_ours(graph_kwargs.get("boxed_forward_device_index"))
+            torch_private.note_ours(graph_kwargs.get("boxed_forward_device_index"))
         if self.way != GRAPH:
             original()
         else:
             self._relocate(original, compiled, graph_kwargs)
         if self.way != REDUCE_OVERHEAD:
-            compiled.current_callable = _torch.aligned(compiled, compiled.current_callable)
+            compiled.current_callable = torch_private.aligned(compiled, compiled.current_callable)
 
     def _relocate(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
         """Do what the hook does."""
-        facts = _torch.facts(compiled, graph_kwargs)
+        facts = torch_private.facts(compiled, graph_kwargs)
         told = facts.graph_facts
         self.outputs = (told.of_partition(facts.maps, part) for part in range(facts.partitions))
         original()

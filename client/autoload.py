@@ -21,6 +21,6 @@ def autoload() -> None:
         hook.enable()
     except Exception as error:  # noqa: BLE001 - see the module's text
         with contextlib.suppress(Exception):
-            from pygraphd.client import log
+            from pygraphd.client.common import log
 
             log.say(f"not enabled: {type(error).__name__}: {error}")

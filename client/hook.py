@@ -14,15 +14,16 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client import log, options, report
-from pygraphd.client.on_import import when_imported
+from pygraphd.client.common import log, report
+from pygraphd.client.frontend import settings
+from pygraphd.client.frontend.post_import import when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from pygraphd.client._torch import Cudagraphify, Runnable
-    from pygraphd.client.plan import Plan
-    from pygraphd.client.session import Session
+    from pygraphd.client.backend.torch_private import Cudagraphify, Runnable
+    from pygraphd.client.dispatch.compiled_graph import Plan
+    from pygraphd.client.frontend.runtime import Session
 
 _COMPILE_FX = "torch._inductor.compile_fx"
 
@@ -44,7 +45,7 @@ class Hook:
 
     def enable(self, *, everything: bool = True) -> None:
         """Install the hook, now if Inductor is imported, else as soon as it is; not at all if that is forbidden."""
-        if options.is_disabled(os.environ):
+        if settings.is_disabled(os.environ):
             return
         self.everything |= everything
         if self._forget_import is None:
@@ -78,7 +79,7 @@ class Hook:
 
     def _forget_what_was_sent(self) -> None:
         """Give back what the rules of placement keep on GPUs; what they have compiled sends it again."""
-        sending = sys.modules.get("pygraphd.client.placement.sending")
+        sending = sys.modules.get("pygraphd.client.placement.upload")
         if sending is not None:
             sending.sender.forget()
 
@@ -96,20 +97,21 @@ class Hook:
 
     def _install(self) -> None:
         with self._guard("installing"):
-            from pygraphd.client import _torch, autostart
-            from pygraphd.client.session import Session
-            from pygraphd.client.transport import Transport
+            from pygraphd.client.backend import torch_private
+            from pygraphd.client.decisions import daemon_start
+            from pygraphd.client.decisions.transport import Transport
+            from pygraphd.client.frontend.runtime import Session
 
-            if reason := _torch.missing():
+            if reason := torch_private.missing():
                 log.say(f"not enabled: {reason}")
                 return
             self.session = Session()
             if misread := self.session.options.misread:
                 log.say("; ".join(misread))
-            self._uninstall = _torch.install(self._around_post_compile, self._around_cudagraphify)
-            if reason := autostart.ensure(Transport(self.session.locations.socket)):
+            self._uninstall = torch_private.install(self._around_post_compile, self._around_cudagraphify)
+            if reason := daemon_start.ensure(Transport(self.session.locations.socket)):
                 self.session.report.fail(f"daemon: {reason}")
-            if _torch.cuda_is_set_up():  # else there may be nothing to relocate
+            if torch_private.cuda_is_set_up():  # else there may be nothing to relocate
                 self.session.prepare_helper()
         with self._guard("splitting graphs"):
             self._split()
@@ -118,65 +120,65 @@ class Hook:
 
     def _split(self) -> None:
         """Have graphs be split around operators that run at each call, in modes in which Inductor does not."""
-        from pygraphd.client import _torch
+        from pygraphd.client.backend import torch_private
 
         session = self.session
-        if session is None or not session.options.relocate or _torch.missing_for_passes():
+        if session is None or not session.options.relocate or torch_private.missing_for_passes():
             return
-        if reason := _torch.missing_for_partitions():
+        if reason := torch_private.missing_for_partitions():
             session.report.fail(f"custom operators: {reason}")
             return
-        self._split_no_more = _torch.split_graphs(session.options.graph_ops)
+        self._split_no_more = torch_private.split_graphs(session.options.graph_ops)
 
     # --- before a compilation ---
 
     def _add_pass(self) -> None:
         """Have the rules of placement be applied to all that is compiled, if that is wanted."""
         if self.everything and self._remove_pass is None and self._places():
-            from pygraphd.client import _torch
+            from pygraphd.client.backend import torch_private
 
             with self._guard("adding a pass"):
-                self._remove_pass = _torch.add_pass(*self._placement())
+                self._remove_pass = torch_private.add_pass(*self._placement())
 
     def with_placement(self, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """Return Inductor's options for what backend "pygraph" compiles, with the rules of placement if these are wanted."""
         given = dict(options or {})
         if self._places():
-            from pygraphd.client import _torch
+            from pygraphd.client.backend import torch_private
 
             with self._guard("adding a pass"):
-                before = given.get(_torch.PASS_OPTION, _torch.current_pass())
-                if self._remove_pass is None or not _torch.is_added(before):
-                    given[_torch.PASS_OPTION] = _torch.pass_after(before, *self._placement())
+                before = given.get(torch_private.PASS_OPTION, torch_private.current_pass())
+                if self._remove_pass is None or not torch_private.is_added(before):
+                    given[torch_private.PASS_OPTION] = torch_private.pass_after(before, *self._placement())
         return given
 
     def _places(self) -> bool:
         session = self.session
         if session is None or not session.options.placement:
             return False
-        from pygraphd.client import _torch
+        from pygraphd.client.backend import torch_private
 
-        if reason := _torch.missing_for_passes():
+        if reason := torch_private.missing_for_passes():
             session.report.fail(f"placement: {reason}")
         return reason is None
 
     def _placement(self) -> tuple[Callable[[Any], None], tuple[str, ...]]:
-        from pygraphd.client.placement.passes import FILES, Placement
+        from pygraphd.client.placement.pipeline import FILES, Placement
 
         return Placement(lambda: self.session.report if self.session is not None else None), FILES
 
     def _tell_placement(self, compiled: Any) -> None:
         """Have the report say what the rules did to a graph, whoever has compiled it."""
         session = self._session_here()
-        sending = sys.modules.get("pygraphd.client.placement.sending")
+        sending = sys.modules.get("pygraphd.client.placement.upload")
         if session is None or sending is None:
             return  # there are no rules
-        from pygraphd.client.placement import told
+        from pygraphd.client.placement import provenance
 
         with self._guard("telling of placement"):
-            if session.options.placement and not told.rules_ran(compiled):
-                session.report.fail(told.NOT_APPLIED)
-            told.tell(compiled, session.report, sending.sender.note_lines)
+            if session.options.placement and not provenance.rules_ran(compiled):
+                session.report.fail(provenance.NOT_APPLIED)
+            provenance.tell(compiled, session.report, sending.sender.note_lines)
 
     # --- within a compilation ---
 
@@ -216,7 +218,7 @@ class Hook:
     def _session_here(self) -> Session | None:
         """Return the session, a new one in a forked child."""
         if self.session is not None and self.session.pid != os.getpid():
-            from pygraphd.client.session import Session
+            from pygraphd.client.frontend.runtime import Session
 
             self.session = Session()
         return self.session
@@ -281,10 +283,10 @@ def backend(
     graph: Any, example_inputs: Any, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Any:
     """Compile as backend "inductor" does, with PyGraph deciding how each graph runs: `torch.compile(backend="pygraph")`."""
-    from pygraphd.client import _torch
+    from pygraphd.client.backend import torch_private
 
     _hook.enable(everything=False)
     importlib.import_module(_COMPILE_FX)  # the hook waits for it; later, the first graph has no rules
     with _hook.in_backend():
         options = _hook.with_placement(options)
-        return _torch.compile_with_inductor(graph, example_inputs, mode, options)
+        return torch_private.compile_with_inductor(graph, example_inputs, mode, options)

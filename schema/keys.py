@@ -1,7 +1,7 @@
 """The two halves of a cache key: what was compiled (a graph) and where it runs (an environment).
 
 A key is SHA-256 over labelled, length-prefixed fields, a schema version first, so that no two lists of factors
-can be confused by the way they were joined. Nothing here knows torch: `client.fingerprint` collects the factors.
+can be confused by the way they were joined. Nothing here knows torch: `client.decisions.fingerprint` collects the factors.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Deployment(enum.StrEnum):
     KERNELS = "KERNELS"
     """The compiled callable as it is, launched kernel by kernel."""
     GRAPH = "GRAPH"
-    """A relocatable CUDA Graph of ours (`client.relocatable`)."""
+    """A relocatable CUDA Graph of ours (`client.recording.recordings`)."""
 
 
 class Kind(enum.StrEnum):
@@ -73,7 +73,7 @@ class Measurement:
 
     `host_us` and `span_us` are the medians of a call's host time and of its span on the GPU, `host_mad_us` and `span_mad_us`
     their median absolute deviations (None: measured by a version that did not store them). `median_us` and `mad_us` are of the
-    interval from one call to the next (see `client.sampler`), `busy` is the share of calls that found the GPU at work.
+    interval from one call to the next (see `client.autotune.sampler`), `busy` is the share of calls that found the GPU at work.
     """
 
     deployment: Deployment

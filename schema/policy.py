@@ -3,7 +3,7 @@
 A GRAPH launches the same kernels as KERNELS and costs the host less by construction. So it is chosen unless the measurements
 show that it takes longer, on the host or on the GPU. If it does, what counts is how long the program takes from one call to the next.
 The client decides with this rule when it has measured, the daemon when it derives decisions anew from stored measurements.
-Decisions without measurements are made in `client.policy`.
+Decisions without measurements are made in `client.decisions.rules`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pygraphd.client import sampler
+from pygraphd.client.autotune import sampler
 from pygraphd.schema.messages import Deployment
 
 

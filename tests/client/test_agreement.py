@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client import policy
-from pygraphd.client.agreement import (
+from pygraphd.client.common.report import Report
+from pygraphd.client.decisions import rules
+from pygraphd.client.decisions.ranks.consensus import (
     ALONE,
     ELSEWHERE,
     MAX_FAILURES,
@@ -19,14 +20,13 @@ from pygraphd.client.agreement import (
     Agreement,
     possible,
 )
-from pygraphd.client.following import LONGEST_S, PATIENT_CALLS, Follower
-from pygraphd.client.registers import Registers
-from pygraphd.client.report import Report
+from pygraphd.client.decisions.ranks.following import LONGEST_S, PATIENT_CALLS, Follower
+from pygraphd.client.decisions.ranks.write_once import Registers
 from pygraphd.schema.messages import MAX_REASON, Decision, Deployment
 from tests.client.memory_store import MemoryStore
 
 if TYPE_CHECKING:
-    from pygraphd.client._torch import Runnable
+    from pygraphd.client.backend.torch_private import Runnable
 
 GRAPH, OTHER = "a" * 64, "b" * 64
 HERE, THERE = "e" * 64, "f" * 64
@@ -88,7 +88,7 @@ def test_after_the_time_limit_all_launch() -> None:
 
     late = other.wait(GRAPH, WAIT_LIMIT_S)
 
-    assert late == policy.not_measured("ranks: no decision within 120 s", 0)
+    assert late == rules.not_measured("ranks: no decision within 120 s", 0)
     assert leader.propose(GRAPH, FASTER) == late
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraphd.client.attention import State, moves, state_of, undefined_outputs
+from pygraphd.client.analysis.attention_rng import State, moves, state_of, undefined_outputs
 
 FLASH, CUDNN = "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"
 EFFICIENT = "_scaled_dot_product_efficient_attention"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.client import autostart
-from pygraphd.client.transport import Transport
+from pygraphd.client.decisions import daemon_start
+from pygraphd.client.decisions.transport import Transport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     ids=range(9),
 )
 def test_where_it_is_off(environ: dict[str, str], reason: str | None) -> None:
-    assert autostart.why_not(environ) == reason
+    assert daemon_start.why_not(environ) == reason
 
 
 def test_nothing_is_started_where_it_is_off(tmp_path: Path) -> None:
-    reason = autostart.ensure(Transport(tmp_path / "s"), {"PYGRAPHD_AUTOSTART": "0"})
+    reason = daemon_start.ensure(Transport(tmp_path / "s"), {"PYGRAPHD_AUTOSTART": "0"})
 
     assert reason == "not started: PYGRAPHD_AUTOSTART=0"
     assert list(tmp_path.iterdir()) == []
@@ -42,7 +42,7 @@ def test_nothing_is_started_where_it_is_off(tmp_path: Path) -> None:
 def test_a_socket_that_may_not_be_used_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
 
-    reason = autostart.ensure(Transport(tmp_path / "s" / ("x" * 120)), {})
+    reason = daemon_start.ensure(Transport(tmp_path / "s" / ("x" * 120)), {})
 
     assert reason is not None
     assert reason.startswith("not started: connection failed")

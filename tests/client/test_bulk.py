@@ -13,13 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import _torch, native
-from pygraphd.client.bulk import Helper, InPython, Piece
+from pygraphd.client.backend import torch_private
+from pygraphd.client.replay.native import build
+from pygraphd.client.replay.native.ffi import Helper, InPython, Piece
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pygraphd.client.bulk import Bulk
+    from pygraphd.client.replay.native.ffi import Bulk
 
 pytestmark = [
     pytest.mark.torch,
@@ -188,7 +189,7 @@ def test_a_dtype_that_libtorch_has_no_code_for_is_left_to_python(
     def none(dtype: torch.dtype | None) -> int:
         raise LookupError(str(dtype))
 
-    monkeypatch.setattr(_torch, "dtype_code", none)
+    monkeypatch.setattr(torch_private, "dtype_code", none)
     made: list[Any] = [None]
 
     compiled.filling([Piece(0, 0, torch.int16, 1, (3,), (1,))])([torch.zeros(4)], [], made)
@@ -203,7 +204,7 @@ def test_an_error_in_trying_it_is_a_reason_to_do_without(
     def fail(*_: object) -> None:
         raise RuntimeError("tensors are odd here")
 
-    monkeypatch.setattr(_torch, where, fail)
+    monkeypatch.setattr(torch_private, where, fail)
     helper, notes = Helper(), list[str]()
 
     reason = helper.prepare(cache)
@@ -231,7 +232,7 @@ def test_until_it_is_compiled_python_does(tmp_path: Path) -> None:
 def test_it_is_coming_until_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper = Helper()
     assert not helper.is_coming()
-    monkeypatch.setattr(native, "_spawn", lambda _: None)
+    monkeypatch.setattr(build, "_spawn", lambda _: None)
     assert helper.prepare(tmp_path) is None
     assert helper.is_coming()
 
@@ -246,13 +247,13 @@ def test_it_is_waited_for_no_longer_than_it_may_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     helper = Helper()
-    monkeypatch.setattr(native, "_spawn", lambda _: None)
+    monkeypatch.setattr(build, "_spawn", lambda _: None)
     if way == "too long":
-        monkeypatch.setattr("pygraphd.client.bulk.COMPILING_S", 0.0)
+        monkeypatch.setattr("pygraphd.client.replay.native.ffi.COMPILING_S", 0.0)
     helper.prepare(tmp_path, may_compile=way != "not allowed")
     if way == "fails":
         assert helper.is_coming()
-        native._log(native.place(tmp_path)).write_text("error: no such thing")
+        build._log(build.place(tmp_path)).write_text("error: no such thing")
 
     assert not helper.is_coming()
 
@@ -283,7 +284,7 @@ def test_who_may_not_write_uses_what_is_there(cache: Path, tmp_path: Path) -> No
 
 
 def test_what_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
-    path = native.place(tmp_path)
+    path = build.place(tmp_path)
     path.parent.mkdir(parents=True, mode=0o700)
     path.write_bytes(b"no machine code")
     helper, notes = Helper(), list[str]()
@@ -298,7 +299,7 @@ def test_what_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
 
 def test_where_tensors_cannot_be_found_it_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper = Helper()
-    monkeypatch.setattr(_torch, "missing_for_bulk", lambda: "this torch keeps tensors elsewhere")
+    monkeypatch.setattr(torch_private, "missing_for_bulk", lambda: "this torch keeps tensors elsewhere")
 
     assert helper.prepare(cache) == "this torch keeps tensors elsewhere"
     assert isinstance(helper.bulk(lambda _: None), InPython)
@@ -314,7 +315,7 @@ def test_a_folder_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
 def test_where_tensors_are_found_out_whatever_modes_are_on(mode: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    _torch._handle_offset.cache_clear()
+    torch_private._handle_offset.cache_clear()
     with {"default": torch.enable_grad, "inference": torch.inference_mode, "fake": FakeTensorMode}[mode]():
-        assert _torch._handle_offset() is not None
-        assert _torch.missing_for_bulk() is None
+        assert torch_private._handle_offset() is not None
+        assert torch_private.missing_for_bulk() is None

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.claim import claim
-from pygraphd.client import autostart, native, spool
-from pygraphd.client.cache import Cache
-from pygraphd.client.report import Report
+from pygraphd.client.common.report import Report
+from pygraphd.client.decisions import daemon_start, spool
+from pygraphd.client.decisions.service import Cache
+from pygraphd.client.replay.native import build
 from pygraphd.schema import messages, offline
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
@@ -342,7 +343,7 @@ def test_a_daemon_that_is_starting_is_no_failure(places: Locations, content: byt
 
 @pytest.mark.usefixtures("held")
 def test_one_that_takes_too_long_is(places: Locations, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autostart, "STARTING_S", 0.0)
+    monkeypatch.setattr(daemon_start, "STARTING_S", 0.0)
     cache = Cache(places, "host", report := Report())
 
     cache.lookup(ENVIRONMENT, [GRAPH])
@@ -375,9 +376,9 @@ def test_looking_takes_the_lock_from_nobody(places: Locations) -> None:
 WITHOUT_RIGHTS = """
 import os, sys
 from pathlib import Path
-from pygraphd.client import native
-from pygraphd.client.cache import Cache
-from pygraphd.client.report import Report
+from pygraphd.client.replay.native import build
+from pygraphd.client.decisions.service import Cache
+from pygraphd.client.common.report import Report
 from pygraphd.schema.locations import locate
 from tests.client.test_cache import ENVIRONMENT, GRAPH, RECORD
 
@@ -388,7 +389,7 @@ assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
 assert cache.lease(ENVIRONMENT, [GRAPH]) is None
 cache.record(ENVIRONMENT, [RECORD])
 assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
-assert native.may_come(places.cache / "compiled" / "x.so")
+assert build.may_come(places.cache / "compiled" / "x.so")
 print(*sorted(report.failures), sep="; ")
 """
 
@@ -452,7 +453,7 @@ def test_nothing_is_written_into_a_folder_that_another_user_has_put_in_a_common_
     assert list((tmp_path / "victim").iterdir()) == []
     assert f"spool: PermissionError: {home} is somebody else's" in report.failures
     with pytest.raises(PermissionError):
-        native.compile_once(native.place(home))
+        build.compile_once(build.place(home))
 
 
 def test_a_folder_of_ours_in_a_common_place_is_written_into(tmp_path: Path) -> None:

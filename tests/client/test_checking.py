@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from pygraphd.client import trial
-from pygraphd.client.candidates import Candidates
-from pygraphd.client.checking import MAX_CALLS, Checked
-from pygraphd.client.costs import Cost
-from pygraphd.client.report import Report
-from pygraphd.client.trial_schedule import RECORDING_CALLS, SAMPLES
+from pygraphd.client.autotune import trial
+from pygraphd.client.autotune.candidates import Candidates
+from pygraphd.client.autotune.cost import Cost
+from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
+from pygraphd.client.autotune.validation import MAX_CALLS, Checked
+from pygraphd.client.common.report import Report
 from pygraphd.schema.messages import Deployment
 from tests.client.clock import Clock
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client.candidates import Candidates
-from pygraphd.client.region import Region
+from pygraphd.client.autotune.candidates import Candidates
+from pygraphd.client.autotune.partition_trial import Region
 from pygraphd.schema.messages import Deployment, Graph, Kind
 from tests.client.simulated import Machine
 from tests.client.test_region import Host

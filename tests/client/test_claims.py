@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.claims import LAST_LOOK_S, TRANSITIONS, Claims, Interest, Turn
+from pygraphd.client.decisions.leases import LAST_LOOK_S, TRANSITIONS, Claims, Interest, Turn
 from pygraphd.leases import Holder, Leases
 from pygraphd.peer import Peer
 from pygraphd.schema.keys import Environment
@@ -21,7 +21,7 @@ from pygraphd.schema.messages import Decision, Deployment, Entry, LeaseAnswer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pygraphd.client.cache import Cache
+    from pygraphd.client.decisions.service import Cache
 
 ENVIRONMENT = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
 ANSWER = Decision(Deployment.GRAPH, "GRAPH is faster", 1)

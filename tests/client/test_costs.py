@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pygraphd.client import costs
-from pygraphd.client.costs import Cost
+from pygraphd.client.autotune import cost
+from pygraphd.client.autotune.cost import Cost
 from pygraphd.schema.messages import Decision, Deployment, Entry, Measurement
 
 KERNELS, GRAPH = Deployment.KERNELS, Deployment.GRAPH
@@ -135,4 +135,4 @@ def test_what_takes_less_on_both_is_seen(measured: Measurement, factor: float) -
 def test_an_entry_says_what_a_call_costs(said: dict[str, float], expected: Cost | None) -> None:
     entry = Entry("a" * 64, Decision(GRAPH, "", 1), **said)  # type: ignore[arg-type]
 
-    assert costs.of_entry(entry) == expected
+    assert cost.of_entry(entry) == expected

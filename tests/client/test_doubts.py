@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.client import options
-from pygraphd.client.doubts import other_policy
+from pygraphd.client.decisions.rejection import other_policy
+from pygraphd.client.frontend import settings
 from pygraphd.schema.messages import Decision, Deployment, RecordRequest, decode, encode
 from pygraphd.schema.policy import POLICY_VERSION
 from tests.client.clock import Clock
@@ -26,7 +26,7 @@ from tests.client.test_plan import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pygraphd.client.session import Session
+    from pygraphd.client.frontend.runtime import Session
 
 __all__ = ["relocating", "session"]  # fixtures
 
@@ -77,8 +77,8 @@ def test_a_program_that_ends_before_it_has_measured_anew_says_what_was_claimed(
 @pytest.mark.parametrize(
     ("variable", "value", "because"),
     [
-        (options.REFRESH, "1", "PYGRAPH_REFRESH asks to measure anew"),
-        (options.TRUST, "local", f"decided {THEIRS}, and PYGRAPH_TRUST=local"),
+        (settings.REFRESH, "1", "PYGRAPH_REFRESH asks to measure anew"),
+        (settings.TRUST, "local", f"decided {THEIRS}, and PYGRAPH_TRUST=local"),
     ],
 )
 def test_what_the_user_does_not_want_is_told_as_that(

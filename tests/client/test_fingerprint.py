@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import torch
 
-from pygraphd.client import _torch, fingerprint
+from pygraphd.client.backend import torch_private
+from pygraphd.client.decisions import fingerprint
 from pygraphd.schema.messages import Kind
 from tests.client.conftest import TRAINING, Run
 
@@ -34,7 +35,9 @@ def keys() -> Iterator[Keys]:
     seen: dict[str, str] = {}
 
     def note(original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
-        graph = fingerprint.graphs(_torch.facts(compiled, graph_kwargs), _torch.kernel_options())[0]
+        graph = fingerprint.graphs(
+            torch_private.facts(compiled, graph_kwargs), torch_private.kernel_options()
+        )[0]
         seen[graph.kind] = graph.digest
         original()
 
@@ -44,7 +47,7 @@ def keys() -> Iterator[Keys]:
         torch.compile(function, **arguments)(*inputs).sum().backward()
         return dict(seen)
 
-    uninstall = _torch.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
+    uninstall = torch_private.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
     yield compile_once
     uninstall()
     torch._dynamo.reset()
@@ -108,11 +111,11 @@ def test_settings_that_cannot_be_read_any_more_leave_the_others() -> None:
     """Torch refuses to answer for one way to set fp32 precision after the other has been used."""
     code = """
 import torch
-from pygraphd.client import _torch
-before = _torch.kernel_options()
+from pygraphd.client.backend import torch_private
+before = torch_private.kernel_options()
 torch.backends.cuda.matmul.fp32_precision = "tf32"
 torch.backends.cudnn.conv.fp32_precision = "ieee"
-print(len(before) == len(_torch.kernel_options()), before != _torch.kernel_options())
+print(len(before) == len(torch_private.kernel_options()), before != torch_private.kernel_options())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
@@ -121,7 +124,7 @@ print(len(before) == len(_torch.kernel_options()), before != _torch.kernel_optio
 
 @pytest.mark.parametrize("setting", ["precision", "determinism", "cudnn"])
 def test_torchs_own_settings_are_factors(setting: str) -> None:
-    before = _torch.kernel_options()
+    before = torch_private.kernel_options()
     try:
         if setting == "precision":
             torch.set_float32_matmul_precision("high")
@@ -129,14 +132,14 @@ def test_torchs_own_settings_are_factors(setting: str) -> None:
             torch.use_deterministic_algorithms(True)
         else:
             torch.backends.cudnn.benchmark = True
-        assert _torch.kernel_options() != before
+        assert torch_private.kernel_options() != before
     finally:
         torch.set_float32_matmul_precision("highest")
         torch.use_deterministic_algorithms(False)
         torch.backends.cudnn.benchmark = False
 
 
-def facts(**changes: object) -> _torch.CompiledFacts:
+def facts(**changes: object) -> torch_private.CompiledFacts:
     values: dict[str, object] = {
         "text": "    a = torch.ops.aten.sin.default(b)\n    return (a,)",
         "user_kernels": "",
@@ -154,7 +157,7 @@ def facts(**changes: object) -> _torch.CompiledFacts:
         "mutated_inputs": (),
         "undefined": frozenset(),
     }
-    return _torch.CompiledFacts(**{**values, **changes})  # type: ignore[arg-type]
+    return torch_private.CompiledFacts(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_each_partition_is_a_graph_of_its_own() -> None:
@@ -186,7 +189,7 @@ def test_the_device_index_is_no_factor() -> None:
 
 
 def test_options_hold_no_addresses_and_no_places() -> None:
-    options = dict(_torch.kernel_options())
+    options = dict(torch_private.kernel_options())
 
     assert options["triton.cudagraphs"] == "false"
     assert not any("0x" in value for value in options.values())
@@ -228,7 +231,7 @@ def test_a_mig_instance_is_told_apart() -> None:
 
 
 def test_the_options_are_the_same_in_every_process() -> None:
-    code = "from pygraphd.client import _torch; print(_torch.kernel_options())"
+    code = "from pygraphd.client.backend import torch_private; print(torch_private.kernel_options())"
 
     one, two = (
         subprocess.run(

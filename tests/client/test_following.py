@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client.following import COMPILING_CALLS, PATIENT_CALLS, Follower
-from pygraphd.client.report import Report
+from pygraphd.client.common.report import Report
+from pygraphd.client.decisions.ranks.following import COMPILING_CALLS, PATIENT_CALLS, Follower
 from pygraphd.schema.messages import Decision, Deployment
 
 if TYPE_CHECKING:
-    from pygraphd.client._torch import Runnable
+    from pygraphd.client.backend.torch_private import Runnable
 
 FASTER = Decision(Deployment.GRAPH, "GRAPH is faster", 1)
 

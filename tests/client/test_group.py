@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch.distributed as dist
 
-from pygraphd.client import _torch
-from pygraphd.client.group import Groups, GroupStore
-from pygraphd.client.report import Report
+from pygraphd.client.backend import torch_private
+from pygraphd.client.common.report import Report
+from pygraphd.client.decisions.ranks.process_group import Groups, GroupStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ def test_a_group_is_found_and_its_store_asked(groups: Groups, init: Callable[...
     assert agreement is not None
     assert agreement is groups.agreement()
     assert agreement.part(GRAPH, [GRAPH], HERE).leads
-    assert _torch.default_store().check([f"pygraph/1/asks/{GRAPH}"])
+    assert torch_private.default_store().check([f"pygraph/1/asks/{GRAPH}"])
 
 
 def test_a_new_group_has_a_new_agreement_and_the_old_ones_store_is_gone(
@@ -77,7 +77,7 @@ def test_a_new_group_has_a_new_agreement_and_the_old_ones_store_is_gone(
     init(dist.HashStore())
     before = groups.agreement()
     assert before is not None
-    gone = weakref.ref(_torch.default_store())
+    gone = weakref.ref(torch_private.default_store())
     dist.destroy_process_group()
     gc.collect()
     assert gone() is None
@@ -97,7 +97,7 @@ def test_a_torch_that_lacks_something_is_reported(
     groups: Groups, init: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     init(dist.HashStore())
-    monkeypatch.setattr(_torch, "missing_for_groups", lambda: "torch lacks much")
+    monkeypatch.setattr(torch_private, "missing_for_groups", lambda: "torch lacks much")
 
     assert groups.agreement() is None
     assert groups._report.failures == {"ranks: torch lacks much": 1}

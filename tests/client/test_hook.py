@@ -67,11 +67,11 @@ def test_the_helper_is_compiled_while_graphs_are_so_that_the_first_recording_has
     """Where CUDA was not used so far, there may be nothing to relocate, and asking for a GPU is not ours to do."""
     program = f"""
     import torch
-    from pygraphd.client import _torch
+    from pygraphd.client.backend import torch_private
     torch.cuda.is_initialized = lambda: {is_set_up}
-    _torch.missing_for_relocation = lambda: {missing!r}
+    torch_private.missing_for_relocation = lambda: {missing!r}
     import torch._inductor.compile_fx
-    from pygraphd.client.bulk import helper
+    from pygraphd.client.replay.native.ffi import helper
     print(helper.wait(60))
     """
     outcome = run(program, CC="" if compiled else "/nowhere/cc")
@@ -143,10 +143,10 @@ def test_enable_and_disable_in_code(run: Run) -> None:
 def test_a_failure_of_ours_is_counted_and_not_seen(run: Run) -> None:
     program = """
     import torch
-    from pygraphd.client import session
+    from pygraphd.client.frontend import runtime
     def fail(*args):
         raise KeyError("ours")
-    session.Session.plan = fail
+    runtime.Session.plan = fail
     print(torch.compile(lambda x: x @ x)(torch.ones(2, 2)).tolist())
     """
     outcome = run(program)
@@ -203,7 +203,7 @@ def test_a_program_can_be_rid_of_us_whatever_asks_for_us(
     check = """
 import os, pathlib, sys
 pathlib.Path(os.environ["PYGRAPH_SUMMARY"]).write_text("{}")  # for the harness: we must not write it
-print("pygraphd.client.session" in sys.modules)
+print("pygraphd.client.frontend.runtime" in sys.modules)
 """
     outcome = run(program + check, PYGRAPH_DISABLE="1", **environ)
 
@@ -244,12 +244,12 @@ def test_disabling_gives_back_what_was_sent_to_a_gpu(run: Run) -> None:
         """
 import pygraphd, torch
 pygraphd.enable()
-from pygraphd.client.placement import sending
+from pygraphd.client.placement import upload
 value = torch.ones(2)
-sending.sender.send([value], torch.device("cpu"), sending.kinds_text([value]), "a graph")
-kept = len(sending.sender)
+upload.sender.send([value], torch.device("cpu"), upload.kinds_text([value]), "a graph")
+kept = len(upload.sender)
 pygraphd.disable()
-print(kept, len(sending.sender))
+print(kept, len(upload.sender))
 """,
     )
 

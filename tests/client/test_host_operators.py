@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import _torch, options, policy, vouched_operators, whole
+from pygraphd.client.backend import torch_private, vouched_operators
+from pygraphd.client.decisions import rules
+from pygraphd.client.dispatch import unpartitioned
+from pygraphd.client.frontend import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +26,12 @@ def host_operators() -> Iterator[Callable[..., list[tuple[str, ...]]]]:
     vouched: frozenset[str] = frozenset()
 
     def note(original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
-        found.append(_torch.facts(compiled, graph_kwargs, vouched).host_operators)
+        found.append(torch_private.facts(compiled, graph_kwargs, vouched).host_operators)
         original()
 
     def run(function: Callable[..., Any], *inputs: Any, by_user: str = "", **arguments: Any) -> Any:
         nonlocal vouched
-        vouched = options.read({options.GRAPH_OPS: by_user}).graph_ops
+        vouched = settings.read({settings.GRAPH_OPS: by_user}).graph_ops
         found.clear()
         torch._dynamo.reset()
         result = torch.compile(function, **arguments)(*inputs)
@@ -36,7 +39,7 @@ def host_operators() -> Iterator[Callable[..., list[tuple[str, ...]]]]:
             result.sum().backward()
         return list(found)
 
-    uninstall = _torch.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
+    uninstall = torch_private.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
     yield run
     uninstall()
     torch._dynamo.reset()
@@ -148,20 +151,20 @@ def test_a_graph_with_such_operators_is_not_recorded_and_the_reason_names_them(
     host_operators: Any, ops: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recorded as a whole it would run them once, and never again."""
-    seen: list[_torch.CompiledFacts] = []
-    read = _torch.facts
+    seen: list[torch_private.CompiledFacts] = []
+    read = torch_private.facts
 
-    def facts(*arguments: Any) -> _torch.CompiledFacts:
+    def facts(*arguments: Any) -> torch_private.CompiledFacts:
         seen.append(read(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr(_torch, "facts", facts)
+    monkeypatch.setattr(torch_private, "facts", facts)
 
     for by_user in ("", "tested"):
         host_operators(lambda x: ops.scaled(x.sin()).cos(), torch.randn(4), by_user=by_user)
     without, with_vouching = (replace(each, only_cuda=True, on_cuda=True) for each in seen)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert not whole.may_be_relocated(without, 1)
-    assert whole.may_be_relocated(with_vouching, 1)
-    assert whole.only_launch(without).reason == f"{policy.HOST_OPERATORS}tested::scaled"
+    assert not unpartitioned.may_be_relocated(without, 1)
+    assert unpartitioned.may_be_relocated(with_vouching, 1)
+    assert unpartitioned.only_launch(without).reason == f"{rules.HOST_OPERATORS}tested::scaled"

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client import claims, region
-from pygraphd.client.session import Session
+from pygraphd.client.autotune import partition_trial
+from pygraphd.client.decisions import leases
+from pygraphd.client.frontend.runtime import Session
 from tests.client.test_plan import ENOUGH, compile_once, relocating, run, session, sources
 from tests.daemon.conftest import Home
 
@@ -36,8 +37,8 @@ MEASURER = """
 import sys
 import pytest
 import torch._inductor.config as inductor_config
-from pygraphd.client import region
-from pygraphd.client.session import Session
+from pygraphd.client.autotune import partition_trial
+from pygraphd.client.frontend.runtime import Session
 from tests.client.test_leases_daemon import models
 from tests.client.test_plan import ENOUGH, pretend_there_is_a_gpu, run
 
@@ -45,7 +46,7 @@ pretend_there_is_a_gpu(pytest.MonkeyPatch())
 with inductor_config.patch({"triton.cudagraphs": True}):
     session = Session()
     graphs = models(session)
-    run(*graphs, region.WARM_UP_CALLS + 3)
+    run(*graphs, partition_trial.WARM_UP_CALLS + 3)
     print(*session.report.failures, session.report.counts["waited"], flush=True)
     run(*graphs, ENOUGH if sys.stdin.readline() else 0)
     print(session.report.counts["recorded"], flush=True)
@@ -81,8 +82,8 @@ def home(tmp_path: Path, lease: str) -> Iterator[Home]:
 @pytest.fixture
 def looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have who waits ask at each call."""
-    monkeypatch.setattr(claims, "FIRST_LOOK_S", 0.0)
-    monkeypatch.setattr(claims, "LAST_LOOK_S", 0.0)
+    monkeypatch.setattr(leases, "FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(leases, "LAST_LOOK_S", 0.0)
 
 
 def run_until(session: Session, graphs: tuple[Any, Any], count: str) -> None:
@@ -127,7 +128,7 @@ def test_who_waits_for_a_measurer_that_is_killed_measures_itself(
 
     assert waiting == [LAUNCHED] * ENOUGH
     assert (before["waited"], before["measured"], before["recorded"]) == (GRAPHS, 0, 0)
-    assert before["fallbacks"].keys() == {region.WAITING}
+    assert before["fallbacks"].keys() == {partition_trial.WAITING}
     after = session.report.summary()
     assert (after["measured"], after["recorded"], after["adopted"]) == (GRAPHS, GRAPHS, 0)
     assert sources(session) == {("GRAPH", "measured")}

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.client import log
+from pygraphd.client.common import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIMIT_S = 30
-SAY = "from pygraphd.client import log; log.say('from the body'); import atexit; atexit.register(log.say, 'at exit')"
+SAY = "from pygraphd.client.common import log; log.say('from the body'); import atexit; atexit.register(log.say, 'at exit')"
 
 
 def run(program: str, *, stderr: int | None, before: Callable[[], None] | None = None) -> int:
@@ -88,7 +88,7 @@ def test_a_stream_of_the_program_s_gets_the_line(capsys: pytest.CaptureFixture[s
 
 def test_what_cannot_be_encoded_is_said_all_the_same() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", r"from pygraphd.client import log; log.say('\udcff\u20ac')"],
+        [sys.executable, "-c", r"from pygraphd.client.common import log; log.say('\udcff\u20ac')"],
         env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
         capture_output=True,
         check=True,

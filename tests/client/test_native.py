@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.client import native
+from pygraphd.client.replay.native import build
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,17 +44,17 @@ def script(path: Path, text: str) -> str:
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where the helper lies, compiled."""
-    path = native.place(tmp_path_factory.mktemp("cache"))
-    assert native.load(path) is None
-    assert native.compile_once(path) is None
+    path = build.place(tmp_path_factory.mktemp("cache"))
+    assert build.load(path) is None
+    assert build.compile_once(path) is None
     wait_for(path)
     return path
 
 
 def test_what_was_compiled_is_loaded_and_not_compiled_again(compiled: Path) -> None:
-    assert native.compile_once(compiled, {"CC": "/nowhere/cc"}) is None
+    assert build.compile_once(compiled, {"CC": "/nowhere/cc"}) is None
 
-    module = native.load(compiled)
+    module = build.load(compiled)
 
     assert isinstance(module, ModuleType)
     assert {"configure", "places", "plan"} <= set(dir(module))
@@ -62,7 +62,7 @@ def test_what_was_compiled_is_loaded_and_not_compiled_again(compiled: Path) -> N
 
 
 def test_what_is_no_list_of_tensors_is_an_error_and_no_crash(compiled: Path) -> None:
-    module = native.load(compiled)
+    module = build.load(compiled)
     assert isinstance(module, ModuleType)
 
     with pytest.raises(TypeError, match="1 lists"):
@@ -78,17 +78,17 @@ def test_what_is_no_list_of_tensors_is_an_error_and_no_crash(compiled: Path) -> 
 def test_the_file_is_anothers_for_another_source_or_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = native.place(tmp_path)
-    source = tmp_path / "bulk.c"
+    before = build.place(tmp_path)
+    source = tmp_path / "helper.c"
     source.write_text("/* another */")
-    monkeypatch.setattr(native, "SOURCE", source)
+    monkeypatch.setattr(build, "SOURCE", source)
 
-    assert native.place(tmp_path) != before
-    assert native.place(tmp_path).parent == before.parent == tmp_path / "compiled" / str(os.geteuid())
+    assert build.place(tmp_path) != before
+    assert build.place(tmp_path).parent == before.parent == tmp_path / "compiled" / str(os.geteuid())
 
 
 def test_without_a_compiler_there_is_a_reason(tmp_path: Path) -> None:
-    reason = native.compile_once(native.place(tmp_path), {"CC": "/nowhere/cc"})
+    reason = build.compile_once(build.place(tmp_path), {"CC": "/nowhere/cc"})
 
     assert reason is not None
     assert "no C compiler" in reason
@@ -98,31 +98,31 @@ def test_without_a_compiler_there_is_a_reason(tmp_path: Path) -> None:
 def test_without_headers_there_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
 
-    assert "install the headers" in str(native.compile_once(native.place(tmp_path / "cache")))
+    assert "install the headers" in str(build.compile_once(build.place(tmp_path / "cache")))
 
 
 def test_a_compiler_that_fails_is_not_called_again_until_somebody_has_seen_why(tmp_path: Path) -> None:
-    path = native.place(tmp_path)
+    path = build.place(tmp_path)
     environ = {"CC": script(tmp_path / "cc", "echo it is broken >&2; exit 1")}
     log = path.with_name(path.name + ".log")
 
-    assert native.compile_once(path, environ) is None
+    assert build.compile_once(path, environ) is None
     wait_for(log)
 
     assert log.read_text() == "it is broken\n"
-    assert str(log) in str(native.compile_once(path, environ))
-    assert native.load(path) is None
+    assert str(log) in str(build.compile_once(path, environ))
+    assert build.load(path) is None
     log.unlink()
-    assert native.compile_once(path, environ) is None
+    assert build.compile_once(path, environ) is None
     wait_for(log)
 
 
 def test_nobody_waits_for_the_compiler_and_nobody_is_its_parent(tmp_path: Path) -> None:
-    path = native.place(tmp_path)
+    path = build.place(tmp_path)
     go = tmp_path / "go"
     environ = {"CC": script(tmp_path / "cc", f"{waits_for(go)}; exit 1")}
 
-    assert native.compile_once(path, environ) is None
+    assert build.compile_once(path, environ) is None
 
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
@@ -132,27 +132,27 @@ def test_nobody_waits_for_the_compiler_and_nobody_is_its_parent(tmp_path: Path) 
 
 @pytest.mark.parametrize("level", range(4), ids=["the file", "its folder", "all compiled files", "the cache"])
 def test_what_others_can_write_to_is_not_loaded(compiled: Path, tmp_path: Path, level: int) -> None:
-    copy = native.place(tmp_path / "cache")
+    copy = build.place(tmp_path / "cache")
     copy.parent.mkdir(parents=True, mode=0o700)
     shutil.copy(compiled, copy)
-    assert isinstance(native.load(copy), ModuleType)
+    assert isinstance(build.load(copy), ModuleType)
     open_to_others = [copy, *copy.parents][level]
 
     open_to_others.chmod(0o777)
 
-    assert native.load(copy) == f"{open_to_others} can be written by others"
+    assert build.load(copy) == f"{open_to_others} can be written by others"
 
 
 def test_whatever_the_umask_what_is_made_is_ours_alone(tmp_path: Path) -> None:
-    path = native.place(tmp_path / "cache")
+    path = build.place(tmp_path / "cache")
     before = os.umask(0o002)
     try:
-        assert native.compile_once(path) is None
+        assert build.compile_once(path) is None
     finally:
         os.umask(before)
     wait_for(path)
 
-    assert isinstance(native.load(path), ModuleType)
+    assert isinstance(build.load(path), ModuleType)
     made = [path, *path.parents[:3]]
     assert [each.stat().st_mode & 0o077 for each in made] == [0] * 4
 
@@ -161,34 +161,34 @@ def test_a_module_of_the_users_of_this_name_stays(compiled: Path) -> None:
     mine = ModuleType("bulk")
     sys.modules["bulk"] = mine
     try:
-        assert isinstance(native.load(compiled), ModuleType)
+        assert isinstance(build.load(compiled), ModuleType)
         assert sys.modules["bulk"] is mine
     finally:
         del sys.modules["bulk"]
 
 
 def test_what_a_compiler_said_long_ago_is_not_believed(tmp_path: Path) -> None:
-    path = native.place(tmp_path)
+    path = build.place(tmp_path)
     log = path.with_name(path.name + ".log")
     log.parent.mkdir(parents=True, mode=0o700)
     log.write_text("no space left on device")
-    assert native.compile_once(path) is not None
+    assert build.compile_once(path) is not None
     two_days_ago = time.time() - 2 * 86_400
     os.utime(log, (two_days_ago, two_days_ago))
 
-    assert native.compile_once(path) is None
-    assert native.may_come(path) or path.exists()
+    assert build.compile_once(path) is None
+    assert build.may_come(path) or path.exists()
     wait_for(path)
 
 
 def test_compilers_at_work_at_once_do_not_meet(tmp_path: Path) -> None:
-    path = native.place(tmp_path)
+    path = build.place(tmp_path)
     go = tmp_path / "go"
     slow = f'while [ "$1" != -o ]; do shift; done; echo $$ >"$2"; {waits_for(go)}; echo $$ >>"$2"'
     environ = {"CC": script(tmp_path / "cc", slow)}
 
     for _ in range(3):
-        assert native.compile_once(path, environ) is None
+        assert build.compile_once(path, environ) is None
     end = time.monotonic() + WAIT_S
     while len([*path.parent.glob(".*.so")]) < 3:
         assert time.monotonic() < end
@@ -205,12 +205,12 @@ def test_without_a_lock_of_its_own_python_does_without(
 ) -> None:
     monkeypatch.setattr("sysconfig.get_config_var", lambda name: 1 if name == "Py_GIL_DISABLED" else "abi")
 
-    assert "GIL" in str(native.compile_once(native.place(tmp_path)))
+    assert "GIL" in str(build.compile_once(build.place(tmp_path)))
 
 
 def test_a_file_that_is_broken_is_not_loaded(tmp_path: Path) -> None:
-    path = native.place(tmp_path)
+    path = build.place(tmp_path)
     path.parent.mkdir(parents=True, mode=0o700)
     path.write_bytes(b"no machine code")
 
-    assert "cannot be loaded" in str(native.load(path))
+    assert "cannot be loaded" in str(build.load(path))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.client.on_import import when_imported
+from pygraphd.client.frontend.post_import import when_imported
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pygraphd.client import options
-from pygraphd.client.options import (
+from pygraphd.client.frontend import settings
+from pygraphd.client.frontend.settings import (
     DISABLE,
     MAX_AGE,
     PLACEMENT,
@@ -24,14 +24,14 @@ from pygraphd.client.options import (
 
 @pytest.mark.parametrize("value", ["1", "on", "TRUE", " yes "])
 def test_switches_are_on(value: str) -> None:
-    read = options.read({READONLY: value, REFRESH: value})
+    read = settings.read({READONLY: value, REFRESH: value})
     assert read == Options(readonly=True, refresh=True)
 
 
 @pytest.mark.parametrize("value", ["", "0", "off", "False", "no"])
 def test_switches_are_off(value: str) -> None:
-    assert options.read({READONLY: value, REFRESH: value}) == options.read({}) == Options()
-    assert not options.is_disabled({DISABLE: value})
+    assert settings.read({READONLY: value, REFRESH: value}) == settings.read({}) == Options()
+    assert not settings.is_disabled({DISABLE: value})
 
 
 @pytest.mark.parametrize(
@@ -39,18 +39,18 @@ def test_switches_are_off(value: str) -> None:
     [("", True), ("1", True), ("on", True), ("0", False), ("off", False), (" No ", False)],
 )
 def test_graphs_are_relocated_and_values_placed_unless_that_is_off(value: str, wanted: bool) -> None:
-    assert options.read({RELOCATE: value}) == Options(relocate=wanted, placement=wanted)
-    assert options.read({PLACEMENT: value}) == Options(placement=wanted)
+    assert settings.read({RELOCATE: value}) == Options(relocate=wanted, placement=wanted)
+    assert settings.read({PLACEMENT: value}) == Options(placement=wanted)
 
 
 def test_relocatable_graphs_are_tried_where_their_switch_is_not_understood() -> None:
     said = "PYGRAPH_RELOCATE=perhaps is not understood: set it to 1 or 0"
 
-    assert options.read({RELOCATE: "perhaps"}) == Options(relocate=True, misread=(said,))
+    assert settings.read({RELOCATE: "perhaps"}) == Options(relocate=True, misread=(said,))
 
 
 def test_what_is_not_understood_is_named_and_changes_nothing() -> None:
-    read = options.read({READONLY: "perhaps", REFRESH: "1"})
+    read = settings.read({READONLY: "perhaps", REFRESH: "1"})
 
     assert read == Options(
         refresh=True, misread=("PYGRAPH_READONLY=perhaps is not understood: set it to 1 or 0",)
@@ -62,20 +62,20 @@ def test_what_is_not_understood_is_named_and_changes_nothing() -> None:
     [("", Trust.VERIFY), ("verify", Trust.VERIFY), ("ALL", Trust.ALL), (" local ", Trust.LOCAL)],
 )
 def test_trust(value: str, trust: Trust) -> None:
-    assert options.read({TRUST: value}) == Options(trust=trust)
+    assert settings.read({TRUST: value}) == Options(trust=trust)
 
 
 def test_a_trust_that_is_not_understood_is_the_usual_one() -> None:
     said = "PYGRAPH_TRUST=none is not understood: set it to all, verify, local"
 
-    assert options.read({TRUST: "none"}) == Options(misread=(said,))
+    assert settings.read({TRUST: "none"}) == Options(misread=(said,))
 
 
 @pytest.mark.parametrize(
     ("value", "sizes"), [("", Bounds()), ("0", Bounds(sizes=0)), (" 12 ", Bounds(sizes=12))]
 )
 def test_how_many_sizes_are_decided_apart(value: str, sizes: Bounds) -> None:
-    assert options.read({SIZES: value}) == Options(sizes=sizes)
+    assert settings.read({SIZES: value}) == Options(sizes=sizes)
 
 
 @pytest.mark.parametrize(
@@ -84,25 +84,25 @@ def test_how_many_sizes_are_decided_apart(value: str, sizes: Bounds) -> None:
 def test_a_number_of_sizes_that_is_not_understood_is_the_usual_one(name: str, value: str, least: int) -> None:
     said = f"{name}={value} is not understood: set it to a whole number from {least} to 10000"
 
-    assert options.read({name: value}) == Options(misread=(said,))
+    assert settings.read({name: value}) == Options(misread=(said,))
 
 
 @pytest.mark.parametrize("value", ["1", "true", "please"])
 def test_who_wants_to_be_rid_of_us_is(value: str) -> None:
-    assert options.is_disabled({DISABLE: value})
-    assert not options.is_disabled({})
+    assert settings.is_disabled({DISABLE: value})
+    assert not settings.is_disabled({})
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("", 600), ("0", 0), ("0.5", 0.5), (" 3600 ", 3600)])
 def test_seconds_between_looks(value: str, seconds: float) -> None:
-    assert options.read({RECHECK: value}) == Options(recheck_s=seconds)
+    assert settings.read({RECHECK: value}) == Options(recheck_s=seconds)
 
 
 @pytest.mark.parametrize("value", ["often", "-1", "nan", "inf", "1e300"])
 def test_seconds_that_are_not_understood_are_the_usual_ones(value: str) -> None:
     said = f"PYGRAPH_RECHECK_S={value} is not understood: set it to a number of seconds, or 0"
 
-    assert options.read({RECHECK: value}) == Options(misread=(said,))
+    assert settings.read({RECHECK: value}) == Options(misread=(said,))
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_seconds_that_are_not_understood_are_the_usual_ones(value: str) -> None:
     [("", 30 * 86400.0), ("30d", 30 * 86400.0), ("12h", 43200.0), (" 90 ", 90.0), ("0", 0.0), ("0d", 0.0)],
 )
 def test_entries_have_an_age_limit(value: str, seconds: float) -> None:
-    assert options.read({MAX_AGE: value}) == Options(max_age_s=seconds)
+    assert settings.read({MAX_AGE: value}) == Options(max_age_s=seconds)
 
 
 @pytest.mark.parametrize("value", ["-1d", "soon", "inf", "1y"])
 def test_an_age_limit_that_is_not_understood_is_named_and_the_default_stands(value: str) -> None:
-    read = options.read({MAX_AGE: value})
+    read = settings.read({MAX_AGE: value})
 
     assert read.max_age_s == 30 * 86400.0
     (said,) = read.misread

@@ -16,13 +16,16 @@ import pytest
 import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client import _torch, claims, fingerprint, options, policy, region, trial
-from pygraphd.client import session as sessions
-from pygraphd.client.cache import Cache
-from pygraphd.client.checking import DISPUTED
+from pygraphd.client.autotune import partition_trial, trial
+from pygraphd.client.autotune.validation import DISPUTED
+from pygraphd.client.backend import torch_private
+from pygraphd.client.decisions import fingerprint, leases, rules
+from pygraphd.client.decisions.service import Cache
+from pygraphd.client.dispatch.compiled_graph import CAPTURED_BY_OTHERS
+from pygraphd.client.frontend import runtime as sessions
+from pygraphd.client.frontend import settings
+from pygraphd.client.frontend.runtime import Session
 from pygraphd.client.hook import Hook
-from pygraphd.client.plan import CAPTURED_BY_OTHERS
-from pygraphd.client.session import Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Decision, Deployment
@@ -132,7 +135,7 @@ def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Relocating]:
     monkeypatch.setattr(Session, "relocatable", relocatable)
     monkeypatch.setattr(Session, "_recorder_of", lambda self, _index: object())
     monkeypatch.setattr(trial, "Sampler", Clock)
-    monkeypatch.setattr(region.Region, "_why_not_measure", lambda self: None)
+    monkeypatch.setattr(partition_trial.Region, "_why_not_measure", lambda self: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     environment = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
@@ -200,8 +203,8 @@ def test_the_next_session_is_told_and_measures_nothing(session: Session) -> None
 def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(
     session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(claims, "FIRST_LOOK_S", 0.0)
-    monkeypatch.setattr(claims, "LAST_LOOK_S", 0.0)
+    monkeypatch.setattr(leases, "FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(leases, "LAST_LOOK_S", 0.0)
     home = Home(tmp_path)
     try:
         home.start()
@@ -211,7 +214,7 @@ def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(
             (compile_once(each, 2, backward=False, box=box), compile_once(each, 1, backward=True, box=box))
             for each, box in zip((first, second), boxes, strict=True)
         ]
-        run(*models[0], region.WARM_UP_CALLS + 1)  # the first begins to measure
+        run(*models[0], partition_trial.WARM_UP_CALLS + 1)  # the first begins to measure
 
         waiting = run(*models[1], ENOUGH)
         run(*models[0], ENOUGH)
@@ -224,7 +227,7 @@ def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(
     counts = second.report.counts
     assert (first.report.counts["measured"], first.report.counts["waited"]) == (3, 0)
     assert (counts["measured"], counts["waited"], counts["adopted"], counts["recorded"]) == (0, 3, 3, 0)
-    assert second.report.fallbacks.keys() == {region.WAITING}
+    assert second.report.fallbacks.keys() == {partition_trial.WAITING}
     assert second.report.summary()["deployed"] == {"KERNELS": 0, "GRAPH": 3}
     assert first.report.failures == second.report.failures == {}
 
@@ -247,7 +250,7 @@ def test_what_is_refreshed_is_measured_anew_and_replaces_what_was_there(
         train()
         monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0})
         with monkeypatch.context() as refreshing:
-            refreshing.setenv(options.REFRESH, "1")
+            refreshing.setenv(settings.REFRESH, "1")
             anew = train()
         told = train(3)
     finally:
@@ -344,7 +347,7 @@ def test_what_is_trusted_can_be_set(
     session: Session, monkeypatch: pytest.MonkeyPatch, trust: str, hits: int, measured: int
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
-    monkeypatch.setenv(options.TRUST, trust)
+    monkeypatch.setenv(settings.TRUST, trust)
 
     told, steps = trained(session, ENOUGH)
 
@@ -379,7 +382,7 @@ def test_who_waits_to_the_end_records_nothing(session: Session, tmp_path: Path) 
     finally:
         home.close()
 
-    assert second.report.summary()["reasons"] == {policy.LEFT_TO_OTHERS: 2}
+    assert second.report.summary()["reasons"] == {rules.LEFT_TO_OTHERS: 2}
     assert (second.report.counts["recorded"], first.report.counts["recorded"]) == (0, 2)
 
 
@@ -499,9 +502,9 @@ def test_what_is_refused_in_one_process_alone_is_tried_again_by_the_next(
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"device_types": {"cuda", "cpu"}}, policy.NOT_WHOLE),
-        ({"device_idxs": {0, 1}}, policy.NOT_WHOLE),
-        ({"inductor_post_grad_graph_str": UNKNOWN_STATE}, policy.STATE_UNKNOWN),
+        ({"device_types": {"cuda", "cpu"}}, rules.NOT_WHOLE),
+        ({"device_idxs": {0, 1}}, rules.NOT_WHOLE),
+        ({"inductor_post_grad_graph_str": UNKNOWN_STATE}, rules.STATE_UNKNOWN),
     ],
     ids=["a part on the CPU", "two devices", "captured differently"],
 )
@@ -526,7 +529,7 @@ def test_attention_whose_state_is_not_known_is_launched_and_so_is_nothing_else(s
     backward = compile_once(session, 1, backward=True, box=box)
 
     assert run(forward, backward)[-1] == (["launched"], ["relocated"])
-    assert session.report.summary()["reasons"][policy.STATE_UNKNOWN] == 1
+    assert session.report.summary()["reasons"][rules.STATE_UNKNOWN] == 1
 
 
 def test_graphs_in_parts_and_whole_ones_are_measured_in_one_program(session: Session) -> None:
@@ -548,7 +551,7 @@ def test_graphs_in_parts_and_whole_ones_are_measured_in_one_program(session: Ses
 def test_where_nothing_can_be_recorded_inductor_does_what_it_does_without_us(
     session: Session, monkeypatch: pytest.MonkeyPatch, setting: str, recorder: object, reason: str
 ) -> None:
-    monkeypatch.setenv(options.RELOCATE, setting)
+    monkeypatch.setenv(settings.RELOCATE, setting)
     monkeypatch.setattr(Session, "_recorder_of", lambda self, _index: recorder)
     aside, box = Session(session.locations), BoxedDeviceIndex(0)
 
@@ -556,7 +559,7 @@ def test_where_nothing_can_be_recorded_inductor_does_what_it_does_without_us(
         assert planned(aside, backward=backward, box=box) is None
     summary = aside.report.summary()
     assert (summary["left_to_torch"], summary["deployed"]) == ({reason: 2}, {"KERNELS": 0, "GRAPH": 0})
-    assert not _torch.is_ours(box)
+    assert not torch_private.is_ours(box)
 
 
 def planned(session: Session, *, backward: bool, box: object) -> Any:
@@ -636,11 +639,11 @@ def test_what_was_measured_too_long_ago_is_measured_anew(
 ) -> None:
     run(*compile_pair(session))
     now = time.time()
-    monkeypatch.setattr("pygraphd.client.session.time.time", lambda: now + 31 * 86_400)
+    monkeypatch.setattr("pygraphd.client.frontend.runtime.time.time", lambda: now + 31 * 86_400)
 
     old = Session(session.locations)
     assert run(*compile_pair(old))[-1] == (["relocated"], ["relocated"])
-    monkeypatch.setenv(options.MAX_AGE, "40d")
+    monkeypatch.setenv(settings.MAX_AGE, "40d")
     young = Session(session.locations)
     run(*compile_pair(young))
 
@@ -656,7 +659,7 @@ def test_what_was_measured_on_a_noisy_machine_runs_and_is_measured_by_the_next_p
 ) -> None:
     decision = Decision(Deployment.GRAPH, f"GRAPH is faster{NOISY}", POLICY_VERSION, final=False)
     with monkeypatch.context() as noisy:
-        noisy.setattr(region, "decide", lambda measurements: decision)
+        noisy.setattr(partition_trial, "decide", lambda measurements: decision)
         assert run(*compile_pair(session))[-1] == (["relocated"], ["relocated"])
     short, second = Session(session.locations), Session(session.locations)
 

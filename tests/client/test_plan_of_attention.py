@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client.attention import State
-from pygraphd.client.session import Session
+from pygraphd.client.analysis.attention_rng import State
+from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.messages import Deployment
 from tests.client.clock import Clock
 from tests.client.test_plan import (  # noqa: F401 - fixtures

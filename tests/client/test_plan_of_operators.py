@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from pygraphd.client import options, policy
-from pygraphd.client.session import Session
+from pygraphd.client.decisions import rules
+from pygraphd.client.frontend import settings
+from pygraphd.client.frontend.runtime import Session
 from tests.client.test_plan import (  # noqa: F401 - fixtures
     Compiled,
     Relocating,
@@ -62,7 +63,7 @@ def test_a_graph_that_cannot_be_split_around_it_is_launched_and_says_why(
 
     assert {str(each) for each in run_alone(compiled)} == {"launched"}
     assert relocating == []
-    assert session.report.summary()["reasons"] == {f"{policy.HOST_OPERATORS}mine::op": 1}
+    assert session.report.summary()["reasons"] == {f"{rules.HOST_OPERATORS}mine::op": 1}
 
 
 def test_who_vouches_later_is_not_held_to_what_was_said_before(
@@ -70,10 +71,10 @@ def test_who_vouches_later_is_not_held_to_what_was_said_before(
 ) -> None:
     whole = {"inductor_post_grad_graph_str": TEXT}
     run_alone(compile_whole(session, backward=False, box=None, **whole))
-    monkeypatch.setenv(options.GRAPH_OPS, "mine")
+    monkeypatch.setenv(settings.GRAPH_OPS, "mine")
 
     vouching = Session(session.locations)
     assert run_alone(compile_whole(vouching, backward=False, box=None, **whole)) == "relocated"
-    monkeypatch.delenv(options.GRAPH_OPS)
+    monkeypatch.delenv(settings.GRAPH_OPS)
     careful = Session(session.locations)
     assert run_alone(compile_whole(careful, backward=False, box=None, **whole)) == ["launched"]

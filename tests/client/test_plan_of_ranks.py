@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client import fingerprint, policy
-from pygraphd.client.agreement import Agreement
-from pygraphd.client.cache import Cache
-from pygraphd.client.following import Follower
-from pygraphd.client.group import Groups
-from pygraphd.client.registers import Registers
-from pygraphd.client.session import Session
+from pygraphd.client.decisions import fingerprint, rules
+from pygraphd.client.decisions.ranks.consensus import Agreement
+from pygraphd.client.decisions.ranks.following import Follower
+from pygraphd.client.decisions.ranks.process_group import Groups
+from pygraphd.client.decisions.ranks.write_once import Registers
+from pygraphd.client.decisions.service import Cache
+from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, LeaseAnswer
 from pygraphd.schema.policy import SAVES_HOST_TIME
@@ -191,7 +191,7 @@ def test_a_backward_is_decided_whatever_its_forward_runs_as(ranks: list[Session]
     digest = measured[0].compiled_fn_runner.partitions[0].run.graph.digest
     environment = fingerprint.environment(0)
     assert isinstance(other.ranks.groups, TwoRanks)
-    other.ranks.groups.agreement().propose(digest, environment.digest(), policy.only_launch("too late"))
+    other.ranks.groups.agreement().propose(digest, environment.digest(), rules.only_launch("too late"))
 
     assert run(*measured)[-1] == (["launched"], ["relocated"])
 
@@ -239,14 +239,14 @@ def test_a_rank_that_cannot_have_what_is_decided_launches_it_and_says_so(ranks: 
 def test_without_memory_to_spare_on_the_leader_all_launch(
     ranks: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pygraphd.client.region import Region
+    from pygraphd.client.autotune.partition_trial import Region
 
-    monkeypatch.setattr(Region, "_why_not_measure", lambda self: policy.NO_MEMORY)
+    monkeypatch.setattr(Region, "_why_not_measure", lambda self: rules.NO_MEMORY)
     measured, followed = pair(ranks[0]), pair(ranks[1])
     run(*measured, 5)
     wait_for(ranks[1], followed)
 
-    assert ranks[1].report.summary()["reasons"] == {policy.NO_MEMORY: 2}
+    assert ranks[1].report.summary()["reasons"] == {rules.NO_MEMORY: 2}
 
 
 def test_a_program_that_ends_while_it_waits_says_so(ranks: list[Session]) -> None:
@@ -255,7 +255,7 @@ def test_a_program_that_ends_while_it_waits_says_so(ranks: list[Session]) -> Non
 
     ranks[1].close()
 
-    assert ranks[1].report.summary()["reasons"] == {policy.STILL_WAITING: 2}
+    assert ranks[1].report.summary()["reasons"] == {rules.STILL_WAITING: 2}
     assert ranks[1].report.counts["spooled"] == 0
 
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client import options, policy, sized
-from pygraphd.client.cache import Cache
-from pygraphd.client.session import Session
-from pygraphd.client.sized import Sized
+from pygraphd.client.decisions import rules
+from pygraphd.client.decisions.service import Cache
+from pygraphd.client.dispatch import shapes
+from pygraphd.client.dispatch.shapes import Sized
+from pygraphd.client.frontend import settings
+from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import LONGER_ON_THE_GPU, SAVES_HOST_TIME
 from tests.client.clock import Clock
@@ -96,7 +98,7 @@ def test_each_size_that_comes_back_runs_in_its_own_way_and_is_known_from_then_on
         (24, "launched", "launched")
     ]
     expect(second, graphs=2, looked_up=6, hits=6, misses=0, sizes=4, measured=0, spooled=0)
-    assert second.report.fallbacks == {sized.NOT_YET: 5, sized.FORWARD_LAUNCHED: 5}
+    assert second.report.fallbacks == {shapes.NOT_YET: 5, shapes.FORWARD_LAUNCHED: 5}
 
 
 def test_the_summary_says_at_which_sizes_a_graph_ran_how(
@@ -108,8 +110,8 @@ def test_the_summary_says_at_which_sizes_a_graph_ran_how(
 
     found = {(each["kind"], each["sizes"]): each["reason"] for each in summary["decisions"]}
     assert found == {
-        ("forward", ()): policy.BY_SIZE,
-        ("backward", ()): policy.BY_SIZE,
+        ("forward", ()): rules.BY_SIZE,
+        ("backward", ()): rules.BY_SIZE,
         ("forward", (8,)): SAVES_HOST_TIME,
         ("backward", (8, 16)): SAVES_HOST_TIME,
         ("forward", (16,)): LONGER_ON_THE_GPU,
@@ -174,7 +176,7 @@ def test_either_half_can_be_found_not_to_hold(
 
 
 def test_a_size_makes_room_for_another(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(options.SIZES, "1")
+    monkeypatch.setenv(settings.SIZES, "1")
     session = Session(session.locations)
     program = Program(session)
     program.steps([8] * ENOUGH, monkeypatch)
@@ -184,13 +186,13 @@ def test_a_size_makes_room_for_another(session: Session, monkeypatch: pytest.Mon
     assert sorted(ahead for _, ahead, _ in ran[-2:]) == ["launched", "relocated"]  # there is room for one
     assert len(program.slots()) == 2
     expect(session, sizes=4, measured=4)
-    assert set(session.report.fallbacks) == {sized.NOT_YET, sized.TOO_MANY, sized.FORWARD_LAUNCHED}
+    assert set(session.report.fallbacks) == {shapes.NOT_YET, shapes.TOO_MANY, shapes.FORWARD_LAUNCHED}
 
 
 def test_none_is_decided_apart_if_that_is_not_wanted(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(options.SIZES, "0")
+    monkeypatch.setenv(settings.SIZES, "0")
     session = Session(session.locations)
 
     ran = Program(session).steps([8] * ENOUGH, monkeypatch)
@@ -261,7 +263,7 @@ def test_what_was_never_decided_goes_with_the_model_too(
 def test_a_size_that_comes_and_goes_is_reported_once(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(options.SIZES, "1")
+    monkeypatch.setenv(settings.SIZES, "1")
     session = Session(session.locations)
     program = Program(session)
     program.steps([8] * 6, monkeypatch)  # is being measured
@@ -274,14 +276,14 @@ def test_a_size_that_comes_and_goes_is_reported_once(
     named = [(each["kind"], tuple(each["sizes"])) for each in summary["decisions"] if each["sizes"]]
     assert len(named) == len(set(named)) == 2
     assert summary["deployed"] == {"KERNELS": 2, "GRAPH": 2}
-    assert set(summary["reasons"]) == {policy.BY_SIZE, SAVES_HOST_TIME}
+    assert set(summary["reasons"]) == {rules.BY_SIZE, SAVES_HOST_TIME}
     expect(session, sizes=6)  # which counts how often
 
 
 def test_what_makes_room_in_one_copy_of_a_graph_stays_in_another(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(options.SIZES, "1")
+    monkeypatch.setenv(settings.SIZES, "1")
     session = Session(session.locations)
     one, other = Program(session), Program(session)
     one.steps([8] * 6, monkeypatch)  # both are measuring
@@ -318,7 +320,7 @@ def test_a_backward_with_fewer_sizes_goes_with_its_forward(
 
 def test_what_a_group_has_found_is_not_overwritten(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where it is not believed."""
-    monkeypatch.setenv(options.REFRESH, "1")
+    monkeypatch.setenv(settings.REFRESH, "1")
     session = Session(session.locations)
     whole, _ = compile_pair(session)
     for _ in range(ENOUGH):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client.agreement import UNREACHABLE
+from pygraphd.client.decisions.ranks.consensus import UNREACHABLE
 from pygraphd.schema.policy import LONGER_ON_THE_GPU, SAVES_HOST_TIME
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import policy, trial
-from pygraphd.client.candidates import Candidates
-from pygraphd.client.claims import Turn
-from pygraphd.client.region import (
+from pygraphd.client.autotune import trial
+from pygraphd.client.autotune.candidates import Candidates
+from pygraphd.client.autotune.partition_trial import (
     OTHER_THREAD,
     TRANSITIONS,
     WAITING,
@@ -23,9 +22,11 @@ from pygraphd.client.region import (
     Region,
     State,
 )
-from pygraphd.client.report import Report
-from pygraphd.client.trial import Trial
-from pygraphd.client.trial_schedule import RECORDING_CALLS, SAMPLES
+from pygraphd.client.autotune.trial import Trial
+from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
+from pygraphd.client.common.report import Report
+from pygraphd.client.decisions import rules
+from pygraphd.client.decisions.leases import Turn
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Measurement
 from pygraphd.schema.policy import NOISY, POLICY_VERSION
 from tests.client.clock import Clock
@@ -142,7 +143,7 @@ def test_what_may_be_relocated_is_launched_until_the_helper_is_there(
 ) -> None:
     host.calls_until_helper = 20
     one = region(host)
-    monkeypatch.setattr(one, "_why_not_measure", lambda: policy.NO_MEMORY)
+    monkeypatch.setattr(one, "_why_not_measure", lambda: rules.NO_MEMORY)
 
     calls = 0
     while one.state is State.WARM_UP:
@@ -162,14 +163,14 @@ def test_sizes_that_never_come_back_are_never_measured(host: Host) -> None:
 
 def test_without_memory_to_spare_nothing_is_tried(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     one = region(host)
-    monkeypatch.setattr(one, "_why_not_measure", lambda: policy.NO_MEMORY)
+    monkeypatch.setattr(one, "_why_not_measure", lambda: rules.NO_MEMORY)
     for _ in range(10):
         assert one([]) == "launched"
 
     assert one.state is State.DEPLOYED
     (result,) = host.results
     assert result.measurements == ()
-    assert result.decision == policy.not_measured(policy.NO_MEMORY, WARM_UP_CALLS + 1)
+    assert result.decision == rules.not_measured(rules.NO_MEMORY, WARM_UP_CALLS + 1)
 
 
 def test_of_several_threads_one_begins_and_the_others_are_launched(
@@ -181,7 +182,7 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
 
     def why_not_measure() -> str:
         time.sleep(0.05)
-        return policy.NO_MEMORY
+        return rules.NO_MEMORY
 
     monkeypatch.setattr(one, "_why_not_measure", why_not_measure)
     results: list[Any] = []
@@ -228,7 +229,7 @@ def test_what_has_come_to_refuse_is_not_chosen(host: Host) -> None:
     assert judged(one, LAUNCHED, FAST)([]) == "launched"
 
     (result,) = host.results
-    assert result.decision == policy.only_launch_for_now("a driver's call failed")
+    assert result.decision == rules.only_launch_for_now("a driver's call failed")
     assert result.measurements == (LAUNCHED,)
 
 
@@ -308,13 +309,13 @@ def test_an_answer_that_cannot_be_run_here_is_measured_anew(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = region(host)
-    monkeypatch.setattr(one, "_why_not_measure", lambda: policy.NO_MEMORY)
+    monkeypatch.setattr(one, "_why_not_measure", lambda: rules.NO_MEMORY)
     one._candidates = Candidates(launch, 0)
     host.turns = [Entry("a" * 64, Decision(Deployment.GRAPH, "", POLICY_VERSION))]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
 
-    assert host.results[0].decision == policy.not_measured(policy.NO_MEMORY, WARM_UP_CALLS + 1)
+    assert host.results[0].decision == rules.not_measured(rules.NO_MEMORY, WARM_UP_CALLS + 1)
 
 
 def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
@@ -500,7 +501,7 @@ def test_an_error_of_ours_is_counted_and_the_call_goes_on(
 
     assert one([]) == "launched"
     assert host.report.failures == {"measuring: ValueError": 1}
-    assert host.results[0].decision.reason == policy.FAILED
+    assert host.results[0].decision.reason == rules.FAILED
 
 
 def test_an_error_of_the_users_is_the_users(host: Host) -> None:
@@ -523,4 +524,4 @@ def test_a_region_that_was_measured_too_little_is_launched_and_says_how_often_it
     few = tuple(
         Measurement(each, 3, 100.0, 0.0, 100.0, 100.0, 0.0) for each in (Deployment.KERNELS, Deployment.GRAPH)
     )
-    assert one._judge(Measured(*few)) == Decided(one.graph, policy.too_few_calls(17), few)
+    assert one._judge(Measured(*few)) == Decided(one.graph, rules.too_few_calls(17), few)

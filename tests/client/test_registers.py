@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.client.registers import RegisterError, Registers, Verdict
+from pygraphd.client.decisions.ranks.write_once import RegisterError, Registers, Verdict
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import Decision, Deployment
 from tests.client.memory_store import MemoryStore

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.client import report
+from pygraphd.client.common import report
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Decision, Deployment, Graph, Kind
 from pygraphd.schema.summary import Source

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.sampler import Sampler
+from pygraphd.client.autotune.sampler import Sampler
 from pygraphd.schema.messages import Deployment, Measurement
 from tests.client import simulated
 

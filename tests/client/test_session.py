@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client import _torch, options
-from pygraphd.client.candidates import Candidates
-from pygraphd.client.graph_facts import GraphFacts
-from pygraphd.client.region import Region
-from pygraphd.client.session import Session
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.autotune.candidates import Candidates
+from pygraphd.client.autotune.partition_trial import Region
+from pygraphd.client.backend import torch_private
+from pygraphd.client.frontend import settings
+from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import (
@@ -61,9 +62,9 @@ def test_what_is_old_or_another_policys_is_not_believed(
 def test_the_helper_is_coming_once_it_was_asked_for(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pygraphd.client.bulk.helper.is_coming", lambda: True)
-    monkeypatch.setattr("pygraphd.client.bulk.helper.prepare", lambda _, may_compile: None)
-    monkeypatch.setattr("pygraphd.client._torch.missing_for_relocation", lambda: None)
+    monkeypatch.setattr("pygraphd.client.replay.native.ffi.helper.is_coming", lambda: True)
+    monkeypatch.setattr("pygraphd.client.replay.native.ffi.helper.prepare", lambda _, may_compile: None)
+    monkeypatch.setattr("pygraphd.client.backend.torch_private.missing_for_relocation", lambda: None)
     assert not session.helper_is_coming()
 
     session.prepare_helper()
@@ -74,7 +75,7 @@ def test_the_helper_is_coming_once_it_was_asked_for(
 def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_torch, "missing_for_relocation", lambda: "this torch lacks much")
+    monkeypatch.setattr(torch_private, "missing_for_relocation", lambda: "this torch lacks much")
 
     for _ in range(3):
         assert session.relocatable(lambda inputs: None, 0, GraphFacts()) is None
@@ -83,19 +84,22 @@ def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
 
 
 def test_who_does_not_want_relocatable_graphs_imports_nothing_of_them() -> None:
-    code = "import sys, pygraphd.client.session; print(*sys.modules)"
+    code = "import sys, pygraphd.client.frontend.runtime; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    names = {"relocatable", "recording", "replay", "verification", "capture", "driver"}
-    assert {f"pygraphd.client.{name}" for name in names}.isdisjoint(done.stdout.split())
-    assert "pygraphd.client.region" in done.stdout.split()
+    imported = done.stdout.split()
+    rooms = ("recording", "replay", "backend.driver")
+    assert [
+        name for name in imported if name.startswith(tuple(f"pygraphd.client.{room}" for room in rooms))
+    ] == []
+    assert "pygraphd.client.autotune.partition_trial" in imported
 
 
 @pytest.mark.parametrize(("asked", "recordings"), [("3", 8), ("20", 20)])
 def test_the_summary_has_the_bounds_of_what_is_kept(
     session: Session, monkeypatch: pytest.MonkeyPatch, asked: str, recordings: int
 ) -> None:
-    monkeypatch.setenv(options.SIZES, asked)
+    monkeypatch.setenv(settings.SIZES, asked)
     monkeypatch.setattr(Session, "_recorder_of", lambda *_: object())  # there is no driver
     session = Session(session.locations)
     before = session.report.summary()["bounds"]
@@ -160,10 +164,10 @@ def test_a_region_that_goes_with_its_model_is_nobodys_turn_any_more(session: Ses
 
 
 def test_a_backward_has_its_forwards_options(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pygraphd.client import _torch
+    from pygraphd.client.backend import torch_private
 
     now = {"options": (("a", "1"),)}
-    monkeypatch.setattr(_torch, "kernel_options", lambda: now["options"])
+    monkeypatch.setattr(torch_private, "kernel_options", lambda: now["options"])
     family, other = object(), object()
 
     forward = session._options_of(family, is_backward=False)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client import sized
-from pygraphd.client.options import Bounds
-from pygraphd.client.report import Report
-from pygraphd.client.sized import OfSize, Sized, Sizes, Steps
+from pygraphd.client.common.report import Report
+from pygraphd.client.dispatch import shapes
+from pygraphd.client.dispatch.shapes import OfSize, Sized, Sizes, Steps
+from pygraphd.client.frontend.settings import Bounds
 from pygraphd.schema.messages import MAX_SIZES
 
 LAUNCHED = "launched"
@@ -58,7 +58,7 @@ def test_a_size_is_decided_when_it_has_come_back_and_others_are_launched() -> No
 
     assert case.calls(8, 16, 8, 24, 8, 8) == [LAUNCHED] * 4 + [(8,)] * 2
     assert case.decided == [(8,)]
-    assert case.report.fallbacks == {sized.NOT_YET: 4}
+    assert case.report.fallbacks == {shapes.NOT_YET: 4}
     assert case.steps.latest == (8,)
 
 
@@ -87,9 +87,9 @@ def test_whatever_comes_is_right_and_within_the_bounds(calls: list[int], sizes: 
 
     assert all(result in (LAUNCHED, (size,)) for result, size in zip(results, calls, strict=True))
     assert case.most_open <= sizes
-    assert len(case.decided) <= sized.SETUPS_OF_EACH * sizes
+    assert len(case.decided) <= shapes.SETUPS_OF_EACH * sizes
     assert results.count(LAUNCHED) == case.report.fallbacks.total()
-    assert set(case.report.fallbacks) <= {sized.NOT_YET, sized.TOO_MANY}
+    assert set(case.report.fallbacks) <= {shapes.NOT_YET, shapes.TOO_MANY}
 
 
 def test_a_size_that_was_not_used_for_long_makes_room_and_can_come_back() -> None:
@@ -98,10 +98,10 @@ def test_a_size_that_was_not_used_for_long_makes_room_and_can_come_back() -> Non
 
     busy = case.calls(*[8, 16, 24] * 4)  # both are in use
     assert busy == [(8,), (16,), LAUNCHED] * 4
-    assert case.report.fallbacks == {sized.TOO_MANY: 4}
-    case.calls(*[16, 24] * sized.IDLE_TICKS)
+    assert case.report.fallbacks == {shapes.TOO_MANY: 4}
+    case.calls(*[16, 24] * shapes.IDLE_TICKS)
     assert case.open == {(16,), (24,)}
-    case.calls(*[24, 8] * sized.IDLE_TICKS)
+    case.calls(*[24, 8] * shapes.IDLE_TICKS)
     assert case.open == {(24,), (8,)}
 
 
@@ -111,14 +111,14 @@ def test_a_few_more_sizes_than_there_is_room_for_do_not_push_each_other_out() ->
     case.calls(*[*range(12)] * 4)
 
     assert case.decided == [(size,) for size in range(8)]
-    assert case.report.fallbacks == {sized.NOT_YET: 24, sized.TOO_MANY: 8}
+    assert case.report.fallbacks == {shapes.NOT_YET: 24, shapes.TOO_MANY: 8}
 
 
 def test_a_size_that_is_the_only_one_from_now_on_gets_room() -> None:
     case = Case(sizes=2, calls=1)
     case.calls(8, 16)
 
-    assert case.calls(*[24] * 2 * sized.IDLE_TICKS)[-1] == (24,)
+    assert case.calls(*[24] * 2 * shapes.IDLE_TICKS)[-1] == (24,)
     assert case.open == {(16,), (24,)}
 
 
@@ -126,11 +126,11 @@ def test_sizes_that_take_turns_are_not_set_up_for_ever() -> None:
     case = Case(sizes=1, calls=1)
 
     for size in range(100):
-        case.calls(*[size, 1000 + size] * sized.IDLE_TICKS)
+        case.calls(*[size, 1000 + size] * shapes.IDLE_TICKS)
 
-    assert len(case.decided) == sized.SETUPS_OF_EACH
-    assert len(case.sized._seen) <= sized.REMEMBERED
-    assert len(case.sized._used) <= sized.REMEMBERED + 1
+    assert len(case.decided) == shapes.SETUPS_OF_EACH
+    assert len(case.sized._seen) <= shapes.REMEMBERED
+    assert len(case.sized._used) <= shapes.REMEMBERED + 1
 
 
 def test_what_cannot_be_decided_is_launched_and_said() -> None:
@@ -188,7 +188,7 @@ def test_another_thread_is_launched_while_one_decides() -> None:
     go_on.set()
     thread.join()
     assert results == case.calls(8) == [(8,)]
-    assert case.report.fallbacks == {sized.BEING_DECIDED: 1}
+    assert case.report.fallbacks == {shapes.BEING_DECIDED: 1}
 
 
 def test_the_first_call_of_another_thread_is_launched_too() -> None:
@@ -235,9 +235,9 @@ def test_a_backward_is_decided_and_runs_only_where_its_forward_does(own: Sizes) 
         return forward.sized([size]), backward.sized(["a tensor", *own])
 
     assert [step(8), step(8)] == [(LAUNCHED, LAUNCHED), ((8,), (8, *own))]
-    assert backward.report.fallbacks == {sized.FORWARD_LAUNCHED: 1}
+    assert backward.report.fallbacks == {shapes.FORWARD_LAUNCHED: 1}
     assert step(9) == (LAUNCHED, LAUNCHED)
-    for size in [16] * 3 * sized.IDLE_TICKS:
+    for size in [16] * 3 * shapes.IDLE_TICKS:
         forward.sized([size])  # validation, say: without a backward
     assert forward.open == {(16,)}
     assert step(8) == (LAUNCHED, LAUNCHED)
@@ -277,5 +277,5 @@ def test_sizes_that_push_each_other_out_are_set_up_more_and_more_seldom() -> Non
         for calls in range(1, 3 << round_of_two):
             case.calls(first, first + 1)
             assert len(case.decided) == 2 * round_of_two, (round_of_two, calls)
-        case.calls(*[*range(10_000, 10_000 + sized.IDLE_TICKS)], first, first + 1)
+        case.calls(*[*range(10_000, 10_000 + shapes.IDLE_TICKS)], first, first + 1)
         assert len(case.decided) == 2 * (round_of_two + 1)

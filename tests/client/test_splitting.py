@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import _torch, fingerprint
+from pygraphd.client.backend import torch_private
+from pygraphd.client.decisions import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from pygraphd.client._torch import CompiledFacts
+    from pygraphd.client.backend.torch_private import CompiledFacts
 
 pytestmark = pytest.mark.torch
 
@@ -56,10 +57,10 @@ class Seen:
         self.calls: list[list[int]] = []
 
     def note(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
-        facts = _torch.facts(compiled, graph_kwargs, self.vouched)
+        facts = torch_private.facts(compiled, graph_kwargs, self.vouched)
         original()
         self.facts.append(facts)
-        partitions = _torch.split_partitions(compiled) if facts.is_split else []
+        partitions = torch_private.split_partitions(compiled) if facts.is_split else []
         calls = [0] * len(partitions)
         self.calls.append(calls)
         partitions[:] = [self._counting(each, calls, index) for index, each in enumerate(partitions)]
@@ -79,7 +80,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from torch._inductor import config, scheduler
 
     monkeypatch.setattr(scheduler.BaseSchedulerNode, "is_gpu", lambda self: True)
-    monkeypatch.setattr(_torch, "_SPLIT_ON", "cpu")
+    monkeypatch.setattr(torch_private, "_SPLIT_ON", "cpu")
     with config.patch(fx_graph_cache=False):
         yield
 
@@ -89,9 +90,9 @@ def splitting(vouched: frozenset[str] = frozenset(), *, with_pass: bool = True) 
     """Split graphs, and see what comes of it."""
     seen = Seen(vouched)
     undo = [
-        _torch.split_graphs(vouched),
-        _torch.add_pass(lambda graph: None, (__file__,)) if with_pass else lambda: None,
-        _torch.install(seen.note, lambda original, runnable, kwargs: original(runnable, **kwargs)),
+        torch_private.split_graphs(vouched),
+        torch_private.add_pass(lambda graph: None, (__file__,)) if with_pass else lambda: None,
+        torch_private.install(seen.note, lambda original, runnable, kwargs: original(runnable, **kwargs)),
     ]
     torch._dynamo.reset()
     CALLS.clear()
@@ -111,11 +112,13 @@ def seen(on_the_cpu: None) -> Iterator[Seen]:
 
 
 def test_this_torch_has_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _torch.missing_for_partitions() is None
+    assert torch_private.missing_for_partitions() is None
 
-    monkeypatch.setattr(_torch, "PARTITIONS_REQUIRED", (("torch._inductor.scheduler", "Scheduler.gone"),))
+    monkeypatch.setattr(
+        torch_private, "PARTITIONS_REQUIRED", (("torch._inductor.scheduler", "Scheduler.gone"),)
+    )
     assert "lacks torch._inductor.scheduler.Scheduler.gone" in str(
-        _torch.missing_for_partitions.__wrapped__()
+        torch_private.missing_for_partitions.__wrapped__()
     )
 
 
@@ -199,7 +202,7 @@ def test_inductor_is_as_it_was_afterwards(on_the_cpu: None) -> None:
         )
 
     before = all_there_is()
-    stop = _torch.split_graphs(frozenset())
+    stop = torch_private.split_graphs(frozenset())
     during = all_there_is()
     stop()
 
@@ -211,7 +214,7 @@ def test_inductor_is_as_it_was_afterwards(on_the_cpu: None) -> None:
 def test_a_wrapper_of_the_users_is_seen_and_kept() -> None:
     from torch._inductor import utils
 
-    stop = _torch.split_graphs(frozenset())
+    stop = torch_private.split_graphs(frozenset())
     try:
         utils.set_customized_partition_wrappers(print)
         assert utils._unstable_customized_partition_wrapper.wrapper is print
@@ -224,8 +227,8 @@ def test_a_wrapper_of_the_users_is_seen_and_kept() -> None:
 def test_what_the_user_vouches_for_is_in_the_keys_of_inductors_caches() -> None:
     keys = []
     for vouched in (None, frozenset[str](), frozenset({"mine"})):
-        stop = _torch.split_graphs(vouched) if vouched is not None else lambda: None
-        keys.append(_torch.pass_after(None, lambda graph: None, (__file__,)).uuid())
+        stop = torch_private.split_graphs(vouched) if vouched is not None else lambda: None
+        keys.append(torch_private.pass_after(None, lambda graph: None, (__file__,)).uuid())
         stop()
 
     assert len(set(keys)) == 3
@@ -254,7 +257,7 @@ def test_where_a_graph_is_split_is_in_its_key(on_the_cpu: None) -> None:
     ],
 )  # fmt: skip
 def test_generated_code_is_held_against_what_was_wanted(source: str, split: bool) -> None:
-    assert _torch._is_split_around(source, ["a::b"]) is split
+    assert torch_private._is_split_around(source, ["a::b"]) is split
 
 
 def test_a_split_graph_comes_from_inductors_cache_as_one_and_only_to_who_wants_it(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pygraphd.client import summary_file
+from pygraphd.client.common import summary_file
 
 DATA = b'{"schema": 1}\n' * 10_000
 NOBODY = 65534
@@ -181,7 +181,7 @@ def test_a_folder_that_is_not_there_is_an_error_and_is_not_made(tmp_path: Path) 
     assert names(tmp_path) == set()
 
 
-WRITE = "import sys, os; from pathlib import Path; from pygraphd.client import summary_file; "
+WRITE = "import sys, os; from pathlib import Path; from pygraphd.client.common import summary_file; "
 
 
 @needs_root

@@ -18,10 +18,10 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.utils import GraphPartitionMap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pygraphd.client import _torch
-from pygraphd.client.attention import state_of, undefined_outputs
-from pygraphd.client.graph_facts import PartitionMap
-from pygraphd.client.placement.arithmetic import HERE
+from pygraphd.client.analysis.attention_rng import state_of, undefined_outputs
+from pygraphd.client.analysis.graph_facts import PartitionMap
+from pygraphd.client.backend import torch_private
+from pygraphd.client.placement.hoist import HERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.torch
 
 
 def test_this_torch_has_all_that_is_needed() -> None:
-    assert _torch.missing() is None
+    assert torch_private.missing() is None
 
 
-@pytest.mark.parametrize(("module", "name"), _torch.REQUIRED, ids=range(len(_torch.REQUIRED)))
+@pytest.mark.parametrize(("module", "name"), torch_private.REQUIRED, ids=range(len(torch_private.REQUIRED)))
 def test_a_lost_name_is_named(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_torch, "REQUIRED", ((module, f"{name}_gone"),))
+    monkeypatch.setattr(torch_private, "REQUIRED", ((module, f"{name}_gone"),))
 
-    assert f"lacks {module}.{name}_gone" in str(_torch.missing.__wrapped__())
+    assert f"lacks {module}.{name}_gone" in str(torch_private.missing.__wrapped__())
 
 
 def test_what_operators_say_of_themselves() -> None:
@@ -48,9 +48,9 @@ def test_what_operators_say_of_themselves() -> None:
         graph.call_function(each, (x, x)) for each in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
     )
 
-    assert [_torch.operator_of(each) for each in (x, graph.call_function(len, (x,)))] == [None, None]
-    assert _torch.operator_of(added) is torch.ops.aten.add.Tensor
-    assert [_torch.is_mutable(each.target) for each in (added, written)] == [False, True]
+    assert [torch_private.operator_of(each) for each in (x, graph.call_function(len, (x,)))] == [None, None]
+    assert torch_private.operator_of(added) is torch.ops.aten.add.Tensor
+    assert [torch_private.is_mutable(each.target) for each in (added, written)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ def test_trees_are_asked_about_backwards_of_their_own_forwards_alone(
         return SimpleNamespace()
 
     monkeypatch.setattr(trees, "get_manager", get_manager)
-    _torch.install(lambda original, *_: original(), lambda original, runnable, kwargs: runnable)()
+    torch_private.install(lambda original, *_: original(), lambda original, runnable, kwargs: runnable)()
     box, run = BoxedDeviceIndex(0), object()
     backward = SimpleNamespace(current_callable=run, fx_kwargs={"is_backward": True})
     if ours:
-        _torch.note_ours(box)
+        torch_private.note_ours(box)
 
     output_code.maybe_handle_backward_generation(backward, box)
 
     assert asked == ([] if ours else ["the trees"])
     assert (backward.current_callable is run) is ours
-    assert _torch.is_ours(box) is ours
-    assert not _torch.is_ours(BoxedDeviceIndex(0))
-    assert not _torch.is_ours(None)
+    assert torch_private.is_ours(box) is ours
+    assert not torch_private.is_ours(BoxedDeviceIndex(0))
+    assert not torch_private.is_ours(None)
 
 
 def test_cudagraphify_takes_what_is_handed_on() -> None:
@@ -133,16 +133,16 @@ def test_a_torch_without_cuda_is_told_from_one_that_can_relocate() -> None:
     import torch
 
     if torch.version.cuda is None:
-        assert "_cuda_memorySnapshot" in str(_torch.missing_for_relocation())
+        assert "_cuda_memorySnapshot" in str(torch_private.missing_for_relocation())
     else:
-        assert _torch.missing_for_relocation() is None
+        assert torch_private.missing_for_relocation() is None
 
 
 def test_ranks_can_agree_with_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _torch.missing_for_groups() is None
-    monkeypatch.setattr(_torch, "GROUP_REQUIRED", (("torch.distributed", "Store.clone_gone"),))
+    assert torch_private.missing_for_groups() is None
+    monkeypatch.setattr(torch_private, "GROUP_REQUIRED", (("torch.distributed", "Store.clone_gone"),))
 
-    assert "lacks torch.distributed.Store.clone_gone" in str(_torch.missing_for_groups.__wrapped__())
+    assert "lacks torch.distributed.Store.clone_gone" in str(torch_private.missing_for_groups.__wrapped__())
 
 
 def test_a_store_takes_what_registers_hand_over() -> None:
@@ -156,10 +156,10 @@ def test_a_store_takes_what_registers_hand_over() -> None:
 
 
 def test_what_changing_graphs_needs_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _torch.missing_for_passes() is None
+    assert torch_private.missing_for_passes() is None
 
-    monkeypatch.setattr(_torch, "PASSES_REQUIRED", (("torch._inductor.config", "gone"),))
-    assert "torch._inductor.config.gone" in str(_torch.missing_for_passes.__wrapped__())
+    monkeypatch.setattr(torch_private, "PASSES_REQUIRED", (("torch._inductor.config", "gone"),))
+    assert "torch._inductor.config.gone" in str(torch_private.missing_for_passes.__wrapped__())
 
 
 def test_inductor_asks_what_it_may_reuse() -> None:
@@ -176,15 +176,15 @@ def test_an_operator_is_compiled_as_another_is() -> None:
     lowering: Any = importlib.import_module("torch._inductor.lowering")
     lowering.lowerings.pop(HERE, None)
 
-    _torch.lower_as(HERE, torch.ops.aten.clone.default)
+    torch_private.lower_as(HERE, torch.ops.aten.clone.default)
 
     assert lowering.lowerings.pop(HERE) is not None
-    _torch.lower_as(HERE, torch.ops.aten.clone.default)
+    torch_private.lower_as(HERE, torch.ops.aten.clone.default)
 
 
 def test_what_is_compiled_for_elsewhere_is_compiled_by_functions_of_these_names() -> None:
     inductor: Any = importlib.import_module("torch._inductor")
-    compile_fx: Any = importlib.import_module(_torch.COMPILE_FX)
+    compile_fx: Any = importlib.import_module(torch_private.COMPILE_FX)
     dynamo: Any = importlib.import_module("torch._dynamo.aot_compile")
     functions = (
         inductor.standalone_compile,
@@ -193,7 +193,7 @@ def test_what_is_compiled_for_elsewhere_is_compiled_by_functions_of_these_names(
         dynamo.aot_compile_fullgraph,
     )
 
-    assert {each.__code__.co_name for each in functions} == _torch._FOR_ELSEWHERE
+    assert {each.__code__.co_name for each in functions} == torch_private._FOR_ELSEWHERE
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_graph_with_dynamic_sizes_is_told_by_its_text_and_is_given_integers(dy
     seen: list[tuple[bool, bool]] = []
 
     def note(original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
-        facts = _torch.facts(compiled, graph_kwargs)
+        facts = torch_private.facts(compiled, graph_kwargs)
         original()
         run = compiled.current_callable
 
@@ -266,7 +266,7 @@ def test_a_graph_with_dynamic_sizes_is_told_by_its_text_and_is_given_integers(dy
 
         compiled.current_callable = call
 
-    uninstall = _torch.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
+    uninstall = torch_private.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
     try:
         torch._dynamo.reset()
         compiled = torch.compile(lambda x, y: x @ y, dynamic=dynamic)
@@ -289,15 +289,15 @@ def test_a_partition_says_which_inputs_and_outputs_of_the_graph_its_own_are() ->
     maps = [GraphPartitionMap(0, i, o, []) for i, o in zip(([1, 0], [None]), outputs, strict=True)]
     compiled = SimpleNamespace(partition_maps=maps)
 
-    with _torch._inductor_config().patch(graph_partition=True):
+    with torch_private._inductor_config().patch(graph_partition=True):
         both = (0, 3) if told == "list[list[int]]" else (0,)
-        assert _torch._partition_maps(compiled) == (
+        assert torch_private._partition_maps(compiled) == (
             PartitionMap((1, 0), ((), (2,), both)),
             PartitionMap((None,), ((1,),)),
         )
-        assert _torch._partition_maps(SimpleNamespace(partition_maps=None)) == ()
-    with _torch._inductor_config().patch(graph_partition=False):
-        assert _torch._partition_maps(compiled) == ()
+        assert torch_private._partition_maps(SimpleNamespace(partition_maps=None)) == ()
+    with torch_private._inductor_config().patch(graph_partition=False):
+        assert torch_private._partition_maps(compiled) == ()
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,10 @@ def test_an_output_of_a_partition_may_be_several_of_the_graph(
 ) -> None:
     maps = [SimpleNamespace(input_index_mapping=[], output_index_mapping=told)]
 
-    with _torch._inductor_config().patch(graph_partition=True):
-        assert _torch._partition_maps(SimpleNamespace(partition_maps=maps)) == (PartitionMap((), outputs),)
+    with torch_private._inductor_config().patch(graph_partition=True):
+        assert torch_private._partition_maps(SimpleNamespace(partition_maps=maps)) == (
+            PartitionMap((), outputs),
+        )
 
 
 def test_inductors_code_allocates_by_what_it_is_given_in_one_thread_alone() -> None:
@@ -326,7 +328,7 @@ def test_inductors_code_allocates_by_what_it_is_given_in_one_thread_alone() -> N
         seen.append((first, *arguments))
         return "made"
 
-    with _torch.allocations_by(allocate), ThreadPoolExecutor(1) as elsewhere:
+    with torch_private.allocations_by(allocate), ThreadPoolExecutor(1) as elsewhere:
         assert module.empty_strided_cuda((2, 3), (3, 1), torch.int8) == "made"
         # Whatever the original does without a GPU, it is what another thread comes to.
         with contextlib.suppress(RuntimeError):
@@ -338,7 +340,7 @@ def test_inductors_code_allocates_by_what_it_is_given_in_one_thread_alone() -> N
 
 
 def test_libtorch_has_all_that_the_compiled_helper_calls() -> None:
-    assert _torch.missing_for_bulk() is None
+    assert torch_private.missing_for_bulk() is None
 
 
 @pytest.mark.parametrize(
@@ -349,8 +351,8 @@ def test_libtorch_has_all_that_the_compiled_helper_calls() -> None:
     ],
 )  # fmt: skip
 def test_libtorch_has_a_code_for_each_dtype_that_a_graph_may_return(name: str) -> None:
-    assert _torch.dtype_code(getattr(torch, name)) >= 0
-    assert _torch.dtype_code(None) == -1
+    assert torch_private.dtype_code(getattr(torch, name)) >= 0
+    assert torch_private.dtype_code(None) == -1
 
 
 def test_whether_graphs_share_the_state_of_random_numbers_is_as_the_header_has_it() -> None:
@@ -359,7 +361,9 @@ def test_whether_graphs_share_the_state_of_random_numbers_is_as_the_header_has_i
     if not header.exists():
         pytest.skip("this torch has no headers")
 
-    assert _torch.graphs_share_random_state() is ("CUDAGeneratorCaptureState" not in header.read_text())
+    assert torch_private.graphs_share_random_state() is (
+        "CUDAGeneratorCaptureState" not in header.read_text()
+    )
 
 
 class Beginning:
@@ -387,7 +391,7 @@ def test_no_tensor_is_filled_while_a_capture_begins() -> None:
         assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
 
     graph = Beginning(during)
-    _torch._begin_capture(graph, pool=(0, 1))
+    torch_private._begin_capture(graph, pool=(0, 1))
 
     assert graph.options == {"capture_error_mode": "thread_local", "pool": (0, 1)}
     assert [each.tolist() for each in (ours, others, added)] == [[0, 0], [3, 3], [1, 1]]
@@ -399,6 +403,6 @@ def test_tensors_are_filled_again_when_a_capture_has_begun_or_failed_to() -> Non
 
     for during in (lambda: None, fail):
         with contextlib.suppress(RuntimeError):
-            _torch._begin_capture(Beginning(during))
+            torch_private._begin_capture(Beginning(during))
 
         assert torch.zeros(2).fill_(3).tolist() == [3, 3]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.transport import MAX_ANSWER_BYTES, Transport, TransportError
+from pygraphd.client.decisions.transport import MAX_ANSWER_BYTES, Transport, TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -152,7 +152,7 @@ def test_a_peer_that_hangs_up_while_it_is_asked_ends_no_program(tmp_path: Path) 
         listener.listen()
         program = (
             "import signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
-            "from pathlib import Path; from pygraphd.client.transport import Transport, TransportError\n"
+            "from pathlib import Path; from pygraphd.client.decisions.transport import Transport, TransportError\n"
             "try: Transport(Path(sys.argv[1]), total_s=20).request('POST', '/', bytes(1 << 24))\n"
             "except TransportError as error: print(error)"
         )

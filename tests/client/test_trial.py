@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pygraphd.client.candidates import Candidates
-from pygraphd.client.trial import MAX_WAIT, Trial
-from pygraphd.client.trial_schedule import MAX_CYCLES, RECORDING_CALLS, SAMPLES
+from pygraphd.client.autotune.candidates import Candidates
+from pygraphd.client.autotune.trial import MAX_WAIT, Trial
+from pygraphd.client.autotune.trial_schedule import MAX_CYCLES, RECORDING_CALLS, SAMPLES
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import decide
 from tests.client.simulated import Machine

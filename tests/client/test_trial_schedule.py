@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.trial_schedule import MAX_CYCLES, MAX_UNSTEADY, RECORDING_CALLS, SAMPLES, Schedule
+from pygraphd.client.autotune.trial_schedule import (
+    MAX_CYCLES,
+    MAX_UNSTEADY,
+    RECORDING_CALLS,
+    SAMPLES,
+    Schedule,
+)
 from pygraphd.schema.messages import Deployment
 
 if TYPE_CHECKING:

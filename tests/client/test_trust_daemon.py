@@ -17,9 +17,9 @@ import pytest
 
 from pygraphd import control
 from pygraphd.catalogue import Catalogue
-from pygraphd.client import options
-from pygraphd.client.checking import DISPUTED
-from pygraphd.client.session import Session
+from pygraphd.client.autotune.validation import DISPUTED
+from pygraphd.client.frontend import settings
+from pygraphd.client.frontend.runtime import Session
 from pygraphd.exchange import ImportAnswer, ImportRequest
 from pygraphd.exporting import export
 from pygraphd.schema.locations import locate
@@ -135,7 +135,7 @@ def test_what_another_has_decided_is_used_at_once(
     trust: str,
     checked: int,
 ) -> None:
-    monkeypatch.setenv(options.TRUST, trust)
+    monkeypatch.setenv(settings.TRUST, trust)
     before = stats(foreign)
 
     told, steps = trained(session, ENOUGH)
@@ -156,7 +156,7 @@ def test_what_another_has_decided_is_not_used_where_only_our_own_is_trusted(
     session: Session,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(options.TRUST, "local")
+    monkeypatch.setenv(settings.TRUST, "local")
 
     told, steps = trained(session, ENOUGH)
     again, steps_again = trained(session, 3)
@@ -225,7 +225,7 @@ def test_a_user_is_another_by_the_kernels_word(
     if subprocess.run([*AS_OTHER, sys.executable, "-c", "import pygraphd"], check=False, cwd="/").returncode:
         pytest.skip("nobody else may run this Python")
     bodies = bodies_for(home, session)
-    monkeypatch.setenv(options.TRUST, trust)
+    monkeypatch.setenv(settings.TRUST, trust)
     with tempfile.TemporaryDirectory() as folder:
         os.chown(folder, OTHER_UID, OTHER_UID)
         theirs = Home(Path(folder))
@@ -253,7 +253,7 @@ def test_a_cache_that_is_only_read_is_used_and_stays_as_it_is(
     by: str,
 ) -> None:
     start_with_answers(home, session, by)
-    monkeypatch.setenv(options.READONLY, "1")
+    monkeypatch.setenv(settings.READONLY, "1")
     before = stats(home)
 
     told, steps = trained(session, ENOUGH)
@@ -275,7 +275,7 @@ def test_what_is_found_out_where_the_cache_is_only_read_is_told_to_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     home.start()
-    monkeypatch.setenv(options.READONLY, "1")
+    monkeypatch.setenv(settings.READONLY, "1")
 
     finished, steps = trained(session, ENOUGH)
     unfinished, _ = trained(session, 5)
@@ -299,10 +299,10 @@ def test_what_is_refreshed_is_measured_anew_whoever_knows_it(
     trust: str,
 ) -> None:
     start_with_answers(home, session, by)
-    monkeypatch.setenv(options.TRUST, trust)
+    monkeypatch.setenv(settings.TRUST, trust)
     monkeypatch.setattr(Clock, "times_us", SLOW)
     with monkeypatch.context() as refreshing:
-        refreshing.setenv(options.REFRESH, "1")
+        refreshing.setenv(settings.REFRESH, "1")
 
         anew, steps = trained(session, ENOUGH)
 
@@ -324,8 +324,8 @@ def test_what_is_refreshed_where_the_cache_is_only_read_replaces_nothing(
     before = stats(home)
     monkeypatch.setattr(Clock, "times_us", SLOW)
     with monkeypatch.context() as refreshing:
-        refreshing.setenv(options.REFRESH, "1")
-        refreshing.setenv(options.READONLY, "1")
+        refreshing.setenv(settings.REFRESH, "1")
+        refreshing.setenv(settings.READONLY, "1")
 
         anew, steps = trained(session, ENOUGH)
 

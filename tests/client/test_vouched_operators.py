@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pygraphd.client import options
-from pygraphd.client.vouched_operators import OF_OTHERS, OF_PYTORCH, not_vouched
+from pygraphd.client.backend.vouched_operators import OF_OTHERS, OF_PYTORCH, not_vouched
+from pygraphd.client.frontend import settings
 
 
 @pytest.mark.parametrize("entry", sorted(OF_OTHERS | OF_PYTORCH))
@@ -38,7 +38,7 @@ def test_the_user_vouches_for_namespaces_and_for_operators() -> None:
 
 
 def test_the_option_takes_names_and_tells_of_what_is_none() -> None:
-    read = options.read({options.GRAPH_OPS: " mine, theirs::op ,,a::b::c,3d, x.y"})
+    read = settings.read({settings.GRAPH_OPS: " mine, theirs::op ,,a::b::c,3d, x.y"})
 
     assert read.graph_ops == {"mine", "theirs::op"}
     assert [each.partition(" is not understood")[0] for each in read.misread] == [
@@ -46,4 +46,4 @@ def test_the_option_takes_names_and_tells_of_what_is_none() -> None:
         "PYGRAPH_GRAPH_OPS: a::b::c",
         "PYGRAPH_GRAPH_OPS: x.y",
     ]
-    assert options.read({}).graph_ops == frozenset()
+    assert settings.read({}).graph_ops == frozenset()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.client.cache import Cache
-from pygraphd.client.report import Report
+from pygraphd.client.common.report import Report
+from pygraphd.client.decisions.service import Cache
 from pygraphd.schema.messages import LeaseAnswer, LeaseRequest, RecordRequest, decode, encode
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.daemon, pytest.mark.alone]
 # Asks for the graphs it is told, says which it may measure, and lives on.
 PROCESS = """
 import json, sys
-from pygraphd.client.cache import Cache
-from pygraphd.client.report import Report
+from pygraphd.client.decisions.service import Cache
+from pygraphd.client.common.report import Report
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 

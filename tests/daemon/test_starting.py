@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd import control
-from pygraphd.client.cache import Cache
-from pygraphd.client.report import Report
+from pygraphd.client.common.report import Report
+from pygraphd.client.decisions.service import Cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,17 +24,17 @@ pytestmark = pytest.mark.daemon
 # Starts the daemon as the hook does, and asks it from then on, as fast as it can, until it answers.
 PROGRAM = """
 import json, sys, time
-from pygraphd.client import autostart
-from pygraphd.client.cache import Cache
-from pygraphd.client.report import Report
-from pygraphd.client.transport import Transport
+from pygraphd.client.decisions import daemon_start
+from pygraphd.client.decisions.service import Cache
+from pygraphd.client.common.report import Report
+from pygraphd.client.decisions.transport import Transport
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 
 environment, graphs = Environment(**json.loads(sys.argv[1])), ["a" * 64]
 report = Report()
 cache = Cache(locate(), "here", report)
-reason = autostart.ensure(Transport(locate().socket))
+reason = daemon_start.ensure(Transport(locate().socket))
 asked, deadline = 0, time.monotonic() + 9
 while report.daemon_version is None and time.monotonic() < deadline:
     cache.lookup(environment, graphs)

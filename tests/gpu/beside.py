@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client.comparison import Values, compare, tolerance_of
+from pygraphd.client.recording.comparison import Values, compare, tolerance_of
 from tests.gpu.guards import Old, poisoned, storages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pygraphd.client.comparison import Disagreement
-    from pygraphd.client.relocatable import Relocatable
-    from pygraphd.client.verification import Generator
+    from pygraphd.client.recording.comparison import Disagreement
+    from pygraphd.client.recording.recordings import Relocatable
+    from pygraphd.client.recording.verification import Generator
     from tests.gpu.guards import Guarded
 
 LAUNCHES = 8

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from pygraphd.client.graph_facts import GraphFacts
-    from pygraphd.client.relocatable import Relocatable
-    from pygraphd.client.report import Report
-    from pygraphd.client.session import Session
+    from pygraphd.client.analysis.graph_facts import GraphFacts
+    from pygraphd.client.common.report import Report
+    from pygraphd.client.frontend.runtime import Session
+    from pygraphd.client.recording.recordings import Relocatable
     from tests.gpu.beside import Beside
     from tests.gpu.seen import Seeing
 
@@ -71,7 +71,7 @@ class Watched:
 @pytest.fixture(scope="session", autouse=True)
 def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have every test look at tensors by the compiled helper, and not those that happen to come late enough."""
-    from pygraphd.client.bulk import helper
+    from pygraphd.client.replay.native.ffi import helper
 
     assert helper.prepare(tmp_path_factory.mktemp("helper")) is None
     assert helper.wait(60)
@@ -82,7 +82,7 @@ def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(params=["compiled", "python"])
 def either_helper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run a test with the compiled helper, and without it."""
-    from pygraphd.client.bulk import InPython, helper
+    from pygraphd.client.replay.native.ffi import InPython, helper
 
     if request.param == "python":
         monkeypatch.setattr(helper, "_bulk", None)
@@ -128,7 +128,7 @@ class Relocated:
     """Relocatable graphs in the place of PyTorch's own CUDA graphs, and their counters."""
 
     def __init__(self) -> None:
-        from pygraphd.client.report import Report
+        from pygraphd.client.common.report import Report
         from tests.gpu.seen import Seen
 
         self.report = Report()
@@ -143,7 +143,7 @@ class Relocated:
         outputs = next(self.outputs)
         if self._is_launching:
             return runnable
-        from pygraphd.client.host_state import relocatable
+        from pygraphd.client.recording.attention_host import relocatable
 
         recorder = self._recorder(device_index)
         self.made.append(relocatable(runnable, recorder, self.report, outputs))
@@ -151,7 +151,7 @@ class Relocated:
 
     def _recorder(self, device_index: int) -> Seeing:
         """Return the one of a device, as a session does: graphs that draw random numbers wait for each other."""
-        from pygraphd.client import driver
+        from pygraphd.client.backend import driver
         from tests.gpu.seen import Seeing
 
         if device_index not in self._recorders:
@@ -160,14 +160,14 @@ class Relocated:
 
     def compile(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
         """Do what the hook does around Inductor's `post_compile`."""
-        from pygraphd.client import _torch
+        from pygraphd.client.backend import torch_private
 
-        facts = _torch.facts(compiled, graph_kwargs)
+        facts = torch_private.facts(compiled, graph_kwargs)
         told = facts.graph_facts
         self.outputs = (told.of_partition(facts.maps, part) for part in range(facts.partitions))
-        _torch.note_ours(graph_kwargs.get("boxed_forward_device_index"))
+        torch_private.note_ours(graph_kwargs.get("boxed_forward_device_index"))
         original()
-        compiled.current_callable = _torch.aligned(compiled, compiled.current_callable)
+        compiled.current_callable = torch_private.aligned(compiled, compiled.current_callable)
 
     @contextlib.contextmanager
     def launched(self) -> Iterator[None]:
@@ -182,7 +182,7 @@ class Relocated:
 
     def expect(self, **counts: int) -> None:
         """Assert the named counters, and that nothing was launched but calls whose sizes were new."""
-        from pygraphd.client.relocatable import NOT_YET
+        from pygraphd.client.recording.recordings import NOT_YET
 
         assert set(self.report.fallbacks) <= {NOT_YET}
         assert [each.refusal for each in self.made if each.refusal] == []
@@ -242,13 +242,13 @@ def installed(relocated: Relocated, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     import torch
     import torch._inductor.compile_fx
 
-    from pygraphd.client import _torch
+    from pygraphd.client.backend import torch_private
 
     def around_cudagraphify(_original: Any, runnable: Any, kwargs: Mapping[str, Any]) -> Any:
         return relocated.make(runnable, kwargs["device_index"])
 
     torch._dynamo.reset()
-    uninstall = _torch.install(relocated.compile, around_cudagraphify)
+    uninstall = torch_private.install(relocated.compile, around_cudagraphify)
     yield
     uninstall()
     torch._dynamo.reset()
@@ -267,10 +267,10 @@ def relocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reloc
 @pytest.fixture
 def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moved]:
     """Run relocatable graphs beside everything that is compiled, on inputs and memory that lie elsewhere at every call."""
-    from pygraphd.client import _torch
+    from pygraphd.client.backend import torch_private
 
     moved = Moved()
-    monkeypatch.setattr(_torch, "allocator", lambda _device: moved.guarded)
+    monkeypatch.setattr(torch_private, "allocator", lambda _device: moved.guarded)
     with installed(moved, tmp_path, monkeypatch):
         yield moved
     moved.close()

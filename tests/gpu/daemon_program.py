@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client import hook
-from pygraphd.client.region import WARM_UP_CALLS
+from pygraphd.client.autotune.partition_trial import WARM_UP_CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pygraphd.client.session import Session
+    from pygraphd.client.frontend.runtime import Session
 
 DEVICE = "cuda"
 STEPS = 20

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client import _torch
-from pygraphd.client.recording import input_groups
-from pygraphd.client.relocation import BLOCK, blocks
+from pygraphd.client.backend import torch_private
+from pygraphd.client.recording.builder import input_groups
+from pygraphd.client.replay.relocation_table import BLOCK, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -52,7 +52,7 @@ class Guarded:
     def __call__(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         block = self.block(blocks((last + 1) * dtype.itemsize) * BLOCK)
-        return _torch.reinterpret(block.memory, dtype, size, stride, block.start // dtype.itemsize)
+        return torch_private.reinterpret(block.memory, dtype, size, stride, block.start // dtype.itemsize)
 
     def block(self, size: int, like: int = 0) -> Block:
         """Return memory that is aligned as the address `like` is."""
@@ -79,7 +79,7 @@ class Guarded:
                 tensor = inputs[index]
                 start = (block.start + tensor.data_ptr() - span.start) // tensor.element_size()
                 size, stride = tuple(tensor.size()), tuple(tensor.stride())
-                copies[index] = _torch.reinterpret(block.memory, tensor.dtype, size, stride, start)
+                copies[index] = torch_private.reinterpret(block.memory, tensor.dtype, size, stride, start)
         return copies
 
     def end_call(self) -> list[Block]:

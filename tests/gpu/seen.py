@@ -6,15 +6,15 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.capture import CudaRecorder
-from pygraphd.client.driver import NodeType
+from pygraphd.client.backend.driver import NodeType
+from pygraphd.client.recording.capture import CudaRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pygraphd.client.driver import Driver
-    from pygraphd.client.recording import Capture
-    from pygraphd.client.rooms import Room
+    from pygraphd.client.backend.driver import Driver
+    from pygraphd.client.recording.builder import Capture
+    from pygraphd.client.recording.output_reserves import Room
 
 
 class Seen:

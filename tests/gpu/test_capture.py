@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from pygraphd.client import capture, driver
-from pygraphd.client.capture import CudaRecorder
+from pygraphd.client.backend import driver
+from pygraphd.client.recording import capture
+from pygraphd.client.recording.capture import CudaRecorder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from pygraphd.client import _torch, driver
+from pygraphd.client.backend import driver, torch_private
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
 def test_this_torch_has_all_that_relocation_needs() -> None:
-    assert _torch.missing_for_relocation() is None
+    assert torch_private.missing_for_relocation() is None
 
 
 def test_this_driver_has_all_calls() -> None:

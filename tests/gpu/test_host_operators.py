@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from pygraphd.client import options, policy
+from pygraphd.client.decisions import rules
+from pygraphd.client.frontend import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,12 +211,12 @@ def test_one_in_a_branch_is_launched_with_its_graph(watched: Watched) -> None:
         a = x()
         torch.testing.assert_close(run(a), a.sin() * State.factor + 1)
     watched.expect(captured=0)
-    assert [each.startswith(policy.HOST_OPERATORS) for each in watched.reasons()] == [True]
+    assert [each.startswith(rules.HOST_OPERATORS) for each in watched.reasons()] == [True]
 
 
 @pytest.fixture
 def vouching(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(options.GRAPH_OPS, "host_tests")
+    monkeypatch.setenv(settings.GRAPH_OPS, "host_tests")
 
 
 def test_one_that_the_user_vouches_for_is_recorded_with_the_rest(vouching: None, watched: Watched) -> None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import options, relocatable, sized
-from pygraphd.client.session import SWITCHED_OFF
+from pygraphd.client.dispatch import shapes
+from pygraphd.client.frontend import settings
+from pygraphd.client.frontend.runtime import SWITCHED_OFF
+from pygraphd.client.recording import recordings
 from pygraphd.schema import policy
 from pygraphd.schema.messages import Decision, Deployment, Measurement
 
@@ -112,7 +114,7 @@ def force(monkeypatch: pytest.MonkeyPatch, *deployments: Deployment) -> None:
         assert all(m.samples >= policy.MIN_SAMPLES for m in measurements)
         return Decision(left.pop(0), "forced", policy.POLICY_VERSION)
 
-    monkeypatch.setattr("pygraphd.client.region.decide", decide)
+    monkeypatch.setattr("pygraphd.client.autotune.partition_trial.decide", decide)
 
 
 @pytest.mark.parametrize("forward", [Deployment.KERNELS, Deployment.GRAPH])
@@ -134,7 +136,7 @@ def test_a_second_process_hits_what_the_first_decided(
     watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within one process: the entries that were recorded are handed to a second session, which measures nothing."""
-    from pygraphd.client import cache
+    from pygraphd.client.decisions import service
     from pygraphd.schema import messages
 
     module = model()
@@ -149,7 +151,7 @@ def test_a_second_process_hits_what_the_first_decided(
         for record in request.records
     }
     assert len(known) == 2
-    monkeypatch.setattr(cache.Cache, "lookup", lambda self, environment, graphs: known)
+    monkeypatch.setattr(service.Cache, "lookup", lambda self, environment, graphs: known)
     torch._dynamo.reset()
     watched.report.counts.clear()
     module = model()
@@ -163,7 +165,7 @@ def test_a_second_process_hits_what_the_first_decided(
 def test_where_nothing_is_to_be_recorded_inductor_does_what_it_does_without_us(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched.session, "options", options.read({options.RELOCATE: "0"}))
+    monkeypatch.setattr(watched.session, "options", settings.read({settings.RELOCATE: "0"}))
     module = model()
 
     losses = train(torch.compile(module, mode="reduce-overhead"), list(module.parameters()), 10)
@@ -310,7 +312,7 @@ def test_a_capture_of_the_users_is_stepped_aside_for(watched: Watched) -> None:
     watched.expect(measured=1)
     within = "called within a capture of the user's"
     assert watched.report.fallbacks[within] == 1
-    assert set(watched.report.fallbacks) == {within, relocatable.NOT_YET}
+    assert set(watched.report.fallbacks) == {within, recordings.NOT_YET}
 
 
 def test_calls_of_another_thread_are_measured_like_any(watched: Watched) -> None:
@@ -345,7 +347,7 @@ def test_each_dynamic_size_that_comes_back_is_measured_and_all_are_right(watched
                 torch.testing.assert_close(compiled(x), (x.sin() + 1).sum(-1))
 
     watched.expect(graphs=1, sizes=2, measured=2)
-    assert set(watched.report.fallbacks) == {sized.NOT_YET, relocatable.NOT_YET}
+    assert set(watched.report.fallbacks) == {shapes.NOT_YET, recordings.NOT_YET}
     decided = [each["sizes"] for each in watched.report.summary()["decisions"]]
     assert [len(sizes) > 0 for sizes in decided] == [False, True, True]
 
@@ -360,7 +362,7 @@ def test_more_dynamic_sizes_than_are_decided_apart_are_launched(watched: Watched
 
     bound = watched.session.options.sizes.sizes
     watched.expect(graphs=1, sizes=bound)
-    assert watched.report.fallbacks[sized.TOO_MANY] == 2 * (12 - bound)
+    assert watched.report.fallbacks[shapes.TOO_MANY] == 2 * (12 - bound)
 
 
 def test_dropout_is_random_and_reproducible(watched: Watched) -> None:
@@ -382,7 +384,7 @@ def test_dropout_is_random_and_reproducible(watched: Watched) -> None:
 
 
 def test_a_decided_region_is_out_of_the_way(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pygraphd.client import region
+    from pygraphd.client.autotune import partition_trial
 
     compiled = torch.compile(lambda x: x.sin() + 1, mode="reduce-overhead")
     x = torch.randn(100, device=DEVICE)
@@ -390,5 +392,5 @@ def test_a_decided_region_is_out_of_the_way(watched: Watched, monkeypatch: pytes
         for _ in range(ENOUGH):
             compiled(x)
         watched.expect(measured=1)
-        monkeypatch.setattr(region.Region, "__call__", None)
+        monkeypatch.setattr(partition_trial.Region, "__call__", None)
         assert torch.equal(compiled(x), x.sin() + 1)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
-from pygraphd.client import options
-from pygraphd.client.placement import inputs, sending
+from pygraphd.client.frontend import settings
+from pygraphd.client.placement import inputs, upload
 from tests.client.placement.habits import Learned, compare
 
 if TYPE_CHECKING:
-    from pygraphd.client.report import Report
+    from pygraphd.client.common.report import Report
     from tests.gpu.conftest import Relocated, Watched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -24,7 +24,7 @@ ENOUGH = 120
 
 @pytest.fixture(autouse=True)
 def with_placement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(options.PLACEMENT, "1")
+    monkeypatch.setenv(settings.PLACEMENT, "1")
     monkeypatch.setattr(inputs, "FEW_NUMBERS", 0)
 
 
@@ -329,7 +329,7 @@ def test_gradients_are_those_of_the_value_at_that_call(watched: Watched) -> None
 
 
 def test_values_that_change_are_sent_to_one_address(rules: Report) -> None:
-    from pygraphd.client.placement.sending import SENT, kinds_text
+    from pygraphd.client.placement.upload import SENT, kinds_text
 
     value, index = torch.tensor(0.0), torch.arange(9)
     device, kinds = torch.device(DEVICE, 0), kinds_text([value, index])
@@ -345,7 +345,7 @@ def test_values_that_change_are_sent_to_one_address(rules: Report) -> None:
 
 
 def test_what_has_changed_is_sent_without_waiting_for_the_gpu(rules: Report) -> None:
-    from pygraphd.client.placement.sending import SENT, kinds_text
+    from pygraphd.client.placement.upload import SENT, kinds_text
 
     value, device = torch.tensor(0.0), torch.device(DEVICE, 0)
     SENT([value], device, kinds_text([value]), "of this test")
@@ -399,7 +399,7 @@ def test_each_stream_has_values_of_its_own(relocated: Relocated, rules: Report) 
 
 def test_what_is_still_being_written_to_pinned_memory_is_waited_for(rules: Report) -> None:
     """By the stream, as the copy of an eager program would."""
-    sending.sender.forget()  # what it has told
+    upload.sender.forget()  # what it has told
     compiled = torch.compile(copied, mode="reduce-overhead", dynamic=False)
     x, by = torch.randn(9, 9, device=DEVICE), torch.zeros(9).pin_memory()
     with torch.no_grad():
@@ -410,7 +410,7 @@ def test_what_is_still_being_written_to_pinned_memory_is_waited_for(rules: Repor
             torch.testing.assert_close(compiled(x, by), copied(x, source))
 
     assert rules.failures == {}
-    assert any(sending.PINNED in told and __file__ in told for told in rules.summary()["left_on_cpu"])
+    assert any(upload.PINNED in told and __file__ in told for told in rules.summary()["left_on_cpu"])
 
 
 def test_what_has_not_changed_is_not_sent(rules: Report) -> None:

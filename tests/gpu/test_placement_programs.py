@@ -24,7 +24,7 @@ from tests.client.placement.habits import (
 from tests.client.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
-    from pygraphd.client.report import Report
+    from pygraphd.client.common.report import Report
     from tests.gpu.conftest import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import _torch
-from pygraphd.client.one_stream import OTHER_STREAM
+from pygraphd.client.backend import torch_private
+from pygraphd.client.replay.stream_affinity import OTHER_STREAM
 from tests.gpu.test_relocation_programs import compiled
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def test_two_graphs_on_two_streams_draw_what_they_draw_on_one(
     assert not any(torch.equal(one, other) for one in found for other in found if one is not other)
     # What is on the stream that does not have its turn is launched, and the rest is not; from torch 2.13 on each has a state of its own.
     launched = relocated.report.fallbacks[OTHER_STREAM]
-    assert 0 < launched < CALLS if _torch.graphs_share_random_state() else launched == 0
+    assert 0 < launched < CALLS if torch_private.graphs_share_random_state() else launched == 0
     after = sum(replay.counts.replays for each in relocated.made for replay in each._replays.values())
     assert after > replays
 

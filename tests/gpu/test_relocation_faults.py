@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import attempts, comparison, relocatable, verification
+from pygraphd.client.recording import comparison, pipeline, recordings, verification
 from tests.gpu.test_relocation_programs import compiled, x
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ def room(size: int) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def recorder_of(launch: Callable[[list[Any]], Any], relocated: Relocated) -> relocatable.Relocatable:
-    from pygraphd.client import driver
-    from pygraphd.client.capture import CudaRecorder
+def recorder_of(launch: Callable[[list[Any]], Any], relocated: Relocated) -> recordings.Relocatable:
+    from pygraphd.client.backend import driver
+    from pygraphd.client.recording.capture import CudaRecorder
 
-    return relocatable.Relocatable(launch, CudaRecorder(driver.load(), 0), relocated.report)
+    return recordings.Relocatable(launch, CudaRecorder(driver.load(), 0), relocated.report)
 
 
 def test_memory_may_run_out_at_any_point_of_recording(relocated: Relocated) -> None:
@@ -119,7 +119,7 @@ def test_memory_may_run_out_at_any_point_of_recording(relocated: Relocated) -> N
         assert reserved() <= before + SLACK
 
     for refusal in filter(None, refusals):
-        assert refusal == attempts.NO_ROOM or "out of memory" in refusal
+        assert refusal == pipeline.NO_ROOM or "out of memory" in refusal
         assert relocated.report.fallbacks[refusal] > 0
     assert refusals[0] is not None
     assert refusals[-1] is None
@@ -129,7 +129,7 @@ def test_memory_may_run_out_at_any_point_of_recording(relocated: Relocated) -> N
 def test_memory_may_run_out_within_a_capture(
     relocated: Relocated, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    from pygraphd.client import capture
+    from pygraphd.client.recording import capture
 
     original = capture._Pool.capturing
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.attempts import Failure
-from pygraphd.client.refusals import Lasts
-from pygraphd.client.relocatable import NOT_YET, Relocatable
+from pygraphd.client.recording.pipeline import Failure
+from pygraphd.client.recording.recordings import NOT_YET, Relocatable
+from pygraphd.client.recording.refusals import Lasts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ def test_what_is_deployed_stays_right(watched: Watched, monkeypatch: pytest.Monk
     from pygraphd.schema.messages import Decision, Deployment
 
     chosen = Decision(Deployment.GRAPH, "for a test", policy.POLICY_VERSION)
-    monkeypatch.setattr("pygraphd.client.region.decide", lambda _measurements: chosen)
+    monkeypatch.setattr("pygraphd.client.autotune.partition_trial.decide", lambda _measurements: chosen)
     mine = network()
     run = torch.compile(mine, mode="reduce-overhead")
     train(run, list(mine.parameters()))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import relocatable
-from pygraphd.client.misfits import Misfit
+from pygraphd.client.recording import recordings
+from pygraphd.client.recording.layout_mismatch import Misfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,7 +166,7 @@ def test_views_with_odd_offsets(relocated: Relocated) -> None:
     # Of what is not aligned to 16 bytes Inductor makes copies. The second that is aligned to 16 or 64 is recorded anew, and all later ones fit.
     [region] = relocated.made
     [replay] = region._replays.values()
-    assert relocated.report.fallbacks == {relocatable.NOT_YET: 1, Misfit.ALIGNMENT.value: 1}
+    assert relocated.report.fallbacks == {recordings.NOT_YET: 1, Misfit.ALIGNMENT.value: 1}
     assert relocated.report.counts["captured"] == 2
     assert replay.counts.replays >= 5  # one is the trial of the recording
 
@@ -179,7 +179,7 @@ def test_inputs_that_overlap_only_at_first(relocated: Relocated) -> None:
         torch.testing.assert_close(run(a, b), a * 3 + b)
 
     assert relocated.report.counts["captured"] == 2
-    assert set(relocated.report.fallbacks) == {relocatable.NOT_YET, Misfit.OVERLAP.value}
+    assert set(relocated.report.fallbacks) == {recordings.NOT_YET, Misfit.OVERLAP.value}
 
 
 # --- training ----------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def test_within_a_capture_of_the_users_it_is_launched(relocated: Relocated) -> N
     graph.replay()
 
     torch.testing.assert_close(result, affine(static))
-    assert relocated.report.fallbacks[relocatable.IN_A_CAPTURE] == 1
+    assert relocated.report.fallbacks[recordings.IN_A_CAPTURE] == 1
 
 
 def test_while_the_history_of_memory_is_recorded(relocated: Relocated) -> None:
@@ -420,7 +420,7 @@ class FailingCalls:
     """Has the n-th driver call fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from pygraphd.client import driver
+        from pygraphd.client.backend import driver
 
         self.count, self.fail_at = 0, 0
         self.failed = ""
@@ -485,9 +485,9 @@ def test_every_driver_call_may_fail(
     before = torch.cuda.memory_reserved()
 
     def attempt(fail_at: int) -> int:
-        from pygraphd.client import driver
-        from pygraphd.client.capture import CudaRecorder
-        from pygraphd.client.relocatable import Relocatable
+        from pygraphd.client.backend import driver
+        from pygraphd.client.recording.capture import CudaRecorder
+        from pygraphd.client.recording.recordings import Relocatable
 
         run = Relocatable(runnable, CudaRecorder(driver.load(), 0), relocated.report)
         failing.count, failing.fail_at = 0, fail_at
@@ -508,7 +508,7 @@ def test_every_driver_call_may_fail(
 
 
 def test_a_failed_launch_is_launched_plainly(relocated: Relocated, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pygraphd.client import driver
+    from pygraphd.client.backend import driver
 
     monkeypatch.setattr(driver.load(), "launch_address", None)
     run = compiled(affine)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import relocatable
+from pygraphd.client.recording import recordings
 from tests.gpu.test_relocation_programs import affine
 
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ def test_relocatable_graphs_of_two_hundred_sizes(relocated: Relocated, memory: M
 
     memory.expect_bounded()
     [region] = relocated.made
-    assert relocated.report.counts["captured"] == relocatable.MAX_CAPTURES
-    assert region.recordings == relocatable.MAX_RECORDINGS
+    assert relocated.report.counts["captured"] == recordings.MAX_CAPTURES
+    assert region.recordings == recordings.MAX_RECORDINGS
     before = sum(replay.counts.replays for replay in region._replays.values())
     run_through(run, [size for (size, *_) in [*region._replays] for _ in range(3)])
     after = sum(replay.counts.replays for replay in region._replays.values())
-    assert after - before == 3 * relocatable.MAX_RECORDINGS
+    assert after - before == 3 * recordings.MAX_RECORDINGS
 
 
 def test_the_whole_hook_with_two_hundred_sizes(watched: Watched, memory: Memory) -> None:
@@ -93,4 +93,4 @@ def test_the_whole_hook_with_two_hundred_sizes(watched: Watched, memory: Memory)
     memory.expect_bounded()
     watched.expect(graphs=1)
     assert captured > 0
-    assert watched.report.counts["captured"] <= relocatable.MAX_CAPTURES
+    assert watched.report.counts["captured"] <= recordings.MAX_CAPTURES

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import stand_ins
-from pygraphd.client.arena import Arena
-from pygraphd.client.witness import UNCLEAR
+from pygraphd.client.recording import stand_ins
+from pygraphd.client.recording.false_pointers import UNCLEAR
+from pygraphd.client.replay.arena import Arena
 
 if TYPE_CHECKING:
     from tests.gpu.conftest import Relocated

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch._inductor.utils import run_and_get_code
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pygraphd.client.driver import NodeType
+from pygraphd.client.backend.driver import NodeType
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.result_check import DIFFERS, UNTIL_READ, ResultCheck
+from pygraphd.client.recording.result_check import DIFFERS, UNTIL_READ, ResultCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from pygraphd.client.parameters import TABLES
+from pygraphd.client.replay.node_params import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from pygraphd.client.recording import LEAST_SCRATCH
+from pygraphd.client.recording.builder import LEAST_SCRATCH
 from tests.relocation.conftest import allocator, emulator, emulator_library, recorder
 from tools.lab.footprint import Allocation, Role, footprint_of
 

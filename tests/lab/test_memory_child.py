@@ -14,7 +14,7 @@ from benchmarks.peers import Compile
 from benchmarks.region_child import Regions, Timed
 from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
-from pygraphd.client.graph_facts import GraphFacts
+from pygraphd.client.analysis.graph_facts import GraphFacts
 from tests.lab.test_memory import stats
 from tests.relocation.conftest import allocator, emulator, emulator_library, recorder
 from tools.lab.memory_child import STEPS, WARM_UP, Look, measure, recordings, run
@@ -23,7 +23,7 @@ from tools.lab.memory_table import render
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pygraphd.client.replay import Replay
+    from pygraphd.client.replay.replay import Replay
     from tests.relocation.recorder import Recorder
 
 __all__ = ["allocator", "emulator", "emulator_library", "recorder"]  # fixtures

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pygraphd.client import options
+from pygraphd.client.frontend import settings
 from pygraphd.commands import application
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_table_of_settings_has_all_of_them_and_no_other() -> None:
     named = set(re.findall(r"^\| `(PYGRAPH_\w+)` \|", README, re.MULTILINE))
 
-    there = {value for value in vars(options).values() if str(value).startswith("PYGRAPH_")}
+    there = {value for value in vars(settings).values() if str(value).startswith("PYGRAPH_")}
     assert named == there
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.catalogue import Catalogue
-from pygraphd.client import spool as client_spool
+from pygraphd.client.decisions import spool as client_spool
 from pygraphd.errors import CommandError, Exit, UsageError
 from pygraphd.explain import (
     Difference,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client.driver import Driver, MemoryType
-from pygraphd.client.relocation import BLOCK, Span, blocks
+from pygraphd.client.backend.driver import Driver, MemoryType
+from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,7 +135,7 @@ class Arena:
         """Return a tensor of `n` floats, with a storage of its own; if it `is_new`, where nothing has ever been."""
         import torch
 
-        from pygraphd.client import _torch
+        from pygraphd.client.backend import torch_private
 
         size = -(-n * 4 // BLOCK) * BLOCK
         start = self._base
@@ -147,7 +147,7 @@ class Arena:
             start = max((-(-each.end // BLOCK) * BLOCK for each in self.allocations), default=self._base)
         self._used[start] = start + size
         self.allocations.append(Span(start, start + n * 4))  # as asked for: CUDA's trace says no more
-        return _torch.memory_at(start, n * 4, self._memory.device).view(torch.float32)
+        return torch_private.memory_at(start, n * 4, self._memory.device).view(torch.float32)
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was allocated here, and has not been let go of."""
@@ -241,10 +241,10 @@ class Allocator:
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocator]:
     """Have recordings allocate from one allocator with guard zones, which are looked at in the end."""
-    from pygraphd.client import _torch
+    from pygraphd.client.backend import torch_private
 
     allocator = Allocator()
-    monkeypatch.setattr(_torch, "allocator", lambda _device: allocator)
+    monkeypatch.setattr(torch_private, "allocator", lambda _device: allocator)
     yield allocator
     allocator.check()
 
@@ -287,7 +287,7 @@ def emulator(emulator_library: Path) -> Iterator[Emulator]:
 @pytest.fixture(scope="session")
 def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a cache folder in which the compiled helper is; `helper` has to be told of it."""
-    from pygraphd.client.bulk import Helper
+    from pygraphd.client.replay.native.ffi import Helper
 
     folder = tmp_path_factory.mktemp("helper")
     helper = Helper()

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client.recording import Built, Capture, build
+from pygraphd.client.recording.builder import Built, Capture, build
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pygraphd.client.replay import Replay, Ticket
+    from pygraphd.client.replay.replay import Replay, Ticket
     from tests.relocation.conftest import Allocator, Arena, Emulator, Graph
 
 

@@ -11,19 +11,19 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import _torch
-from pygraphd.client.binding import UnfitError
-from pygraphd.client.bulk import helper
-from pygraphd.client.driver import DriverError
-from pygraphd.client.random_numbers import Draw
-from pygraphd.client.relocation import BLOCK
+from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.replay.graph_exec import UnfitError
+from pygraphd.client.replay.native.ffi import helper
+from pygraphd.client.replay.relocation_table import BLOCK
+from pygraphd.client.replay.rng import Draw
 from tests.relocation.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pygraphd.client.replay import Replay
+    from pygraphd.client.replay.replay import Replay
     from tests.relocation.conftest import Emulator
 
 pytestmark = [
@@ -50,7 +50,11 @@ class Blocks:
         if self.fails_at == 0:
             raise torch.OutOfMemoryError("as said")
         free = next(index for index, held in enumerate(self._held) if held is None or held() is None)
-        made = _torch.memory_at(self._begin + free * BLOCK, BLOCK, CPU).view(dtype).as_strided(size, stride)
+        made = (
+            torch_private.memory_at(self._begin + free * BLOCK, BLOCK, CPU)
+            .view(dtype)
+            .as_strided(size, stride)
+        )
         self._held[free] = weakref.ref(made)
         return made
 
@@ -65,7 +69,7 @@ class Blocks:
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
     blocks = Blocks()
-    monkeypatch.setattr(_torch, "allocator", lambda _device: blocks)
+    monkeypatch.setattr(torch_private, "allocator", lambda _device: blocks)
     return blocks
 
 
@@ -220,7 +224,7 @@ class Ticket:
     """Counts draws."""
 
     def __init__(self) -> None:
-        from pygraphd.client.one_stream import OneStream
+        from pygraphd.client.replay.stream_affinity import OneStream
 
         driver: Any = None
         self.one_stream = OneStream(driver, lambda: bool)
@@ -242,7 +246,7 @@ class Ticket:
 
 def drawing(case: Case) -> Ticket:
     """Have its graph draw random numbers."""
-    from pygraphd.client.replay import _Drawing
+    from pygraphd.client.replay.replay import _Drawing
 
     ticket = Ticket()
     case.replay._start = case.replay._start_at_once = _Drawing(ticket, case.emulator.driver).launch
@@ -336,7 +340,7 @@ def test_any_calls_give_what_they_give_step_by_step(
     by_the_helper: None, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, calls: list[Any]
 ) -> None:
     blocks = Blocks(256)
-    monkeypatch.setattr(_torch, "allocator", lambda _device: blocks)
+    monkeypatch.setattr(torch_private, "allocator", lambda _device: blocks)
     case = Case(emulator, blocks)
     places = [blocks.tensor(torch.zeros(FLOATS)) for _ in range(4)]
     kept: list[tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]] = []

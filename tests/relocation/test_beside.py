@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import _torch
-from pygraphd.client.driver import NodeType
+from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.driver import NodeType
 from tests.gpu.beside import Beside
 from tests.gpu.guards import Guarded
 from tests.gpu.seen import Seen
@@ -17,7 +17,7 @@ from tests.relocation.test_relocatable import Case, add
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pygraphd.client.relocatable import Relocatable
+    from pygraphd.client.recording.recordings import Relocatable
     from tests.relocation.conftest import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -41,7 +41,7 @@ class Plain:
 def guarded(case: Case, monkeypatch: pytest.MonkeyPatch) -> Guarded:
     monkeypatch.setattr(case.recorder.launching, "_allocator", Plain())
     guarded = Guarded("cpu")
-    monkeypatch.setattr(_torch, "allocator", lambda _device: guarded)
+    monkeypatch.setattr(torch_private, "allocator", lambda _device: guarded)
     return guarded
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import capture
-from pygraphd.client.binding import UnfitError
-from pygraphd.client.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
-from pygraphd.client.one_stream import OneStream
-from pygraphd.client.parameters import PassingError
-from pygraphd.client.relocation import Span
-from pygraphd.client.rooms import Rooms
+from pygraphd.client.recording import capture
+from pygraphd.client.recording.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
+from pygraphd.client.recording.output_reserves import Rooms
+from pygraphd.client.replay.graph_exec import UnfitError
+from pygraphd.client.replay.node_params import PassingError
+from pygraphd.client.replay.relocation_table import Span
+from pygraphd.client.replay.stream_affinity import OneStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,14 +11,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import _torch, comparison
-from pygraphd.client.comparison import TIMES_NOISE, Values, compare, differing, distances, tolerance_of
-from pygraphd.client.relocation import Share
+from pygraphd.client.backend import torch_private
+from pygraphd.client.recording import comparison
+from pygraphd.client.recording.comparison import (
+    TIMES_NOISE,
+    Values,
+    compare,
+    differing,
+    distances,
+    tolerance_of,
+)
+from pygraphd.client.replay.relocation_table import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pygraphd.client.comparison import Disagreement
+    from pygraphd.client.recording.comparison import Disagreement
 
 pytestmark = [
     pytest.mark.torch,
@@ -84,9 +92,9 @@ def test_conjugate_and_negative_views_are_compared(dtype: torch.dtype) -> None:
 
 def test_memory_is_read_as_that_of_another_tensor() -> None:
     plain = torch.randn(6, dtype=torch.complex64)
-    assert torch.equal(_torch.viewed_like(plain, plain.conj()), plain.conj())
-    assert torch.equal(_torch.viewed_like(plain.real, plain.conj().imag), -plain.real)
-    assert _torch.viewed_like(plain, plain) is plain
+    assert torch.equal(torch_private.viewed_like(plain, plain.conj()), plain.conj())
+    assert torch.equal(torch_private.viewed_like(plain.real, plain.conj().imag), -plain.real)
+    assert torch_private.viewed_like(plain, plain) is plain
 
 
 def test_tensors_without_elements_are_the_same() -> None:

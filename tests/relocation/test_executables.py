@@ -11,12 +11,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import executables
-from pygraphd.client.binding import UnfitError
-from pygraphd.client.bulk import InPython, helper
-from pygraphd.client.driver import DriverError
-from pygraphd.client.executables import FEW_EXECUTABLES, MAX_EXECUTABLES, ONE_LESS, WORTH
-from pygraphd.client.parameters import Parameters
+from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.replay import exec_cache
+from pygraphd.client.replay.exec_cache import FEW_EXECUTABLES, MAX_EXECUTABLES, ONE_LESS, WORTH
+from pygraphd.client.replay.graph_exec import UnfitError
+from pygraphd.client.replay.native.ffi import InPython, helper
+from pygraphd.client.replay.node_params import Parameters
 from tests.relocation.interrupts import interrupting
 from tests.relocation.recorder import Recorder
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from pygraphd.client.replay import Replay
+    from pygraphd.client.replay.replay import Replay
     from tests.relocation.conftest import Allocator, Emulator
 
 pytestmark = [
@@ -47,7 +47,7 @@ def by(request: pytest.FixtureRequest, compiled_helper: Path) -> Iterator[str]:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> int:
     """Return how many executables a graph may have at most, which are few."""
-    monkeypatch.setattr(executables, "MAX_NODES", 1)
+    monkeypatch.setattr(exec_cache, "MAX_NODES", 1)
     return FEW_EXECUTABLES
 
 
@@ -141,7 +141,7 @@ def test_of_more_places_than_executables_all_but_one_of_these_stay_bound(
 def test_executables_that_are_not_used_any_more_go_to_what_takes_turns_now(
     few: int, doubling: Doubling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds = executables.IDLE_CALLS // few + 3
+    rounds = exec_cache.IDLE_CALLS // few + 3
     for _ in range(3):
         places = doubling.places(few)
         for _ in range(rounds):
@@ -151,7 +151,7 @@ def test_executables_that_are_not_used_any_more_go_to_what_takes_turns_now(
 
 
 def test_how_many_executables_a_graph_may_have() -> None:
-    most = [executables.most_executables(nodes) for nodes in (0, 1, 16, 17, 256, 257, 100_000)]
+    most = [exec_cache.most_executables(nodes) for nodes in (0, 1, 16, 17, 256, 257, 100_000)]
 
     assert most == [64, 64, 64, 60, 4, FEW_EXECUTABLES, FEW_EXECUTABLES]
 
@@ -265,7 +265,7 @@ def test_what_an_interrupt_has_left_half_written_is_written_again(
 ) -> None:
     """Before any instruction of what writes: nodes are those of the addresses before, or of those that it was to be bound to."""
     helper.forget()
-    code, interrupts = getattr(executables.Table, where).__code__, 0
+    code, interrupts = getattr(exec_cache.Table, where).__code__, 0
     for instruction in range(1, 200, 3):
         recorder = Recorder(emulator, allocator)
         sets = [[recorder.floats(i, i), recorder.floats(-i, i)] for i in range(3)]
@@ -337,8 +337,8 @@ def test_whatever_comes_results_are_right_and_both_tables_do_the_same(
     singles = [allocator.tensor(torch.rand(8)) for _ in range(7)]
     pairs = [allocator.tensor(torch.rand(16)) for _ in range(7)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executables, "IDLE_CALLS", idle)
-        patch.setattr(executables, "most_executables", lambda _: most)
+        patch.setattr(exec_cache, "IDLE_CALLS", idle)
+        patch.setattr(exec_cache, "most_executables", lambda _: most)
         replays = [_summing(emulator, allocator, nodes, each) for each in (compiled_helper, None)]
         memories = [replays[0].memory() for _ in range(3)]
         for first, second, memory, kind in calls * times:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.driver import DriverError
-from pygraphd.client.graph_facts import GraphFacts
-from pygraphd.client.one_stream import OneStream
-from pygraphd.client.random_numbers import Generators, GeneratorTicket
-from pygraphd.client.replay import OTHER_GENERATOR
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.replay.replay import OTHER_GENERATOR
+from pygraphd.client.replay.rng import Generators, GeneratorTicket
+from pygraphd.client.replay.stream_affinity import OneStream
 from tests.relocation.test_random_numbers import Generator, as_signed
 from tests.relocation.test_relocatable import Case
 

@@ -13,10 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import relocatable
-from pygraphd.client.attention import State
-from pygraphd.client.bulk import helper
-from pygraphd.client.host_state import NOT_SENT, ON_THE_GPU, READ_BACK, WithHostState
+from pygraphd.client.analysis.attention_rng import State
+from pygraphd.client.recording import recordings
+from pygraphd.client.recording.attention_host import NOT_SENT, ON_THE_GPU, READ_BACK, WithHostState
+from pygraphd.client.replay.native.ffi import helper
 from tests.relocation.test_relocatable import Case
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def test_a_backward_finds_what_its_forward_drew_whichever_way_they_run(
         assert step() == (6.0, began + 4, generator.seed)
         assert generator.offset == began + 8
     case.expect(captured=ahead + behind, staged=0)
-    assert case.report.fallbacks == ({relocatable.NOT_YET: ahead + behind} if ahead or behind else {})
+    assert case.report.fallbacks == ({recordings.NOT_YET: ahead + behind} if ahead or behind else {})
 
 
 def attend_twice(operations: Operations, inputs: list[Any]) -> Any:
@@ -262,7 +262,7 @@ def test_what_cannot_be_sent_has_the_call_launched(case: Case, monkeypatch: pyte
 
     monkeypatch.setattr(WithHostState, "_sent", full)
     assert [step() for _ in range(2)] == [(6.0, 28, 0), (6.0, 36, 0)]
-    assert case.report.fallbacks == {relocatable.NOT_YET: 2, f"{NOT_SENT}: OutOfMemoryError": 2}
+    assert case.report.fallbacks == {recordings.NOT_YET: 2, f"{NOT_SENT}: OutOfMemoryError": 2}
 
     another = Step(case, behind=False)  # whose recordings cannot be verified
     assert [another() for _ in range(4)] == [(6.0, 44 + 8 * i, 0) for i in range(4)]

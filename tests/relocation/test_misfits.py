@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client import attempts, comparison, relocatable, stand_ins
-from pygraphd.client.misfits import FIRST, LESS_OFTEN, Leeway, Misfit, Misfits
-from pygraphd.client.relocation import BLOCK, MAX_ALIGNMENT, alignment
+from pygraphd.client.recording import comparison, pipeline, recordings, stand_ins
+from pygraphd.client.recording.layout_mismatch import FIRST, LESS_OFTEN, Leeway, Misfit, Misfits
+from pygraphd.client.replay.relocation_table import BLOCK, MAX_ALIGNMENT, alignment
 from tests.relocation.test_relocatable import Case, add
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_inputs_that_are_aligned_worse_are_launched_until_they_have_come_again(c
         call(run, at(case, offset), at(case, 0))
 
     case.expect(captured=2, staged=0)
-    assert case.report.fallbacks == {relocatable.NOT_YET: 1, Misfit.ALIGNMENT.value: FIRST - 1}
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, Misfit.ALIGNMENT.value: FIRST - 1}
 
 
 def test_what_was_aligned_worse_once_is_remembered_when_another_input_is(case: Case) -> None:
@@ -84,7 +84,7 @@ def test_inputs_that_overlapped_and_lie_apart_now(case: Case) -> None:
         overlapping(shift)
 
     case.expect(captured=2)
-    assert case.report.fallbacks == {relocatable.NOT_YET: 1, Misfit.OVERLAP.value: FIRST - 1}
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, Misfit.OVERLAP.value: FIRST - 1}
 
 
 def test_inputs_that_overlap_and_are_written_to_are_right_in_a_recording_that_was_made_apart(
@@ -123,7 +123,7 @@ def test_what_is_to_lie_apart_needs_room_for_that(case: Case) -> None:
 
     case.expect(captured=1)
     assert case.recorder.captures == 1
-    assert case.report.fallbacks[attempts.NO_ROOM] == 1
+    assert case.report.fallbacks[pipeline.NO_ROOM] == 1
 
 
 def test_a_recording_that_cannot_be_made_anew_leaves_the_one_there_is(case: Case) -> None:
@@ -143,14 +143,14 @@ def test_a_recording_that_cannot_be_made_anew_leaves_the_one_there_is(case: Case
 
 def test_as_many_captures_as_are_allowed_are_made_and_no_more(case: Case) -> None:
     run = case.make(add, max_recordings=1)
-    for size in range(relocatable.CAPTURES_OF_EACH):
+    for size in range(recordings.CAPTURES_OF_EACH):
         for _ in range(2):
             run([case.floats(1, 2), case.floats(3, 4), size])
-    assert case.recorder.captures == relocatable.CAPTURES_OF_EACH
+    assert case.recorder.captures == recordings.CAPTURES_OF_EACH
     for _ in range(40):
         assert run([at(case, 16), at(case, 0), size])[0].tolist() == [4.0, 24.0]
 
-    assert case.recorder.captures == relocatable.CAPTURES_OF_EACH
+    assert case.recorder.captures == recordings.CAPTURES_OF_EACH
     assert case.report.fallbacks[Misfit.ALIGNMENT.value] == 40
 
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.binding import UnfitError
-from pygraphd.client.driver import Driver
-from pygraphd.client.executables import Executables
-from pygraphd.client.one_stream import OneStream
-from pygraphd.client.random_numbers import GeneratorTicket
-from pygraphd.client.recording import Capture, build
-from pygraphd.client.relocation import Span
+from pygraphd.client.backend.driver import Driver
+from pygraphd.client.recording.builder import Capture, build
+from pygraphd.client.replay.exec_cache import Executables
+from pygraphd.client.replay.graph_exec import UnfitError
+from pygraphd.client.replay.relocation_table import Span
+from pygraphd.client.replay.rng import GeneratorTicket
+from pygraphd.client.replay.stream_affinity import OneStream
 from tests.relocation.recorder import Recorder
 from tests.relocation.test_random_numbers import Generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pygraphd.client.replay import Replay
+    from pygraphd.client.replay.replay import Replay
     from tests.relocation.conftest import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -145,7 +145,9 @@ def test_two_recordings_never_draw_on_two_streams(
     emulator: Emulator, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = [7]
-    monkeypatch.setattr("pygraphd.client._torch.current_stream", lambda _device: lambda: stream[0])
+    monkeypatch.setattr(
+        "pygraphd.client.backend.torch_private.current_stream", lambda _device: lambda: stream[0]
+    )
     drawing = Drawing(emulator, allocator)
     assert [drawing.draw(which) for which in (0, 1, 0)] == [100, 104, 108]
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client import attempts, recorded_call, recording, verification
-from pygraphd.client.recording import Capture
-from pygraphd.client.replay import Replay
+from pygraphd.client.recording import builder, pipeline, recorded_call, verification
+from pygraphd.client.recording.builder import Capture
+from pygraphd.client.replay.replay import Replay
 from tests.relocation.test_relocatable import Case, HostRecorder, add
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pygraphd.client.relocatable import Relocatable
+    from pygraphd.client.recording.recordings import Relocatable
     from tests.relocation.conftest import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -25,8 +25,8 @@ FULL = "CUDA out of memory. Tried to allocate 20.00 MiB."
 PLACES: dict[str, tuple[Any, str]] = {
     "stand-ins": (recorded_call, "stand_ins_for"),
     "capture": (HostRecorder, "capture"),
-    "slots": (recording, "_build"),
-    "allocator": (recording, "replay_device"),
+    "slots": (builder, "_build"),
+    "allocator": (builder, "replay_device"),
     "old memory": (Capture, "places"),
     "copies": (verification, "copies_of"),
     "memory": (verification, "lay_apart"),
@@ -95,7 +95,7 @@ def test_it_may_happen_to_an_input_that_is_to_be_staged(case: Case, monkeypatch:
     def body(operations: Any, inputs: list[Any]) -> Any:
         return operations.add(operations.look_up(inputs[0]), inputs[1]), inputs[1]
 
-    monkeypatch.setattr(attempts, "_buffer_for", full)
+    monkeypatch.setattr(pipeline, "_buffer_for", full)
     run = case.make(body)
     before = case.emulator.live()
 

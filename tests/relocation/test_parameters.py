@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from pygraphd.client import driver as cuda
-from pygraphd.client.driver import DriverError, MemoryType, NodeType
-from pygraphd.client.parameters import OpaqueError, Parameters
+from pygraphd.client.backend import driver as cuda
+from pygraphd.client.backend.driver import DriverError, MemoryType, NodeType
+from pygraphd.client.replay.node_params import OpaqueError, Parameters
 
 if TYPE_CHECKING:
     from tests.relocation.conftest import Emulator, Graph

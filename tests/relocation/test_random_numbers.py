@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.binding import UnfitError
-from pygraphd.client.driver import DriverError
-from pygraphd.client.one_stream import OneStream
-from pygraphd.client.random_numbers import GeneratorTicket
-from pygraphd.client.relocation import Segment, Span, outside
+from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.replay.graph_exec import UnfitError
+from pygraphd.client.replay.relocation_table import Segment, Span, outside
+from pygraphd.client.replay.rng import GeneratorTicket
+from pygraphd.client.replay.stream_affinity import OneStream
 
 if TYPE_CHECKING:
     from tests.relocation.conftest import Emulator

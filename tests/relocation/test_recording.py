@@ -13,13 +13,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import _torch, recording
-from pygraphd.client.binding import InputGroup, UnfitError
-from pygraphd.client.bulk import InPython, helper
-from pygraphd.client.driver import DriverError
-from pygraphd.client.parameters import OpaqueError
-from pygraphd.client.recording import NOTHING, Built, Capture, build, input_groups
-from pygraphd.client.relocation import BLOCK, Share, Span
+from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.recording import builder
+from pygraphd.client.recording.builder import NOTHING, Built, Capture, build, input_groups
+from pygraphd.client.replay.graph_exec import InputGroup, UnfitError
+from pygraphd.client.replay.native.ffi import InPython, helper
+from pygraphd.client.replay.node_params import OpaqueError
+from pygraphd.client.replay.relocation_table import BLOCK, Share, Span
 from tests.relocation.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -172,7 +173,9 @@ def test_on_another_stream_nothing_is_written_at_a_fixed_address(
     a, out, buffer = recorder.floats(1, 2), recorder.arena.allocate(2), recorder.floats(0, 0)
     recorder.graph.add(a, buffer, out)
     stream = [7]
-    monkeypatch.setattr("pygraphd.client._torch.current_stream", lambda _device: lambda: stream[0])
+    monkeypatch.setattr(
+        "pygraphd.client.backend.torch_private.current_stream", lambda _device: lambda: stream[0]
+    )
     replay = recorder.built([a, buffer], [out], {1: buffer}).replay
     assert replay([a, recorder.floats(10, 20)])[0].tolist() == [11, 22]
 
@@ -199,8 +202,8 @@ def test_outputs_that_share_memory_share_it_in_every_call(recorder: Recorder) ->
 
 def test_scratch_comes_in_pieces(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other in as many as fit into the gaps that there are, and the largest alone."""
-    monkeypatch.setattr(recording, "LEAST_SCRATCH", 0)
-    monkeypatch.setattr(recording, "SCRATCH", Share(1000, 3 * BLOCK))
+    monkeypatch.setattr(builder, "LEAST_SCRATCH", 0)
+    monkeypatch.setattr(builder, "SCRATCH", Share(1000, 3 * BLOCK))
     arena, graph, a = recorder.arena, recorder.graph, recorder.floats(1, 2)
     out = arena.allocate(2)
     temporaries = [arena.allocate(length) for length in (2, 200, 2, 600, 2, 2)]  # in blocks: 1, 2, 1, 5, 1, 1
@@ -230,7 +233,7 @@ def test_what_no_node_has_an_address_in_takes_no_memory(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a library's workspace, which is kept to the end of a capture whether a kernel uses it or not."""
-    monkeypatch.setattr(recording, "LEAST_SCRATCH", 0)
+    monkeypatch.setattr(builder, "LEAST_SCRATCH", 0)
     arena, graph = recorder.arena, recorder.graph
     a, out, first, _, second = (recorder.floats(1, 2), *map(arena.allocate, (2, 2, 4096, 2)))
     graph.scale(a, first, 2.0)
@@ -244,7 +247,7 @@ def test_what_no_node_has_an_address_in_takes_no_memory(
 
 
 def test_what_is_large_is_allocated_first(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "LEAST_SCRATCH", 0)
+    monkeypatch.setattr(builder, "LEAST_SCRATCH", 0)
     a, arena = recorder.floats(*range(300)), recorder.arena
     lengths = [2, 300, 100, 300]
     outputs = [arena.allocate(length) for length in lengths]
@@ -258,7 +261,7 @@ def test_what_is_large_is_allocated_first(recorder: Recorder, monkeypatch: pytes
         asked.append(size[0] * dtype.itemsize)
         return recorder.allocator(size, stride, dtype)
 
-    monkeypatch.setattr(_torch, "allocator", lambda _device: allocate)
+    monkeypatch.setattr(torch_private, "allocator", lambda _device: allocate)
     replay = recorder.built([a], outputs).replay
 
     made = replay([recorder.floats(*range(1, 301))])
@@ -288,7 +291,7 @@ def test_a_replay_that_cannot_be_made_leaves_no_executable(
 
     a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
     recorder.graph.scale(a, out, 2.0)
-    monkeypatch.setattr(recording, "Replay", fail)
+    monkeypatch.setattr(builder, "Replay", fail)
 
     with pytest.raises(RuntimeError, match="no replay"):
         recorder.built([a], [out])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.comparison import Disagreement
-from pygraphd.client.refusals import FIRST_LOOK, Disagreements, Lasts, Refusals
+from pygraphd.client.recording.comparison import Disagreement
+from pygraphd.client.recording.refusals import FIRST_LOOK, Disagreements, Lasts, Refusals
 
 pytestmark = pytest.mark.torch
 

@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import torch
 
-from pygraphd.client import _torch, attempts, comparison, host_state, recording, relocatable, verification
-from pygraphd.client.attention import State
-from pygraphd.client.graph_facts import GraphFacts
-from pygraphd.client.one_stream import OTHER_STREAM, OneStream
-from pygraphd.client.parameters import OpaqueError, Parameters, PassingError
-from pygraphd.client.random_numbers import Draw
-from pygraphd.client.recording import Capture
-from pygraphd.client.relocation import BLOCK, Share, Span
-from pygraphd.client.report import Report
-from pygraphd.client.rooms import Room, Rooms
+from pygraphd.client.analysis.attention_rng import State
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend import torch_private
+from pygraphd.client.common.report import Report
+from pygraphd.client.recording import attention_host, builder, comparison, pipeline, recordings, verification
+from pygraphd.client.recording.builder import Capture
+from pygraphd.client.recording.output_reserves import Room, Rooms
+from pygraphd.client.replay.node_params import OpaqueError, Parameters, PassingError
+from pygraphd.client.replay.relocation_table import BLOCK, Share, Span
+from pygraphd.client.replay.rng import Draw
+from pygraphd.client.replay.stream_affinity import OTHER_STREAM, OneStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from pygraphd.client.relocatable import Relocatable
+    from pygraphd.client.recording.recordings import Relocatable
     from tests.relocation.conftest import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -353,7 +354,7 @@ class Case:
         self,
         body: Callable[[Operations, list[Any]], Any],
         undefined: frozenset[int] = frozenset(),
-        max_recordings: int = relocatable.MAX_RECORDINGS,
+        max_recordings: int = recordings.MAX_RECORDINGS,
         state: State = State(),  # noqa: B008 - it is frozen
     ) -> Relocatable:
         return self.made(body, GraphFacts(undefined, state=state), max_recordings)
@@ -362,11 +363,13 @@ class Case:
         self,
         body: Callable[[Operations, list[Any]], Any],
         facts: GraphFacts,
-        max_recordings: int = relocatable.MAX_RECORDINGS,
+        max_recordings: int = recordings.MAX_RECORDINGS,
         recheck_s: float = 0.0,
     ) -> Relocatable:
         launch = self.recorder.compiled(body)
-        made = host_state.relocatable(launch, self.recorder, self.report, facts, max_recordings, recheck_s)
+        made = attention_host.relocatable(
+            launch, self.recorder, self.report, facts, max_recordings, recheck_s
+        )
         self._made.append(made)
         return made
 
@@ -408,7 +411,7 @@ def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None
     assert [each.tolist() for each in results] == [[i + 1.0, i + 2.0] for i in range(10)]
     case.expect(captured=1, staged=0)
     assert case.report.summary()["nodes_in_graphs"] == 1
-    assert case.report.fallbacks == {relocatable.NOT_YET: 1}
+    assert case.report.fallbacks == {recordings.NOT_YET: 1}
     assert case.recorder.captures == run.recordings == 1
     assert run.refusal is None
 
@@ -422,7 +425,7 @@ def test_it_is_not_recorded_while_the_helper_is_coming(case: Case, monkeypatch: 
         left -= 1
         return left >= 0
 
-    monkeypatch.setattr("pygraphd.client.bulk.helper.is_coming", is_coming)
+    monkeypatch.setattr("pygraphd.client.replay.native.ffi.helper.is_coming", is_coming)
     run, prepared = case.make(add), []
     for _ in range(6):
         before = run.prepared
@@ -430,7 +433,7 @@ def test_it_is_not_recorded_while_the_helper_is_coming(case: Case, monkeypatch: 
         prepared.append(run.prepared - before)
 
     assert prepared == [0, 1, 1, 1, 2, 0]  # at last a capture and its executable
-    assert case.report.fallbacks == {relocatable.NOT_YET: 1, relocatable.HELPER_IS_COMING: 3}
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, recordings.HELPER_IS_COMING: 3}
     case.expect(captured=1, staged=0)
 
 
@@ -521,7 +524,7 @@ def test_who_draws_no_random_numbers_is_tried_while_another_stream_does(
         run([case.floats(1), case.floats(2)])
 
     case.expect(captured=1)
-    assert set(case.report.fallbacks) == {relocatable.NOT_YET}
+    assert set(case.report.fallbacks) == {recordings.NOT_YET}
 
 
 def test_after_an_interrupt_while_addresses_are_written_calls_are_right(
@@ -558,7 +561,7 @@ def test_an_input_that_no_node_shows_is_staged(case: Case) -> None:
     case.expect(captured=1, staged=1)
     assert case.recorder.captures == 3  # it might have been chance
     told = "verification: output 0 differs in what are numbers"
-    assert case.report.fallbacks == {relocatable.NOT_YET: 1, told: 2}
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, told: 2}
 
 
 def test_an_input_that_is_not_used_is_not_staged(case: Case) -> None:
@@ -585,19 +588,19 @@ def test_sizes_are_recorded_when_they_come_back_and_never_without_end(case: Case
         call(n)
     case.expect(captured=0)
     assert case.report.fallbacks == {
-        relocatable.NOT_YET: relocatable.MAX_SIZES,
-        relocatable.TOO_MANY_SIZES: 100 - relocatable.MAX_SIZES,
+        recordings.NOT_YET: recordings.MAX_SIZES,
+        recordings.TOO_MANY_SIZES: 100 - recordings.MAX_SIZES,
     }
 
     for _ in range(10):
         for n in range(1, 21):
             call(n)
 
-    case.expect(captured=relocatable.MAX_CAPTURES)
-    assert run.recordings == relocatable.MAX_RECORDINGS
-    assert case.report.fallbacks[relocatable.TOO_MANY_CAPTURES] > 0
+    case.expect(captured=recordings.MAX_CAPTURES)
+    assert run.recordings == recordings.MAX_RECORDINGS
+    assert case.report.fallbacks[recordings.TOO_MANY_CAPTURES] > 0
     _, executables = case.emulator.live()
-    assert executables <= relocatable.MAX_RECORDINGS
+    assert executables <= recordings.MAX_RECORDINGS
 
 
 def test_the_recording_that_was_not_used_for_longest_goes(case: Case) -> None:
@@ -606,7 +609,7 @@ def test_the_recording_that_was_not_used_for_longest_goes(case: Case) -> None:
     def call(n: int) -> None:
         run([case.allocator.tensor(torch.ones(n)), case.allocator.tensor(torch.ones(n)), n])
 
-    for n in range(relocatable.MAX_RECORDINGS):
+    for n in range(recordings.MAX_RECORDINGS):
         call(n + 1)
         call(n + 1)
     call(1)
@@ -664,9 +667,9 @@ def test_a_size_that_will_not_be_recorded_any_more_is_refused_for_now(case: Case
         call(n)
         call(n)
 
-    assert run.at((relocatable.CAPTURES_OF_EACH,)).refusal is None  # the last that was recorded
+    assert run.at((recordings.CAPTURES_OF_EACH,)).refusal is None  # the last that was recorded
     late = run.at((20,))
-    assert (late.refusal, late.refused_for_good) == (relocatable.TOO_MANY_CAPTURES, False)
+    assert (late.refusal, late.refused_for_good) == (recordings.TOO_MANY_CAPTURES, False)
 
 
 def test_sizes_that_are_let_go_of_make_room_among_those_that_are_remembered(case: Case) -> None:
@@ -675,9 +678,9 @@ def test_sizes_that_are_let_go_of_make_room_among_those_that_are_remembered(case
     def call(n: int) -> None:
         run([case.allocator.tensor(torch.ones(n)), case.allocator.tensor(torch.ones(n)), n])
 
-    for n in range(1, relocatable.MAX_SIZES + 1):
+    for n in range(1, recordings.MAX_SIZES + 1):
         call(n)
-    assert run.at((1000,)).refusal == relocatable.TOO_MANY_SIZES
+    assert run.at((1000,)).refusal == recordings.TOO_MANY_SIZES
 
     run.at((1,)).close()
 
@@ -723,7 +726,7 @@ def test_how_many_recordings_there_are_can_be_set(case: Case) -> None:
             run([case.allocator.tensor(torch.ones(n)), case.allocator.tensor(torch.ones(n)), n])
 
     assert run.recordings == 2
-    case.expect(captured=2 * relocatable.CAPTURES_OF_EACH)
+    case.expect(captured=2 * recordings.CAPTURES_OF_EACH)
 
 
 def test_an_output_that_differs_is_told_and_the_call_returns_the_right_one(case: Case) -> None:
@@ -1038,12 +1041,12 @@ def test_what_cannot_be_captured_is_launched_with_its_reason(case: Case) -> None
         assert run([case.floats(1, 1)])[0].tolist() == [2, 2]
 
     reason = "it cannot be captured: operation not permitted when stream is capturing"
-    assert case.report.fallbacks == {relocatable.NOT_YET: 1, reason: 3}
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, reason: 3}
     assert case.recorder.captures == 1
     assert case.report.recording_ms > 0
 
 
-@pytest.mark.parametrize("times", [1, attempts.MAX_DISTURBED, 50])
+@pytest.mark.parametrize("times", [1, pipeline.MAX_DISTURBED, 50])
 def test_a_capture_that_another_thread_has_ended_is_tried_again_a_few_times(case: Case, times: int) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
         if operations is not case.recorder.launching and case.recorder.captures <= times:
@@ -1056,11 +1059,11 @@ def test_a_capture_that_another_thread_has_ended_is_tried_again_a_few_times(case
     for _ in range(60):
         assert run([case.floats(1, 1)])[0].tolist() == [2, 2]
 
-    lasts = times > attempts.MAX_DISTURBED
-    failed = attempts.MAX_DISTURBED + 1 if lasts else times
+    lasts = times > pipeline.MAX_DISTURBED
+    failed = pipeline.MAX_DISTURBED + 1 if lasts else times
     assert case.recorder.captures == (failed if lasts else failed + 1)
-    assert case.report.fallbacks == {relocatable.NOT_YET: 1, attempts.INTERRUPTED: 59 if lasts else times}
-    assert (run.refusal, run.refused_for_good) == (attempts.INTERRUPTED if lasts else None, False)
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, pipeline.INTERRUPTED: 59 if lasts else times}
+    assert (run.refusal, run.refused_for_good) == (pipeline.INTERRUPTED if lasts else None, False)
 
 
 def test_what_cannot_be_captured_in_a_new_thread_is_tried_again_there(case: Case) -> None:
@@ -1083,7 +1086,7 @@ def test_what_cannot_be_captured_in_a_new_thread_is_tried_again_there(case: Case
     thread.join()
 
     assert results == [[4], [6], [8]]
-    assert case.report.fallbacks == {relocatable.NOT_YET: 1, attempts.NEW_THREAD: 1}
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, pipeline.NEW_THREAD: 1}
     assert (case.report.counts["captured"], run.refusal) == (1, None)
 
 
@@ -1100,8 +1103,8 @@ def test_what_new_threads_cannot_capture_is_not_tried_in_each_of_them(case: Case
         thread.start()
         thread.join()
 
-    assert case.recorder.captures == attempts.MAX_DISTURBED + 1
-    assert (run.refusal, run.refused_for_good) == (attempts.NEW_THREAD, False)
+    assert case.recorder.captures == pipeline.MAX_DISTURBED + 1
+    assert (run.refusal, run.refused_for_good) == (pipeline.NEW_THREAD, False)
 
 
 def doubled_up_to_the_end(operations: Operations, inputs: list[Any]) -> Any:
@@ -1123,7 +1126,7 @@ def test_where_memory_ends_is_not_taken_for_where_other_memory_begins(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even in the trial, where it might end just there."""
-    monkeypatch.setattr(recording, "SCRATCH", Share(1000, BLOCK))
+    monkeypatch.setattr(builder, "SCRATCH", Share(1000, BLOCK))
     run = case.make(doubled_up_to_the_end)
 
     for value in range(4):
@@ -1137,7 +1140,7 @@ def beyond(operations: Operations, inputs: list[Any]) -> Any:
     """A block of an output, and what a kernel writes behind it if there are more of its input."""
     out = operations.add(inputs[0][:128], inputs[0][:128])
     if isinstance(operations, Recording):
-        wider = _torch.memory_at(out.data_ptr(), 640, out.device).view(torch.float32)
+        wider = torch_private.memory_at(out.data_ptr(), 640, out.device).view(torch.float32)
         operations.graph.add(inputs[0], inputs[0], wider)
     return (out,)
 
@@ -1191,7 +1194,7 @@ def test_no_room_for_copies_is_a_reason(case: Case) -> None:
     for _ in range(3):
         run([case.floats(1), case.floats(2)])
 
-    assert run.refusal == attempts.NO_ROOM
+    assert run.refusal == pipeline.NO_ROOM
     assert not run.refused_for_good
     assert case.recorder.captures == 0
 
@@ -1208,7 +1211,7 @@ def test_no_room_for_the_launched_call_beside_a_trial_is_a_reason(case: Case) ->
     for _ in range(3):
         assert run([case.floats(*[1] * 100)])[19].tolist() == [2] * 100
 
-    assert run.refusal == attempts.NO_ROOM
+    assert run.refusal == pipeline.NO_ROOM
     assert case.recorder.captures == 1
 
 
@@ -1220,7 +1223,7 @@ def test_within_a_capture_of_the_users_it_is_launched(case: Case) -> None:
 
     assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
 
-    assert case.report.fallbacks[relocatable.IN_A_CAPTURE] == 1
+    assert case.report.fallbacks[recordings.IN_A_CAPTURE] == 1
     case.recorder.capturing = False
     assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
     case.expect(captured=1)
@@ -1293,7 +1296,7 @@ def test_whichever_driver_call_of_a_replay_fails_what_is_drawn_and_changed_is_so
 def test_an_error_of_ours_costs_the_recording_and_not_the_call(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pygraphd.client.verification.copies_of", lambda *inputs: 1 // 0)
+    monkeypatch.setattr("pygraphd.client.recording.verification.copies_of", lambda *inputs: 1 // 0)
     run = case.make(add)
 
     for _ in range(3):
@@ -1308,7 +1311,7 @@ def test_an_error_of_ours_in_a_replay_is_launched(case: Case, monkeypatch: pytes
     for _ in range(2):
         run([case.floats(1), case.floats(2)])
     with monkeypatch.context() as patch:
-        patch.setattr("pygraphd.client.executables.Executables.bind", lambda *_: 1 // 0)
+        patch.setattr("pygraphd.client.replay.exec_cache.Executables.bind", lambda *_: 1 // 0)
         assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
 
     assert case.report.fallbacks["a replay failed: ZeroDivisionError"] == 1
@@ -1330,7 +1333,7 @@ def test_out_of_memory_is_a_reason(case: Case, monkeypatch: pytest.MonkeyPatch) 
     inputs = [torch.tensor([3.0]), torch.tensor([4.0])]
     assert run(inputs)[0].tolist() == [7]
 
-    assert case.report.fallbacks[relocatable.NO_MEMORY] == 1
+    assert case.report.fallbacks[recordings.NO_MEMORY] == 1
     monkeypatch.undo()
     assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
     case.expect(captured=1)
@@ -1352,7 +1355,7 @@ def test_what_the_recorder_refuses_is_recorded_once_that_is_over(case: Case) -> 
 
     assert run.refusal is None
     case.expect(captured=1)
-    assert case.report.fallbacks == {relocatable.NOT_YET: 1, "the history is being recorded": 3}
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, "the history is being recorded": 3}
 
 
 def test_what_is_refused_for_now_uses_up_no_captures(case: Case) -> None:
@@ -1374,8 +1377,8 @@ def test_room_that_is_there_again_is_found_after_some_calls(case: Case) -> None:
     case.recorder.free = 0
     for i in range(3):
         assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
-    assert run.refusal == attempts.NO_ROOM
-    assert run.is_for_now(attempts.NO_ROOM)
+    assert run.refusal == pipeline.NO_ROOM
+    assert run.is_for_now(pipeline.NO_ROOM)
     case.recorder.free = 1 << 40
 
     for i in range(20):
@@ -1409,7 +1412,7 @@ def test_while_another_stream_draws_random_numbers_few_recordings_are_tried(
     for _ in range(50):
         run([case.floats(1)])
 
-    assert case.recorder.captures == attempts.MAX_DISTURBED + 1
+    assert case.recorder.captures == pipeline.MAX_DISTURBED + 1
     assert (run.refusal, run.refused_for_good) == (OTHER_STREAM, False)
 
 
@@ -1434,7 +1437,7 @@ def test_what_was_captured_too_often_says_so(case: Case) -> None:
             run([case.floats(1), case.floats(2), size])
     run.close()
 
-    assert (run.refusal, run.refused_for_good) == (relocatable.TOO_MANY_CAPTURES, False)
+    assert (run.refusal, run.refused_for_good) == (recordings.TOO_MANY_CAPTURES, False)
 
 
 def test_another_thread_launches_while_one_records(case: Case) -> None:
@@ -1456,7 +1459,7 @@ def test_another_thread_launches_while_one_records(case: Case) -> None:
     assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
 
     assert seen == [[11]]
-    assert case.report.fallbacks[relocatable.BEING_RECORDED] == 1
+    assert case.report.fallbacks[recordings.BEING_RECORDED] == 1
     case.expect(captured=1)
 
 

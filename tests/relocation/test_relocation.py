@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.relocation import (
+from pygraphd.client.replay.relocation_table import (
     BLOCK,
     PAGE,
     Segment,

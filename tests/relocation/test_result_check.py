@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.graph_facts import GraphFacts
-from pygraphd.client.result_check import DIFFERS, LOOK, UNTIL_READ
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.recording.result_check import DIFFERS, LOOK, UNTIL_READ
 from tests.relocation.test_relocatable import Case
 from tests.relocation.test_unsteady import SIZE, Noise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pygraphd.client.relocatable import Relocatable
+    from pygraphd.client.recording.recordings import Relocatable
     from tests.relocation.conftest import Allocator, Emulator
     from tests.relocation.test_relocatable import Operations
 

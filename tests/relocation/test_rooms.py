@@ -11,10 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.parameters import OpaqueError
-from pygraphd.client.recording import Capture
-from pygraphd.client.relocation import BLOCK, Span, merge
-from pygraphd.client.rooms import LARGE, Room, Rooms, ground_for, rooms_for
+from pygraphd.client.recording.builder import Capture
+from pygraphd.client.recording.output_reserves import LARGE, Room, Rooms, ground_for, rooms_for
+from pygraphd.client.replay.node_params import OpaqueError
+from pygraphd.client.replay.relocation_table import BLOCK, Span, merge
 from tests.relocation.test_relocatable import Case, case
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from pygraphd.client.bulk import Piece, helper
-from pygraphd.client.driver import DriverError
+from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.replay.native.ffi import Piece, helper
 from tests.relocation.test_at_once import by_the_helper  # noqa: F401
 
 pytestmark = [

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from pygraphd.client.parameters import TABLES, OpaqueError
-from pygraphd.client.recording import OWN_MEMORY, Capture, build
+from pygraphd.client.recording.builder import OWN_MEMORY, Capture, build
+from pygraphd.client.replay.node_params import TABLES, OpaqueError
 
 if TYPE_CHECKING:
-    from pygraphd.client.replay import Replay
+    from pygraphd.client.replay.replay import Replay
     from tests.relocation.recorder import Recorder
 
 pytestmark = pytest.mark.torch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.driver import Driver
+from pygraphd.client.backend.driver import Driver
 from tests.relocation.test_relocatable import Case
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client import comparison, verification
-from pygraphd.client.extents import extent
-from pygraphd.client.recording import input_groups
-from pygraphd.client.relocation import BLOCK
-from pygraphd.client.stand_ins import copies_of, stand_ins_for
+from pygraphd.client.recording import comparison, verification
+from pygraphd.client.recording.builder import input_groups
+from pygraphd.client.recording.stand_ins import copies_of, stand_ins_for
+from pygraphd.client.replay.addresses import extent
+from pygraphd.client.replay.relocation_table import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,13 +11,13 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pygraphd.client import attempts, recorded_call, relocatable, stand_ins
-from pygraphd.client.arena import Arena
-from pygraphd.client.binding import InputGroup, UnfitError
-from pygraphd.client.parameters import Parameters
-from pygraphd.client.recording import Capture, Second, _First
-from pygraphd.client.relocation import Segment, Span, find, scan
-from pygraphd.client.witness import OTHERWISE, UNCLEAR, Moved, false_addresses
+from pygraphd.client.recording import pipeline, recorded_call, recordings, stand_ins
+from pygraphd.client.recording.builder import Capture, Second, _First
+from pygraphd.client.recording.false_pointers import OTHERWISE, UNCLEAR, Moved, false_addresses
+from pygraphd.client.replay.arena import Arena
+from pygraphd.client.replay.graph_exec import InputGroup, UnfitError
+from pygraphd.client.replay.node_params import Parameters
+from pygraphd.client.replay.relocation_table import Segment, Span, find, scan
 from tests.relocation.test_relocatable import Case, add
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def test_a_third_capture_tells_what_the_second_one_does_not(
         call(run, case, value)
 
     case.expect(captured=1)
-    assert set(case.report.fallbacks) == {relocatable.NOT_YET}
+    assert set(case.report.fallbacks) == {recordings.NOT_YET}
     assert (case.recorder.captures, run._attempts.captures) == (3, 1)
     assert in_use == [0, 1]
 
@@ -212,7 +212,7 @@ def test_half_an_address_of_other_memory_of_the_second_capture_is_told_from_one_
         assert [each.tolist() for each in run(given_inputs)] == [[2 * value, 4, 6, 8], [value, 2]]
 
     case.expect(captured=1)
-    assert set(case.report.fallbacks) == {relocatable.NOT_YET}
+    assert set(case.report.fallbacks) == {recordings.NOT_YET}
     assert case.recorder.captures == 2
 
 
@@ -227,7 +227,7 @@ def test_where_it_can_never_be_told_it_is_launched(
 
     case.expect(captured=0)
     assert run.refusal == UNCLEAR
-    assert run._attempts.captures == attempts.MAX_DISTURBED + 1
+    assert run._attempts.captures == pipeline.MAX_DISTURBED + 1
 
 
 def test_what_is_another_graph_when_it_is_captured_again_is_tried_again(case: Case) -> None:
@@ -277,7 +277,7 @@ def test_what_is_captured_once_more_needs_room(case: Case) -> None:
 
     call(run, case, 1)
     assert case.recorder.captures == 1
-    assert case.report.fallbacks[attempts.NO_ROOM] == 1
+    assert case.report.fallbacks[pipeline.NO_ROOM] == 1
 
     case.recorder.free = enough
     for value in range(2, 40):
@@ -296,7 +296,7 @@ def test_what_is_captured_a_third_time_needs_room_beside_two(
 
     call(run, case, 1)
     assert case.recorder.captures == 2
-    assert case.report.fallbacks[attempts.NO_ROOM] == 1
+    assert case.report.fallbacks[pipeline.NO_ROOM] == 1
 
     put_stand_ins(monkeypatch, edges, first=1, second=1)
     case.recorder.free = enough
@@ -328,7 +328,7 @@ def test_what_both_captures_allocate_a_multiple_of_4_gib_apart_is_told(
         assert run([case.floats(value, 2, 3, 4)])[0].tolist() == [2 * value, 4]
 
     case.expect(captured=1)
-    assert set(case.report.fallbacks) == {relocatable.NOT_YET}
+    assert set(case.report.fallbacks) == {recordings.NOT_YET}
     assert case.recorder.captures == 2
 
 
@@ -348,7 +348,7 @@ def test_what_cannot_be_captured_where_inputs_share_a_storage_is_launched_in_thi
 
     assert run.refusal == OTHERWISE
     assert not run.refused_for_good
-    assert run._attempts.captures == attempts.MAX_DISTURBED + 1
+    assert run._attempts.captures == pipeline.MAX_DISTURBED + 1
 
 
 def test_every_driver_call_may_fail_while_it_is_captured_twice(case: Case) -> None:

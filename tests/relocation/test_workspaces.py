@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from pygraphd.client import _torch, capture
-from pygraphd.client.capture import CudaRecorder
-from pygraphd.client.workspaces import ABOUT_TO_LAUNCH_S, UNTIL_MEMORY_GOES_S, Workspaces
+from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.workspaces import ABOUT_TO_LAUNCH_S, UNTIL_MEMORY_GOES_S, Workspaces
+from pygraphd.client.recording import capture
+from pygraphd.client.recording.capture import CudaRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,8 +49,8 @@ class Events:
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     events = Events()
-    monkeypatch.setattr(_torch, "clear_workspaces", events.note(CLEARED))
-    monkeypatch.setattr(_torch, "empty_cache", events.note(EMPTIED))
+    monkeypatch.setattr(torch_private, "clear_workspaces", events.note(CLEARED))
+    monkeypatch.setattr(torch_private, "empty_cache", events.note(EMPTIED))
     monkeypatch.setattr(capture, "workspaces", Workspaces())
     return events
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pygraphd.client.replay import Replay
+    from pygraphd.client.replay.replay import Replay
 
 
 class Role(enum.StrEnum):

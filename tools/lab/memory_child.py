@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from benchmarks.region_child import Timed
     from benchmarks.workloads.case import Case, Inputs
-    from pygraphd.client.replay import Replay
+    from pygraphd.client.replay.replay import Replay
     from tools.lab.snapshot import Segment
 
 WARM_UP = 40

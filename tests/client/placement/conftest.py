@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch.fx import Graph, Node
 
-    from pygraphd.client.report import Report
+    from pygraphd.client.common.report import Report
 
 
 def _lies_elsewhere(node: Node) -> bool:
@@ -44,12 +44,12 @@ def standing_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the rules, once they are there, and Inductor take it that matrices lie on a GPU."""
     from torch._inductor.scheduler import Scheduler
 
-    from pygraphd.client.placement import nodes
+    from pygraphd.client.placement import fx_utils
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(nodes, "lies_elsewhere", _lies_elsewhere)
+    monkeypatch.setattr(fx_utils, "lies_elsewhere", _lies_elsewhere)
     monkeypatch.setattr(
-        nodes, "is_on_cpu", lambda node: not _lies_elsewhere(node) and nodes.device(node) is not None
+        fx_utils, "is_on_cpu", lambda node: not _lies_elsewhere(node) and fx_utils.device(node) is not None
     )
     monkeypatch.setattr(Scheduler, "should_partition", _why_not_captured)
 
@@ -69,31 +69,31 @@ def for_all_rules(standing_in: None, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """
     import torch
 
-    from pygraphd.client import _torch
-    from pygraphd.client.placement import nodes
+    from pygraphd.client.backend import torch_private
+    from pygraphd.client.placement import fx_utils
 
     def make_copies(graph: Graph) -> None:
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
-            if nodes.value(node).dim() == 1:
-                node.target, node.args, node.kwargs = nodes.COPY, (node.args[0], torch.device("cpu")), {}
+            if fx_utils.value(node).dim() == 1:
+                node.target, node.args, node.kwargs = fx_utils.COPY, (node.args[0], torch.device("cpu")), {}
 
-        for node in list(graph.find_nodes(op="call_function", target=nodes.FRESH)):
-            if nodes.value(node).dim() == 1 and all(
+        for node in list(graph.find_nodes(op="call_function", target=fx_utils.FRESH)):
+            if fx_utils.value(node).dim() == 1 and all(
                 user.target is torch.ops.aten.add.Tensor for user in node.users
             ):
                 with graph.inserting_after(node):
-                    copy = graph.call_function(nodes.COPY, (node, torch.device("cpu")))
+                    copy = graph.call_function(fx_utils.COPY, (node, torch.device("cpu")))
                 copy.meta = dict(node.meta)
                 node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
 
     def lies_elsewhere(node: Node) -> bool:
-        return node.target is nodes.COPY or _lies_elsewhere(node)
+        return node.target is fx_utils.COPY or _lies_elsewhere(node)
 
-    monkeypatch.setattr(nodes, "is_elsewhere", lambda device: True)
-    monkeypatch.setattr(nodes, "lies_elsewhere", lies_elsewhere)
+    monkeypatch.setattr(fx_utils, "is_elsewhere", lambda device: True)
+    monkeypatch.setattr(fx_utils, "lies_elsewhere", lies_elsewhere)
     monkeypatch.setattr(
-        nodes, "is_on_cpu", lambda node: not lies_elsewhere(node) and nodes.device(node) is not None
+        fx_utils, "is_on_cpu", lambda node: not lies_elsewhere(node) and fx_utils.device(node) is not None
     )
-    remove = _torch.add_pass(make_copies, (__file__,))
+    remove = torch_private.add_pass(make_copies, (__file__,))
     yield
     remove()

@@ -8,8 +8,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from pygraphd.client import _torch
-from pygraphd.client.placement.sending import SENT
+from pygraphd.client.backend import torch_private
+from pygraphd.client.placement.upload import SENT
 
 GPU = torch.device("cuda", 0)
 COPY = torch.ops.prims.device_put.default
@@ -74,7 +74,7 @@ class Builder:
         self._values[node] = value
         if isinstance(value, torch.Tensor):
             fake = self._mode.from_tensor(value)
-            node.meta["val"] = _torch.fake_on(GPU, fake) if on_gpu else fake
+            node.meta["val"] = torch_private.fake_on(GPU, fake) if on_gpu else fake
         return node
 
 

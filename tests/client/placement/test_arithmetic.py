@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.placement import arithmetic, inputs, nodes
+from pygraphd.client.placement import fx_utils, hoist, inputs
 from pygraphd.client.placement.inputs import place_inputs
-from pygraphd.client.placement.sending import SENT
+from pygraphd.client.placement.upload import SENT
 from tests.client.placement.graphs import Builder, assert_same, crossings, is_on_gpu, run
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def changed(build: Builder, *outputs: Node) -> tuple[Graph, nodes.Moved]:
+def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.Moved]:
     """Apply the rule to a graph, and see that it returns what it did, and writes what it did to its inputs."""
     graph = build.output(*outputs)
     calls = [build.inputs, [each + 1 for each in build.inputs], build.inputs]
@@ -61,7 +61,7 @@ def assert_in_order(graph: Graph) -> Node:
     assert crossings(graph) == []
     for node in order[order.index(sent) :]:
         copies_back = node.target is aten.copy_.default
-        assert copies_back or node.op == "output" or not nodes.is_on_cpu(node)
+        assert copies_back or node.op == "output" or not fx_utils.is_on_cpu(node)
     return sent
 
 
@@ -81,7 +81,7 @@ def test_counters_stay_on_the_cpu_and_what_is_made_of_them_is_sent_as_one_value(
 
     graph, moved = changed(build, *(result for result, _, _ in made))
 
-    assert moved == nodes.Moved(2, ())
+    assert moved == fx_utils.Moved(2, ())
     sent = assert_in_order(graph)
     assert sent.args[2] == "float32[2]"
 
@@ -94,7 +94,7 @@ def test_a_counter_that_the_gpu_takes_as_it_was_before() -> None:
 
     graph, moved = changed(build, result)
 
-    assert moved == nodes.Moved(1, ())
+    assert moved == fx_utils.Moved(1, ())
     assert assert_in_order(graph).args[2] == "float32[]"
 
 
@@ -109,7 +109,7 @@ def test_a_value_of_each_type_is_sent_in_its_shape() -> None:
 
     graph, moved = changed(build, logarithms, roots, picked)
 
-    assert moved == nodes.Moved(3, ())
+    assert moved == fx_utils.Moved(3, ())
     assert assert_in_order(graph).args[2] == "float32[16] int64[4]"
 
 
@@ -130,9 +130,9 @@ def test_constants_are_made_again_so_that_inductor_may_move_the_others() -> None
 
     graph, moved = changed(build, build.call(aten.add.Tensor, moved_by_inductor, slopes))
 
-    assert moved == nodes.Moved(1, ())
+    assert moved == fx_utils.Moved(1, ())
     makers = graph.find_nodes(op="call_function", target=prims.iota.default)
-    assert [[user.target for user in each.users] for each in makers] == [[arithmetic.HERE], [nodes.COPY]]
+    assert [[user.target for user in each.users] for each in makers] == [[hoist.HERE], [fx_utils.COPY]]
 
 
 def test_what_inductor_might_move_is_taken_by_an_operator_that_it_does_not_move() -> None:
@@ -145,8 +145,8 @@ def test_what_inductor_might_move_is_taken_by_an_operator_that_it_does_not_move(
     graph, _ = changed(build, build.call(aten.mul.Tensor, x, rest))
 
     for node in graph.nodes:
-        if nodes.is_on_cpu(node) and not node.all_input_nodes:
-            assert [user.target for user in node.users] == [arithmetic.HERE]
+        if fx_utils.is_on_cpu(node) and not node.all_input_nodes:
+            assert [user.target for user in node.users] == [hoist.HERE]
 
 
 def test_what_is_returned_stays_on_the_cpu() -> None:
@@ -156,7 +156,7 @@ def test_what_is_returned_stays_on_the_cpu() -> None:
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, x, doubled), doubled, rate)
 
-    assert moved == nodes.Moved(1, ())
+    assert moved == fx_utils.Moved(1, ())
     returned: Any = list(graph.nodes)[-1].args[0]
     assert [is_on_gpu(node) for node in returned] == [True, False, False]
     assert_in_order(graph)
@@ -207,7 +207,9 @@ def test_what_is_left_is_said_with_its_line(
 
     moved = place_inputs(graph)
 
-    assert moved == nodes.Moved(0, (f"aten.mul.Tensor takes a CPU value to the GPU: {reason} (model.py:12)",))
+    assert moved == fx_utils.Moved(
+        0, (f"aten.mul.Tensor takes a CPU value to the GPU: {reason} (model.py:12)",)
+    )
     assert [(node.name, node.args) for node in graph.nodes] == before
 
 
@@ -221,7 +223,7 @@ def test_what_ends_early_leaves_a_graph_that_computes_the_same(monkeypatch: pyte
     def fail(*_: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(nodes, "remove_unused", fail)
+    monkeypatch.setattr(fx_utils, "remove_unused", fail)
     with pytest.raises(RuntimeError, match="broken"):
         place_inputs(graph)
 

@@ -16,7 +16,7 @@ from pygraphd.client.placement import inputs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pygraphd.client.report import Report
+    from pygraphd.client.common.report import Report
 
 pytestmark = pytest.mark.torch
 

@@ -17,7 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.decomposition import select_decomp_table
 
-from pygraphd.client.placement import inputs, known
+from pygraphd.client.placement import constants, inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +150,7 @@ class Compared:
     @staticmethod
     def _apply(graph: torch.fx.Graph) -> None:
         inputs.place_inputs(graph)
-        known.place_known_values(graph, lambda value, _: value.clone())
+        constants.place_known_values(graph, lambda value, _: value.clone())
         graph.lint()
 
 

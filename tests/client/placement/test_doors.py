@@ -14,9 +14,9 @@ pytestmark = pytest.mark.torch
 # The CPU is taken for a GPU. Matrix products and indices alone: no C++ compiler takes its seconds.
 PROGRAM = """
 import torch
-from pygraphd.client.placement import nodes
+from pygraphd.client.placement import fx_utils
 
-nodes.is_elsewhere = lambda device: True
+fx_utils.is_elsewhere = lambda device: True
 {before}
 
 def pick(x):
@@ -64,18 +64,18 @@ def test_a_pass_among_the_options_of_backend_pygraph_runs_beside_them(run: Run, 
 def test_a_pass_in_their_place_is_told_of_by_whoever_finds_the_graph_in_the_caches_too(
     run: Run, *, by_option: bool
 ) -> None:
-    from pygraphd.client.placement import told
+    from pygraphd.client.placement import provenance
 
     arguments = "options={'post_grad_custom_pre_pass': Theirs()}" if by_option else "dynamic=False"
     before = THEIRS if by_option else f"{THEIRS}\ntorch._inductor.config.post_grad_custom_pre_pass = Theirs()"
 
     outcomes = [ran(run, arguments, before) for _ in range(2)]
 
-    assert [each[:2] for each in outcomes] == [(0, [told.NOT_APPLIED])] * 2
+    assert [each[:2] for each in outcomes] == [(0, [provenance.NOT_APPLIED])] * 2
     assert ["theirs" in each[2] for each in outcomes] == [True, False]
 
 
 def test_without_the_rules_nobody_misses_them(run: Run) -> None:
-    before = "import pygraphd.client.placement.sending"  # as if they had been there before
+    before = "import pygraphd.client.placement.upload"  # as if they had been there before
 
     assert ran(run, "dynamic=False", before, PYGRAPH_PLACEMENT="0")[:2] == (0, [])

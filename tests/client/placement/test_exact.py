@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.placement import exact, inputs, nodes
+from pygraphd.client.placement import fx_utils, gpu_recompute, inputs
 from pygraphd.client.placement.inputs import place_inputs
-from pygraphd.client.placement.sending import SENT
+from pygraphd.client.placement.upload import SENT
 from tests.client.placement.graphs import Builder, assert_same, crossings, is_on_gpu, run
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 CPU = torch.device("cpu")
 
 
-def changed(build: Builder, *outputs: Node) -> tuple[Graph, nodes.Moved]:
+def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.Moved]:
     """Apply the rule to a graph, and see that it returns what it did, of other inputs, too."""
     graph = build.output(*outputs)
     calls = [build.inputs, [each + 1 for each in build.inputs], build.inputs]
@@ -41,7 +41,7 @@ def changed(build: Builder, *outputs: Node) -> tuple[Graph, nodes.Moved]:
 def assert_left(graph: Graph) -> None:
     """See that a graph stays what it is, though all of its values are small, and may be taken."""
     before = str(graph)
-    exact.compute_there(graph, lambda _: True, lambda *_: True)
+    gpu_recompute.compute_there(graph, lambda _: True, lambda *_: True)
     assert str(graph) == before
 
 
@@ -80,7 +80,7 @@ def before_the_end(build: Builder, lengths: Node) -> Node:
 
 
 def computed_on_cpu(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes if node.op != "placeholder" and nodes.is_on_cpu(node)]
+    return [node for node in graph.nodes if node.op != "placeholder" and fx_utils.is_on_cpu(node)]
 
 
 def sent_kinds(graph: Graph) -> Any:
@@ -95,12 +95,12 @@ def test_a_mask_is_computed_of_lengths_that_are_sent() -> None:
 
     graph, moved = changed(build, masked)
 
-    assert moved == nodes.Moved(1, ())
+    assert moved == fx_utils.Moved(1, ())
     assert sent_kinds(graph) == "int64[3]"
     assert computed_on_cpu(graph) == []
     assert crossings(graph) == []
     (maker,) = graph.find_nodes(op="call_function", target=prims.iota.default)
-    assert maker.kwargs["device"] == nodes.value(masked).device
+    assert maker.kwargs["device"] == fx_utils.value(masked).device
 
 
 def test_masks_of_two_inputs_and_of_any_size_are_sent_as_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_what_the_cpu_needs_as_well_both_compute() -> None:
 
     graph, moved = changed(build, masked, mask)
 
-    assert moved == nodes.Moved(1, ())
+    assert moved == fx_utils.Moved(1, ())
     returned: Any = list(graph.nodes)[-1].args[0]
     assert [is_on_gpu(node) for node in returned] == [True, False]
     assert crossings(graph) == []
@@ -169,14 +169,14 @@ def test_what_is_left_for_one_keeps_its_inputs_for_others() -> None:
         x = build.call(aten.mul.Tensor, x, build.to_gpu(mask))
     graph = build.output(x, build.call(aten.cumsum.default, lengths, 0))
 
-    exact.compute_there(graph, lambda _: True, lambda *_: True)
+    gpu_recompute.compute_there(graph, lambda _: True, lambda *_: True)
 
-    copied = [node.args[0] for node in graph.find_nodes(op="call_function", target=nodes.COPY)]
+    copied = [node.args[0] for node in graph.find_nodes(op="call_function", target=fx_utils.COPY)]
     assert copied == [more, other, both]
 
 
 def test_inputs_of_more_than_a_few_bytes_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "MAX_INPUT_BYTES", 40)
+    monkeypatch.setattr(gpu_recompute, "MAX_INPUT_BYTES", 40)
     build = Builder()
     x = build.input(torch.randn(3, 6))
     for values in ((4, 1, 2), (6, 6, 0)):
@@ -193,7 +193,7 @@ def test_an_index_is_computed_there() -> None:
 
     graph, moved = changed(build, build.index(x, build.call(aten.add.Tensor, places(build), start)))
 
-    assert moved == nodes.Moved(1, ())
+    assert moved == fx_utils.Moved(1, ())
     assert sent_kinds(graph) == "int64[1]"
     assert computed_on_cpu(graph) == []
 
@@ -372,7 +372,7 @@ def test_a_backward_is_left() -> None:
 
 
 def test_a_value_that_is_too_large_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "MAX_BYTES", 17)
+    monkeypatch.setattr(gpu_recompute, "MAX_BYTES", 17)
     build = Builder()
     x, lengths = build.input(torch.randn(3, 6)), on_cpu(build, 4, 1, 2)
 
@@ -400,7 +400,7 @@ def test_what_ends_early_leaves_a_graph_that_computes_the_same(monkeypatch: pyte
     def fail(*_: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(nodes, "take", fail)
+    monkeypatch.setattr(fx_utils, "take", fail)
     with pytest.raises(RuntimeError, match="broken"):
         place_inputs(graph)
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.placement import inputs, nodes
+from pygraphd.client.placement import fx_utils, inputs
 from pygraphd.client.placement.inputs import place_inputs
-from pygraphd.client.placement.sending import SENT
+from pygraphd.client.placement.upload import SENT
 from tests.client.placement.graphs import Builder, assert_same, crossings, is_on_gpu, run
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 convert = torch.ops.prims.convert_element_type.default
 
 
-def changed(build: Builder, *outputs: Node) -> tuple[Graph, nodes.Moved]:
+def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.Moved]:
     """Apply the rule to a graph, and see that it computes what it did with whatever its inputs hold."""
     graph = build.output(*outputs)
     calls = [build.inputs, [other(each) for each in build.inputs], build.inputs]
@@ -66,7 +66,7 @@ def test_a_temperature_is_taken_from_the_gpu() -> None:
 
     graph, moved = changed(build, build.call(aten.div.Tensor, x, temperature))
 
-    assert moved == nodes.Moved(1, ())
+    assert moved == fx_utils.Moved(1, ())
     assert crossings(graph) == []
     (sent,) = sends(graph)
     assert sent.args[1:3] == (torch.device("cuda", 0), "float32[]")
@@ -115,7 +115,7 @@ def test_a_copy_that_is_returned_is_one() -> None:
     graph, moved = changed(build, build.to_gpu(scalar(build)), build.to_gpu(index(build)))
 
     assert (moved.uses, len(sends(graph))) == (2, 1)
-    assert len(graph.find_nodes(op="call_function", target=nodes.FRESH)) == 2
+    assert len(graph.find_nodes(op="call_function", target=fx_utils.FRESH)) == 2
 
 
 def test_an_unused_input_is_no_matter() -> None:
@@ -125,7 +125,7 @@ def test_an_unused_input_is_no_matter() -> None:
 
     graph, moved = changed(build, build.call(aten.neg.default, x))
 
-    assert (moved, sends(graph)) == (nodes.Moved(0, ()), [])
+    assert (moved, sends(graph)) == (fx_utils.Moved(0, ()), [])
 
 
 def test_what_the_cpu_keeps_to_itself_is_no_matter() -> None:
@@ -135,7 +135,7 @@ def test_what_the_cpu_keeps_to_itself_is_no_matter() -> None:
 
     graph, moved = changed(build, build.call(aten.neg.default, x), step)
 
-    assert (moved, sends(graph)) == (nodes.Moved(0, ()), [])
+    assert (moved, sends(graph)) == (fx_utils.Moved(0, ()), [])
 
 
 Use = tuple["Node", "list[Node]"]
@@ -192,7 +192,9 @@ def test_what_is_left_is_said_with_its_line(use: Callable[[Builder, Node], Use],
 
     moved = place_inputs(graph)
 
-    assert moved == nodes.Moved(0, (f"{taken.target} takes a CPU value to the GPU: {reason} (model.py:12)",))
+    assert moved == fx_utils.Moved(
+        0, (f"{taken.target} takes a CPU value to the GPU: {reason} (model.py:12)",)
+    )
     assert [(node.name, node.args) for node in graph.nodes] == before
 
 
@@ -223,7 +225,7 @@ def test_sizes_that_are_known_at_run_time_are_left() -> None:
     moved = place_inputs(build.output(taken))
 
     said = f"aten.index.Tensor takes a CPU value to the GPU: {inputs.RUN_TIME_SIZE} (model.py:12)"
-    assert moved == nodes.Moved(0, (said,))
+    assert moved == fx_utils.Moved(0, (said,))
 
 
 def test_what_is_sent_for_a_graph_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,9 +243,9 @@ def test_two_gpus_are_left_alone() -> None:
     step = scalar(build)
     one, other = build.to_gpu(step), build.to_gpu(step)
     other.meta["val"] = one.meta["val"].fake_mode.from_tensor(torch.ones(()))
-    from pygraphd.client import _torch
+    from pygraphd.client.backend import torch_private
 
-    other.meta["val"] = _torch.fake_on(torch.device("cuda", 1), other.meta["val"])
+    other.meta["val"] = torch_private.fake_on(torch.device("cuda", 1), other.meta["val"])
 
     moved = place_inputs(build.output(one, other))
 
@@ -271,7 +273,7 @@ def test_what_ends_early_leaves_a_graph_that_computes_the_same(monkeypatch: pyte
     def fail(*_: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(nodes, "replace_index", fail)
+    monkeypatch.setattr(fx_utils, "replace_index", fail)
     with pytest.raises(RuntimeError, match="broken"):
         place_inputs(graph)
 
@@ -364,7 +366,7 @@ def test_a_few_numbers_are_left_to_pytorch(count: int) -> None:
         assert (moved.uses, len(moved.left), sends(graph)) == (0, count, [])
         assert all(each.endswith(f"{inputs.ONLY_A_FEW} (model.py:12)") for each in moved.left)
     else:
-        assert (moved, len(sends(graph))) == (nodes.Moved(count, ()), 1)
+        assert (moved, len(sends(graph))) == (fx_utils.Moved(count, ()), 1)
 
 
 @pytest.mark.usefixtures("few")
@@ -380,7 +382,7 @@ def test_a_number_that_is_returned_too_is_not_left_to_pytorch(computed: Any) -> 
 
     graph, moved = changed(build, result, number)
 
-    assert (moved, len(sends(graph))) == (nodes.Moved(1, ()), 1)
+    assert (moved, len(sends(graph))) == (fx_utils.Moved(1, ()), 1)
     assert not is_on_gpu(graph.output_node().args[0][1])
 
 
@@ -396,7 +398,7 @@ def test_numbers_of_several_types_are_not_left_to_pytorch() -> None:
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, x, whole), build.call(aten.mul.Tensor, x, real))
 
-    assert (moved, len(sends(graph))) == (nodes.Moved(2, ()), 1)
+    assert (moved, len(sends(graph))) == (fx_utils.Moved(2, ()), 1)
 
 
 def copied(build: Builder) -> Node:

@@ -16,9 +16,9 @@ from torch._dynamo.utils import counters
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.utils import run_and_get_code
 
-from pygraphd.client import _torch
-from pygraphd.client.placement import inputs, nodes, passes, sending
-from pygraphd.client.placement.passes import FILES
+from pygraphd.client.backend import torch_private
+from pygraphd.client.placement import fx_utils, inputs, pipeline, upload
+from pygraphd.client.placement.pipeline import FILES
 from tests.client.placement.graphs import COPY
 from tests.client.placement.with_rules import with_rules
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch.fx import Graph
 
-    from pygraphd.client.report import Report
+    from pygraphd.client.common.report import Report
     from tests.client.conftest import Run
 
 pytestmark = pytest.mark.torch
@@ -40,7 +40,7 @@ SPLIT = "reduce-overhead"
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     """Have the rules and Inductor take this CPU for a GPU; return what the rules report to."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(nodes, "is_elsewhere", lambda device: True)
+    monkeypatch.setattr(fx_utils, "is_elsewhere", lambda device: True)
     monkeypatch.setattr(BaseSchedulerNode, "is_gpu", lambda node: True)
     with with_rules() as report:
         yield report
@@ -74,7 +74,7 @@ def test_what_is_pinned_is_said_once_with_the_line_that_takes_it(
     added: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether memory is pinned is known at run time only, and here there is none."""
-    sending.sender.forget()  # what it has told
+    upload.sender.forget()  # what it has told
     compiled = torch.compile(soften, mode=SPLIT, dynamic=True)
     x, temperature = torch.randn(4, 4), torch.tensor(3.0)
     pinned = temperature.data_ptr()
@@ -85,9 +85,9 @@ def test_what_is_pinned_is_said_once_with_the_line_that_takes_it(
         torch.testing.assert_close(compiled(x, temperature, 0.5), soften(x, temperature, 0.5))
 
     line = soften.__code__.co_firstlineno + 1
-    told = f"float32[] of the CPU goes to the GPU: {sending.PINNED} ({__file__}:{line})"
+    told = f"float32[] of the CPU goes to the GPU: {upload.PINNED} ({__file__}:{line})"
     left = added.summary()["left_on_cpu"]
-    assert [each for each in left if sending.PINNED in each] == [told]
+    assert [each for each in left if upload.PINNED in each] == [told]
     assert (left[told], added.counts["sent"]) == (1, 0)
 
 
@@ -102,7 +102,7 @@ def _with_copy() -> Iterator[None]:
         copy.meta = dict(value.meta)
         value.replace_all_uses_with(copy, lambda user: user is not copy)
 
-    remove = _torch.add_pass(copy_input, (__file__,))
+    remove = torch_private.add_pass(copy_input, (__file__,))
     yield
     remove()
 
@@ -204,7 +204,7 @@ def test_a_mode_that_captures_nothing_is_left_alone(added: Report) -> None:
     _, (code,) = run_and_get_code(torch.compile(soften, dynamic=False), x, temperature, 0.5)
 
     assert "pygraphd" not in code
-    assert any(passes.NOT_SPLIT in reason for reason in added.summary()["left_on_cpu"])
+    assert any(pipeline.NOT_SPLIT in reason for reason in added.summary()["left_on_cpu"])
 
 
 @pytest.fixture
@@ -220,19 +220,19 @@ def test_what_others_are_to_load_knows_nothing_of_us(added: Report, traced: Any,
 
     torch.testing.assert_close(found, soften(x, temperature, 0.5))
     assert added.counts["placed_inputs"] == 0
-    assert any(passes.FOR_ELSEWHERE in reason for reason in added.summary()["left_on_cpu"])
+    assert any(pipeline.FOR_ELSEWHERE in reason for reason in added.summary()["left_on_cpu"])
 
 
 def test_caches_tell_what_others_load_from_what_is_run_here() -> None:
-    made = _torch.pass_after(None, lambda graph: None, FILES)
+    made = torch_private.pass_after(None, lambda graph: None, FILES)
 
     def standalone_compile() -> object:
         return made.uuid()
 
     assert made.uuid() == made.uuid() != standalone_compile()
-    assert not _torch.is_for_elsewhere()
+    assert not torch_private.is_for_elsewhere()
     with inductor_config.patch(cpp_wrapper=True):
-        assert _torch.is_for_elsewhere()
+        assert torch_private.is_for_elsewhere()
     assert inputs.MAX_BYTES <= inputs.MAX_BYTES_OF_GRAPH
 
 
@@ -241,10 +241,11 @@ PROGRAM = """
 import sys
 import torch
 import torch._inductor.compile_fx
-from pygraphd.client.placement import inputs, nodes
+from pygraphd.client.placement import inputs
+from pygraphd.client.placement import fx_utils
 
 inputs.FEW_NUMBERS = 0
-nodes.is_elsewhere = lambda device: True
+fx_utils.is_elsewhere = lambda device: True
 compiled = torch.compile(lambda x, by: (x @ x / by) @ x, backend="pygraph", mode="reduce-overhead", dynamic=False)
 x, by = torch.randn(4, 4), torch.tensor({value})
 for _ in range(3):

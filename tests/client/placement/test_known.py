@@ -10,8 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.placement import known, nodes
-from pygraphd.client.placement.known import place_known_values
+from pygraphd.client.placement import constants, fx_utils
+from pygraphd.client.placement.constants import place_known_values
 from tests.client.placement.graphs import COPY, GPU, Builder, assert_same, crossings, is_on_gpu, place, run
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 aten = torch.ops.aten
 
 
-def changed(build: Builder, *outputs: Node) -> tuple[Graph, nodes.Moved]:
+def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.Moved]:
     """Apply the rule to a graph, and see that it computes what it did, time and again."""
     graph = build.output(*outputs)
     before = run(graph, *build.inputs)
@@ -50,7 +50,7 @@ def test_indices_of_a_forward_are_taken_from_the_gpu() -> None:
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, picked, picked))
 
-    assert moved == nodes.Moved(2, ())
+    assert moved == fx_utils.Moved(2, ())
     assert crossings(graph) == []
     assert [node.target for node in graph.nodes if node.op == "get_attr"] == [
         "_pygraph_known_1",
@@ -84,7 +84,7 @@ def test_what_sizes_alone_say_is_left_to_inductor() -> None:
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, x, build.to_gpu(mask)))
 
-    assert moved == nodes.Moved(0, ())
+    assert moved == fx_utils.Moved(0, ())
     assert len(crossings(graph)) == 1
 
 
@@ -111,7 +111,7 @@ def test_anchors_of_a_detector_are_known_as_a_whole() -> None:
 
     graph, moved = changed(build, shifted, anchors)
 
-    assert moved == nodes.Moved(1, ())
+    assert moved == fx_utils.Moved(1, ())
     assert crossings(graph) == []
     assert not [node for node in graph.nodes if node.op == "call_function" and not is_on_gpu(node)]
 
@@ -128,7 +128,7 @@ def test_numbers_that_the_cpu_goes_on_with_stay_there() -> None:
         build, build.call(aten.add.Tensor, x, build.to_gpu(computed)), further, build.to_gpu(table)
     )
 
-    assert (moved.uses, len(moved.left), moved.left[0].endswith(f"{known.USED_HERE} (model.py:12)")) == (
+    assert (moved.uses, len(moved.left), moved.left[0].endswith(f"{constants.USED_HERE} (model.py:12)")) == (
         1,
         1,
         True,
@@ -251,14 +251,14 @@ def sized_at_run_time(build: Builder) -> Node:
 @pytest.mark.parametrize(
     ("index", "reason"),
     [
-        (with_side_effects, known.NOT_PURE),
-        (sized_at_run_time, known.RUN_TIME_SIZE),
-        (computed_from_an_input, known.INPUT),
-        (random_index, known.RANDOM),
-        (not_initialised, known.RANDOM),
-        (mask, known.A_MASK),
-        (copied_from_an_input, known.INPUT),
-        (mutated, known.NOT_PLAIN),
+        (with_side_effects, constants.NOT_PURE),
+        (sized_at_run_time, constants.RUN_TIME_SIZE),
+        (computed_from_an_input, constants.INPUT),
+        (random_index, constants.RANDOM),
+        (not_initialised, constants.RANDOM),
+        (mask, constants.A_MASK),
+        (copied_from_an_input, constants.INPUT),
+        (mutated, constants.NOT_PLAIN),
     ],
 )
 def test_what_is_not_known_stays_where_it_is_and_that_is_said(index: Any, reason: str) -> None:
@@ -271,7 +271,7 @@ def test_what_is_not_known_stays_where_it_is_and_that_is_said(index: Any, reason
     moved = place_known_values(graph, place)
 
     said = f"aten.index.Tensor takes a CPU value to the GPU: {reason} (model.py:12)"
-    assert moved == nodes.Moved(0, (said,))
+    assert moved == fx_utils.Moved(0, (said,))
     assert [(node.name, node.args) for node in graph.nodes] == before
 
 
@@ -311,9 +311,9 @@ def number_with_side_effects(build: Builder) -> Node:
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
-        (number_of_an_input, known.INPUT),
-        (random_number, known.RANDOM),
-        (number_with_side_effects, known.NOT_PURE),
+        (number_of_an_input, constants.INPUT),
+        (random_number, constants.RANDOM),
+        (number_with_side_effects, constants.NOT_PURE),
     ],
 )
 def test_numbers_that_meet_tensors_and_no_rule_takes_are_told_of(number: Any, reason: str) -> None:
@@ -321,10 +321,10 @@ def test_numbers_that_meet_tensors_and_no_rule_takes_are_told_of(number: Any, re
     taken = build.call(aten.mul.Tensor, build.input(torch.randn(4)), number(build))
     graph = build.output(taken)
 
-    assert known.numbers_left(graph, ()) == (
+    assert constants.numbers_left(graph, ()) == (
         f"aten.mul.Tensor takes a CPU value to the GPU: {reason} (model.py:12)",
     )
-    assert known.numbers_left(graph, {taken}) == ()
+    assert constants.numbers_left(graph, {taken}) == ()
 
 
 def test_numbers_that_inductor_has_in_its_code_are_not_told_of() -> None:
@@ -334,7 +334,7 @@ def test_numbers_that_inductor_has_in_its_code_are_not_told_of() -> None:
     full = build.call(aten.full.default, [], 3.0, device=torch.device("cpu"), pin_memory=False)
     graph = build.output(build.call(aten.mul.Tensor, x, constant), build.call(aten.mul.Tensor, x, full))
 
-    assert known.numbers_left(graph, ()) == ()
+    assert constants.numbers_left(graph, ()) == ()
 
 
 def test_numbers_of_sizes_and_the_largest_of_a_constant_are_not_told_of() -> None:
@@ -347,11 +347,11 @@ def test_numbers_of_sizes_and_the_largest_of_a_constant_are_not_told_of() -> Non
     number = build.call(operator.getitem, largest, 0)
     graph = build.output(build.call(aten.mul.Tensor, x, full), build.call(aten.mul.Tensor, x, number))
 
-    assert known.numbers_left(graph, ()) == ()
+    assert constants.numbers_left(graph, ()) == ()
 
 
 def test_large_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "MAX_BYTES", 64)
+    monkeypatch.setattr(constants, "MAX_BYTES", 64)
     build = Builder()
     x = build.input(torch.randn(9))
     small, large = constant_index(build, *range(8)), constant_index(build, *range(9))
@@ -359,19 +359,19 @@ def test_large_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, moved = changed(build, build.index(x, small), build.index(x, large))
 
     assert moved.uses == 1
-    assert [reason.partition(": ")[2] for reason in moved.left] == [f"{known.TOO_LARGE} (model.py:12)"]
+    assert [reason.partition(": ")[2] for reason in moved.left] == [f"{constants.TOO_LARGE} (model.py:12)"]
     assert len(crossings(graph)) == 1
 
 
 def test_what_is_known_of_a_graph_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "MAX_COMPUTED_BYTES", 40)
+    monkeypatch.setattr(constants, "MAX_COMPUTED_BYTES", 40)
     build = Builder()
     x = build.input(torch.randn(4))
     first, second = constant_index(build, 1, 2), constant_index(build, 1, 2, 3, 0)
 
     _, moved = changed(build, build.index(x, first), build.index(x, second))
 
-    assert (moved.uses, moved.left[0].endswith(f"{known.TOO_MANY} (model.py:12)")) == (1, True)
+    assert (moved.uses, moved.left[0].endswith(f"{constants.TOO_MANY} (model.py:12)")) == (1, True)
 
 
 def test_a_copy_that_would_lie_otherwise_stays() -> None:
@@ -396,7 +396,7 @@ def test_what_cannot_be_computed_stays() -> None:
 
     moved = place_known_values(graph, place)
 
-    assert (moved.uses, moved.left[0].endswith(f"{known.NOT_COMPUTED} (model.py:12)")) == (0, True)
+    assert (moved.uses, moved.left[0].endswith(f"{constants.NOT_COMPUTED} (model.py:12)")) == (0, True)
 
 
 def test_a_long_chain_is_no_trouble() -> None:
@@ -462,7 +462,7 @@ def test_any_program_computes_what_it_did(program: tuple[Builder, list[Node]]) -
 
     graph, moved = changed(build, *outputs)
 
-    assert all(known.INPUT in reason for reason in moved.left)
+    assert all(constants.INPUT in reason for reason in moved.left)
     for node in crossings(graph):
         for taken in node.all_input_nodes:
             sources = {each.op for each in ancestors(taken) if not is_on_gpu(each)}

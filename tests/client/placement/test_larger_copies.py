@@ -12,7 +12,7 @@ from torch._inductor.utils import run_and_get_code
 from pygraphd.client.placement import inputs
 
 if TYPE_CHECKING:
-    from pygraphd.client.report import Report
+    from pygraphd.client.common.report import Report
 
 pytestmark = pytest.mark.torch
 

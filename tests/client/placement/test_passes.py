@@ -16,11 +16,12 @@ from torch._dynamo.utils import counters
 from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from pygraphd.client import _torch, options
+from pygraphd.client.backend import torch_private
+from pygraphd.client.common.report import Report
+from pygraphd.client.frontend import settings
 from pygraphd.client.hook import Hook
-from pygraphd.client.placement import inputs, known, nodes, passes, told
-from pygraphd.client.placement.passes import FILES, Placement
-from pygraphd.client.report import Report
+from pygraphd.client.placement import constants, fx_utils, inputs, pipeline, provenance
+from pygraphd.client.placement.pipeline import FILES, Placement
 from tests.client.placement.graphs import COPY, Builder, place
 from tests.client.placement.with_rules import with_rules
 
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.torch
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     """Have the rules take this CPU for a GPU, too, so that they have something to do; return what they report to."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(nodes, "is_elsewhere", lambda device: True)
+    monkeypatch.setattr(fx_utils, "is_elsewhere", lambda device: True)
     with with_rules() as report:
         yield report
 
@@ -84,7 +85,7 @@ def _with_copies() -> Iterator[None]:
             copy.meta = dict(node.meta)
             node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
 
-    remove = _torch.add_pass(copy_constants, (__file__,))
+    remove = torch_private.add_pass(copy_constants, (__file__,))
     yield
     remove()
 
@@ -133,7 +134,7 @@ def test_graphs_within_graphs_are_left_alone(added: Report) -> None:
         torch.testing.assert_close(torch.compile(branching)(p, x), branching(p, x))
 
     assert (added.counts["placed"], added.counts["placed_inputs"], added.failures) == (0, 0, {})
-    said = f"{passes.IN_SUBGRAPH} ({__file__}:{branch.__code__.co_firstlineno + 1})"
+    said = f"{pipeline.IN_SUBGRAPH} ({__file__}:{branch.__code__.co_firstlineno + 1})"
     assert any(each.endswith(said) for each in added.summary()["left_on_cpu"])
 
 
@@ -156,7 +157,7 @@ def test_frozen_parameters_are_left_alone(added: Report) -> None:
             torch.testing.assert_close(torch.compile(model)(x), model(x))
 
     assert (added.counts["placed"], added.failures) == (0, {})
-    said = f"{passes.FROZEN} ({__file__}:{Buffered.forward.__code__.co_firstlineno + 1})"
+    said = f"{pipeline.FROZEN} ({__file__}:{Buffered.forward.__code__.co_firstlineno + 1})"
     assert any(each.endswith(said) for each in added.summary()["left_on_cpu"])
 
 
@@ -176,10 +177,10 @@ def test_after_its_end_no_thread_goes_on_with_it() -> None:
     calls: list[str] = []
     seen: list[Any] = []
     done, removed = threading.Event(), threading.Event()
-    remove = _torch.add_pass(lambda graph: calls.append("ours"), FILES)
+    remove = torch_private.add_pass(lambda graph: calls.append("ours"), FILES)
 
     def other() -> None:
-        seen.append(_torch.current_pass())
+        seen.append(torch_private.current_pass())
         done.set()
         removed.wait(10)
         seen[0](None)
@@ -192,7 +193,7 @@ def test_after_its_end_no_thread_goes_on_with_it() -> None:
     thread.join()
 
     assert seen[0] is not None
-    assert (calls, _torch.current_pass()) == ([], None)
+    assert (calls, torch_private.current_pass()) == ([], None)
 
 
 def test_what_goes_wrong_is_counted_and_leaves_the_graph_as_it_was(
@@ -201,7 +202,7 @@ def test_what_goes_wrong_is_counted_and_leaves_the_graph_as_it_was(
     def fail(*_: object) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(known, "place_known_values", fail)
+    monkeypatch.setattr(constants, "place_known_values", fail)
     x = torch.randn(3, 12)
 
     torch.testing.assert_close(torch.compile(pick)(x), pick(x))
@@ -212,7 +213,7 @@ def test_what_goes_wrong_is_counted_and_leaves_the_graph_as_it_was(
 def test_what_fails_is_told_by_whoever_finds_the_graph_in_the_caches_too(
     added: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_torch, "fake_on", mock.Mock(side_effect=RuntimeError("broken")))
+    monkeypatch.setattr(torch_private, "fake_on", mock.Mock(side_effect=RuntimeError("broken")))
     x = torch.randn(3, 12)
 
     for calls in (1, 2):
@@ -226,7 +227,7 @@ def test_what_fails_is_told_by_whoever_finds_the_graph_in_the_caches_too(
 
 def test_a_rule_that_fails_takes_nothing_back_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was sent by then is sent, so it counts, and its line is known."""
-    monkeypatch.setattr(known, "place_known_values", mock.Mock(side_effect=RuntimeError("broken")))
+    monkeypatch.setattr(constants, "place_known_values", mock.Mock(side_effect=RuntimeError("broken")))
     build = Builder()
     x, index = build.input(torch.randn(4)), build.input(torch.tensor([1, 0]), on_gpu=False)
     mask = build.input(torch.tensor([True, False]), on_gpu=False)
@@ -245,7 +246,7 @@ def applied(graph: Graph) -> Report:
     before, report = counters["inductor"].copy(), Report()
     Placement(lambda: report, place)(graph)
     compiled = SimpleNamespace(counter_deltas=counters["inductor"] - before)
-    told.tell(compiled, report, lambda *_: None)
+    provenance.tell(compiled, report, lambda *_: None)
     return report
 
 
@@ -271,7 +272,7 @@ def test_what_is_left_is_said_once_with_its_line() -> None:
     report = applied(graph)
 
     reasons = [reason.partition(": ")[2] for reason in report.summary()["left_on_cpu"]]
-    assert reasons == [f"{passes.NOT_SPLIT} (model.py:12)", f"{known.INPUT} (model.py:12)"]
+    assert reasons == [f"{pipeline.NOT_SPLIT} (model.py:12)", f"{constants.INPUT} (model.py:12)"]
 
 
 def test_both_rules_work_on_one_graph() -> None:
@@ -308,12 +309,12 @@ def test_passes_of_the_users_come_first_and_keep_their_say_in_the_caches() -> No
     def ours(graph: Graph) -> None:
         log.append("ours")
 
-    alone = _torch.pass_after(None, ours, FILES).uuid()
-    named = _torch.pass_after(Theirs("one", log), ours, FILES)
-    assert len({alone, named.uuid(), _torch.pass_after(Theirs("two", log), ours, FILES).uuid()}) == 3
-    assert named.uuid() == _torch.pass_after([Theirs("one", log)], ours, FILES).uuid()
-    assert _torch.pass_after(Theirs(None, log), ours, FILES).uuid() is None
-    assert _torch.pass_after(ours, ours, FILES).uuid() is None  # a plain function has no name
+    alone = torch_private.pass_after(None, ours, FILES).uuid()
+    named = torch_private.pass_after(Theirs("one", log), ours, FILES)
+    assert len({alone, named.uuid(), torch_private.pass_after(Theirs("two", log), ours, FILES).uuid()}) == 3
+    assert named.uuid() == torch_private.pass_after([Theirs("one", log)], ours, FILES).uuid()
+    assert torch_private.pass_after(Theirs(None, log), ours, FILES).uuid() is None
+    assert torch_private.pass_after(ours, ours, FILES).uuid() is None  # a plain function has no name
 
     named(None)
 
@@ -322,8 +323,8 @@ def test_passes_of_the_users_come_first_and_keep_their_say_in_the_caches() -> No
 
 def test_what_is_compiled_once_they_are_off_is_kept_apart_from_what_they_have_changed() -> None:
     """A thread goes on with the pass that it has taken up, which does nothing any more."""
-    remove = _torch.add_pass(lambda graph: None, FILES)
-    taken_up = _torch.current_pass()
+    remove = torch_private.add_pass(lambda graph: None, FILES)
+    taken_up = torch_private.current_pass()
     on = taken_up.uuid()
     remove()
 
@@ -331,15 +332,15 @@ def test_what_is_compiled_once_they_are_off_is_kept_apart_from_what_they_have_ch
 
 
 def test_caches_tell_apart_what_any_file_of_the_rules_has_made() -> None:
-    folder = Path(passes.__file__).parent
+    folders = [Path(module.__file__ or "").parent for module in (pipeline, torch_private)]
 
-    assert {str(each) for each in folder.glob("*.py")} | {str(_torch.__file__)} == set(FILES)
+    assert {str(each) for folder in folders for each in folder.glob("*.py")} == set(FILES)
 
 
 def test_a_pass_that_is_replaced_stays_replaced() -> None:
     mine = Theirs("one", [])
-    remove = _torch.add_pass(lambda graph: None, FILES)
-    with inductor_config.patch({_torch.PASS_OPTION: mine}):
+    remove = torch_private.add_pass(lambda graph: None, FILES)
+    with inductor_config.patch({torch_private.PASS_OPTION: mine}):
         remove()
         assert inductor_config.post_grad_custom_pre_pass is mine
     remove()
@@ -351,9 +352,9 @@ def test_a_pass_that_takes_more_is_left_alone(hook: Callable[..., Hook]) -> None
     if takes_more is None:
         pytest.skip("torch 2.11 has no such passes")
     theirs = type("Aware", (takes_more,), {"__call__": lambda *_: None, "uuid": lambda _: "aware"})()
-    with inductor_config.patch({_torch.PASS_OPTION: theirs}):
+    with inductor_config.patch({torch_private.PASS_OPTION: theirs}):
         made = hook()
-        assert _torch.current_pass() is theirs
+        assert torch_private.current_pass() is theirs
         assert made.with_placement(None) == {}
         assert made.session is not None
         assert (
@@ -366,10 +367,10 @@ def test_a_pass_that_takes_more_is_left_alone(hook: Callable[..., Hook]) -> None
 
 def test_backend_pygraph_keeps_a_pass_that_was_set_for_all(hook: Callable[..., Hook]) -> None:
     log: list[str] = []
-    with inductor_config.patch({_torch.PASS_OPTION: Theirs("one", log)}):
+    with inductor_config.patch({torch_private.PASS_OPTION: Theirs("one", log)}):
         options = hook(everything=False).with_placement(None)
 
-    options[_torch.PASS_OPTION](torch.fx.Graph())
+    options[torch_private.PASS_OPTION](torch.fx.Graph())
 
     assert log == ["theirs"]
 
@@ -379,7 +380,7 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     """Return what makes a hook of its own, on."""
     monkeypatch.setenv("PYGRAPHD_HOME", str(tmp_path))
     monkeypatch.setenv("PYGRAPHD_AUTOSTART", "0")
-    importlib.import_module(_torch.COMPILE_FX)  # else the hook waits for that
+    importlib.import_module(torch_private.COMPILE_FX)  # else the hook waits for that
     made: list[Hook] = []
 
     def make(*, everything: bool = True) -> Hook:
@@ -403,12 +404,12 @@ def test_the_hook_adds_the_pass_and_takes_it_out(
 
     backend_alone = hook(everything=False)
     assert not is_added()
-    assert set(backend_alone.with_placement(None)) == {_torch.PASS_OPTION}
+    assert set(backend_alone.with_placement(None)) == {torch_private.PASS_OPTION}
     backend_alone.enable()
     assert is_added()
     backend_alone.disable()
 
-    monkeypatch.setenv(options.PLACEMENT, "0")
+    monkeypatch.setenv(settings.PLACEMENT, "0")
     without = hook()
     assert not is_added()
     assert without.with_placement(None) == {}

@@ -12,7 +12,7 @@ from pygraphd.client.placement import inputs
 from tests.client.placement.habits import HABITS, Habit, compare, programs
 
 if TYPE_CHECKING:
-    from pygraphd.client.report import Report
+    from pygraphd.client.common.report import Report
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

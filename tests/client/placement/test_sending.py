@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.placement import sending
-from pygraphd.client.placement.sending import SENT, Sender, kinds_text
-from pygraphd.client.report import Report
+from pygraphd.client.common.report import Report
+from pygraphd.client.placement import upload
+from pygraphd.client.placement.upload import SENT, Sender, kinds_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class Sent:
             assert (one.dtype, one.size(), one.stride()) == (other.dtype, other.size(), other.stride())
             assert raw(one) == raw(other)
             assert one.data_ptr() != other.data_ptr()
-            assert one.data_ptr() % sending.ALIGNMENT == 0
+            assert one.data_ptr() % upload.ALIGNMENT == 0
         assert not self.report.failures
         return sent
 
@@ -60,7 +60,7 @@ def sent() -> Sent:
 def taken(values: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return each value out of the piece that it lies in, as a compiled graph takes it."""
     found = {}
-    for tensor, piece in zip(pieces, sending.pieces(kinds_text(values)), strict=True):
+    for tensor, piece in zip(pieces, upload.pieces(kinds_text(values)), strict=True):
         assert (tensor.dtype, tuple(tensor.size())) == (piece.dtype, (piece.length,))
         for each in piece.values:
             found[each.index] = tensor[each.start :][: values[each.index].numel()].view(each.kind.size)
@@ -144,14 +144,14 @@ def test_what_is_sent_anew_leaves_alone_what_somebody_holds(sent: Sent) -> None:
 
 def test_what_is_sent_anew_may_lie_where_it_lay(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy before is gone when memory is asked for, so that graphs are bound to one address."""
-    value, gone, copied = torch.tensor(1.0), [], sending._copied
+    value, gone, copied = torch.tensor(1.0), [], upload._copied
     before = weakref.ref(sent.pieces(value)[0])
 
     def watched(*arguments: Any) -> torch.Tensor:
         gone.append(before() is None)
         return copied(*arguments)
 
-    monkeypatch.setattr(sending, "_copied", watched)
+    monkeypatch.setattr(upload, "_copied", watched)
     value += 1
     sent(value)
 
@@ -160,7 +160,7 @@ def test_what_is_sent_anew_may_lie_where_it_lay(sent: Sent, monkeypatch: pytest.
 
 def test_values_that_change_at_every_call_have_one_place_wherever_they_are(sent: Sent) -> None:
     """As those that the CPU has just computed, or that Python keeps as numbers."""
-    kept = [torch.tensor(float(step)) for step in range(3 * sending.COPIES)]
+    kept = [torch.tensor(float(step)) for step in range(3 * upload.COPIES)]
     gone = []
     for value in kept:
         before = weakref.ref(sent.pieces(value)[0])
@@ -185,11 +185,11 @@ def test_values_of_one_type_are_sent_together_and_of_another_if_they_have_change
 
 
 def test_models_that_share_a_graph_have_values_of_their_own(sent: Sent) -> None:
-    values = [torch.tensor(float(each)) for each in range(sending.COPIES)]
+    values = [torch.tensor(float(each)) for each in range(upload.COPIES)]
     for _ in range(3):
         for value in values:
             sent(value)
-    assert sent.count == sending.COPIES
+    assert sent.count == upload.COPIES
 
 
 def test_graphs_that_take_alike_have_values_of_their_own(sent: Sent) -> None:
@@ -201,12 +201,12 @@ def test_graphs_that_take_alike_have_values_of_their_own(sent: Sent) -> None:
 
 
 def test_what_is_kept_is_bounded(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(upload, "MAX_GRAPHS", 3)
     kept = [torch.tensor(float(number)) for number in range(10)]
     for graph in range(5):
         for each in kept:
             sent(each, graph=str(graph))
-    assert len(sent.sender) <= 3 * sending.COPIES
+    assert len(sent.sender) <= 3 * upload.COPIES
     sent.sender.forget()
     assert len(sent.sender) == 0
 
@@ -244,7 +244,7 @@ def test_what_goes_wrong_is_counted_and_the_values_are_copied_plainly(
     def fail(*_: object) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(sending, "_copied", fail)
+    monkeypatch.setattr(upload, "_copied", fail)
     value = torch.tensor([1.0, 2.0])
 
     (copy,) = taken([value], sent.pieces(value))
@@ -256,7 +256,7 @@ def test_what_goes_wrong_is_counted_and_the_values_are_copied_plainly(
 
 
 def test_lines_are_known_of_the_latest_graphs(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(upload, "MAX_GRAPHS", 3)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
     graphs = [f"graph {number}" for number in range(5)]
     for graph in graphs:
@@ -266,7 +266,7 @@ def test_lines_are_known_of_the_latest_graphs(sent: Sent, monkeypatch: pytest.Mo
         for _ in range(2):
             sent(torch.ones(2), graph=graph)
 
-    told = f"float32[2] of the CPU goes to the GPU: {sending.PINNED}"
+    told = f"float32[2] of the CPU goes to the GPU: {upload.PINNED}"
     assert sent.report.summary()["left_on_cpu"] == {told: 1, f"{told} (graph 3)": 1, f"{told} (graph 4)": 1}
 
 

@@ -13,11 +13,11 @@ pytestmark = pytest.mark.torch
 
 def told_of(counted: dict[str, int]) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Return the summary of a process that runs a graph with which this was counted, and the lines that were noted."""
-    from pygraphd.client.placement import told
-    from pygraphd.client.report import Report
+    from pygraphd.client.common.report import Report
+    from pygraphd.client.placement import provenance
 
     report, lines = Report(), dict[str, list[str]]()
-    told.tell(
+    provenance.tell(
         SimpleNamespace(counter_deltas=counted), report, lambda graph, each: lines.update({graph: list(each)})
     )
     return report.summary(), lines
@@ -26,18 +26,18 @@ def told_of(counted: dict[str, int]) -> tuple[dict[str, Any], dict[str, list[str
 def test_what_is_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.utils import counters
 
-    from pygraphd.client.placement import told
+    from pygraphd.client.placement import provenance
 
     counted = Counter[str]()
     monkeypatch.setitem(counters, "inductor", counted)
     left = ["because: of (model.py:1)", "because: of (model.py:1)", "placed"]
     lines = {"graph": (" (a, b:3)", "", ' ("c":4)')}
-    told.keep({"placed": 3, "placed_inputs": 0}, left, lines)
+    provenance.keep({"placed": 3, "placed_inputs": 0}, left, lines)
     assert len(counted) == 4  # nothing for what did not happen
 
     summary, noted = told_of(counted)
 
-    assert [summary[name] for name in told.COUNTS] == [3, 0]
+    assert [summary[name] for name in provenance.COUNTS] == [3, 0]
     assert summary["left_on_cpu"] == {"because: of (model.py:1)": 2, "placed": 1}
     assert noted == {"graph": [" (a, b:3)", "", ' ("c":4)']}
 

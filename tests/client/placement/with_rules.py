@@ -9,7 +9,7 @@ from unittest import mock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pygraphd.client.report import Report
+    from pygraphd.client.common.report import Report
 
 
 @contextlib.contextmanager
@@ -20,21 +20,23 @@ def with_rules(few_numbers: int = 0) -> Iterator[Report]:
     """
     import torch
 
-    from pygraphd.client import _torch
-    from pygraphd.client.placement import inputs, told
-    from pygraphd.client.placement.passes import FILES, Placement
-    from pygraphd.client.placement.sending import sender
-    from pygraphd.client.report import Report
+    from pygraphd.client.backend import torch_private
+    from pygraphd.client.common.report import Report
+    from pygraphd.client.placement import inputs, provenance
+    from pygraphd.client.placement.pipeline import FILES, Placement
+    from pygraphd.client.placement.upload import sender
 
     torch._dynamo.reset()
     report = Report()
 
     def tell_and_go_on(original: Callable[[], None], compiled: Any, _: object) -> None:
-        told.tell(compiled, report, sender.note_lines)
+        provenance.tell(compiled, report, sender.note_lines)
         original()
 
-    remove = _torch.add_pass(Placement(lambda: report), FILES)
-    listen_no_more = _torch.install(tell_and_go_on, lambda original, model, kwargs: original(model, **kwargs))
+    remove = torch_private.add_pass(Placement(lambda: report), FILES)
+    listen_no_more = torch_private.install(
+        tell_and_go_on, lambda original, model, kwargs: original(model, **kwargs)
+    )
     try:
         with mock.patch.object(inputs, "FEW_NUMBERS", few_numbers):
             yield report

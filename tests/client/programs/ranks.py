@@ -21,9 +21,9 @@ import pytest
 import torch.distributed as dist
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client.group import Groups
-from pygraphd.client.session import Session
-from pygraphd.client.transport import Transport, TransportError
+from pygraphd.client.decisions.ranks.process_group import Groups
+from pygraphd.client.decisions.transport import Transport, TransportError
+from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
 from tests.client.clock import Clock

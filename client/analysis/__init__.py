@@ -1,0 +1,1 @@
+"""Reads facts from the printed FX graph; imports no torch."""

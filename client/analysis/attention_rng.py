@@ -1,0 +1,184 @@
+"""What attention hands from a forward to its backward about random numbers, told from a graph's text. Knows nothing of torch.
+
+It is where the numbers that it drops by began. If it drops nothing, that is memory as it was found: each run has other values
+there, and comparing them would refuse what is right. Memory-efficient attention has it on the CPU if it is launched, and on the
+GPU if it is captured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pygraphd.client.analysis import fx_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """An operator: the position of its `dropout_p`, and which of its results are written if that is not 0, or never."""
+
+    dropout: int
+    if_it_drops: frozenset[int]
+    never: frozenset[int]
+
+
+_EFFICIENT = "_scaled_dot_product_efficient_attention"
+_OPERATORS = {
+    "_scaled_dot_product_flash_attention": _Attention(3, frozenset({6}), frozenset({7})),
+    "_scaled_dot_product_cudnn_attention": _Attention(5, frozenset({6, 7}), frozenset()),
+    _EFFICIENT: _Attention(5, frozenset({2, 3}), frozenset()),
+}
+_CALL = re.compile(
+    rf"^ +(\w+) = torch\.ops\.aten\.({'|'.join(_OPERATORS)})\.default\(([^()]*)\)", re.MULTILINE
+)
+_RESULT = re.compile(r"^ +(\w+)(?:: \"[^\"]*\")? = (\w+)\[(\d+)\]", re.MULTILINE)
+_NAMED_DROPOUT = re.compile(r"dropout_p = (.*)")
+
+
+def undefined_outputs(text: str) -> frozenset[int]:
+    """Return the indices of outputs that hold nothing, in a graph as FX prints it; whatever is not understood is left out."""
+    calls = {
+        name: _unwritten(_OPERATORS[operator], arguments) for name, operator, arguments in _CALL.findall(text)
+    }
+    nothing = {name for name, call, item in _RESULT.findall(text) if int(item) in calls.get(call, ())}
+    names = fx_text.returned(text) or []
+    return frozenset(index for index, name in enumerate(names) if name in nothing)
+
+
+def _unwritten(attention: _Attention, arguments: str) -> frozenset[int]:
+    drops = _drops(arguments.split(", "), attention.dropout)
+    return attention.never if drops else attention.never | attention.if_it_drops
+
+
+def _drops(arguments: list[str], position: int) -> bool:
+    return _dropout(arguments, position) not in {"0.0", "0"}
+
+
+def _dropout(arguments: list[str], position: int) -> str:
+    for argument in arguments:
+        if named := _NAMED_DROPOUT.fullmatch(argument):
+            return named[1]
+    positional = [argument for argument in arguments if " = " not in argument]
+    return positional[position] if position < len(positional) else "0.0"
+
+
+# --- what lies on the CPU or on the GPU --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The scalars of a graph that are on the CPU if it is launched and on the GPU if it is captured, by index.
+
+    Nobody reads or writes those of attention that drops nothing, which are `idle`.
+    """
+
+    seeds: tuple[int, ...] = ()
+    """Outputs."""
+    offsets: tuple[int, ...] = ()
+    """Outputs, beside the seeds and in their order."""
+    idle_outputs: tuple[int, ...] = ()
+    inputs: tuple[int, ...] = ()
+    idle_inputs: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return any((self.drawn, self.idle_outputs, self.inputs, self.idle_inputs))
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """The outputs that hold something."""
+        return self.seeds + self.offsets
+
+    def of_partition(self, inputs: Sequence[int | None], outputs: Sequence[Sequence[int]]) -> State:
+        """Return those of a part of the graph; the maps say which of the graph's inputs and outputs its own are."""
+        taken = [(each,) for each in inputs]
+        return State(
+            _where(outputs, self.seeds),
+            _where(outputs, self.offsets),
+            _where(outputs, self.idle_outputs),
+            _where(taken, self.inputs),
+            _where(taken, self.idle_inputs),
+        )
+
+
+def _where(mine: Sequence[Sequence[int | None]], of_graph: Iterable[int]) -> tuple[int, ...]:
+    """Return which of a part's own indices stand for some of the graph's; those that it lacks are another part's."""
+    return tuple(index for each in of_graph for index, own in enumerate(mine) if each in own)
+
+
+_MOVING = "_efficient_attention"
+_STATE = {2: "seeds", 3: "offsets"}
+"""Which results of the operator they are."""
+_BACKWARD = re.compile(rf"torch\.ops\.aten\.{_EFFICIENT}_backward\.default\(([^()]*)\)")
+_BACKWARD_STATE = (7, 8)
+_BACKWARD_DROPOUT = 9
+"""Positions among its arguments."""
+_ANY_CALL = re.compile(rf"torch\.ops\.\w+\.\w*{_MOVING}\w*\.")
+_NOT_CODE = re.compile(r"^ *#.*$|;  (?:\w+ = )+None$", re.MULTILINE)
+
+
+def moves(text: str) -> bool:
+    """Whether a graph has such scalars at all."""
+    return _MOVING in text
+
+
+def state_of(text: str) -> State | None:
+    """Return them, of a graph as FX prints it; None if it does anything with them but hand them from a forward to a backward."""
+    if not moves(text):
+        return State()
+    try:
+        return _Reading(_NOT_CODE.sub("", text)).state()
+    except _StrangeError:
+        return None
+
+
+class _StrangeError(Exception):
+    """A graph does something else with such a scalar, or is not understood."""
+
+
+class _Reading:
+    """The text of one graph, and the names in it."""
+
+    def __init__(self, code: str) -> None:
+        takes, returns = fx_text.inputs(code), fx_text.returned(code)
+        if takes is None or returns is None:
+            raise _StrangeError
+        self._code, self._takes, self._returns = code, takes, returns
+        self._uses = Counter(re.findall(r"\w+", code))
+        self._results = {(call, int(item)): name for name, call, item in _RESULT.findall(code)}
+
+    def state(self) -> State:
+        """Return what all operators of the graph have."""
+        forwards = [call for call in _CALL.findall(self._code) if call[1] == _EFFICIENT]
+        backwards = [arguments.split(", ") for arguments in _BACKWARD.findall(self._code)]
+        if len(forwards) + len(backwards) != len(_ANY_CALL.findall(self._code)):
+            raise _StrangeError
+        found: dict[str, list[int]] = {}
+        for name, _, arguments in forwards:
+            drops = _drops(arguments.split(", "), _OPERATORS[_EFFICIENT].dropout)
+            for item, kind in _STATE.items():
+                kept = self._handed_over(self._results.get((name, item)))
+                found.setdefault(kind if drops else "idle_outputs", []).extend(kept)
+        for each in backwards:
+            kind = "inputs" if _drops(each, _BACKWARD_DROPOUT) else "idle_inputs"
+            found.setdefault(kind, []).extend(self._taken(each[position]) for position in _BACKWARD_STATE)
+        return State(**{kind: tuple(indices) for kind, indices in found.items()})
+
+    def _handed_over(self, name: str | None) -> list[int]:
+        """Return where a result is returned; nowhere, if nobody takes it."""
+        if name is None or self._uses[name] == 1:
+            return []
+        if self._uses[name] == 2 and name in self._returns:
+            return [self._returns.index(name)]
+        raise _StrangeError
+
+    def _taken(self, name: str) -> int:
+        """Return which input it is that an operator takes, and nothing else does."""
+        if self._uses[name] == 2 and name in self._takes:
+            return self._takes.index(name)
+        raise _StrangeError

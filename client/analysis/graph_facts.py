@@ -1,0 +1,51 @@
+"""What is known of a graph before it runs: of its outputs and inputs, each by index. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pygraphd.client.analysis.attention_rng import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMap:
+    """Which inputs and outputs of a graph those of a partition are; an output of it may be several of the graph's."""
+
+    inputs: tuple[int | None, ...]
+    """None: it comes from another partition."""
+    outputs: tuple[tuple[int, ...], ...]
+    """Empty: it goes to another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """What a recording of a graph, or of a part of it, is told of it."""
+
+    undefined: frozenset[int] = frozenset()
+    """No kernel writes these outputs; see `client/analysis/attention_rng.py`."""
+    state: State = State()  # noqa: RUF009 - it is frozen
+    """Scalars that are on the CPU if the graph is launched, and on the GPU if it is captured."""
+    is_repeatable: bool = True
+    """Nothing in it but kernels of PyTorch's, Inductor's or Triton: it may be launched once more than the program asks for."""
+    is_vouched: bool = True
+    """So it is, or the user vouches for what else is in it."""
+
+    def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
+        """Return what is known of a partition; there are no `maps` where it has what the graph has."""
+        if not maps:
+            return self
+        mine = maps[partition]
+        return GraphFacts(
+            _where(mine.outputs, self.undefined),
+            self.state.of_partition(mine.inputs, mine.outputs),
+            self.is_repeatable,
+            self.is_vouched,
+        )
+
+
+def _where(mine: Sequence[Sequence[int]], outputs: frozenset[int]) -> frozenset[int]:
+    return frozenset(index for index, each in enumerate(mine) if not outputs.isdisjoint(each))

@@ -1,0 +1,1 @@
+"""Wraps private torch and the CUDA driver; nothing else may name either."""

@@ -1,0 +1,1 @@
+"""Holds what every room may use and what knows nothing of graphs."""

@@ -1,0 +1,103 @@
+"""Writing the summary: a file is replaced as a whole, and whatever else there is at its path stays what it is.
+
+A device, a FIFO or an open file of this process (`/dev/stdout`) is written into. Nothing is created where a link points
+that another user has made, and a temporary file has a name that nobody can guess.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+import sys
+from pathlib import Path
+
+from pygraphd.client.common.log import pour
+
+WAIT_S = 1.0
+"""How long a reader of a FIFO, or of a pipe behind `/dev/stdout`, may take for the whole of it."""
+_MAX_LINKS = 40
+_OWN_FILES = re.compile(r"/proc/(\d+)(?:/task/\d+)?/fd")
+
+
+def write(target: Path, data: bytes, suffix: str = "") -> None:
+    """Write `data` to a path that a user has chosen; raises OSError if it cannot be written, without having harmed what is there.
+
+    `suffix` is added to the name of a file; what is no file has no neighbours of ours.
+    """
+    path, descriptor = _follow(target)
+    if descriptor is not None:
+        _write_into_open_file(descriptor, data)
+        return
+    there = _look_at(path)
+    if suffix and (there is None or stat.S_ISREG(there.st_mode)):
+        path, descriptor = _follow(path.with_name(f"{path.name}{suffix}"))
+        there = _look_at(path)
+    if (
+        there is None or stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
+    ):  # a link of another user's
+        is_file = there is not None and stat.S_ISREG(there.st_mode)
+        _replace(path, data, stat.S_IMODE(there.st_mode) if there is not None and is_file else None)
+    elif stat.S_ISDIR(there.st_mode):
+        raise IsADirectoryError(f"{path} is a folder")
+    elif stat.S_ISBLK(there.st_mode):
+        raise OSError(f"{path} is a block device")
+    else:
+        _write_into_device(path, data)
+
+
+def _look_at(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None
+
+
+def _follow(path: Path) -> tuple[Path, int | None]:
+    """Return where links of ours and of root lead, and which open file of this process is meant, if one is."""
+    for _ in range(_MAX_LINKS):
+        folder = Path(os.path.realpath(path.parent))
+        path = folder / path.name
+        own = _OWN_FILES.fullmatch(str(folder))
+        if own is not None and int(own[1]) == os.getpid() and path.name.isdecimal():
+            return path, int(path.name)
+        there = _look_at(path)
+        if there is None or not stat.S_ISLNK(there.st_mode) or there.st_uid not in {0, os.geteuid()}:
+            return path, None
+        path = folder / path.readlink()
+    raise OSError(f"{path} is a link to itself")
+
+
+def _replace(path: Path, data: bytes, mode: int | None) -> None:
+    temporary = path.with_name(f".pygraph-{secrets.token_hex(12)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _write_into_open_file(descriptor: int, data: bytes) -> None:
+    for stream in (sys.stdout, sys.stderr):  # what the program has written comes first
+        with contextlib.suppress(Exception):
+            if stream.fileno() == descriptor:
+                stream.flush()
+    pour(descriptor, data, WAIT_S)
+
+
+def _write_into_device(path: Path, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
+    try:
+        pour(descriptor, data, WAIT_S)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,118 @@
+"""Starting the daemon from a process that needs it: without waiting for it, and without it hanging on to anything.
+
+The child is `pygraphd start --foreground`; if several processes do this at once, the daemon's lock leaves one of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from pygraphd.client.decisions.transport import Transport, TransportError
+from pygraphd.client.frontend import settings
+from pygraphd.schema.locations import environ_elsewhere
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+VARIABLE = "PYGRAPHD_AUTOSTART"
+# Where jobs run in a shared or passing machine, a process that outlives the job is a nuisance, or is killed with it.
+_MANAGED = ("CI", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
+_OFF = frozenset({"", "0", "off", "false", "no"})
+STARTING_S = 10.0
+"""How long a daemon may take to answer; one that has not by then is missing."""
+
+
+class Starting:
+    """Whether a daemon that does not answer is about to: this process has started it, or a process holds its lock."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._held_since: float | None = None
+
+    def begun(self) -> None:
+        """Note that this process has started one."""
+        self._began = time.monotonic()
+
+    def is_under_way(self, lock: Path) -> bool:
+        """Whether one is about to answer; called when none does. Raises nothing."""
+        now = time.monotonic()
+        if self._began is not None and now - self._began < STARTING_S:
+            return True
+        if not _is_held(lock):
+            self._held_since = None
+            return False
+        self._held_since = now if self._held_since is None else self._held_since
+        return now - self._held_since < STARTING_S
+
+
+starting = Starting()
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        # Shared and given back at once, so that who looks keeps nobody else from looking; who wants to hold it tries again.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def why_not(environ: Mapping[str, str]) -> str | None:
+    """Return why the hook does not start a daemon by itself, or None if it does."""
+    if settings.read(environ).readonly:  # a daemon makes a database, and takes in the spool
+        return f"{settings.READONLY}={environ[settings.READONLY]}"
+    if VARIABLE in environ:
+        return f"{VARIABLE}={environ[VARIABLE]}" if environ[VARIABLE].lower() in _OFF else None
+    return next((f"{name} is set" for name in _MANAGED if environ.get(name)), None)
+
+
+def ensure(transport: Transport, environ: Mapping[str, str] | None = None) -> str | None:
+    """Start the daemon if none listens and nothing forbids it; return why not, or None. Raises nothing."""
+    environ = os.environ if environ is None else environ
+    try:
+        transport.request("GET", "/v1/ping")
+    except TransportError as error:
+        if not error.absent:
+            return f"not started: {error}"
+    else:
+        return None
+    if reason := why_not(environ):
+        return f"not started: {reason}"
+    if not sys.executable:
+        return "not started: this Python does not know its own path"
+    try:
+        _spawn({name: value for name, value in environ_elsewhere(environ).items() if name != "PYGRAPH"})
+    except Exception as error:  # noqa: BLE001 - no processes left, no descriptors, no shell
+        return f"not started: {type(error).__name__}: {error}"
+    starting.begun()
+    return None
+
+
+def _spawn(environ: dict[str, str]) -> None:
+    # Through a shell that ends at once: the daemon is then nobody's child, and a user's os.wait() never meets it.
+    command = '"$0" -m pygraphd start --foreground </dev/null >/dev/null 2>&1 &'
+    subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable],
+        cwd="/",
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        check=False,
+        timeout=5,
+    )

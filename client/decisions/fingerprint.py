@@ -1,0 +1,126 @@
+"""A compiled graph and the machine it runs on, as the keys and messages of `schema`.
+
+Reads public torch and what `torch_private` hands over; weights' values are no part of anything here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pygraphd.schema.keys import Environment, GraphFactors
+from pygraphd.schema.messages import Graph, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pygraphd.client.backend.torch_private import CompiledFacts
+
+_NO_GPU = "none"
+
+
+def graphs(facts: CompiledFacts, options: tuple[tuple[str, str], ...]) -> tuple[Graph, ...]:
+    """Return one `Graph` for each partition of a compiled graph, in order."""
+    kind = _kind(facts)
+    if facts.host_operators:
+        # What may be captured of it is not in its text: the user may vouch for one operator or for another.
+        options = (*options, ("pygraph.host_operators", ",".join(facts.host_operators)))
+    operators = len(_OPERATOR.findall(facts.text))
+    return tuple(
+        Graph(_digest(facts, options, kind, index), kind, index, facts.partitions, operators)
+        for index in range(facts.partitions)
+    )
+
+
+_OPERATOR = re.compile(r"^\s+\w+.* = torch\.ops\.", re.MULTILINE)
+
+
+def _kind(facts: CompiledFacts) -> Kind:
+    if facts.is_backward:
+        return Kind.BACKWARD
+    return Kind.INFERENCE if facts.is_inference else Kind.FORWARD
+
+
+def _digest(facts: CompiledFacts, options: tuple[tuple[str, str], ...], kind: Kind, partition: int) -> str:
+    return GraphFactors(
+        facts.text,
+        kind,
+        partition,
+        facts.partitions,
+        facts.static_inputs,
+        facts.mutated_inputs,
+        options,
+        facts.user_kernels,
+    ).digest()
+
+
+@functools.cache
+def environment(device_index: int | None) -> Environment:
+    """Return the environment of graphs on a CUDA device, or (None) of graphs that run on the CPU.
+
+    Asking for None does not touch CUDA, so that a program on the CPU does not pay for a context.
+    """
+    if device_index is None:
+        return Environment(_NO_GPU, "", 0, 0, "", torch.__version__, _triton(), "", "", "")
+    properties = torch.cuda.get_device_properties(device_index)
+    return Environment(
+        gpu=properties.name,
+        capability=f"{properties.major}.{properties.minor}",
+        sm_count=properties.multi_processor_count,
+        memory_mb=properties.total_memory // 2**20,
+        mig=_mig_profile(properties.name),
+        torch=torch.__version__,
+        triton=_triton(),
+        cuda=torch.version.cuda or "",
+        driver=_probe(_driver),
+        cudnn=_probe(lambda: str(torch.backends.cudnn.version())),
+    )
+
+
+def _mig_profile(name: str) -> str:
+    # The driver names an instance "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
+    return name.partition(" MIG ")[2]
+
+
+def _probe(read: Callable[[], str]) -> str:
+    """Return what `read` finds, or "unknown: " and the error's name: such rows are shared with nobody else."""
+    try:
+        return read()
+    except Exception as error:  # noqa: BLE001 - a broken driver may raise anything, and costs only the sharing
+        return f"unknown: {type(error).__name__}"
+
+
+def _triton() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _driver() -> str:
+    try:
+        return _driver_by_nvml()
+    except OSError:
+        return _driver_by_proc(Path("/proc/driver/nvidia/version").read_text())
+
+
+def _driver_by_nvml() -> str:
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    text = ctypes.create_string_buffer(96)
+    if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, len(text)):
+        raise OSError("NVML does not answer")
+    nvml.nvmlShutdown()
+    return text.value.decode()
+
+
+def _driver_by_proc(text: str) -> str:
+    match = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
+    if match is None:
+        raise ValueError("no driver version in /proc/driver/nvidia/version")
+    return match[0]

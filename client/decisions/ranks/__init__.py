@@ -1,0 +1,1 @@
+"""Has the ranks of a process group agree on decisions."""

@@ -1,0 +1,82 @@
+"""What runs a graph that another rank measures: launches it, and looks now and then whether there is a decision.
+
+A look costs a question to the group's store, so the intervals grow with the time that was waited. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pygraphd.client.backend.torch_private import Runnable
+    from pygraphd.client.common.report import Report
+    from pygraphd.schema.messages import Decision
+
+FIRST_S = 0.1
+"""The shortest interval between two looks."""
+GROWTH = 0.5
+"""The interval as a share of the time waited so far."""
+LONGEST_S = 10.0
+"""The longest interval: two minutes take some two dozen looks."""
+PATIENT_CALLS = 100
+"""Calls before time counts: the rank that measures needs two dozen of its own, however long they take."""
+COMPILING_CALLS = 2
+"""First calls of a graph, which may be minutes apart while others are being compiled. Waiting begins after them."""
+
+
+class Follower:
+    """A graph that another rank measures; call it with the list of inputs that Inductor hands over.
+
+    `ask` takes the seconds waited and returns the decision, if there is one. `deploy` then puts what was decided in this
+    object's place, and returns it.
+    """
+
+    def __init__(
+        self,
+        launch: Runnable,
+        ask: Callable[[float], Decision | None],
+        deploy: Callable[[Follower, Decision], Runnable],
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._call: Runnable = launch
+        self._ask = ask
+        self._deploy: Callable[[Follower, Decision], Runnable] | None = deploy
+        self._report = report
+        self._clock = clock
+        self._calls = 0
+        self._began: float | None = None
+        self._due = 0.0
+        self._looking = threading.Lock()
+
+    def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
+        if self._deploy is not None:
+            self._follow()
+        return self._call(inputs)
+
+    def _follow(self) -> None:
+        self._calls += 1
+        if self._calls <= COMPILING_CALLS or not self._looking.acquire(blocking=False):
+            return  # not now, or another thread is at it
+        try:
+            self._look()
+        except Exception as error:  # noqa: BLE001 - ours, in the user's call
+            self._report.fail(f"ranks: following: {type(error).__name__}")
+        finally:
+            self._looking.release()
+
+    def _look(self) -> None:
+        now, deploy = self._clock(), self._deploy
+        began = self._began = now if self._began is None else self._began
+        if deploy is None or now < self._due:
+            return
+        self._due = now + min(LONGEST_S, max(FIRST_S, GROWTH * (now - began)))
+        # A leader could not have measured in fewer calls.
+        decision = self._ask(now - began if self._calls > PATIENT_CALLS else 0.0)
+        if decision is not None:
+            self._deploy = None  # it holds the candidates that were not chosen
+            self._call = deploy(self, decision)

@@ -1,0 +1,167 @@
+"""The answers of earlier runs, from wherever they can be had; and a way to add to them.
+
+The daemon is asked first. Without one, its database is read, and then what other clients have left for it.
+
+Nothing here raises and nothing takes long. What went wrong is counted in the report. After two failures that cost
+time the daemon is not asked again by this process.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+import uuid
+from typing import TYPE_CHECKING, TypeVar
+
+from pygraphd.client.decisions import daemon_start, spool
+from pygraphd.client.decisions.transport import Transport, TransportError
+from pygraphd.schema import messages, offline
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.messages import (
+    Entry,
+    LeaseAnswer,
+    LeaseRequest,
+    LookupAnswer,
+    LookupRequest,
+    Record,
+    RecordAnswer,
+    RecordRequest,
+)
+from pygraphd.schema.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.client.common.report import Report
+    from pygraphd.schema.keys import Environment
+    from pygraphd.schema.locations import Locations
+
+MAX_FAILURES = 2
+OTHER_VERSION = "of another version; run: pygraphd restart"
+_Answer = TypeVar("_Answer", LookupAnswer, RecordAnswer, LeaseAnswer)
+
+
+class Cache:
+    """One process's view of the shared cache."""
+
+    def __init__(self, locations: Locations, host: str, report: Report, *, readonly: bool = False) -> None:
+        """Ask as `host`; `readonly`: nothing is added, and nothing is said of what is being measured."""
+        self._readonly = readonly
+        self._locations = locations
+        self._transport = Transport(locations.socket)
+        self._origin = messages.Origin(host, VERSION)
+        self._report = report
+        self._failures = 0
+        self._unknown: set[str] = set()
+        self._holder = uuid.uuid4().hex
+        self._spooled: dict[str, dict[str, Entry]] = {}
+
+    def lookup(self, environment: Environment, graphs: Sequence[str]) -> dict[str, Entry]:
+        """Return the entries that are known, by graph digest."""
+        began = time.perf_counter()
+        request = LookupRequest(environment.digest(), tuple(graphs))
+        entries = self._ask(request)
+        if entries is None:
+            entries = self._read_files(request)
+        self._report.lookup_ms += (time.perf_counter() - began) * 1e3
+        return {entry.graph: entry for entry in entries if entry.graph in request.graphs}
+
+    def record(self, environment: Environment, records: Sequence[Record]) -> None:
+        """Add records: to the daemon, else to the spool folder."""
+        if self._readonly:
+            self._report.count(withheld=len(records))
+            return
+        request = RecordRequest(environment, self._origin, tuple(records))
+        body = messages.encode(request)
+        answer = self._exchange(messages.RECORD_PATH, body, RecordAnswer)
+        if answer is not None and answer.environment == environment.digest():
+            self._report.count(recorded=answer.stored)
+        else:
+            self._spool(body, request)
+
+    def lease(self, environment: Environment, graphs: Sequence[str]) -> LeaseAnswer | None:
+        """Ask to be the one that measures some graphs, or to go on being it; None: there is nobody to ask."""
+        if self._readonly:
+            return None  # others are not to wait for an answer that will not come
+        request = LeaseRequest(environment.digest(), self._holder, tuple(graphs))
+        answer = self._exchange(messages.LEASE_PATH, messages.encode(request), LeaseAnswer)
+        return answer if answer is not None and answer.environment == request.environment else None
+
+    def _ask(self, request: LookupRequest) -> tuple[Entry, ...] | None:
+        answer = self._exchange(messages.LOOKUP_PATH, messages.encode(request), LookupAnswer)
+        if answer is None:
+            return None
+        if answer.environment != request.environment:
+            self._fail("daemon: answered for another environment")
+            return None
+        return answer.entries
+
+    def _exchange(self, target: str, body: bytes, kind: type[_Answer]) -> _Answer | None:
+        if self._failures >= MAX_FAILURES or target in self._unknown:
+            return None
+        try:
+            answer = messages.decode(kind, self._transport.request("POST", target, body))
+        except TransportError as error:
+            if error.unknown:
+                self._unknown.add(target)
+                self._fail(f"daemon: {OTHER_VERSION}", free=True)
+            elif not (error.absent and self._is_starting()):
+                self._fail(f"daemon: {error}", free=error.absent)
+        except InvalidMessageError:
+            self._fail("daemon: answer not understood")
+        else:
+            self._report.daemon_version = answer.version
+            return answer
+        return None
+
+    def _fail(self, reason: str, *, free: bool = False) -> None:
+        self._failures += not free
+        self._report.fail(reason)
+
+    def _read_files(self, request: LookupRequest) -> tuple[Entry, ...]:
+        entries = self._read_database(request)
+        found = {entry.graph for entry in entries}
+        spooled = self._read_spool(request.environment)
+        return entries + tuple(
+            spooled[graph] for graph in request.graphs if graph in spooled and graph not in found
+        )
+
+    def _read_database(self, request: LookupRequest) -> tuple[Entry, ...]:
+        try:
+            if not stat.S_ISREG(self._locations.database.stat().st_mode):
+                raise OSError("it is no file")
+            return offline.read_entries(self._locations.database, request)
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        except Exception as error:  # noqa: BLE001 - whatever lies there
+            if not self._is_starting():  # else it is being made, or brought up to date
+                self._report.fail(f"database: {_told(error)}")
+            return ()
+
+    def _is_starting(self) -> bool:
+        return daemon_start.starting.is_under_way(self._locations.lock)
+
+    def _read_spool(self, environment: str) -> dict[str, Entry]:
+        # Once for a process: what it leaves there itself is added as it goes.
+        if environment not in self._spooled:
+            try:
+                self._spooled[environment] = spool.read_entries(self._locations.spool, environment)
+            except Exception as error:  # noqa: BLE001 - whatever lies there
+                self._report.fail(f"spool: {_told(error)}")
+                self._spooled[environment] = {}
+        return self._spooled[environment]
+
+    def _spool(self, body: bytes, request: RecordRequest) -> None:
+        try:
+            spool.leave(self._locations.spool, body)
+        except Exception as error:  # noqa: BLE001 - whatever lies there
+            self._report.fail(f"spool: {_told(error)}")
+        else:
+            self._report.count(spooled=len(request.records))
+            known = self._spooled.get(request.environment.digest(), {})
+            spool.merge(known, request, time.time(), newer=True)
+
+
+def _told(error: Exception) -> str:
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return strerror or f"{type(error).__name__}: {error}"

@@ -1,0 +1,105 @@
+"""What a client leaves for the next daemon when it finds none: files of one `RecordRequest` each, in the spool folder.
+
+Until a daemon has taken them in, other clients that find none read them too: where no daemon ever runs (CI, a batch
+job), the second run of a program still knows what the first has found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pygraphd.client.common.planted import refuse_planted
+from pygraphd.schema import messages
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.messages import MAX_BODY_BYTES, Entry, RecordRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pygraphd.schema.messages import Decision, Record
+
+MAX_FILES = 1000
+MAX_READ = 256
+"""Files that are read for an answer, newest first: a few hundred milliseconds at the very most."""
+
+
+class SpoolFullError(OSError):
+    """So many files are waiting that no daemon can have run for long; nothing more is kept."""
+
+
+def leave(folder: Path, body: bytes) -> Path:
+    """Write one encoded `RecordRequest`; raises OSError. A reader sees the whole file or none."""
+    if len(body) > MAX_BODY_BYTES:
+        raise SpoolFullError(f"{len(body)} bytes do not fit a spool file")
+    refuse_planted(folder.parent)
+    folder.parent.mkdir(
+        mode=0o700, parents=True, exist_ok=True
+    )  # the daemon refuses one that others may write to
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if len(os.listdir(folder)) >= MAX_FILES:  # noqa: PTH208 - names are all that is needed
+        raise SpoolFullError(f"{MAX_FILES} files are waiting already")
+    path = folder / f"{time.time_ns()}-{os.getpid()}.json"
+    temporary = path.with_name(f".{path.name}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(body)
+    temporary.replace(path)
+    return path
+
+
+def read_entries(folder: Path, environment: str) -> dict[str, Entry]:
+    """Return what the spooled files say of an environment (its digest), by graph. The newest file wins.
+
+    A decision that is not final never hides one that is. Files that are not ours or not valid are passed over.
+    """
+    entries: dict[str, Entry] = {}
+    for request, left_at in _requests(folder):
+        if request.environment.digest() == environment:
+            merge(entries, request, left_at, newer=False)
+    return entries
+
+
+def merge(entries: dict[str, Entry], request: RecordRequest, left_at: float, *, newer: bool) -> None:
+    """Add records, made at a time in seconds since the epoch, to entries that are newer or older than they.
+
+    One that is not final never hides one that is.
+    """
+    for record in request.records:
+        known = entries.get(record.graph.digest)
+        if known is None or _replaces(record.decision, known.decision, newer=newer):
+            entries[record.graph.digest] = _entry(record, request.origin.host, left_at)
+
+
+def _entry(record: Record, host: str, left_at: float) -> Entry:
+    entry = Entry(record.graph.digest, record.decision, os.getuid(), host)
+    for each in record.measurements:
+        if each.deployment is record.decision.deployment:
+            entry = replace(entry, cost_us=each.median_us, host_us=each.host_us, span_us=each.span_us)
+            return replace(entry, measured_at=left_at)
+    return entry
+
+
+def _replaces(decision: Decision, known: Decision, *, newer: bool) -> bool:
+    return newer if decision.final == known.final else decision.final
+
+
+def _requests(folder: Path) -> Iterator[tuple[RecordRequest, float]]:
+    names = sorted(os.listdir(folder), reverse=True) if folder.is_dir() else []  # noqa: PTH208
+    for name in [name for name in names if name.endswith(".json") and not name.startswith(".")][:MAX_READ]:
+        with contextlib.suppress(OSError, InvalidMessageError):
+            body, left_at = _read_own(folder / name)
+            yield messages.decode(RecordRequest, body), left_at
+
+
+def _read_own(path: Path) -> tuple[bytes, float]:
+    """Return what is in a file of one's own, and when it was written."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if found.st_uid not in (0, os.getuid()):
+            raise PermissionError(f"{path} is somebody else's")
+        return file.read(MAX_BODY_BYTES + 1), found.st_mtime

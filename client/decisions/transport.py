@@ -1,0 +1,116 @@
+"""One request to the daemon: HTTP over a Unix socket with the standard library, under one deadline, raising one error.
+
+A connection is opened for each request and closed after it, so nothing is held across a fork. `Transport` keeps no
+state; when to ask and what to do without an answer is `client.decisions.service`'s business.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONNECT_S = 0.05
+TOTAL_S = 0.25
+MAX_ANSWER_BYTES = 4 * 2**20 + 65536
+_CHUNK = 65536
+_STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: |$)")
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,10})[ \t]*(?=\r\n|$)", re.IGNORECASE)
+
+
+class TransportError(Exception):
+    """No usable answer. `absent`: nobody listens there, which costs next to nothing and may change at any time.
+
+    `unknown`: a daemon of another version does not know the question.
+    """
+
+    def __init__(self, reason: str, *, absent: bool = False, unknown: bool = False) -> None:
+        super().__init__(reason)
+        self.absent = absent
+        self.unknown = unknown
+
+
+class Transport:
+    """Where the daemon listens, and how long it may take to answer."""
+
+    def __init__(self, path: Path, connect_s: float = CONNECT_S, total_s: float = TOTAL_S) -> None:
+        self._path = path
+        self._connect_s = connect_s
+        self._total_s = total_s
+
+    def request(self, method: str, target: str, body: bytes = b"") -> bytes:
+        """Return the body of a successful answer; raises TransportError for everything else."""
+        deadline = time.monotonic() + self._total_s
+        try:
+            return self._request(_head(method, target, len(body)) + body, deadline)
+        except TransportError:
+            raise
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise TransportError("no daemon", absent=True) from error
+        except TimeoutError as error:
+            raise TransportError("no answer in time") from error
+        except OSError as error:
+            raise TransportError(f"connection failed: {error.strerror or error}") from error
+        except Exception as error:
+            raise TransportError(f"connection failed: {type(error).__name__}") from error
+
+    def _request(self, data: bytes, deadline: float) -> bytes:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(self._connect_s)
+            connection.connect(str(self._path))
+            _send(connection, data, deadline)
+            return _body(_receive(connection, deadline))
+
+
+def _head(method: str, target: str, length: int) -> bytes:
+    return (
+        f"{method} {target} HTTP/1.1\r\nHost: pygraphd\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def _remaining(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _send(connection: socket.socket, data: bytes, deadline: float) -> None:
+    connection.settimeout(_remaining(deadline))
+    # Its time-out is for the whole of the data. Without the flag, a program that takes SIGPIPE would end here.
+    connection.sendall(data, socket.MSG_NOSIGNAL)
+
+
+def _receive(connection: socket.socket, deadline: float) -> bytes:
+    # Read by hand: a reader with a time-out of its own for each piece could be kept waiting for ever by slow pieces.
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        connection.settimeout(_remaining(deadline))
+        piece = connection.recv(_CHUNK)
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_ANSWER_BYTES:
+            raise TransportError("answer too large")
+
+
+def _body(answer: bytes) -> bytes:
+    """Return the body of an answer that is there as a whole; of HTTP, no more is read than the daemon writes."""
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    first, _, fields = head.partition(b"\r\n")
+    status = _STATUS.match(first)
+    length = _LENGTH.findall(b"\r\n" + fields)
+    if status is None:
+        raise TransportError("not HTTP")
+    if status[1] != b"200":
+        raise TransportError(f"status {int(status[1])}", unknown=status[1] in {b"404", b"405"})
+    if len(length) != 1 or int(length[0]) != len(rest):
+        raise TransportError("not HTTP: not as long as it says")
+    return rest

@@ -1,0 +1,1 @@
+"""Decides which callable runs each partition of a compiled graph."""

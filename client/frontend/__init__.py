@@ -1,0 +1,1 @@
+"""Gets PyGraph into a program, and owns the state of the process."""

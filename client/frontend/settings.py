@@ -1,0 +1,177 @@
+"""What a user can set in the environment of a program; a value that is not understood is named, and the default stands.
+
+| variable | values | |
+| --- | --- | --- |
+| `PYGRAPH_DISABLE` | 1 | nothing of ours is installed, whatever else asks for it |
+| `PYGRAPH_READONLY` | 1 | the cache is read and never added to, and no daemon is started |
+| `PYGRAPH_TRUST` | `all`, `verify`, `local` | what another user or host has decided is believed; is checked on a few calls (default); is not used |
+| `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
+| `PYGRAPH_RELOCATE` | 0 | PyGraph steps aside: Inductor runs each graph as it does without us |
+| `PYGRAPH_NATIVE` | 0 | no C compiler is started, and nothing compiled is loaded: relocatable graphs look at tensors in Python |
+| `PYGRAPH_PLACEMENT` | 0 | CPU values in a graph stay there; PyTorch captures around them |
+| `PYGRAPH_GRAPH_OPS` | `namespace,namespace::operator` | custom operators that may run inside CUDA graphs, as they do nothing on the host |
+| `PYGRAPH_SIZES` | a number | dynamic sizes of a graph that are decided apart, at a time; 8 by default, 0: none |
+| `PYGRAPH_SIZE_CALLS` | a number | the call of a dynamic size from which on it is; 3 by default |
+| `PYGRAPH_RECHECK_S` | seconds | time between two checks of a graph's results; 600 by default, 0: none |
+| `PYGRAPH_MAX_AGE` | `30d`, `12h`, seconds | entries measured longer ago are measured anew; 30 days by default, 0: no limit |
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pygraphd.client.backend import vouched_operators
+from pygraphd.schema.durations import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DISABLE = "PYGRAPH_DISABLE"
+TRUST = "PYGRAPH_TRUST"
+READONLY = "PYGRAPH_READONLY"
+REFRESH = "PYGRAPH_REFRESH"
+RELOCATE = "PYGRAPH_RELOCATE"
+NATIVE = "PYGRAPH_NATIVE"
+PLACEMENT = "PYGRAPH_PLACEMENT"
+GRAPH_OPS = "PYGRAPH_GRAPH_OPS"
+RECHECK = "PYGRAPH_RECHECK_S"
+RECHECK_S = 600.0
+MAX_AGE = "PYGRAPH_MAX_AGE"
+MAX_AGE_S = 30 * 86400.0
+SIZES = "PYGRAPH_SIZES"
+SIZE_CALLS = "PYGRAPH_SIZE_CALLS"
+MOST = 10_000
+"""Nobody means more than this, of sizes or of calls."""
+
+_OFF = frozenset({"", "0", "off", "false", "no"})
+_ON = frozenset({"1", "on", "true", "yes"})
+
+
+class Trust(enum.StrEnum):
+    """What becomes of a decision that another user or host has taken."""
+
+    ALL = "all"
+    """It is used."""
+    VERIFY = "verify"
+    """It is used, and checked on a few calls."""
+    LOCAL = "local"
+    """It is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many dynamic sizes of a graph are decided apart, at a time, and at which of its calls one is."""
+
+    sizes: int = 8
+    calls: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The settings of one process; `misread` says what was set and not understood."""
+
+    readonly: bool = False
+    refresh: bool = False
+    relocate: bool = True
+    native: bool = True
+    placement: bool = True
+    graph_ops: frozenset[str] = frozenset()
+    recheck_s: float = RECHECK_S
+    max_age_s: float = MAX_AGE_S
+    """Age in seconds above which an entry is measured anew; 0: no limit."""
+    sizes: Bounds = field(default_factory=Bounds)
+    trust: Trust = Trust.VERIFY
+    misread: tuple[str, ...] = ()
+
+
+def read(environ: Mapping[str, str]) -> Options:
+    """Return the options in an environment."""
+    misread: list[str] = []
+    relocate = _switch(RELOCATE, environ, misread, default=True)
+    placement = _switch(PLACEMENT, environ, misread, default=True)
+    return Options(
+        readonly=_switch(READONLY, environ, misread),
+        refresh=_switch(REFRESH, environ, misread),
+        relocate=relocate,
+        native=_switch(NATIVE, environ, misread, default=True),
+        placement=placement and relocate,  # for the sake of graphs, and of nothing else
+        graph_ops=_operators(environ, misread),
+        recheck_s=_seconds(RECHECK, environ, misread, default=RECHECK_S),
+        max_age_s=_duration(MAX_AGE, environ, misread, default=MAX_AGE_S),
+        sizes=Bounds(
+            sizes=_number(SIZES, environ, misread, default=Bounds().sizes, least=0),
+            calls=_number(SIZE_CALLS, environ, misread, default=Bounds().calls, least=1),
+        ),
+        trust=_trust(environ, misread),
+        misread=tuple(misread),
+    )
+
+
+def is_disabled(environ: Mapping[str, str]) -> bool:
+    """Whether PyGraph is to stay out of this process: by any value but "off", as who sets it wants to be rid of us."""
+    return environ.get(DISABLE, "").strip().lower() not in _OFF
+
+
+def _trust(environ: Mapping[str, str], misread: list[str]) -> Trust:
+    value = environ.get(TRUST, "").strip().lower() or Trust.VERIFY
+    if value not in list(Trust):
+        misread.append(f"{TRUST}={environ[TRUST]} is not understood: set it to {', '.join(Trust)}")
+        return Trust.VERIFY
+    return Trust(value)
+
+
+def _operators(environ: Mapping[str, str], misread: list[str]) -> frozenset[str]:
+    names = {each.strip() for each in environ.get(GRAPH_OPS, "").split(",")} - {""}
+    bad = sorted(each for each in names if not vouched_operators.is_name(each))
+    misread.extend(
+        f"{GRAPH_OPS}: {each} is not understood: name a namespace or a namespace::operator" for each in bad
+    )
+    return frozenset(names.difference(bad))
+
+
+def _switch(name: str, environ: Mapping[str, str], misread: list[str], *, default: bool = False) -> bool:
+    value = environ.get(name, "").strip().lower()
+    if value not in _ON | _OFF:
+        misread.append(f"{name}={environ[name]} is not understood: set it to 1 or 0")
+    if default:
+        return value not in _OFF - {""}
+    return value in _ON
+
+
+def _number(name: str, environ: Mapping[str, str], misread: list[str], *, default: int, least: int) -> int:
+    value = environ.get(name, "").strip()
+    try:
+        number = int(value or default)
+    except ValueError:
+        number = -1
+    if not least <= number <= MOST:
+        misread.append(
+            f"{name}={environ[name]} is not understood: set it to a whole number from {least} to {MOST}"
+        )
+        return default
+    return number
+
+
+def _seconds(name: str, environ: Mapping[str, str], misread: list[str], *, default: float) -> float:
+    value = environ.get(name, "").strip()
+    try:
+        seconds = float(value or default)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= threading.TIMEOUT_MAX:
+        misread.append(f"{name}={environ[name]} is not understood: set it to a number of seconds, or 0")
+        return default
+    return seconds
+
+
+def _duration(name: str, environ: Mapping[str, str], misread: list[str], *, default: float) -> float:
+    value = environ.get(name, "").strip()
+    try:
+        return parse_duration(value) if value else default
+    except ValueError as error:
+        misread.append(f"{name}: {error}")
+        return default

@@ -1,0 +1,1 @@
+"""Turns one call of a partition into a verified, relocatable CUDA graph."""

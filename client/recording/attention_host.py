@@ -1,0 +1,222 @@
+"""Relocatable graphs of memory-efficient attention that is trained: where its random numbers began stays on the CPU, as if launched.
+
+Captured, that attention leaves it on the GPU, and a backward takes it from where a forward that was run in the same way has
+left it. Here it is handed over as numbers of the host, whichever way either of the two runs, so that they need not run alike:
+they are known without asking the GPU, since they are how far the generator had come, plus the same at each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client.recording.recordings import IN_A_CAPTURE, MAX_RECORDINGS, Relocatable
+from pygraphd.client.replay.native.ffi import Piece, helper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.client.analysis.graph_facts import GraphFacts
+    from pygraphd.client.backend.torch_private import Runnable
+    from pygraphd.client.common.report import Report
+    from pygraphd.client.recording.pipeline import Recorder
+    from pygraphd.client.replay.replay import Replay
+    from pygraphd.client.replay.rng import Draw
+
+ON_THE_GPU = "attention's random state was given on the GPU: its forward was captured otherwise"
+NOT_SENT = "attention's random state could not be sent to the GPU"
+READ_BACK = "attention's random state was read from the GPU: it is not where the generator says"
+_SIGN, _WORDS = 1 << 63, 1 << 64
+_CPU = torch.device("cpu")
+
+
+def relocatable(
+    launch: Runnable,
+    recorder: Recorder,
+    report: Report,
+    facts: GraphFacts,
+    max_recordings: int = MAX_RECORDINGS,
+    recheck_s: float = 0.0,
+) -> Relocatable:
+    """Return a callable as relocatable graphs, of the kind that its graph needs."""
+    if facts.state:
+        return WithHostState(launch, recorder, report, facts, max_recordings)
+    return Relocatable(launch, recorder, report, facts, max_recordings, recheck_s)
+
+
+class _Call(threading.local):
+    """What one call, in its thread, has been given on the CPU, and what it is to hand out there."""
+
+    given: Sequence[torch.Tensor] = ()
+    drawn: Sequence[torch.Tensor] | None = None
+    """None: it is in the outputs already."""
+
+    def set(self, given: Sequence[torch.Tensor] = ()) -> None:
+        """Begin a call, or end it."""
+        self.given, self.drawn = given, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """By how much each offset is beyond where a replay found the generator, and what makes a tensor of each, over one of all."""
+
+    offsets: tuple[int, ...]
+    fill: Callable[[list[Any], list[Any], list[Any]], None]
+
+
+class WithHostState(Relocatable):
+    """A `Relocatable` whose graph has a `State`. What is recorded and verified has it on the GPU, callers have it on the CPU."""
+
+    _hears_of_draws = True
+    _asks_of_captures = False  # as `_why_as_compiled` does so before
+
+    def __init__(
+        self,
+        launch: Runnable,
+        recorder: Recorder,
+        report: Report,
+        facts: GraphFacts,
+        max_recordings: int = MAX_RECORDINGS,
+    ) -> None:
+        """Run `launch` so; for the rest see `Relocatable`."""
+        super().__init__(self._on_gpu, recorder, report, facts, max_recordings)
+        self._as_compiled = launch
+        self._state = facts.state
+        self._taken = (*facts.state.inputs, *facts.state.idle_inputs)
+        self._device = recorder.device
+        self._call = _Call()
+        self._begun: weakref.WeakKeyDictionary[Replay, _Begun | None] = weakref.WeakKeyDictionary()
+        self._seed, self._idle = _number(0), _number(0)
+        # Nothing is copied: the user may be capturing while this is compiled.
+        idle_inputs = facts.state.idle_inputs
+        self._idle_on_gpu = torch.empty_like(self._idle, device=self._device) if idle_inputs else None
+
+    def _run(self, inputs: list[Any]) -> Any:
+        if reason := self._why_as_compiled(inputs):
+            self._report.step_aside(reason)
+            return self._as_compiled(inputs)
+        self._call.set([inputs[index] for index in self._taken])
+        try:
+            if reason := self._put_on_gpu(inputs):
+                return self._step_aside(reason, inputs)
+            outputs = super()._run(inputs)
+            drawn = self._call.drawn
+            return outputs if drawn is None else self._with_state(outputs, drawn)
+        finally:
+            self._call.set()
+
+    def _put_on_gpu(self, inputs: list[Any]) -> str | None:
+        """Put what a replay reads in the place of what was given; return why that cannot be."""
+        state = self._state
+        try:
+            sent = self._sent([inputs[index] for index in state.inputs])
+        except Exception as error:  # noqa: BLE001 - nothing has run yet; if it is the user's to know, the launched call meets it
+            return f"{NOT_SENT}: {type(error).__name__}"
+        for index, value in zip(state.inputs, sent, strict=True):
+            inputs[index] = value
+        for index in state.idle_inputs:
+            inputs[index] = None
+        return None
+
+    def _why_as_compiled(self, inputs: Sequence[Any]) -> str | None:
+        if self._recorder.in_capture():
+            return IN_A_CAPTURE
+        return None if all(inputs[index].is_cpu for index in self._taken) else ON_THE_GPU
+
+    def _with_state(self, outputs: Sequence[Any], drawn: Sequence[torch.Tensor]) -> Any:
+        made = list(outputs)
+        for index, value in zip(self._state.drawn, drawn, strict=True):
+            made[index] = value
+        for index in self._state.idle_outputs:
+            made[index] = self._idle
+        return tuple(made) if isinstance(outputs, tuple) else made
+
+    # --- what is recorded ---
+
+    def _on_gpu(self, inputs: list[Any]) -> list[Any]:
+        """Run what was compiled, with its state on the GPU, as in a replay."""
+        if self._recorder.in_capture():
+            for index in self._state.idle_inputs:
+                inputs[index] = self._idle_on_gpu
+            outputs = list(self._as_compiled(inputs))
+        else:
+            outputs = list(self._given_back(inputs))
+            self._call.drawn = [outputs[index] for index in self._state.drawn]
+            # The call has its result, whatever this comes to: what is not as in a replay is not verified, and not used.
+            with contextlib.suppress(Exception):
+                for index, value in zip(self._state.drawn, self._sent(self._call.drawn), strict=True):
+                    outputs[index] = value
+        for index in self._state.idle_outputs:
+            outputs[index] = None
+        return outputs
+
+    def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
+        self._report.step_aside(reason)
+        return self._given_back(inputs)
+
+    def _given_back(self, inputs: list[Any]) -> Any:
+        """Run what was compiled on what the call was given."""
+        for index, value in zip(self._taken, self._call.given, strict=True):
+            inputs[index] = value
+        return self._as_compiled(inputs)
+
+    def _sent(self, scalars: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        # Pageable memory, which CUDA has read before it returns, without waiting for the GPU.
+        return torch.stack(list(scalars)).to(self._device, non_blocking=True).unbind() if scalars else ()
+
+    # --- what a replay hands out ---
+
+    def _drew(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
+        self._call.drawn = self._numbers(replay, outputs, drawn) if self._state.drawn else ()
+
+    def _numbers(self, replay: Replay, outputs: Sequence[Any], drawn: Draw | None) -> Sequence[torch.Tensor]:
+        if drawn is not None and (begun := self._begun.get(replay)) is not None:
+            return self._known(begun, drawn)
+        read = [
+            outputs[index].cpu() for index in self._state.drawn
+        ]  # in no memory of the GPU, as there may be none
+        if replay not in self._begun:
+            self._begun[replay] = self._learn([int(each) for each in read], drawn)
+        else:
+            self._report.step_aside(READ_BACK)
+        return read
+
+    def _learn(self, read: Sequence[int], drawn: Draw | None) -> _Begun | None:
+        """Return how a replay's state follows from the generator's; None if it does not."""
+        if drawn is None:
+            return None
+        seeds, offsets = read[: len(self._state.seeds)], read[len(self._state.seeds) :]
+        follows = all(drawn.before <= each < drawn.after for each in offsets)
+        if not follows or any(each != _signed(drawn.seed) for each in seeds):
+            return None
+        pieces = [Piece(index, 0, None, index, (), ()) for index in range(len(offsets))]
+        fill = helper.bulk(self._report.fail).filling(pieces)
+        return _Begun(tuple(each - drawn.before for each in offsets), fill)
+
+    def _known(self, begun: _Begun, drawn: Draw) -> Sequence[torch.Tensor]:
+        seed = self._seed
+        if int(seed) != _signed(drawn.seed):
+            seed = self._seed = _number(_signed(drawn.seed))
+        offsets: list[Any] = [None] * len(begun.offsets)
+        # Not views, as autograd knows them: each of those would be detached when it is saved.
+        begun.fill([_numbers([drawn.before + each for each in begun.offsets])], [], offsets)
+        return [seed] * len(self._state.seeds) + offsets
+
+
+def _number(value: int) -> torch.Tensor:
+    return torch.scalar_tensor(value, dtype=torch.int64, device=_CPU)  # whatever the user's default device is
+
+
+def _numbers(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=_CPU)
+
+
+def _signed(seed: int) -> int:
+    """Return a seed as attention keeps it, in 64 bits with a sign."""
+    return seed - _WORDS if seed >= _SIGN else seed

@@ -1,0 +1,69 @@
+"""Tensors side by side in one allocation: hundreds of allocations take milliseconds of the host's time, and leave gaps."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client.backend import torch_private
+from pygraphd.client.replay.relocation_table import BLOCK, blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pygraphd.client.replay.replay import Memory
+
+
+def lay_apart(
+    memories: Sequence[Memory], allocate: Callable[[int], torch.Tensor]
+) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    """Return an allocation of bytes, from `allocate`, tensors in it that are like these memories, and the block behind each, as bytes.
+
+    They are in the other order, and each begins a block. What is reached from where another memory begins or ends is not found there, as it would not be in a call.
+    """
+    sizes = [blocks(memory.bytes) * BLOCK for memory in memories]
+    begins = [*itertools.accumulate((size + BLOCK for size in reversed(sizes)), initial=0)][-2::-1]
+    arena = allocate(sum(sizes) + BLOCK * len(sizes))
+    tensors = [
+        torch_private.reinterpret(arena, each.dtype, each.size, each.stride, begin // each.dtype.itemsize)
+        for each, begin in zip(memories, begins, strict=True)
+    ]
+    return arena, tensors, [arena[begin + size :][:BLOCK] for begin, size in zip(begins, sizes, strict=True)]
+
+
+class Arena:
+    """An allocation that is handed out from its beginning to its end, as tensors that are aligned as others are."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Allocate so many bytes; for what lies at any address, one block more than it takes is enough."""
+        self._bytes = torch.empty(blocks(size) * BLOCK, dtype=torch.uint8, device=device)
+        self._as = {torch.uint8: self._bytes}
+        self._end = 0
+
+    @property
+    def whole(self) -> torch.Tensor:
+        """All of its bytes."""
+        return self._bytes
+
+    def take(self, size: int, like: int) -> int:
+        """Return where so many bytes begin that are aligned as the address `like` is."""
+        start: int = self._end + (like - self._bytes.data_ptr() - self._end) % BLOCK
+        self._end = start + size
+        return start
+
+    def tensor(self, start: int, like: torch.Tensor) -> torch.Tensor:
+        """Return a tensor like another one, conjugate or negative if that is, from a byte on."""
+        return torch_private.viewed_like(self._made(start, like.dtype, like.size(), like.stride()), like)
+
+    def bytes(self, start: int, size: int) -> torch.Tensor:
+        """Return so many bytes, from one on."""
+        return self._made(start, torch.uint8, (size,), (1,))
+
+    def _made(self, start: int, dtype: torch.dtype, size: Iterable[int], stride: Iterable[int]) -> Any:
+        if dtype not in self._as:
+            self._as[dtype] = self._bytes.view(dtype)
+        return torch_private.reinterpret(
+            self._as[dtype], dtype, tuple(size), tuple(stride), start // dtype.itemsize
+        )

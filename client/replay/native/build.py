@@ -1,0 +1,147 @@
+"""Has `helper.c`, with its parts, compiled once for each user, Python and version of it, and loads it. Knows nothing of torch.
+
+The compiler is the one that Triton finds, so that who runs Inductor's kernels has it, and Python's headers, too. Nobody waits
+for it: the process that starts it goes on without, and whoever records a graph later loads what is there by then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import secrets
+import shlex
+import shutil
+import stat
+import subprocess
+import sysconfig
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pygraphd.client.common.planted import refuse_planted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+SOURCE = Path(__file__).with_name("helper.c")
+PARTS = tuple(SOURCE.with_name(name) for name in ("fused_replay.h", "exec_table.h"))
+_NAME = "bulk"
+_COMPILERS = ("gcc", "clang", "cc")
+_SPAWN_S = 5.0
+
+# A shell that ends at once, so that the compiler is nobody's child and a user's os.wait() never meets it.
+_SCRIPT = (
+    'umask 077; to=$1 part=$2; shift 2; ( if "$@" -o "$part" >"$part.log" 2>&1 </dev/null;'
+    ' then rm -f "$part.log"; mv -f "$part" "$to"; else mv -f "$part.log" "$to.log"; fi ) &'
+)
+_TRY_AGAIN_S = 86_400.0
+"""What a compiler has said is believed for a day: a disk may have been full."""
+
+
+def place(cache: Path) -> Path:
+    """Return where the compiled file of this user, Python and source belongs in a cache folder."""
+    content = hashlib.sha256(b"".join(each.read_bytes() for each in (SOURCE, *PARTS))).hexdigest()[:16]
+    return (
+        cache / "compiled" / str(os.geteuid()) / f"{_NAME}-{content}.{sysconfig.get_config_var('SOABI')}.so"
+    )
+
+
+def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | None:
+    """Start the compiler unless the file is there; return why that is no use, or None. Raises OSError."""
+    if path.exists():
+        return None
+    log = _log(path)
+    if log.exists() and time.time() - log.stat().st_mtime < _TRY_AGAIN_S:
+        return f"it could not be compiled; {log} says why, and once that file is deleted it is tried again"
+    log.unlink(missing_ok=True)  # it would say that this one has failed
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "this Python has no GIL, and the helper relies on it"
+    environ = os.environ if environ is None else environ
+    compiler = _compiler(environ)
+    if compiler is None:
+        return f"no C compiler: none of {', '.join(_COMPILERS)} is there, and CC is not set"
+    include = sysconfig.get_paths()["include"]
+    if not (Path(include) / "Python.h").exists():
+        return f"no Python.h in {include}: install the headers of this Python"
+    refuse_planted(_folders(path)[0])
+    for folder in _folders(path):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # each: the mode is that of the last one only
+    part = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
+    command = [*compiler, "-O2", "-shared", "-fPIC", f"-I{include}", str(SOURCE)]
+    _spawn(["/bin/sh", "-c", _SCRIPT, "sh", str(path), str(part), *command])
+    return None
+
+
+def may_come(path: Path) -> bool:
+    """Return whether what compiles it may still be at work."""
+    return not _is_there(path) and not _is_there(_log(path))
+
+
+def why_not_there(path: Path) -> str | None:
+    """Return why there is no compiled file, if it is not to be made; None if it is there."""
+    return None if path.exists() else f"{path} is not there, and this process may not write it"
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder that may not be searched
+        return False
+
+
+def _log(path: Path) -> Path:
+    """Return where what the compiler says is kept if it fails."""
+    return path.with_name(path.name + ".log")
+
+
+def _folders(path: Path) -> tuple[Path, Path, Path]:
+    """Return the folders of a compiled file that are ours: the cache, that of all compiled files, and this user's."""
+    return path.parents[2], path.parents[1], path.parents[0]
+
+
+def load(path: Path) -> ModuleType | str | None:
+    """Return the compiled module, None if it is not there yet, or why it is not used."""
+    try:
+        if reason := _not_ours(path):
+            return reason
+        loader = importlib.machinery.ExtensionFileLoader(_NAME, str(path))
+        spec = importlib.util.spec_from_loader(_NAME, loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001 - it is optional, and whatever happens is a reason to do without
+        return f"{path} cannot be loaded: {error}"
+    return module
+
+
+def _not_ours(path: Path) -> str | None:
+    """Return why code in this file is not to be run, if another user may have written it."""
+    for each in (*_folders(path), path):
+        status = each.stat()
+        if status.st_uid not in {0, os.geteuid()} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"{each} can be written by others"
+    return None
+
+
+def _compiler(environ: Mapping[str, str]) -> list[str] | None:
+    if chosen := shlex.split(environ.get("CC", "")):
+        return chosen if shutil.which(chosen[0]) else None
+    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    return [found] if found else None
+
+
+def _spawn(command: list[str]) -> None:
+    subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        check=False,
+        timeout=_SPAWN_S,
+    )

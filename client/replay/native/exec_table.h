@@ -1,0 +1,338 @@
+/* The executables of one graph, each bound to the addresses that it was last written with: the one that a call's addresses have, or one
+ * that is written for them.
+ *
+ * Part of `helper.c`. What it does, in which order, is what `Table` in `client/replay/exec_cache.py` does, which also says why. */
+
+#define MOST_EXECUTABLES 64
+#define MOST_SEEN 256
+
+typedef struct {
+    uint64_t index, offset; /* of a tensor in its list, and bytes from where its slot begins, modulo 2**64 */
+} Member;
+
+typedef struct {
+    uint64_t members, recorded, alignment, words, nodes; /* how many members, words and nodes; where it was recorded, and how it must be aligned */
+} Slot;
+
+typedef struct {
+    uint64_t index, offset; /* of a word that follows a slot, and bytes from where that begins, modulo 2**64 */
+} Word;
+
+typedef struct {
+    uint64_t function, node, parameters, context; /* how a node is written, by a function of the driver's; a kernel has no context */
+} Write;
+
+typedef struct {
+    uint64_t handle, mark, used, *at; /* `mark` is the hash of its addresses, 0 if they are not known; `used` is the latest call */
+    Py_ssize_t next;                  /* that was used after it the last time */
+} Executable;
+
+typedef struct {
+    Py_buffer numbers, parameters; /* which the next six lie in; and all words */
+    const Member *members;         /* those of inputs come first, then those of memories */
+    const Slot *slots;
+    const Word *words;
+    const uint64_t *nodes;
+    const Write *writes;
+    Py_ssize_t inputs, count, slot_count, node_count; /* `count` members */
+    Py_ssize_t worth, idle;
+    Executable all[MOST_EXECUTABLES];
+    Py_ssize_t made, limit, latest, written;
+    uint64_t calls, seen[MOST_SEEN], seen_count;
+    uint64_t *now, *words_at; /* where the members of a call lie, and where the words say that they do */
+    uint8_t *dirty;           /* nodes that are to be written */
+    PyObject *make, *fail;
+} Table;
+
+#define TABLE "pygraph.table"
+
+static void release_table(Table *table) {
+    for (Py_ssize_t i = 0; i < table->made; i++) PyMem_Free(table->all[i].at);
+    PyBuffer_Release(&table->numbers); /* does nothing to one that was not had */
+    PyBuffer_Release(&table->parameters);
+    PyMem_Free(table->now);
+    PyMem_Free(table->words_at);
+    PyMem_Free(table->dirty);
+    Py_XDECREF(table->make);
+    Py_XDECREF(table->fail);
+    PyMem_Free(table);
+}
+
+static void free_table(PyObject *capsule) { release_table(PyCapsule_GetPointer(capsule, TABLE)); }
+
+/* Whether all that the numbers speak of is there. */
+static int is_sound(const Table *table) {
+    uint64_t members = 0, words = 0, nodes = 0, all_words = table->parameters.len / sizeof(uint64_t);
+    for (Py_ssize_t i = 0; i < table->slot_count; i++) {
+        const Slot *slot = &table->slots[i];
+        if (slot->members == 0 || slot->members > (uint64_t)table->count || slot->alignment == 0 || members + slot->members > (uint64_t)table->count) return 0;
+        members += slot->members, words += slot->words, nodes += slot->nodes;
+    }
+    for (const Word *word = table->words; word < (const Word *)table->nodes; word++, words--)
+        if (word->index >= all_words || words == 0) return 0;
+    for (const uint64_t *node = table->nodes; node < (const uint64_t *)table->writes; node++, nodes--)
+        if (*node >= (uint64_t)table->node_count || nodes == 0) return 0;
+    for (Py_ssize_t i = 0; i < table->count; i++)
+        if (table->members[i].index > PY_SSIZE_T_MAX / 8) return 0;
+    return members == (uint64_t)table->count && words == 0 && nodes == 0;
+}
+
+/* Has the table's arrays begin where they do: six counts, then what each of them counts, and where the members lay. */
+static int lay_out(Table *table) {
+    enum { INPUTS, MEMBERS, SLOTS, WORDS, NODES, WRITES, COUNTS };
+    const uint64_t *numbers = table->numbers.buf, *end = numbers + table->numbers.len / sizeof(uint64_t);
+    if (end - numbers < COUNTS) return 0;
+    for (int i = 0; i < COUNTS; i++)
+        if (numbers[i] > (1u << 30)) return 0;
+    table->inputs = numbers[INPUTS], table->count = numbers[MEMBERS], table->slot_count = numbers[SLOTS], table->node_count = numbers[WRITES];
+    table->members = (const Member *)(numbers + COUNTS);
+    table->slots = (const Slot *)(table->members + numbers[MEMBERS]);
+    table->words = (const Word *)(table->slots + numbers[SLOTS]);
+    table->nodes = (const uint64_t *)(table->words + numbers[WORDS]);
+    table->writes = (const Write *)(table->nodes + numbers[NODES]);
+    return (const uint64_t *)(table->writes + numbers[WRITES]) + numbers[MEMBERS] == end && table->inputs <= table->count;
+}
+
+/* Adds an executable that is bound to these addresses; returns NULL with an exception set. */
+static Executable *add(Table *table, uint64_t handle, uint64_t mark, const uint64_t *at) {
+    Executable *added = &table->all[table->made];
+    *added = (Executable){handle, mark, table->calls, PyMem_Malloc((table->count + 1) * sizeof(uint64_t)), table->made};
+    if (added->at == NULL) return (Executable *)PyErr_NoMemory();
+    memcpy(added->at, at, table->count * sizeof(uint64_t));
+    table->made++;
+    return added;
+}
+
+static int begin_table(Table *table, PyObject *numbers, PyObject *parameters, unsigned long long handle) {
+    if (PyObject_GetBuffer(numbers, &table->numbers, PyBUF_SIMPLE) < 0) return -1;
+    if (PyObject_GetBuffer(parameters, &table->parameters, PyBUF_WRITABLE) < 0) return -1;
+    if (!lay_out(table) || !is_sound(table) || table->limit < 1 || table->limit > MOST_EXECUTABLES) {
+        PyErr_SetString(PyExc_ValueError, "a table's numbers do not agree");
+        return -1;
+    }
+    size_t size = (table->count + 1) * sizeof(uint64_t);
+    table->now = PyMem_Malloc(size), table->words_at = PyMem_Malloc(size), table->dirty = PyMem_Malloc(table->node_count + 1);
+    if (table->now == NULL || table->words_at == NULL || table->dirty == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    const uint64_t *at = (const uint64_t *)(table->writes + table->node_count);
+    memcpy(table->words_at, at, table->count * sizeof(uint64_t));
+    return add(table, handle, 0, at) == NULL ? -1 : 0;
+}
+
+static PyObject *table(PyObject *module, PyObject *args) {
+    PyObject *numbers, *parameters, *make, *fail;
+    unsigned long long handle;
+    Table *made = PyMem_Calloc(1, sizeof(Table));
+    if (made == NULL) return PyErr_NoMemory();
+    int parsed = PyArg_ParseTuple(args, "OOKnnnOO", &numbers, &parameters, &handle, &made->limit, &made->worth, &made->idle, &make, &fail);
+    if (parsed) made->make = Py_NewRef(make), made->fail = Py_NewRef(fail);
+    PyObject *capsule = parsed && begin_table(made, numbers, parameters, handle) == 0 ? PyCapsule_New(made, TABLE, free_table) : NULL;
+    if (capsule == NULL) release_table(made);
+    return capsule;
+}
+
+/* A step of a program leaves nothing of this in the caches near the core, and one line after the other would be waited for: for
+ * each tensor the object, the tensor in it, and its storage. So they are asked for ahead, each when what tells its address has come.
+ * An address that is none does no harm, as nothing is read from it here: neither do fields of torch's that lie elsewhere one day. */
+#define AHEAD 6
+#define STORAGE 16 /* bytes into a tensor: the pointer to its storage */
+#define OFFSET 144 /* its offset, number of elements and dtype */
+#define KEYS 176
+
+static char *tensor_ahead(PyObject *object) { return is_tensor(object) ? *(char **)((char *)object + torch.offset) : NULL; }
+
+static void fetch(PyObject *list, const Member *members, Py_ssize_t count, Py_ssize_t i) {
+    Py_ssize_t object = i + 3 * AHEAD, tensor = i + 2 * AHEAD, storage = i + AHEAD;
+    char *found;
+    if (object < count) __builtin_prefetch(PyList_GET_ITEM(list, members[object].index));
+    if (tensor >= 0 && tensor < count && (found = tensor_ahead(PyList_GET_ITEM(list, members[tensor].index))) != NULL) {
+        __builtin_prefetch(found + STORAGE);
+        __builtin_prefetch(found + OFFSET);
+        __builtin_prefetch(found + KEYS);
+    }
+    if (storage >= 0 && storage < count && (found = tensor_ahead(PyList_GET_ITEM(list, members[storage].index))) != NULL) {
+        char *address = *(char **)(found + STORAGE);
+        __builtin_prefetch(address);
+        __builtin_prefetch(address + 64);
+    }
+}
+
+/* Reads where some tensors of a list lie; returns whether all of them are there. No exception is set. */
+static int read_places(PyObject *list, const Member *members, Py_ssize_t count, uint64_t *now) {
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (members[i].index >= (uint64_t)PyList_GET_SIZE(list)) return 0;
+    for (Py_ssize_t i = -3 * AHEAD; i < count; i++) {
+        fetch(list, members, count, i);
+        if (i < 0) continue;
+        void *found, *tensor = tensor_of(PyList_GET_ITEM(list, members[i].index));
+        if (tensor == NULL || torch.get_data_ptr(tensor, &found) != 0) {
+            PyErr_Clear();
+            return 0;
+        }
+        now[i] = (uint64_t)(uintptr_t)found;
+    }
+    return 1;
+}
+
+static int read_inputs(Table *table, PyObject *inputs) { return read_places(inputs, table->members, table->inputs, table->now); }
+
+static int read_memory(Table *table, PyObject *memory) {
+    return read_places(memory, table->members + table->inputs, table->count - table->inputs, table->now + table->inputs);
+}
+
+static int is_bound(const Table *table, const Executable *executable) {
+    return memcmp(executable->at, table->now, table->count * sizeof(uint64_t)) == 0;
+}
+
+static uint64_t mark_of(const Table *table) {
+    uint64_t mark = 0;
+    for (Py_ssize_t i = 0; i < table->count; i++) {
+        mark = (mark ^ table->now[i]) * 0x9E3779B97F4A7C15u;
+        mark ^= mark >> 32;
+    }
+    return mark | 1;
+}
+
+static Executable *find(Table *table, uint64_t mark) {
+    for (Executable *each = table->all; each < table->all + table->made; each++)
+        if (each->mark == mark && is_bound(table, each)) return each;
+    return NULL;
+}
+
+/* Whether a mark is one of the last that this was asked of. */
+static int was_seen(Table *table, uint64_t mark) {
+    for (int i = 0; i < MOST_SEEN; i++)
+        if (table->seen[i] == mark) return 1;
+    table->seen[table->seen_count++ % MOST_SEEN] = mark;
+    return 0;
+}
+
+/* Whether the members of a slot lie as they must: to each other, and aligned. */
+static int fits(const Table *table, const Slot *slot, Py_ssize_t first) {
+    uint64_t base = table->now[first] - table->members[first].offset;
+    for (uint64_t i = 1; i < slot->members; i++)
+        if (table->now[first + i] - table->members[first + i].offset != base) return 0;
+    return (base - slot->recorded) % slot->alignment == 0;
+}
+
+/* Notes which nodes follow what lies elsewhere than `at`; returns how many, or -1 if the addresses do not fit. */
+static Py_ssize_t to_be_written(Table *table, const uint64_t *at) {
+    Py_ssize_t first = 0, count = 0;
+    const uint64_t *node = table->nodes;
+    memset(table->dirty, 0, table->node_count);
+    for (const Slot *slot = table->slots; slot < table->slots + table->slot_count; first += slot->members, node += slot->nodes, slot++) {
+        if (memcmp(at + first, table->now + first, slot->members * sizeof(uint64_t)) == 0) continue;
+        if (!fits(table, slot, first)) return -1;
+        for (uint64_t i = 0; i < slot->nodes; i++) {
+            count += !table->dirty[node[i]];
+            table->dirty[node[i]] = 1;
+        }
+    }
+    return count;
+}
+
+/* Has the words say where the members of the call lie. */
+static void follow(Table *table) {
+    Py_ssize_t first = 0;
+    const Word *word = table->words;
+    for (const Slot *slot = table->slots; slot < table->slots + table->slot_count; first += slot->members, word += slot->words, slot++) {
+        if (memcmp(table->words_at + first, table->now + first, slot->members * sizeof(uint64_t)) == 0) continue;
+        uint64_t base = table->now[first] - table->members[first].offset;
+        for (uint64_t i = 0; i < slot->words; i++) ((uint64_t *)table->parameters.buf)[word[i].index] = base + word[i].offset;
+    }
+    memcpy(table->words_at, table->now, table->count * sizeof(uint64_t));
+}
+
+static int write_node(const Write *write, void *executable) {
+    void *node = (void *)write->node, *parameters = (void *)write->parameters;
+    if (write->context == 0) return ((int (*)(void *, void *, void *))write->function)(executable, node, parameters);
+    return ((int (*)(void *, void *, void *, void *))write->function)(executable, node, parameters, (void *)write->context);
+}
+
+/* Writes what was noted; returns 0, or -1 with an exception set, after which nothing is known of where it is bound. */
+static int write_noted(Table *table, Executable *executable, uint64_t mark) {
+    Py_ssize_t node;
+    int code = 0;
+    follow(table);
+    Py_BEGIN_ALLOW_THREADS /* as `launch_by` */
+    for (node = 0; node < table->node_count; node++)
+        if (table->dirty[node] && (code = write_node(&table->writes[node], (void *)executable->handle)) != 0) break;
+    Py_END_ALLOW_THREADS
+    if (code == 0) {
+        memcpy(executable->at, table->now, table->count * sizeof(uint64_t));
+        executable->mark = mark;
+        return 0;
+    }
+    memset(executable->at, 0xFF, table->count * sizeof(uint64_t));
+    executable->mark = 0;
+    PyObject *none = PyObject_CallFunction(table->fail, "in", code, node);
+    if (none != NULL) PyErr_SetString(PyExc_RuntimeError, "a node could not be written");
+    Py_XDECREF(none);
+    return -1;
+}
+
+/* Returns another executable, bound where the call lies; NULL with an exception set, or without one if there can be none. */
+static Executable *another(Table *table, uint64_t mark, PyObject *stream) {
+    follow(table);
+    PyObject *made = PyObject_CallOneArg(table->make, stream);
+    if (made == NULL) return NULL;
+    uint64_t handle = made == Py_None ? 0 : PyLong_AsUnsignedLongLong(made);
+    int failed = PyErr_Occurred() != NULL, none = made == Py_None;
+    Py_DECREF(made);
+    if (none) table->limit = table->made;
+    return failed || none ? NULL : add(table, handle, mark, table->now);
+}
+
+/* Returns the one that was not used for longest, but for the first, if that is long ago; otherwise the first. */
+static Executable *idle_or_first(Table *table) {
+    Executable *oldest = table->all;
+    for (Executable *each = table->all + 1; each < table->all + table->made; each++)
+        if (oldest == table->all || each->used < oldest->used) oldest = each;
+    return table->calls - oldest->used > (uint64_t)table->idle ? oldest : table->all;
+}
+
+/* Returns an executable that has come to be bound where the call lies; NULL with an exception set, or without one if that does not fit. */
+static Executable *rebound(Table *table, uint64_t mark, PyObject *stream) {
+    Executable *to = table->all;
+    table->written = to_be_written(table, to->at);
+    if (table->written < 0) return NULL;
+    if (was_seen(table, mark) && table->written >= table->worth) {
+        Executable *made = table->made < table->limit ? another(table, mark, stream) : NULL;
+        if (made != NULL || PyErr_Occurred()) return made;
+        to = idle_or_first(table);
+        table->written = to_be_written(table, to->at);
+    }
+    return write_noted(table, to, mark) == 0 ? to : NULL;
+}
+
+/* Returns the executable that is bound where the call lies; NULL as `rebound` does. */
+static Executable *bound(Table *table, PyObject *stream) {
+    Executable *latest = &table->all[table->latest], *found = &table->all[latest->next];
+    table->written = 0;
+    table->calls++;
+    if (!is_bound(table, found)) {
+        uint64_t mark = mark_of(table);
+        found = find(table, mark);
+        if (found == NULL) found = rebound(table, mark, stream);
+        if (found == NULL) return NULL;
+    }
+    latest->next = table->latest = found - table->all;
+    found->used = table->calls;
+    return found;
+}
+
+/* bind(table, inputs, memory, stream) */
+static PyObject *bind(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (given != 4 || !PyList_Check(args[1]) || !PyList_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "a table, two lists and a stream are wanted");
+        return NULL;
+    }
+    Table *table = PyCapsule_GetPointer(args[0], TABLE);
+    if (table == NULL) return NULL;
+    if (!read_inputs(table, args[1]) || !read_memory(table, args[2])) Py_RETURN_NONE;
+    Executable *found = bound(table, args[3]);
+    if (found == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return Py_BuildValue("Kn", (unsigned long long)found->handle, table->written);
+}

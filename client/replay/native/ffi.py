@@ -1,0 +1,318 @@
+"""Doing with hundreds of tensors what a replay has to, in one call: by the compiled helper where it is there, or by Python.
+
+A replay compares the addresses of its inputs, and makes tensors over memory. In Python that
+is 0.1 us for each that is looked at, and 1 us for each that is made, at every call.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+
+from pygraphd.client.backend import torch_private
+from pygraphd.client.replay.native import build
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+
+
+class Piece(NamedTuple):
+    """A tensor to be made over the memory of another one."""
+
+    target: int
+    """Where in the list of those that are made it goes."""
+    base: int
+    """Which of the call's memories it lies in, or ~index of an input."""
+    dtype: torch.dtype | None
+    """None: the same as that."""
+    offset: int
+    """In elements of its own, from where that begins."""
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+Launch = Callable[[int, int], Any]
+"""Launches an executable on a stream; for a `Call`, what `Bulk.launching` has made is one, too."""
+
+
+class Call(Protocol):
+    """Does a whole call of a graph."""
+
+    def __call__(
+        self,
+        table: Any,
+        inputs: list[Any],
+        memory: list[Any],
+        blank: list[Any],
+        launch: Launch,
+        stream: int,
+        /,
+    ) -> tuple[Any, Any, int] | None:
+        """Return the outputs, what launching has returned, and how many nodes were written; None with nothing launched, if the call does not fit.
+
+        `table` is of `Bulk.table`. What is allocated is put into `memory`, at its slots, and taken out again. Raises what allocating,
+        making an executable, writing and launching do.
+        """
+
+
+class Bulk(Protocol):
+    """What is done with many tensors at once."""
+
+    def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
+        """Return what puts these into a list: called with memories, inputs, and that list."""
+
+    def gathering(
+        self, picks: Sequence[tuple[int, int]], sizes: tuple[int, int]
+    ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
+        """Return what picks objects out of three lists, as (list, index); `sizes` are those of the first two lists."""
+
+    def calling(
+        self,
+        allocate: Callable[..., Any],
+        arguments: Sequence[tuple[Any, ...]],
+        slots: Sequence[int],
+        pieces: Sequence[Piece],
+        picks: Sequence[tuple[int, int]],
+    ) -> Call | None:
+        """Return what allocates, with each of these arguments and for each of these slots, launches, fills and gathers.
+
+        None, if all that has to be done step by step.
+        """
+
+    def table(
+        self,
+        numbers: array[int],
+        words: memoryview,
+        executable: int,
+        limits: tuple[int, int, int],
+        make: Callable[[int], int | None],
+        fail: Callable[[int, int], NoReturn],
+    ) -> Any:
+        """Return a table of executables that begins with one; None if it has to be Python's, `exec_cache.Table`.
+
+        `numbers` are those of `Slots.numbers`, and `limits` how many executables there may be, `WORTH` and `IDLE_CALLS`. `make` makes
+        another one on a stream; `fail` is told what writing a node has returned, and which node.
+        """
+
+    def bind(
+        self, table: Any, inputs: list[Any], memory: list[Any], stream: int, /
+    ) -> tuple[int, int] | None:
+        """Return an executable that is bound where a call lies, and how many nodes were written; None if it does not fit."""
+
+    def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
+        """Return what launches by the driver's function at an address, for a `Call` alone; `fail` is told what that returns but 0.
+
+        None, if Python has to call it.
+        """
+
+
+class InPython:
+    """Without the helper."""
+
+    def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
+        """See `Bulk`."""
+        same = [piece for piece in pieces if piece.dtype is None]
+        same.sort(key=lambda piece: piece.base < 0)
+        own, others = (
+            [each.base for each in same if each.base >= 0],
+            [~each.base for each in same if each.base < 0],
+        )
+        columns = [each.size for each in same], [each.stride for each in same], [each.offset for each in same]
+        targets, reinterpreter = [each.target for each in same], torch_private.reinterpreter()
+        viewed = [(piece, piece.dtype) for piece in pieces if piece.dtype is not None]
+
+        def fill(memory: list[Any], inputs: list[Any], made: list[Any]) -> None:
+            where = [*map(memory.__getitem__, own), *map(inputs.__getitem__, others)]
+            for target, tensor in zip(targets, map(reinterpreter, where, *columns), strict=True):
+                made[target] = tensor
+            for each, dtype in viewed:
+                base = memory[each.base] if each.base >= 0 else inputs[~each.base]
+                made[each.target] = torch_private.reinterpret(
+                    base, dtype, each.size, each.stride, each.offset
+                )
+
+        return fill
+
+    def gathering(
+        self, picks: Sequence[tuple[int, int]], sizes: tuple[int, int]
+    ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
+        """See `Bulk`."""
+        begins = (0, sizes[0], sum(sizes))
+        pick = _picker([begins[which] + index for which, index in picks])
+        return lambda memory, made, inputs: pick([*memory, *made, *inputs])
+
+    def calling(
+        self,
+        allocate: Callable[..., Any],
+        arguments: Sequence[tuple[Any, ...]],
+        slots: Sequence[int],
+        pieces: Sequence[Piece],
+        picks: Sequence[tuple[int, int]],
+    ) -> Call | None:
+        """See `Bulk`."""
+        del allocate, arguments, slots, pieces, picks
+        return None
+
+    def table(self, *arguments: Any) -> Any:
+        """See `Bulk`."""
+        del arguments
+
+    def bind(self, *arguments: Any) -> NoReturn:
+        """See `Bulk`; there are no tables to call it with."""
+        raise NotImplementedError(arguments)
+
+    def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
+        """See `Bulk`."""
+        del function, fail
+        return None
+
+
+def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    if indices:
+        (only,) = indices
+        return lambda pool: (pool[only],)
+    return lambda pool: ()
+
+
+class Compiled:
+    """With the helper, a module made of `helper.c`."""
+
+    def __init__(self, module: Any) -> None:
+        self.bind = module.bind
+        self._module = module
+
+    def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
+        """See `Bulk`."""
+        plan = self._plan(pieces)
+        return InPython().filling(pieces) if plan is None else functools.partial(self._module.fill, plan)
+
+    def _plan(self, pieces: Sequence[Piece]) -> Any:
+        """Return what the module is to make; None if it cannot make one of them."""
+        try:
+            told = [piece._replace(dtype=torch_private.dtype_code(piece.dtype)) for piece in pieces]
+        except LookupError:
+            return None
+        # Those of one type over one memory in a row: that is then seen as of this type once.
+        told.sort(key=lambda piece: (piece.base, piece.dtype))
+        return self._module.plan([tuple(piece) for piece in told])
+
+    def gathering(
+        self, picks: Sequence[tuple[int, int]], _sizes: tuple[int, int]
+    ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
+        """See `Bulk`."""
+        return functools.partial(self._module.gather, self._module.picks(list(picks)))
+
+    def calling(
+        self,
+        allocate: Callable[..., Any],
+        arguments: Sequence[tuple[Any, ...]],
+        slots: Sequence[int],
+        pieces: Sequence[Piece],
+        picks: Sequence[tuple[int, int]],
+    ) -> Call | None:
+        """See `Bulk`."""
+        module, plan = self._module, self._plan(pieces)
+        if plan is None:
+            return None
+        picked = module.picks(list(picks))
+        recipe = module.recipe(allocate, tuple(map(tuple, arguments)), tuple(slots), plan, picked)
+        return functools.partial(module.call, recipe)
+
+    def table(
+        self,
+        numbers: array[int],
+        words: memoryview,
+        executable: int,
+        limits: tuple[int, int, int],
+        make: Callable[[int], int | None],
+        fail: Callable[[int, int], NoReturn],
+    ) -> Any:
+        """See `Bulk`."""
+        return self._module.table(numbers, words, executable, *limits, make, fail)
+
+    def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
+        """See `Bulk`."""
+        made: Launch = self._module.launcher(function, fail)
+        return made
+
+
+def _configure(module: Any) -> str | None:
+    try:
+        return torch_private.configure_bulk(module)
+    except Exception as error:  # noqa: BLE001 - tensors may be anything within modes of the user's
+        return f"it cannot be tried: {error}"
+
+
+COMPILING_S = 10.0
+"""A compiler that takes longer is not waited for (0.4 s on one core)."""
+
+
+class Helper:
+    """The compiled helper of a process."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._bulk: Bulk | None = None
+        self._waited_for_until = 0.0
+
+    def prepare(self, cache: Path, *, may_compile: bool = True) -> str | None:
+        """Have it compiled if it never was and that is allowed; return why it will not be there, or None."""
+        if self._path is not None or self._bulk is not None:
+            return None
+        try:
+            if reason := torch_private.missing_for_bulk():
+                return reason
+            path = build.place(cache)
+            reason = build.compile_once(path) if may_compile else build.why_not_there(path)
+        except Exception as error:  # noqa: BLE001 - it is optional, and must not be in the way of anything
+            return f"it cannot be compiled: {error}"
+        if reason is None:
+            self._path = path
+            self._waited_for_until = time.monotonic() + COMPILING_S
+        return reason
+
+    def is_coming(self) -> bool:
+        """Whether it is about to be there: what is recorded now would do without it for as long as this process runs."""
+        path = self._path
+        return path is not None and time.monotonic() < self._waited_for_until and build.may_come(path)
+
+    def bulk(self, note: Callable[[str], None]) -> Bulk:
+        """Return the helper if it is there by now, and what does the same in Python if not; `note` is told why it is of no use."""
+        path = self._path
+        if self._bulk is None and path is not None:
+            self._load(path, note)
+        return self._bulk or InPython()
+
+    def _load(self, path: Path, note: Callable[[str], None]) -> None:
+        module: Any = build.load(path)
+        if module is None:
+            return  # it is being compiled
+        self._path = None
+        reason = module if isinstance(module, str) else _configure(module)
+        if reason is None:
+            self._bulk = Compiled(module)
+        else:
+            note(f"compiled helper: {reason}")
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until what was prepared is compiled, for a benchmark or a test; return whether it is."""
+        end = time.monotonic() + timeout_s
+        while self._path is not None and not self._path.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        return self._bulk is not None or (self._path is not None and self._path.exists())
+
+    def forget(self) -> None:
+        """Be as at the beginning of a process."""
+        self._path = self._bulk = None
+
+
+helper = Helper()

@@ -1,0 +1,331 @@
+/* Does in one call what a replay has to do with hundreds of tensors: sees where they lie and how many hold them, makes some.
+ *
+ * Built by `client/replay/native/build.py` with nothing but a C compiler and Python's headers. Of torch it needs four functions of libtorch's
+ * stable C interface, the one that makes a Python object of a tensor, and where in such an object its tensor is, which
+ * `configure` is told. The Python that does the same is in `client/bulk.py`. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+static struct {
+    PyTypeObject *type;
+    PyTypeObject *subtypes[2]; /* that were seen last, as a program has tensors and parameters */
+    Py_ssize_t offset;
+    int32_t (*get_data_ptr)(void *tensor, void **address);
+    int32_t (*reinterpret)(void *tensor, int64_t dimensions, const int64_t *size, const int64_t *stride, int64_t offset,
+                           void **made);
+    int32_t (*view_as)(void *tensor, int32_t dtype, void **made);
+    int32_t (*destroy)(void *tensor);
+    PyObject *(*wrap)(void *tensor); /* moves the tensor into the object */
+} torch;
+
+static PyObject *configure(PyObject *module, PyObject *args) {
+    PyObject *type;
+    Py_ssize_t offset;
+    unsigned long long get_data_ptr, reinterpret, view_as, destroy, wrap;
+    if (!PyArg_ParseTuple(args, "O!nKKKKK", &PyType_Type, &type, &offset, &get_data_ptr, &reinterpret, &view_as, &destroy,
+                          &wrap))
+        return NULL;
+    Py_INCREF(type); /* for good: what was configured before may be in use */
+    torch.type = (PyTypeObject *)type;
+    for (int i = 0; i < 2; i++) Py_CLEAR(torch.subtypes[i]);
+    torch.offset = offset;
+    torch.get_data_ptr = (int32_t(*)(void *, void **))(uintptr_t)get_data_ptr;
+    torch.reinterpret = (int32_t(*)(void *, int64_t, const int64_t *, const int64_t *, int64_t, void **))(uintptr_t)reinterpret;
+    torch.view_as = (int32_t(*)(void *, int32_t, void **))(uintptr_t)view_as;
+    torch.destroy = (int32_t(*)(void *))(uintptr_t)destroy;
+    torch.wrap = (PyObject * (*)(void *))(uintptr_t)wrap;
+    Py_RETURN_NONE;
+}
+
+/* Whether a type that was not seen lately is one of tensors. */
+static int is_subtype(PyTypeObject *type) {
+    if (torch.type == NULL || !PyType_IsSubtype(type, torch.type)) return 0;
+    Py_INCREF(type); /* no other type must get its address */
+    PyTypeObject *oldest = torch.subtypes[1];
+    torch.subtypes[1] = torch.subtypes[0];
+    torch.subtypes[0] = type;
+    Py_XDECREF(oldest);
+    return 1;
+}
+
+/* Asking Python for each of hundreds, thrice, takes as long as all else. */
+static inline int is_tensor(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    return type == torch.subtypes[0] || type == torch.subtypes[1] || is_subtype(type);
+}
+
+/* Returns the C++ tensor in an object, borrowed, or NULL with an exception set. */
+static void *tensor_of(PyObject *object) {
+    if (!is_tensor(object)) {
+        PyErr_SetString(PyExc_TypeError, "not a tensor, or `configure` was not called");
+        return NULL;
+    }
+    return (char *)object + torch.offset;
+}
+
+static int are_lists(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted) {
+    int right = given == wanted;
+    for (Py_ssize_t i = 0; right && i < wanted; i++) right = PyList_Check(args[i]);
+    if (!right) PyErr_Format(PyExc_TypeError, "%zd lists are wanted", wanted);
+    return right;
+}
+
+static int is_within(PyObject *list, Py_ssize_t index) {
+    if (index >= 0 && index < PyList_GET_SIZE(list)) return 1;
+    PyErr_SetString(PyExc_IndexError, "an index is beyond the end of a list");
+    return 0;
+}
+
+/* Returns an item of a list, borrowed, or NULL with an exception set. */
+static PyObject *item(PyObject *list, Py_ssize_t index) {
+    return is_within(list, index) ? PyList_GET_ITEM(list, index) : NULL;
+}
+
+/* --- looking ---------------------------------------------------------------------------------------------------------- */
+
+static PyObject *places(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (!are_lists(args, given, 1)) return NULL;
+    PyObject *found = PyList_New(PyList_GET_SIZE(args[0]));
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(args[0]); i++) {
+        void *address = NULL, *tensor = tensor_of(PyList_GET_ITEM(args[0], i));
+        int failed = tensor == NULL || torch.get_data_ptr(tensor, &address) != 0;
+        PyObject *place = failed ? NULL : PyLong_FromVoidPtr(address);
+        if (place == NULL && !PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "tensor %zd has no address", i);
+        if (place == NULL) Py_CLEAR(found);
+        else PyList_SET_ITEM(found, i, place);
+    }
+    return found;
+}
+
+/* --- making ----------------------------------------------------------------------------------------------------------- */
+
+#define PLAN "pygraph.plan"
+#define MAX_DIMENSIONS 64
+
+/* One tensor to be made: `from` counts through memories if it is not negative, else it is ~index of an input; `dtype` is -1 if it
+ * is of the same type as that, and `offset` in elements of its own. */
+typedef struct {
+    Py_ssize_t target, from;
+    int32_t dtype;
+    int64_t offset, dimensions;
+    int64_t *size, *stride;
+} Piece;
+
+typedef struct {
+    Py_ssize_t count;
+    Piece *pieces;
+    int64_t *numbers;
+} Plan;
+
+static void free_plan(Plan *plan) {
+    PyMem_Free(plan->pieces);
+    PyMem_Free(plan->numbers);
+    PyMem_Free(plan);
+}
+
+static void free_capsule(PyObject *capsule) { free_plan(PyCapsule_GetPointer(capsule, PLAN)); }
+
+static int read_numbers(PyObject *tuple, int64_t *numbers) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+        numbers[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
+        if (numbers[i] == -1 && PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
+/* Reads (target, from, dtype, offset, size, stride) into a piece whose numbers begin at `numbers`; returns -1 with an exception set. */
+static int read_piece(PyObject *tuple, Piece *piece, int64_t *numbers) {
+    PyObject *size, *stride;
+    long long offset;
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "a piece is a tuple");
+        return -1;
+    }
+    int dtype;
+    if (!PyArg_ParseTuple(tuple, "nniLO!O!", &piece->target, &piece->from, &dtype, &offset, &PyTuple_Type, &size, &PyTuple_Type,
+                          &stride))
+        return -1;
+    piece->dtype = dtype;
+    piece->offset = offset;
+    piece->dimensions = PyTuple_GET_SIZE(size);
+    if (piece->dimensions > MAX_DIMENSIONS || piece->dimensions != PyTuple_GET_SIZE(stride)) {
+        PyErr_SetString(PyExc_ValueError, "a size and its strides differ in length, or are too long");
+        return -1;
+    }
+    piece->size = numbers;
+    piece->stride = numbers + piece->dimensions;
+    return read_numbers(size, piece->size) < 0 || read_numbers(stride, piece->stride) < 0 ? -1 : 0;
+}
+
+static PyObject *plan(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (!are_lists(args, given, 1)) return NULL;
+    Py_ssize_t count = PyList_GET_SIZE(args[0]);
+    Plan *made = PyMem_Calloc(1, sizeof(Plan));
+    if (made == NULL) return PyErr_NoMemory();
+    made->count = count;
+    made->pieces = PyMem_Calloc(count + 1, sizeof(Piece));
+    made->numbers = PyMem_Calloc(count + 1, 2 * MAX_DIMENSIONS * sizeof(int64_t));
+    int failed = made->pieces == NULL || made->numbers == NULL;
+    if (failed) PyErr_NoMemory();
+    int64_t *numbers = made->numbers;
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        failed = read_piece(PyList_GET_ITEM(args[0], i), &made->pieces[i], numbers) < 0;
+        numbers += 2 * made->pieces[i].dimensions; /* one after the other: they are read at every call */
+    }
+    PyObject *capsule = failed ? NULL : PyCapsule_New(made, PLAN, free_capsule);
+    if (capsule == NULL) free_plan(made);
+    return capsule;
+}
+
+/* The latest tensor that was seen as one of another type: making one takes longer than all else, and what comes next may want it, too. */
+typedef struct {
+    Py_ssize_t from;
+    int32_t dtype;
+    void *tensor; /* NULL: none */
+} View;
+
+static void forget(View *view) {
+    if (view->tensor != NULL) torch.destroy(view->tensor);
+    view->tensor = NULL;
+}
+
+/* Returns 0 and, in `view`, a tensor as one of a piece's type. */
+static int see(View *view, void *tensor, const Piece *piece) {
+    if (view->tensor != NULL && view->from == piece->from && view->dtype == piece->dtype) return 0;
+    forget(view);
+    view->from = piece->from;
+    view->dtype = piece->dtype;
+    return torch.view_as(tensor, piece->dtype, &view->tensor);
+}
+
+static PyObject *make(const Piece *piece, PyObject *memory, PyObject *inputs, View *view) {
+    PyObject *base = piece->from >= 0 ? item(memory, piece->from) : item(inputs, ~piece->from);
+    void *made, *tensor = base == NULL ? NULL : tensor_of(base);
+    if (tensor == NULL) return NULL;
+    int failed = piece->dtype >= 0 && see(view, tensor, piece) != 0;
+    if (piece->dtype >= 0) tensor = view->tensor;
+    failed = failed || torch.reinterpret(tensor, piece->dimensions, piece->size, piece->stride, piece->offset, &made) != 0;
+    if (failed) {
+        PyErr_SetString(PyExc_RuntimeError, "a tensor cannot be made over another's memory");
+        return NULL;
+    }
+    PyObject *object = torch.wrap(made);
+    torch.destroy(made);
+    return object;
+}
+
+static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (given < 1 || !are_lists(args + 1, given - 1, 3)) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a plan and 3 lists are wanted");
+        return NULL;
+    }
+    const Plan *plan = PyCapsule_GetPointer(args[0], PLAN);
+    if (plan == NULL) return NULL;
+    View view = {0, 0, NULL};
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < plan->count; i++) {
+        const Piece *piece = &plan->pieces[i];
+        PyObject *object = is_within(args[3], piece->target) ? make(piece, args[1], args[2], &view) : NULL;
+        failed = object == NULL || PyList_SetItem(args[3], piece->target, object) < 0;
+    }
+    forget(&view);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+/* Pairs of (list, index): of three lists, the items in their order. */
+typedef struct {
+    Py_ssize_t count;
+    Py_ssize_t pairs[];
+} Picks;
+
+#define PICKS "pygraph.picks"
+
+static void free_picks(PyObject *capsule) { PyMem_Free(PyCapsule_GetPointer(capsule, PICKS)); }
+
+static PyObject *picks(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (!are_lists(args, given, 1)) return NULL;
+    Py_ssize_t count = PyList_GET_SIZE(args[0]);
+    Picks *made = PyMem_Malloc(sizeof(Picks) + 2 * count * sizeof(Py_ssize_t));
+    if (made == NULL) return PyErr_NoMemory();
+    made->count = count;
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        PyObject *pair = PyList_GET_ITEM(args[0], i);
+        if (!PyTuple_Check(pair)) PyErr_SetString(PyExc_TypeError, "a pick is a tuple");
+        failed = !PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "nn", &made->pairs[2 * i], &made->pairs[2 * i + 1]);
+        if (!failed && (made->pairs[2 * i] < 0 || made->pairs[2 * i] > 2)) {
+            PyErr_SetString(PyExc_ValueError, "there are three lists");
+            failed = 1;
+        }
+    }
+    PyObject *capsule = failed ? NULL : PyCapsule_New(made, PICKS, free_picks);
+    if (capsule == NULL) PyMem_Free(made);
+    return capsule;
+}
+
+/* Where a pick is found, in one of three lists; NULL with an exception set if it is beyond the end. */
+static PyObject **pick(const Picks *picks, PyObject *const *lists, Py_ssize_t i) {
+    PyObject *list = lists[picks->pairs[2 * i]];
+    Py_ssize_t index = picks->pairs[2 * i + 1];
+    return is_within(list, index) ? &((PyListObject *)list)->ob_item[index] : NULL;
+}
+
+/* Returns a tuple of what is picked; what is not in `made`, the second list, is in `blank`, if there is one. */
+static PyObject *picked(const Picks *picks, PyObject *const *lists, PyObject *blank) {
+    PyObject *result = PyTuple_New(picks->count);
+    for (Py_ssize_t i = 0; result != NULL && i < picks->count; i++) {
+        PyObject **at = pick(picks, lists, i), *object = at == NULL ? NULL : *at;
+        if (at != NULL && object == NULL && blank != NULL) object = item(blank, picks->pairs[2 * i + 1]);
+        if (object == NULL) Py_CLEAR(result);
+        else PyTuple_SET_ITEM(result, i, Py_NewRef(object));
+    }
+    return result;
+}
+
+static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (given < 1 || !are_lists(args + 1, given - 1, 3)) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "picks and 3 lists are wanted");
+        return NULL;
+    }
+    const Picks *picks = PyCapsule_GetPointer(args[0], PICKS);
+    return picks == NULL ? NULL : picked(picks, args + 1, NULL);
+}
+
+#include "exec_table.h"
+#include "fused_replay.h"
+
+static PyMethodDef methods[] = {
+    {"configure", configure, METH_VARARGS,
+     "configure(type, offset, get_data_ptr, reinterpret, view_as, destroy, wrap): of tensors, where in an object one is, and functions."},
+    {"places", (PyCFunction)(void (*)(void))places, METH_FASTCALL, "places(tensors): where each lies."},
+    {"plan", (PyCFunction)(void (*)(void))plan, METH_FASTCALL,
+     "plan(pieces): what `fill` makes: (target, from, dtype, offset, size, stride) each, `from` a memory or ~input."},
+    {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,
+     "fill(plan, memory, inputs, made): put tensors over memory and inputs into `made`."},
+    {"picks", (PyCFunction)(void (*)(void))picks, METH_FASTCALL, "picks(pairs): what `gather` picks: (list, index) each."},
+    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL,
+     "gather(picks, memory, made, inputs): return a tuple of what is picked."},
+    {"recipe", recipe, METH_VARARGS,
+     "recipe(allocate, arguments, slots, plan, picks): what `call` does; slots are those of `memory` that what is allocated goes to."},
+    {"launcher", launcher, METH_VARARGS,
+     "launcher(function, fail): what `call` launches by without Python: the address of an int (*)(void *executable, void *stream), and\n"
+     "what is called with what that has returned, if it is not 0, and raises."},
+    {"table", table, METH_VARARGS,
+     "table(numbers, words, executable, limit, worth, idle, make, fail): the executables of a graph, of which there is one, and `limit` at\n"
+     "most: `numbers` are 64 bits each (see `Slots.numbers`); make(stream) returns another one or None, fail(code, node) raises."},
+    {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL,
+     "bind(table, inputs, memory, stream): return (executable, how many nodes were written), or None if they do not fit."},
+    {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
+     "call(recipe, table, inputs, memory, blank, launch, stream): allocate, bind, launch and make; return (outputs, what\n"
+     "launch(executable, stream) returned, how many nodes were written), or None if the inputs do not fit."},
+    {NULL, NULL, 0, NULL}};
+
+/* In two phases, so that it is not put where a user's own module of this name would be looked for. */
+static PyModuleDef_Slot slots[] = {{0, NULL}};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "bulk", "Does to many tensors at once.", 0, methods,
+                                        slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_bulk(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,271 @@
+"""All parameters of a graph's nodes as one array of 8-byte words, and the driver calls that write them where it runs.
+
+The driver is handed addresses within that array, so that a move is: change words, then one call for each node they belong to.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import functools
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pygraphd.client.backend.driver import (
+    DriverError,
+    KernelNodeParams,
+    Memcpy3D,
+    MemoryType,
+    MemsetNodeParams,
+    NodeType,
+    packed_list,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from pygraphd.client.backend.driver import Driver
+
+    Struct = KernelNodeParams | MemsetNodeParams | Memcpy3D
+
+WORD = 8
+_ALIGNMENT = 64
+"""A parameter may be a tensor map, which wants this much."""
+_DOES_NOTHING = NodeType.EMPTY
+_COLLECTIVES = ("nccl", "nvshmem", "multimem", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""Parts of names of kernels that wait for other ranks, which would not take part in a trial."""
+
+
+_TRANSFORM = "fft"
+"""Part of the names of cuFFT's kernels; other kernels that have it may be taken for one."""
+TABLES = "it holds a transform that reads tables of its plan, which PyTorch may free at any time"
+"""As of lengths with a prime factor above 127. A plan goes when PyTorch's cache of plans is full or cleared, and what reads its tables then reads
+other memory; a launch makes the plan anew."""
+
+
+class OpaqueError(Exception):
+    """A graph holds something whose addresses cannot be moved; the text is the reason."""
+
+
+class PassingError(OpaqueError):
+    """A graph cannot be recorded now, for a reason that does not lie in it."""
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node as it was read: where its bytes go in the array, and which of them may be addresses."""
+
+    handle: int
+    node_type: NodeType
+    struct: Struct
+    blocks: tuple[bytes, ...]
+    scanned: tuple[range, ...]
+    """For each block, the words of it that may be addresses."""
+    packed: bool = False
+    is_transform: bool = False
+    """Whether it is one of cuFFT's kernels, by its name."""
+    begins: list[int] = field(init=False)
+    """For each block the word at which it begins, from the node's first on, and then how many words they take."""
+
+    def __post_init__(self) -> None:
+        self.begins = [0, *itertools.accumulate(map(_words, self.blocks))]
+
+    @property
+    def words(self) -> int:
+        """How many words its blocks take."""
+        return self.begins[-1]
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What it is but for the values of its arguments."""
+        return (*self.kind, *map(len, self.blocks))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Its type and, of a kernel, which one it is."""
+        return _kind_of(self.node_type, self.struct)
+
+
+class Parameters:
+    """The parameters of a graph's nodes, as `words`, and which of these may be addresses, as (indices, node) in `candidates`."""
+
+    def __init__(self, driver: Driver, graph: int) -> None:
+        """Read a graph's nodes; raises `OpaqueError` or `DriverError`."""
+        self._driver = driver
+        self._nodes = _read_all(driver, graph)
+        self._begins = [*itertools.accumulate((node.words for node in self._nodes), initial=0)][:-1]
+        """At which word each node's begin."""
+        self._context = driver.context()
+        self._lay_out()
+        self.candidates = list(self._candidates())
+        self.transforms = [each for each in self.candidates if self._nodes[each[1]].is_transform]
+        """Those of `candidates` that cuFFT's kernels are given."""
+
+    def of_another(self, graph: int, indices: Iterable[int]) -> dict[int, int] | None:
+        """Return some words of another graph, by index here; None if it is not of the same kernels. Raises as the constructor does."""
+        driver, mine = self._driver, self._nodes
+        kinds = {handle: _kind(driver, handle) for handle in driver.nodes(graph)}
+        handles = [handle for handle, kind in kinds.items() if kind != (_DOES_NOTHING,)]
+        if [kinds[handle] for handle in handles] != [node.kind for node in mine]:
+            return None
+        wanted: dict[int, list[int]] = {}
+        for index in indices:
+            wanted.setdefault(bisect.bisect_right(self._begins, index) - 1, []).append(index)
+        found: dict[int, int] = {}
+        # To read what all nodes are given would take most of the time.
+        for number, those in wanted.items():
+            node = _read(driver, handles[number])
+            if node is None or node.form != mine[number].form:
+                return None
+            words = memoryview(_laid_out([node])).cast("Q")
+            found.update((index, words[index - self._begins[number]]) for index in those)
+        return found
+
+    def __len__(self) -> int:
+        """Return how many nodes can be written."""
+        return len(self._nodes)
+
+    def write(self, executable: int, nodes: Iterable[int]) -> None:
+        """Write the words of some nodes into an executable; raises DriverError, with some of them written."""
+        for index in nodes:
+            call, arguments, name = self._writes[index]
+            code = call(executable, *arguments)
+            if code:
+                raise DriverError(name, code)
+
+    def writes_by_address(self) -> tuple[tuple[int, ...], ...]:
+        """Return how each node is written: the driver's function, the node, and where its parameters are, with a context for some."""
+        address = self._driver.address_of
+        return tuple((address(call), *arguments) for call, arguments, _ in self._writes)
+
+    def fail_to_write(self, code: int, node: int) -> NoReturn:
+        """Raise DriverError for what writing a node has returned."""
+        raise DriverError(self._writes[node][2], code)
+
+    def write_graph(self) -> None:
+        """Write all words into the graph itself, so that it is instantiated with them; raises DriverError."""
+        for node, (_, (handle, struct, *_), _) in zip(self._nodes, self._writes, strict=True):
+            self._driver.write_node(node.node_type, handle, struct)
+
+    def _lay_out(self) -> None:
+        """Make room for all blocks, put them there, and work out how each node is written."""
+        self._kept: list[Any] = []
+        self._writes: list[tuple[Callable[..., int], tuple[int, ...], str]] = []
+        laid_out = _laid_out(self._nodes)
+        self._memory = (ctypes.c_uint64 * max(len(laid_out) // WORD, 1))()
+        self.words = memoryview(self._memory).cast("B").cast("Q")
+        first = ctypes.addressof(self._memory)
+        ctypes.memmove(first, laid_out, len(laid_out))
+        for node, begin in zip(self._nodes, self._begins, strict=True):
+            self._place(node, first + begin * WORD)
+
+    def _candidates(self) -> Iterator[tuple[range, int]]:
+        for index, (node, first) in enumerate(zip(self._nodes, self._begins, strict=True)):
+            for begin, scanned in zip(node.begins, node.scanned, strict=False):
+                if scanned:
+                    at = first + begin
+                    yield range(at + scanned.start, at + scanned.stop, scanned.step), index
+
+    def _place(self, node: _Node, at: int) -> None:
+        """Work out how a node is written whose blocks lie in the array, from an address on."""
+        addresses = [at + begin * WORD for begin in node.begins[:-1]]
+        arguments: tuple[int, ...] = (node.handle, self._struct_address(node, addresses))
+        if node.node_type is not NodeType.KERNEL:
+            arguments = (*arguments, self._context)
+        self._writes.append(
+            (self._driver.writer(node.node_type), arguments, f"writing a {node.node_type.name} node")
+        )
+
+    def _struct_address(self, node: _Node, addresses: Sequence[int]) -> int:
+        if node.node_type is not NodeType.KERNEL:
+            return addresses[0]  # the one block is the structure itself
+        assert isinstance(node.struct, KernelNodeParams)
+        struct = KernelNodeParams.from_buffer_copy(node.struct)
+        if node.packed:
+            size = ctypes.c_size_t(len(node.blocks[0]))
+            arguments = packed_list(addresses[0], size)
+            self._kept.append(size)
+            struct.extra = ctypes.addressof(arguments)
+        else:
+            arguments = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+            struct.kernelParams = ctypes.addressof(arguments)
+        self._kept += [struct, arguments]
+        return ctypes.addressof(struct)
+
+
+def _words(block: bytes) -> int:
+    """Return how many words a block takes with what aligns the next one."""
+    return -(-len(block) // _ALIGNMENT) * _ALIGNMENT // WORD
+
+
+def _laid_out(nodes: Iterable[_Node]) -> bytes:
+    """Return the blocks of nodes one after the other, each followed by what aligns the next one."""
+    blocks = (block for node in nodes for block in node.blocks)
+    return b"".join([block.ljust(_words(block) * WORD, b"\0") for block in blocks])
+
+
+def _kind(driver: Driver, handle: int) -> tuple[object, ...]:
+    node_type = driver.node_type(handle)
+    return _kind_of(node_type, driver.kernel(handle) if node_type is NodeType.KERNEL else None)
+
+
+def _kind_of(node_type: NodeType, struct: Struct | None) -> tuple[object, ...]:
+    return (node_type, struct.func, struct.kern) if isinstance(struct, KernelNodeParams) else (node_type,)
+
+
+def _read_all(driver: Driver, graph: int) -> list[_Node]:
+    return [node for handle in driver.nodes(graph) if (node := _read(driver, handle)) is not None]
+
+
+def _read(driver: Driver, handle: int) -> _Node | None:
+    """Return what there is to move in a node, None if it does nothing; raises `OpaqueError`."""
+    node_type = driver.node_type(handle)
+    if node_type is NodeType.KERNEL:
+        return _read_kernel(driver, handle)
+    if node_type is NodeType.MEMCPY:
+        return _read_memcpy(driver, handle)
+    if node_type is NodeType.MEMSET:
+        struct = driver.memset(handle)
+        return _Node(handle, node_type, struct, (bytes(struct),), (range(1),))
+    if node_type is _DOES_NOTHING:
+        return None
+    raise OpaqueError(f"it holds a {node_type.name} node")
+
+
+def _read_kernel(driver: Driver, handle: int) -> _Node:
+    struct = driver.kernel(handle)
+    name = driver.kernel_name(struct)
+    if _is_collective(name):
+        raise OpaqueError(f"it holds a collective ({name})")
+    blocks = driver.arguments(struct, name)
+    words = tuple(range(len(block) // WORD) for block in blocks)
+    packed = not struct.kernelParams and bool(blocks)
+    is_transform = _TRANSFORM in name
+    return _Node(handle, NodeType.KERNEL, struct, blocks, words, packed=packed, is_transform=is_transform)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_collective(name: str) -> bool:
+    return any(mark in name for mark in _COLLECTIVES)
+
+
+def _read_memcpy(driver: Driver, handle: int) -> _Node:
+    struct = driver.memcpy(handle)
+    for side in ("src", "dst"):
+        if not _on_device(driver, getattr(struct, f"{side}MemoryType"), getattr(struct, f"{side}Device")):
+            raise OpaqueError("it copies from or to memory of the host")
+    words = (Memcpy3D.srcDevice.offset // WORD, Memcpy3D.dstDevice.offset // WORD)
+    return _Node(
+        handle,
+        NodeType.MEMCPY,
+        struct,
+        (bytes(struct),),
+        (range(words[0], words[1] + 1, words[1] - words[0]),),
+    )
+
+
+def _on_device(driver: Driver, memory_type: int, address: int) -> bool:
+    if memory_type == MemoryType.UNIFIED:
+        return driver.memory_type(address) is MemoryType.DEVICE
+    return memory_type == MemoryType.DEVICE

@@ -1,0 +1,176 @@
+"""How the outputs of a call are made: which of its allocations and inputs they are, or what is made of these anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from pygraphd.client.backend import torch_private
+from pygraphd.client.replay.native.ffi import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pygraphd.client.replay.native.ffi import Bulk
+
+
+class Output(Protocol):
+    """How one output of a call is made."""
+
+    def make(self, inputs: Sequence[Any], memory: Sequence[Any]) -> Any:
+        """Return the output; `memory` holds what the call has allocated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The same object at every call: None, a number, a constant of the module."""
+
+    value: Any
+
+    def make(self, _inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
+        """Return it."""
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """A tensor without elements."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self, _inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
+        """Return a new one."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One of the inputs itself."""
+
+    index: int
+
+    def make(self, inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
+        """Return it."""
+        return inputs[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view of an input; `offset` in elements of `dtype`, from where the input begins."""
+
+    index: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    keeps_dtype: bool = False
+    """Whether the input is of this type, too."""
+
+    def make(self, inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
+        """Return a tensor over the input's storage."""
+        return torch_private.reinterpret(inputs[self.index], self.dtype, self.size, self.stride, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All of a slot's memory."""
+
+    memory: int
+
+    def make(self, _inputs: Sequence[Any], memory: Sequence[Any]) -> Any:
+        """Return it."""
+        return memory[self.memory]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Part of a slot's memory; `offset` in elements of `dtype`."""
+
+    memory: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def make(self, _inputs: Sequence[Any], memory: Sequence[Any]) -> Any:
+        """Return a tensor over the memory's storage."""
+        return torch_private.reinterpret(memory[self.memory], self.dtype, self.size, self.stride, self.offset)
+
+
+class Outputs:
+    """All outputs of a recording. What is an allocation or an input itself is picked by index, the rest, `made`, is made."""
+
+    def __init__(self, outputs: Sequence[Output], dtypes: Sequence[torch.dtype], *, as_tuple: bool) -> None:
+        """Describe the outputs of calls whose allocations are of these types."""
+        self.all = tuple(outputs)
+        self.made = tuple(each for each in outputs if not isinstance(each, Whole | Input))
+        self._dtypes = tuple(dtypes)
+        unmade = iter(range(len(self.made)))
+        self._picks = [
+            (0, each.memory) if isinstance(each, Whole)
+            else (2, each.index) if isinstance(each, Input)
+            else (1, next(unmade))
+            for each in outputs
+        ]  # fmt: skip
+        self._as_tuple = as_tuple
+        self._blank = [each.value if isinstance(each, Fixed) else None for each in self.made]
+
+    def blank(self) -> list[Any]:
+        """Return a list for `made`, with what is the same at every call in its place."""
+        return self._blank.copy()
+
+    def making(self, bulk: Bulk) -> Making:
+        """Return what makes `made`."""
+        return Making(self.made, self._dtypes, bulk)
+
+    @property
+    def picks(self) -> Sequence[tuple[int, int]] | None:
+        """Where each output of a call is found, as (0: memories, 1: what was made, 2: inputs; index); None if they are no tuple."""
+        return self._picks if self._as_tuple else None
+
+    def gathering(self, bulk: Bulk) -> Callable[[list[Any], list[Any], list[Any]], Any]:
+        """Return what puts the outputs of a call in their order: called with memories, what was made, and inputs."""
+        gather = bulk.gathering(self._picks, (len(self._dtypes), len(self.made)))
+        return gather if self._as_tuple else lambda memory, made, inputs: list(gather(memory, made, inputs))
+
+    def memory_of(self, index: int) -> int | None:
+        """Return which allocation an output lies in, if it lies in one."""
+        output = self.all[index]
+        return output.memory if isinstance(output, Whole | Part) else None
+
+
+class Making:
+    """Makes outputs at each call: tensors over memory in one go, which are nearly all."""
+
+    def __init__(self, made: Sequence[Output], dtypes: Sequence[torch.dtype], bulk: Bulk) -> None:
+        self._made = made
+        self._pieces = pieces = list[Piece]()
+        self._others: list[int] = []
+        for index, each in enumerate(made):
+            if isinstance(each, Part):
+                dtype = None if each.dtype == dtypes[each.memory] else each.dtype
+                pieces.append(Piece(index, each.memory, dtype, each.offset, each.size, each.stride))
+            elif isinstance(each, View):
+                dtype = None if each.keeps_dtype else each.dtype
+                pieces.append(Piece(index, ~each.index, dtype, each.offset, each.size, each.stride))
+            elif not isinstance(each, Fixed):
+                self._others.append(index)
+        self._fill = bulk.filling(pieces) if pieces else None
+
+    @property
+    def pieces(self) -> Sequence[Piece] | None:
+        """What it makes, if that is nothing but tensors over memory and inputs."""
+        return None if self._others else self._pieces
+
+    def fill(self, made: list[Any], inputs: list[Any], memory: list[Any]) -> list[Any]:
+        """Put what was made into `made`, from `Outputs.blank`, at its indices; returns it."""
+        if self._fill is not None:
+            self._fill(memory, inputs, made)
+        for index in self._others:
+            made[index] = self._made[index].make(inputs, memory)
+        return made

@@ -1,0 +1,223 @@
+"""Random numbers of a recording: the generator's state is handed to its kernels before each launch, and advanced.
+
+PyTorch keeps the seed and the offset that captured kernels read in two tensors that live as long as its graph, and its `replay`
+writes them by a kernel each and launches the graph: 20 to 60 us of the host's time, even if there is nothing left in the graph. Once it
+is known where they lie, the driver writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from pygraphd.client.backend.driver import WORD_VALUE, WORD_WRITE, DriverError, MemoryType, word_writes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from pygraphd.client.backend.driver import Driver
+    from pygraphd.client.replay.stream_affinity import OneStream
+
+_ROUNDS = 2
+_WORD = 8
+_WRITES = 2
+"""Of each generator."""
+_SEED, _OFFSET = WORD_VALUE, WORD_WRITE + WORD_VALUE
+"""Where in what is handed to the driver the two values of the first generator are; those of the next ones follow."""
+_APART = 1 << 20
+"""By how much the offsets of several generators are made to differ while it is found out where they lie; a multiple of 4."""
+
+
+class Graph(Protocol):
+    """A `torch.cuda.CUDAGraph`."""
+
+    def replay(self) -> None:
+        """Hand out the generator's state, advance it, and launch."""
+
+    def reset(self) -> None:
+        """Let go of everything."""
+
+
+class Generator(Protocol):
+    """A `torch.Generator` of a CUDA device."""
+
+    def initial_seed(self) -> int:
+        """Return the seed."""
+
+    def get_offset(self) -> int:
+        """Return how far it has come."""
+
+    def set_offset(self, offset: int) -> None:
+        """Put it there."""
+
+
+class Draw(NamedTuple):
+    """What a launch was given of the generator: its seed, and from where to where its offset went; the latter also of further generators."""
+
+    seed: int
+    before: int
+    after: int
+    further: tuple[tuple[int, int], ...] = ()
+
+
+class Generators:
+    """Several generators as one, whose offset is those of all of them."""
+
+    def __init__(self, each: Sequence[Generator]) -> None:
+        self._each = tuple(each)
+
+    def get_offset(self) -> Any:
+        """Return how far each has come."""
+        return tuple([generator.get_offset() for generator in self._each])
+
+    def set_offset(self, offset: Any) -> None:
+        """Put each where it has not come, or has come further: a generator is not touched without need."""
+        for generator, its in zip(self._each, offset, strict=True):
+            if generator.get_offset() != its:
+                generator.set_offset(its)
+
+
+def generators_in(inputs: Sequence[Any]) -> dict[int, torch.Generator]:
+    """Return the generators that a call is given, by index: PyTorch hands them to graphs that draw the numbers of another one again."""
+    return {index: each for index, each in enumerate(inputs) if isinstance(each, torch.Generator)}
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What writes seeds and offsets to where kernels read them, and by how much a launch advances each generator that it draws from."""
+
+    writes: Any
+    advances: tuple[tuple[Generator, int], ...]
+    """Of all generators, the first of which is the device's own; 0: it draws nothing from it."""
+
+
+class GeneratorTicket:
+    """A captured graph emptied of its nodes: replaying it does what PyTorch does for random numbers, and nothing else."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        generator: Generator,
+        driver: Driver,
+        synchronize: Callable[[], None],
+        one_stream: OneStream,
+        further: Sequence[Generator] = (),
+    ) -> None:
+        """Take over `graph`; `synchronize` waits for what is queued on the current stream.
+
+        `further` generators are drawn from beside `generator`, the device's own. `one_stream` is of all graphs that may read the same state: in torch 2.11 those of a generator, later ones have one for each capture.
+        """
+        self.one_stream = one_stream
+        self._graph = graph
+        self._generator = generator
+        self._further = tuple(further)
+        self._all = Generators((generator, *further))
+        self._driver = driver
+        self._synchronize = synchronize
+        self._state: _State | None = None
+
+    def advance(self, stream: int) -> Draw:
+        """Write the generators' state for one launch on the current stream, and advance them; may raise DriverError."""
+        state = self._state
+        if state is None:
+            return self._advance_by_pytorch()
+        writes, at, spans = state.writes, 0, []
+        for generator, by in state.advances:
+            seed, before = generator.initial_seed(), generator.get_offset()
+            if by:
+                generator.set_offset(before + by)  # before the GIL is let go, and another thread draws
+                writes[at + _SEED], writes[at + _OFFSET] = seed, before
+                at += _WRITES * WORD_WRITE
+            spans.append((seed, before, before + by))
+        drawn = Draw(*spans[0], tuple([span[1:] for span in spans[1:]]))
+        try:
+            self._driver.write_words(stream, writes, at // WORD_WRITE)
+        except DriverError:
+            self.take_back(drawn)
+            raise
+        return drawn
+
+    def _advance_by_pytorch(self) -> Draw:
+        seed = self._generator.initial_seed()
+        before, *others = self._all.get_offset()
+        self._graph.replay()
+        after, *ends = self._all.get_offset()
+        return Draw(seed, before, after, tuple(zip(others, ends, strict=True)))
+
+    def take_back(self, drawn: Draw) -> None:
+        """Put the generators back, as nothing was launched, and what is launched instead will advance them.
+
+        If somebody has drawn from one since, it stays: those numbers would be drawn again.
+        """
+        spans = ((drawn.before, drawn.after), *drawn.further)
+        for generator, (before, after) in zip((self._generator, *self._further), spans, strict=True):
+            if before != after and generator.get_offset() == after:
+                generator.set_offset(before)
+
+    def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
+        """Find out where the state lies, of what kernels are given and is nothing else; if that cannot be told, go on as before.
+
+        Return whether random numbers are drawn at all. The generators are as they were afterwards, and nobody else must draw from them meanwhile.
+        Raises `UnfitError` if the state is in use on another stream.
+        """
+        with self.one_stream.lock:
+            is_new = self.one_stream.enter(stream)
+            draws = self._learn(addresses, stream)
+            if is_new and not draws:
+                self.one_stream.leave()
+        return draws
+
+    def _learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
+        began, draws = self._all.get_offset(), False
+        try:
+            self._graph.replay()
+            draws = self._all.get_offset() != began
+            if draws:
+                with self._driver.relaxed():
+                    self._state = self._find([each for each in set(addresses()) if self._is_word(each)])
+                    if self._state is not None:
+                        # Not every driver lets a stream write.
+                        self._all.set_offset(began)
+                        self.advance(stream)
+        except DriverError:
+            self._state = None
+        finally:
+            self._all.set_offset(began)
+        return draws
+
+    def _is_word(self, address: int) -> bool:
+        aligned = address > 0 and address % _WORD == 0
+        return aligned and self._driver.memory_type(address) is MemoryType.DEVICE
+
+    def _find(self, addresses: list[int]) -> _State | None:
+        """Return where each generator's state lies, in view of what PyTorch writes there; None if that is not clear."""
+        everyone = (self._generator, *self._further)
+        for number, each in enumerate(self._further, start=1):
+            each.set_offset(each.get_offset() + number * _APART)  # they may have come equally far
+        places: list[tuple[set[int], set[int]]] = [(set(addresses), set(addresses)) for _ in everyone]
+        advances = [0] * len(everyone)
+        for _ in range(_ROUNDS):
+            offsets = self._all.get_offset()
+            self._graph.replay()
+            self._synchronize()
+            words = {address: self._driver.read_word(address) for address in addresses}
+            advances = [end - begin for begin, end in zip(offsets, self._all.get_offset(), strict=True)]
+            for each, offset, (seeds, ends) in zip(everyone, offsets, places, strict=True):
+                seeds.intersection_update(a for a in addresses if words[a] == each.initial_seed())
+                ends.intersection_update(a for a in addresses if words[a] == offset)
+        found: list[int] = []
+        drawn_from = [number for number, by in enumerate(advances) if by]
+        for number in drawn_from:
+            seeds, ends = places[number]
+            if len(seeds - ends) != 1 or len(ends) != 1:
+                return None
+            found += [*(seeds - ends), *ends]
+        if len(set(found)) != len(found):
+            return None
+        return _State(word_writes(found), tuple(zip(everyone, advances, strict=True)))
+
+    def close(self) -> None:
+        """Let go of PyTorch's graph."""
+        self._graph.reset()
