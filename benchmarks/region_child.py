@@ -29,7 +29,7 @@ from benchmarks.peers import Compile
 from benchmarks.region_table import GRAPH, REDUCE_OVERHEAD
 from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
-from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.analysis.graph_facts import GraphFacts, facts_of
 from pygraphd.client.backend import driver, torch_private
 from pygraphd.client.common.report import Report
 from pygraphd.client.recording.attention_host import relocatable as relocatable_of
@@ -195,7 +195,7 @@ class Regions:
     def _relocate(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
         """Do what the hook does."""
         facts = torch_private.facts(compiled, graph_kwargs)
-        told = facts.graph_facts
+        told = facts_of(facts) or GraphFacts(is_repeatable=facts.is_repeatable, is_vouched=facts.is_vouched)
         self.outputs = (told.of_partition(facts.maps, part) for part in range(facts.partitions))
         original()
 

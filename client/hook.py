@@ -109,7 +109,11 @@ class Hook:
             if misread := self.session.options.misread:
                 log.say("; ".join(misread))
             self._uninstall = torch_private.install(self._around_post_compile, self._around_cudagraphify)
-            if reason := daemon_start.ensure(Transport(self.session.locations.socket)):
+            # A daemon makes a database, and takes in the spool.
+            forbidden = f"{settings.READONLY}={os.environ.get(settings.READONLY)}"
+            transport = Transport(self.session.locations.socket)
+            readonly = self.session.options.readonly
+            if reason := daemon_start.ensure(transport, forbidden=forbidden if readonly else None):
                 self.session.report.fail(f"daemon: {reason}")
             if torch_private.cuda_is_set_up():  # else there may be nothing to relocate
                 self.session.prepare_helper()

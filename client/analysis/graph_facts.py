@@ -5,20 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pygraphd.client.analysis.attention_rng import State
+from pygraphd.client.analysis.attention_rng import State, state_of, undefined_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-@dataclass(frozen=True, slots=True)
-class PartitionMap:
-    """Which inputs and outputs of a graph those of a partition are; an output of it may be several of the graph's."""
-
-    inputs: tuple[int | None, ...]
-    """None: it comes from another partition."""
-    outputs: tuple[tuple[int, ...], ...]
-    """Empty: it goes to another one."""
+    from pygraphd.client.backend.torch_private import CompiledFacts, PartitionMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +37,14 @@ class GraphFacts:
             self.is_repeatable,
             self.is_vouched,
         )
+
+
+def facts_of(compiled: CompiledFacts) -> GraphFacts | None:
+    """Return what a recording of a compiled graph is told; None: where it keeps random numbers is unknown, so it must be launched."""
+    state = State() if compiled.is_inference else state_of(compiled.text)
+    if state is None:
+        return None
+    return GraphFacts(undefined_outputs(compiled.text), state, compiled.is_repeatable, compiled.is_vouched)
 
 
 def _where(mine: Sequence[Sequence[int]], outputs: frozenset[int]) -> frozenset[int]:

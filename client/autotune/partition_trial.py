@@ -197,7 +197,7 @@ class Region:
         self._enter(State.MEASURE)
 
     def _why_not_measure(self) -> str | None:
-        return headroom.why_not_beside(self._device)
+        return None if headroom.is_enough_beside(self._device) else rules.NO_MEMORY
 
     # --- WAIT ---
 

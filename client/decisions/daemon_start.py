@@ -13,7 +13,6 @@ import time
 from typing import TYPE_CHECKING
 
 from pygraphd.client.decisions.transport import Transport, TransportError
-from pygraphd.client.frontend import settings
 from pygraphd.schema.locations import environ_elsewhere
 
 if TYPE_CHECKING:
@@ -73,15 +72,18 @@ def _is_held(lock: Path) -> bool:
 
 def why_not(environ: Mapping[str, str]) -> str | None:
     """Return why the hook does not start a daemon by itself, or None if it does."""
-    if settings.read(environ).readonly:  # a daemon makes a database, and takes in the spool
-        return f"{settings.READONLY}={environ[settings.READONLY]}"
     if VARIABLE in environ:
         return f"{VARIABLE}={environ[VARIABLE]}" if environ[VARIABLE].lower() in _OFF else None
     return next((f"{name} is set" for name in _MANAGED if environ.get(name)), None)
 
 
-def ensure(transport: Transport, environ: Mapping[str, str] | None = None) -> str | None:
-    """Start the daemon if none listens and nothing forbids it; return why not, or None. Raises nothing."""
+def ensure(
+    transport: Transport, environ: Mapping[str, str] | None = None, *, forbidden: str | None = None
+) -> str | None:
+    """Start the daemon if none listens and nothing forbids it; return why not, or None. Raises nothing.
+
+    `forbidden`: why it must not be started, whatever the environment says.
+    """
     environ = os.environ if environ is None else environ
     try:
         transport.request("GET", "/v1/ping")
@@ -90,7 +92,7 @@ def ensure(transport: Transport, environ: Mapping[str, str] | None = None) -> st
             return f"not started: {error}"
     else:
         return None
-    if reason := why_not(environ):
+    if reason := forbidden or why_not(environ):
         return f"not started: {reason}"
     if not sys.executable:
         return "not started: this Python does not know its own path"

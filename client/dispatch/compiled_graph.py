@@ -10,11 +10,12 @@ import functools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from pygraphd.client.analysis import graph_facts
 from pygraphd.client.autotune import cost as costs
 from pygraphd.client.autotune.candidates import Candidates, Relocating
-from pygraphd.client.autotune.partition_trial import Region, Tally
+from pygraphd.client.autotune.partition_trial import Host, Region, Tally
 from pygraphd.client.autotune.validation import Checked
 from pygraphd.client.backend import torch_private
 from pygraphd.client.decisions import rejection, rules
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import CompiledFacts, Runnable
     from pygraphd.client.decisions.ranks.following import Follower
-    from pygraphd.client.dispatch.shapes import Sizes
-    from pygraphd.client.frontend.runtime import Session
+    from pygraphd.client.decisions.ranks.session_ranks import Ranks
+    from pygraphd.client.dispatch.shapes import Bounds, Sizes, Steps
     from pygraphd.schema.keys import Environment
 
 
@@ -49,12 +50,57 @@ class Known:
     doubts: Mapping[str, Doubt] = field(default_factory=dict)
 
 
+class Process(Host, Protocol):
+    """What a plan needs of the process around it."""
+
+    ranks: Ranks
+
+    @property
+    def bounds(self) -> Bounds:
+        """How many dynamic sizes are decided apart."""
+
+    def look_up(self, graphs: Sequence[Graph], environment: Environment) -> Known:
+        """Look graphs up."""
+
+    def record(self, environment: Environment, records: Sequence[Record]) -> None:
+        """Hand records to the cache."""
+
+    def steps(self, family: object) -> Steps:
+        """Return the dynamic sizes of a forward and its backward."""
+
+    def relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Relocating | None:
+        """Return a callable as relocatable graphs, if these can be had."""
+
+    def must_check(self, entry: Entry) -> bool:
+        """Whether a decision is to be timed on a few calls."""
+
+    def begin_check(self, graph: Graph, environment: Environment, decision: Decision) -> int:
+        """Note that a decision is being checked; return a number for `end_check`."""
+
+    def end_check(self, number: int, *, holds: bool) -> None:
+        """Note whether that decision stays."""
+
+    def forget(self, graph: Graph, environment: Environment, tally: Tally | None, check: int) -> None:
+        """Take back what was noted of a graph at a size that makes room."""
+
+    def watch(
+        self,
+        region: Region,
+        environment: Environment,
+        family: object,
+        cached: Decision | None,
+        rejected: Entry | None = None,
+        doubt: Doubt | None = None,
+    ) -> None:
+        """Note a region that is not decided yet."""
+
+
 class Plan:
     """How the partitions of one compiled graph are to run. Made before Inductor's `post_compile`, completed after it."""
 
     def __init__(
         self,
-        session: Session,
+        session: Process,
         facts: CompiledFacts,
         environment: Environment,
         graphs: tuple[Graph, ...],
@@ -79,7 +125,8 @@ class Plan:
         self._tallies: dict[str, Tally] = {}
         self._checks: dict[str, int] = {}
         self._part = part
-        self._beforehand = facts.graph_facts
+        self._beforehand = graph_facts.facts_of(facts)
+        """None: it has to be launched."""
         self._next = 0
         self._slots: dict[int, weakref.ref[Slot]] = {}
         """By partition."""
@@ -88,14 +135,15 @@ class Plan:
         """Return what runs the next partition: what the cache says, or a region that finds out."""
         graph = self._graphs[self._next]
         self._next += 1
-        beforehand = self._beforehand.of_partition(self._facts.maps, graph.partition)
+        whole = self._beforehand
+        beforehand = whole.of_partition(self._facts.maps, graph.partition) if whole is not None else None
         return self._slot(graph, runnable, kwargs["device_index"], beforehand)
 
-    def _slot(self, graph: Graph, launch: Runnable, device_index: int, facts: GraphFacts) -> Slot:
+    def _slot(self, graph: Graph, launch: Runnable, device_index: int, facts: GraphFacts | None) -> Slot:
         slot = Slot(launch)
         self._slots[graph.partition] = weakref.ref(slot)
         relocate = None
-        if self._facts.state is not None:
+        if facts is not None:
             relocate = self._session.relocatable(launch, device_index, facts)
         slot.run = self._run_of_any_size(graph, Candidates(launch, device_index, relocate))
         return slot
@@ -111,7 +159,7 @@ class Plan:
             return self._run_of(graph, candidates)
         sized = Sized(
             candidates.launch,
-            self._session.options.sizes,
+            self._session.bounds,
             self._steps,
             functools.partial(self._begin_by_size, graph),
             functools.partial(self._of_size, graph, candidates),
@@ -274,7 +322,8 @@ class Plan:
             return
         elif not self._try_whole(compiled):
             for graph in self._graphs:
-                self._only_launch(graph, unpartitioned.only_launch(self._facts))
+                is_known = self._beforehand is not None
+                self._only_launch(graph, unpartitioned.only_launch(self._facts, is_state_known=is_known))
 
     def _fill_partitions(self, compiled: Any) -> None:
         """Decide how each partition of a graph runs that Inductor has split for us, and does not capture."""
@@ -289,7 +338,9 @@ class Plan:
         found out then, and launched.
         """
         facts, device_index = self._facts, self._facts.device_index
-        if device_index is None or not unpartitioned.may_be_relocated(facts, len(self._graphs)):
+        if device_index is None or self._beforehand is None:
+            return False
+        if not unpartitioned.may_be_relocated(facts, len(self._graphs)):
             return False
         compiled.current_callable = self._slot(
             self._graphs[0], compiled.current_callable, device_index, self._beforehand

@@ -15,7 +15,6 @@ from pygraphd.schema.messages import MAX_SIZES
 
 if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
-    from pygraphd.client.frontend.settings import Bounds
 
 Runnable = Callable[[list[Any]], Any]
 Sizes = tuple[int, ...]
@@ -32,6 +31,14 @@ NOT_YET = "dynamic sizes that had not come back often enough to be decided"
 TOO_MANY = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
 BEING_DECIDED = "called from another thread while a dynamic size was looked up"
 FORWARD_LAUNCHED = "its forward was launched for its dynamic size"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many dynamic sizes of a graph are decided apart, at a time, and at which of its calls one is."""
+
+    sizes: int = 8
+    calls: int = 3
 
 
 @dataclass(frozen=True, slots=True)

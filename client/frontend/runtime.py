@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import CompiledFacts, Runnable
+    from pygraphd.client.dispatch.shapes import Bounds
     from pygraphd.client.recording.capture import CudaRecorder
     from pygraphd.client.recording.recordings import Relocatable
     from pygraphd.schema.keys import Environment
@@ -223,7 +224,12 @@ class Session:
 
     def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
         """Return what is to run, of what is offered, in view of what other ranks have decided."""
-        return self.ranks.agree(region, result, offered)
+        return self.ranks.agree(region.part, region.graph, result.decision, offered)
+
+    @property
+    def bounds(self) -> Bounds:
+        """How many dynamic sizes are decided apart."""
+        return self.options.sizes
 
     def steps(self, family: object) -> Steps:
         """Return the dynamic sizes of a forward and its backward, one for each family."""

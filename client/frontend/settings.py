@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pygraphd.client.backend import vouched_operators
+from pygraphd.client.dispatch.shapes import Bounds
 from pygraphd.schema.durations import parse_duration
 
 if TYPE_CHECKING:
@@ -60,14 +61,6 @@ class Trust(enum.StrEnum):
     """It is used, and checked on a few calls."""
     LOCAL = "local"
     """It is not used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How many dynamic sizes of a graph are decided apart, at a time, and at which of its calls one is."""
-
-    sizes: int = 8
-    calls: int = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import MemoryType
+from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.recording.alias_sets import Clusters
 from pygraphd.client.recording.false_pointers import OTHERWISE, Moved, UnclearError, false_addresses
 from pygraphd.client.recording.output_reserves import Room
 from pygraphd.client.replay.addresses import extent
 from pygraphd.client.replay.exec_cache import Executables
-from pygraphd.client.replay.graph_exec import InputGroup, Slots, UnfitError
+from pygraphd.client.replay.graph_exec import InputGroup, Slots
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.node_params import TABLES, OpaqueError, Parameters
 from pygraphd.client.replay.outputs import Outputs

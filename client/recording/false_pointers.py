@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pygraphd.client.replay.graph_exec import UnfitError
+from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.replay.relocation_table import Span, find
 
 if TYPE_CHECKING:

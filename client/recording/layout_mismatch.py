@@ -6,13 +6,13 @@ made with inputs that are aligned worse, or lie apart, holds for all of these: s
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
+from pygraphd.client.backend.errors import Misfit
 from pygraphd.client.replay.relocation_table import MAX_ALIGNMENT, alignment
 
 if TYPE_CHECKING:
@@ -25,13 +25,6 @@ FIRST = 2
 """Misfits after which it is recorded anew: once may be by chance."""
 LESS_OFTEN = 4
 """How many times as many it takes the next time."""
-
-
-class Misfit(enum.Enum):
-    """Why a recording does not fit a call."""
-
-    OVERLAP = "inputs that shared memory when it was recorded lie otherwise"
-    ALIGNMENT = "an input is not aligned as it was when it was recorded"
 
 
 @dataclass(frozen=True, slots=True)

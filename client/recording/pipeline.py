@@ -17,12 +17,12 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.recording import builder, stand_ins, verification
 from pygraphd.client.recording.false_pointers import OTHERWISE, UNCLEAR
 from pygraphd.client.recording.output_reserves import ROUNDS, ground_for, rooms_for
 from pygraphd.client.recording.recorded_call import Call
 from pygraphd.client.recording.refusals import Lasts
-from pygraphd.client.replay.graph_exec import UnfitError
 from pygraphd.client.replay.node_params import OpaqueError, PassingError
 from pygraphd.client.replay.replay import Replay
 from pygraphd.client.replay.rng import Generators, generators_in

@@ -14,17 +14,17 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.recording.layout_mismatch import Misfits
 from pygraphd.client.recording.pipeline import Attempts, Failure
 from pygraphd.client.recording.refusals import Disagreements, Lasts, Refusals
 from pygraphd.client.recording.result_check import ResultCheck
-from pygraphd.client.replay.graph_exec import UnfitError
 from pygraphd.client.replay.native.ffi import helper
 
 if TYPE_CHECKING:
+    from pygraphd.client.backend.errors import Misfit
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
-    from pygraphd.client.recording.layout_mismatch import Misfit
     from pygraphd.client.recording.pipeline import Attempt, Costs, Recorder
     from pygraphd.client.replay.replay import Replay
     from pygraphd.client.replay.rng import Draw

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.replay.graph_exec import UnfitError
+from pygraphd.client.backend.errors import UnfitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.recording.layout_mismatch import Misfit
+from pygraphd.client.backend.errors import Misfit, MisfitError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,22 +15,6 @@ if TYPE_CHECKING:
     from pygraphd.client.replay.relocation_table import Table
 
 _MODULUS = 1 << 64
-
-
-class UnfitError(Exception):
-    """A recording does not fit the inputs of one call, which is to be launched; the text is the reason."""
-
-    misfit: Misfit | None = None
-    """What another recording would have to allow for, if one could."""
-
-
-class MisfitError(UnfitError):
-    """It does not fit where the inputs lie."""
-
-    def __init__(self, misfit: Misfit) -> None:
-        """Say why."""
-        super().__init__(misfit.value)
-        self.misfit = misfit
 
 
 @dataclass(frozen=True, slots=True)

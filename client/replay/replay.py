@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.replay.graph_exec import InputGroup, UnfitError
+from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.native.ffi import Bulk
 from pygraphd.client.replay.outputs import Outputs
 from pygraphd.client.replay.stream_affinity import OneStream

@@ -9,7 +9,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from pygraphd.client.replay.graph_exec import UnfitError
+from pygraphd.client.backend.errors import UnfitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,13 +23,20 @@ if TYPE_CHECKING:
         ({"CI": "true", "PYGRAPHD_AUTOSTART": "1"}, None),
         ({"PYGRAPHD_AUTOSTART": "0"}, "PYGRAPHD_AUTOSTART=0"),
         ({"PYGRAPHD_AUTOSTART": ""}, "PYGRAPHD_AUTOSTART="),
-        ({"PYGRAPH_READONLY": "1", "PYGRAPHD_AUTOSTART": "1"}, "PYGRAPH_READONLY=1"),
-        ({"PYGRAPH_READONLY": "0"}, None),
     ],
-    ids=range(9),
+    ids=range(7),
 )
 def test_where_it_is_off(environ: dict[str, str], reason: str | None) -> None:
     assert daemon_start.why_not(environ) == reason
+
+
+def test_nothing_is_started_where_the_caller_forbids_it(tmp_path: Path) -> None:
+    reason = daemon_start.ensure(
+        Transport(tmp_path / "s"), {"PYGRAPHD_AUTOSTART": "1"}, forbidden="PYGRAPH_READONLY=1"
+    )
+
+    assert reason == "not started: PYGRAPH_READONLY=1"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_started_where_it_is_off(tmp_path: Path) -> None:

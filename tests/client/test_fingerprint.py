@@ -155,7 +155,6 @@ def facts(**changes: object) -> torch_private.CompiledFacts:
         "has_dynamic_sizes": False,
         "static_inputs": (),
         "mutated_inputs": (),
-        "undefined": frozenset(),
     }
     return torch_private.CompiledFacts(**{**values, **changes})  # type: ignore[arg-type]
 

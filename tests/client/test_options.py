@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pygraphd.client.dispatch.shapes import Bounds
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.settings import (
     DISABLE,
@@ -16,7 +17,6 @@ from pygraphd.client.frontend.settings import (
     SIZE_CALLS,
     SIZES,
     TRUST,
-    Bounds,
     Options,
     Trust,
 )

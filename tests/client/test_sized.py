@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.common.report import Report
 from pygraphd.client.dispatch import shapes
-from pygraphd.client.dispatch.shapes import OfSize, Sized, Sizes, Steps
-from pygraphd.client.frontend.settings import Bounds
+from pygraphd.client.dispatch.shapes import Bounds, OfSize, Sized, Sizes, Steps
 from pygraphd.schema.messages import MAX_SIZES
 
 LAUNCHED = "launched"

@@ -19,8 +19,8 @@ from torch._inductor.utils import GraphPartitionMap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraphd.client.analysis.attention_rng import state_of, undefined_outputs
-from pygraphd.client.analysis.graph_facts import PartitionMap
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.torch_private import PartitionMap
 from pygraphd.client.placement.hoist import HERE
 
 if TYPE_CHECKING:

@@ -160,10 +160,12 @@ class Relocated:
 
     def compile(self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
         """Do what the hook does around Inductor's `post_compile`."""
+        from pygraphd.client.analysis.graph_facts import facts_of
         from pygraphd.client.backend import torch_private
 
         facts = torch_private.facts(compiled, graph_kwargs)
-        told = facts.graph_facts
+        told = facts_of(facts)
+        assert told is not None
         self.outputs = (told.of_partition(facts.maps, part) for part in range(facts.partitions))
         torch_private.note_ours(graph_kwargs.get("boxed_forward_device_index"))
         original()

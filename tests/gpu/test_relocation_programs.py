@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client.backend.errors import Misfit
 from pygraphd.client.recording import recordings
-from pygraphd.client.recording.layout_mismatch import Misfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

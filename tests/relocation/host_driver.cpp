@@ -2,7 +2,7 @@
 //
 // It lets the bookkeeping of relocation be tested where there is no GPU, with real addresses and real results. It says nothing
 // about CUDA: that is for tests/gpu. Structures are those of cuda.h, written down once more so that a mistake in
-// client/driver.py shows.
+// client/backend/driver.py shows.
 
 #include <cstddef>
 #include <cstdint>

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.replay.graph_exec import UnfitError
+from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.relocation_table import BLOCK
 from pygraphd.client.replay.rng import Draw

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.recording import capture
 from pygraphd.client.recording.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
 from pygraphd.client.recording.output_reserves import Rooms
-from pygraphd.client.replay.graph_exec import UnfitError
 from pygraphd.client.replay.node_params import PassingError
 from pygraphd.client.replay.relocation_table import Span
 from pygraphd.client.replay.stream_affinity import OneStream

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.replay import exec_cache
 from pygraphd.client.replay.exec_cache import FEW_EXECUTABLES, MAX_EXECUTABLES, ONE_LESS, WORTH
-from pygraphd.client.replay.graph_exec import UnfitError
 from pygraphd.client.replay.native.ffi import InPython, helper
 from pygraphd.client.replay.node_params import Parameters
 from tests.relocation.interrupts import interrupting

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pygraphd.client.backend.errors import Misfit
 from pygraphd.client.recording import comparison, pipeline, recordings, stand_ins
-from pygraphd.client.recording.layout_mismatch import FIRST, LESS_OFTEN, Leeway, Misfit, Misfits
+from pygraphd.client.recording.layout_mismatch import FIRST, LESS_OFTEN, Leeway, Misfits
 from pygraphd.client.replay.relocation_table import BLOCK, MAX_ALIGNMENT, alignment
 from tests.relocation.test_relocatable import Case, add
 

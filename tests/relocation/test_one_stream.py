@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pygraphd.client.backend.driver import Driver
+from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.recording.builder import Capture, build
 from pygraphd.client.replay.exec_cache import Executables
-from pygraphd.client.replay.graph_exec import UnfitError
 from pygraphd.client.replay.relocation_table import Span
 from pygraphd.client.replay.rng import GeneratorTicket
 from pygraphd.client.replay.stream_affinity import OneStream

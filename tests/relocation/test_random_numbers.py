@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.replay.graph_exec import UnfitError
+from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.replay.relocation_table import Segment, Span, outside
 from pygraphd.client.replay.rng import GeneratorTicket
 from pygraphd.client.replay.stream_affinity import OneStream

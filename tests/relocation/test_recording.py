@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.recording import builder
 from pygraphd.client.recording.builder import NOTHING, Built, Capture, build, input_groups
-from pygraphd.client.replay.graph_exec import InputGroup, UnfitError
+from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.native.ffi import InPython, helper
 from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.relocation_table import BLOCK, Share, Span

@@ -11,11 +11,12 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.recording import pipeline, recorded_call, recordings, stand_ins
 from pygraphd.client.recording.builder import Capture, Second, _First
 from pygraphd.client.recording.false_pointers import OTHERWISE, UNCLEAR, Moved, false_addresses
 from pygraphd.client.replay.arena import Arena
-from pygraphd.client.replay.graph_exec import InputGroup, UnfitError
+from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.node_params import Parameters
 from pygraphd.client.replay.relocation_table import Segment, Span, find, scan
 from tests.relocation.test_relocatable import Case, add

@@ -25,8 +25,6 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pygraphd.client.analysis.attention_rng import State, state_of, undefined_outputs
-from pygraphd.client.analysis.graph_facts import GraphFacts, PartitionMap
 from pygraphd.client.backend import vouched_operators
 
 COMPILE_FX = "torch._inductor.compile_fx"
@@ -170,6 +168,16 @@ def cuda_is_set_up() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionMap:
+    """Which inputs and outputs of a graph those of a partition are; an output of it may be several of the graph's."""
+
+    inputs: tuple[int | None, ...]
+    """None: it comes from another partition."""
+    outputs: tuple[tuple[int, ...], ...]
+    """Empty: it goes to another one."""
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledFacts:
     """What is read of a `CompiledFxGraph` and its `graph_kwargs` before Inductor's `post_compile` runs.
 
@@ -194,10 +202,6 @@ class CompiledFacts:
     """Its text names sizes; whether a partition is given them is seen at its first call."""
     static_inputs: tuple[int, ...]
     mutated_inputs: tuple[int, ...]
-    undefined: frozenset[int]
-    """The outputs that no kernel writes; see `client/analysis/attention_rng.py`."""
-    state: State | None = State()  # noqa: RUF009 - it is frozen
-    """What it hands over or takes that lies elsewhere if it is captured; None: that cannot be told, and it must be launched."""
     maps: tuple[PartitionMap, ...] = ()
     """Of each partition; empty: there is one, which has what the graph has."""
     host_operators: tuple[str, ...] = ()
@@ -208,11 +212,6 @@ class CompiledFacts:
     """So they are, or the user vouches for them."""
     is_split: bool = False
     """It is not captured by Inductor, and has partitions none of which calls any of these; see `split_graphs`."""
-
-    @property
-    def graph_facts(self) -> GraphFacts:
-        """What a recording of it is told."""
-        return GraphFacts(self.undefined, self.state or State(), self.is_repeatable, self.is_vouched)
 
 
 def facts(
@@ -242,8 +241,6 @@ def facts(
         has_dynamic_sizes=_SYMBOLIC in text,
         static_inputs=tuple(compiled.fx_kwargs.get("static_input_idxs") or ()),
         mutated_inputs=tuple(compiled.mutated_input_idxs),
-        undefined=undefined_outputs(text),
-        state=State() if compiled.fx_kwargs.get("is_inference") else state_of(text),
         maps=_partition_maps(compiled) if is_split or not refusal else (),
         host_operators=operators,
         is_repeatable=not vouched_operators.not_vouched(named),

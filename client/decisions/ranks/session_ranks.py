@@ -15,7 +15,6 @@ from pygraphd.schema.summary import Source
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pygraphd.client.autotune.partition_trial import Decided, Region
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
     from pygraphd.schema.keys import Environment
@@ -47,9 +46,11 @@ class Ranks:
         self._report.count(**{"led" if part.leads else "followed": len(graphs)})
         return part
 
-    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
-        """Return what is to run, of what is offered, now that this rank has come to a result."""
-        return possible(region.part.propose(region.graph.digest, result.decision), offered)
+    def agree(
+        self, part: Part, graph: Graph, decision: Decision, offered: tuple[Deployment, ...]
+    ) -> Decision:
+        """Return what is to run, of what is offered, now that this rank has come to a decision."""
+        return possible(part.propose(graph.digest, decision), offered)
 
     def follow(
         self,

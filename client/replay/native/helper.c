@@ -2,7 +2,7 @@
  *
  * Built by `client/replay/native/build.py` with nothing but a C compiler and Python's headers. Of torch it needs four functions of libtorch's
  * stable C interface, the one that makes a Python object of a tensor, and where in such an object its tensor is, which
- * `configure` is told. The Python that does the same is in `client/bulk.py`. */
+ * `configure` is told. The Python that does the same is in `client/replay/native/ffi.py`. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
