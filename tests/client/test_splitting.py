@@ -6,6 +6,7 @@ The CPU stands in for the GPU: Inductor is told that what runs there can be capt
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -159,6 +160,24 @@ def test_an_operator_that_writes_to_what_it_is_given_runs_between_partitions(see
         torch.testing.assert_close(run(x), (x @ x + 1) @ x)
     assert seen.facts[0].is_split
     assert CALLS == ["write"] * 2
+
+
+def test_the_rules_of_placement_are_told_that_graphs_are_split_in_every_mode() -> None:
+    assert not torch_private.graphs_are_split()
+    with splitting():
+        assert torch_private.graphs_are_split()
+    assert not torch_private.graphs_are_split()
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [(["cuda"], False), (["cuda", "cpu"], True), (["cuda", "meta"], False), (["cpu"], False)],
+)
+def test_a_graph_that_does_not_run_on_gpus_alone_is_split(devices: list[str], expected: bool) -> None:
+    traced = torch.fx.symbolic_trace(lambda x: x.sin())
+    with splitting():
+        lowering = SimpleNamespace(device_types={*devices}, orig_gm=traced)
+        assert torch_private._split(lowering, frozenset()) == (frozenset(), expected)
 
 
 def test_a_graph_of_pytorchs_operators_stays_whole(seen: Seen) -> None:

@@ -352,7 +352,7 @@ def _refusal_from_outside(compiled: Any, graph_kwargs: Mapping[str, Any]) -> str
 
 
 def _is_split_by_us(compiled: Any, operators: tuple[str, ...]) -> bool:
-    if cudagraphs_asked() or not operators or not compiled.partition_maps or _somebody_wraps_partitions():
+    if cudagraphs_asked() or not compiled.partition_maps or _somebody_wraps_partitions():
         return False
     partitions = getattr(compiled.compiled_fn_runner, "partitions", None) or ()
     are_all_there = len(partitions) == len(compiled.partition_maps) and len(compiled.device_idxs) <= 1
@@ -596,9 +596,9 @@ def is_in_subgraph() -> bool:
 
 
 def graphs_are_split() -> bool:
-    """Whether what Inductor captures of the graph that is being compiled goes without what cannot be captured."""
+    """Whether what is captured of the graph that is being compiled goes without what cannot be captured, by Inductor or by `split_graphs`."""
     config = _inductor_config()
-    return bool(config.triton.cudagraphs and config.graph_partition)
+    return bool(config.graph_partition and (config.triton.cudagraphs or _split_by))
 
 
 _FOR_ELSEWHERE = frozenset({"standalone_compile", "aot_compile", "aot_compile_fullgraph", "compile_fx_aot"})
@@ -696,9 +696,10 @@ def missing_for_partitions() -> str | None:
 
 
 class _Splitting(threading.local):
-    """What the graph that a thread generates code for is split around: operators, as `namespace::operator`."""
+    """How the graph that a thread generates code for is split: around these operators, and in the way of modes with CUDA graphs if it `is_on`."""
 
     operators: frozenset[str] = frozenset()
+    is_on = False
 
 
 _splitting = _Splitting()
@@ -708,7 +709,7 @@ _split_by: tuple[str, ...] = ()
 
 
 def split_graphs(vouched: frozenset[str]) -> Callable[[], None]:
-    """Have Inductor split graphs around host operators in every mode; return a function that ends that.
+    """Have Inductor split graphs in every mode around host operators and all that does not run on GPUs; return a function that ends that.
 
     Inductor splits graphs only in modes with CUDA graphs, or for who has set a wrapper of partitions: it is made to believe that there is one
     while it generates code for such a graph, in that thread alone. Other graphs' code is as it would be without us, and so is their key in Inductor's
@@ -753,27 +754,27 @@ def _around(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], N
 
 def _splitting_codegen(vouched: frozenset[str]) -> Callable[..., Any]:
     def codegen(original: Callable[..., Any], lowering: Any, *arguments: Any, **named: Any) -> Any:
-        outer = _splitting.operators
-        _splitting.operators = _operators_to_split_around(lowering, vouched)
+        outer = _splitting.operators, _splitting.is_on
+        _splitting.operators, _splitting.is_on = _split(lowering, vouched)
         try:
             return original(lowering, *arguments, **named)
         finally:
-            _splitting.operators = outer
+            _splitting.operators, _splitting.is_on = outer
 
     return codegen
 
 
-def _operators_to_split_around(lowering: Any, vouched: frozenset[str]) -> frozenset[str]:
-    """Return the host operators that a graph is to be split around; none if it is not to be split by us."""
+def _split(lowering: Any, vouched: frozenset[str]) -> tuple[frozenset[str], bool]:
+    """Return the host operators of a graph that is to be split by us, and whether it is: if it has any, or does not run on GPUs alone."""
     try:
-        config = _inductor_config()
-        if not config.graph_partition or _SPLIT_ON not in lowering.device_types:
-            return frozenset()
+        if not _inductor_config().graph_partition or _SPLIT_ON not in lowering.device_types:
+            return frozenset(), False
         if not is_added(current_pass()) or is_for_elsewhere():  # else the key would not say so
-            return frozenset()
-        return frozenset(_host_operators(_overloads_of(lowering.orig_gm), vouched))
+            return frozenset(), False
+        operators = frozenset(_host_operators(_overloads_of(lowering.orig_gm), vouched))
+        return operators, bool(operators) or len({*lowering.device_types} - {"meta"}) > 1
     except Exception:  # noqa: BLE001 - it is ours, within the user's compilation: the graph stays whole
-        return frozenset()
+        return frozenset(), False
 
 
 def _overloads_of(module: Any) -> Iterator[Overload]:
@@ -806,7 +807,7 @@ def _pretend_to_wrap() -> Callable[[], None]:
     default = vars(kind)["wrapper"]
 
     def get(self: Any) -> Any:
-        return vars(self).get("wrapper", default) or (_wrapped_elsewhere if _splitting.operators else None)
+        return vars(self).get("wrapper", default) or (_wrapped_elsewhere if _splitting.is_on else None)
 
     def put(self: Any, value: Any) -> None:
         vars(self)["wrapper"] = value

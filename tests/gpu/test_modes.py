@@ -1,0 +1,72 @@
+"""Graphs of which a part runs on the CPU: in every mode the rest is recorded, and the results are those of eager code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.gpu.conftest import Watched
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+STEPS = 64
+"""More than it takes to record, measure and decide."""
+
+
+@pytest.fixture(params=[None, "reduce-overhead"], ids=["default", "reduce-overhead"])
+def mode(request: pytest.FixtureRequest) -> str | None:
+    """Return one of the modes of `torch.compile`."""
+    chosen: str | None = request.param
+    return chosen
+
+
+def scaled_by_an_input(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * number).cos() + x
+
+
+def embedded(x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+    """As the timestep of a diffusion model that is left on the CPU."""
+    frequencies = torch.exp(-torch.arange(8, dtype=torch.float32) / 8)
+    angles = timestep.float() * frequencies
+    return x @ torch.cat([angles.sin(), angles.cos()]).to(x.device).diag() + x.sum()
+
+
+def sorted_on_the_cpu(x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    order = (keys.sort().indices * 2 + 1).to(x.device)
+    return (x.exp() + order).tanh() @ x
+
+
+@pytest.mark.parametrize("function", [scaled_by_an_input, embedded, sorted_on_the_cpu])
+def test_what_runs_on_the_gpu_is_recorded(
+    watched: Watched, mode: str | None, function: Callable[..., Any]
+) -> None:
+    run = torch.compile(function, mode=mode)
+    for step in range(STEPS):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = torch.randn(16, 16, device="cuda")
+        other = torch.randn(16) if function is sorted_on_the_cpu else torch.tensor(1.0 + step % 7)
+        torch.testing.assert_close(run(x, other), function(x, other), rtol=1e-4, atol=1e-4)
+    watched.expect()
+    assert watched.report.counts["captured"] >= 1, watched.reasons()
+    assert watched.report.summary()["deployed"]["GRAPH"] >= 1, watched.reasons()
+
+
+def test_a_training_whose_forward_is_told_a_number_of_the_cpu(watched: Watched, mode: str | None) -> None:
+    def function(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        return ((x @ x).relu() * number).tanh().sum()
+
+    run = torch.compile(function, mode=mode)
+    for step in range(STEPS):
+        torch.compiler.cudagraph_mark_step_begin()
+        x, number = torch.randn(16, 16, device="cuda"), torch.tensor(0.1 + step % 5)
+        mine, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
+        run(mine, number).backward()
+        function(expected, number).backward()
+        torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-3, atol=1e-4)
+    watched.expect()
+    assert watched.report.counts["captured"] >= 2, watched.reasons()
