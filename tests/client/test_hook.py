@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.client.conftest import TRAINING, Run, digests
+from tests.support.user_program import TRAINING, Run, digests
 
 if TYPE_CHECKING:
     from pathlib import Path

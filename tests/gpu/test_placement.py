@@ -10,7 +10,7 @@ from torch._inductor.utils import run_and_get_code
 
 from pygraphd.client.frontend import settings
 from pygraphd.client.placement import inputs, upload
-from tests.client.placement.habits import Learned, compare
+from tests.support.placement.habits import Learned, compare
 
 if TYPE_CHECKING:
     from pygraphd.client.common.report import Report

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from pygraphd.client.placement import inputs
-from tests.client.placement.habits import (
+from tests.support.placement.habits import (
     HABITS,
     Gain,
     Habit,
@@ -21,7 +21,7 @@ from tests.client.placement.habits import (
     programs,
     programs_of,
 )
-from tests.client.placement.with_rules import with_rules
+from tests.support.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
     from pygraphd.client.common.report import Report

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pygraphd.client.recording.builder import LEAST_SCRATCH
-from tests.relocation.conftest import allocator, emulator, emulator_library, recorder
+from tests.support.emulator import allocator, emulator, emulator_library, recorder
 from tools.lab.footprint import Allocation, Role, footprint_of
 
 if TYPE_CHECKING:
-    from tests.relocation.recorder import Recorder
+    from tests.support.recorder import Recorder
 
 __all__ = ["allocator", "emulator", "emulator_library", "recorder"]  # fixtures
 pytestmark = pytest.mark.torch

@@ -16,7 +16,7 @@ from benchmarks.step import Step
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from tests.lab.test_memory import stats
-from tests.relocation.conftest import allocator, emulator, emulator_library, recorder
+from tests.support.emulator import allocator, emulator, emulator_library, recorder
 from tools.lab.memory_child import STEPS, WARM_UP, Look, measure, recordings, run
 from tools.lab.memory_table import render
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pygraphd.client.replay.replay import Replay
-    from tests.relocation.recorder import Recorder
+    from tests.support.recorder import Recorder
 
 __all__ = ["allocator", "emulator", "emulator_library", "recorder"]  # fixtures
 pytestmark = pytest.mark.torch

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.client.placement.with_rules import with_rules
+from tests.support.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ import torch
 import torch._dynamo.config as dynamo_config
 from hypothesis import HealthCheck, example, given, settings
 
-from tests.client.placement.habits import HABITS, SIZE, Habit, Program, programs
-from tests.client.placement.with_rules import with_rules
+from tests.support.placement.habits import HABITS, SIZE, Habit, Program, programs
+from tests.support.placement.with_rules import with_rules
 
 pytestmark = pytest.mark.torch
 

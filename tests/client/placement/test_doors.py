@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.client.conftest import Run
+    from tests.support.user_program import Run
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo.config as dynamo_config
 
-from tests.client.placement.with_rules import with_rules
+from tests.support.placement.with_rules import with_rules
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("for_all_rules")]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pygraphd.client.placement import fx_utils, inputs
 from pygraphd.client.placement.inputs import place_inputs
 from pygraphd.client.placement.upload import SENT
-from tests.client.placement.graphs import Builder, assert_same, crossings, is_on_gpu, run
+from tests.support.placement.graphs import Builder, assert_same, crossings, is_on_gpu, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,8 +19,8 @@ from torch._inductor.utils import run_and_get_code
 from pygraphd.client.backend import torch_private
 from pygraphd.client.placement import fx_utils, inputs, pipeline, upload
 from pygraphd.client.placement.pipeline import FILES
-from tests.client.placement.graphs import COPY
-from tests.client.placement.with_rules import with_rules
+from tests.support.placement.graphs import COPY
+from tests.support.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
     from pygraphd.client.common.report import Report
-    from tests.client.conftest import Run
+    from tests.support.user_program import Run
 
 pytestmark = pytest.mark.torch
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from pygraphd.client.placement import inputs
-from tests.client.placement.habits import HABITS, Habit, compare, programs
+from tests.support.placement.habits import HABITS, Habit, compare, programs
 
 if TYPE_CHECKING:
     from pygraphd.client.common.report import Report

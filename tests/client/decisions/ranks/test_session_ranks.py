@@ -1,0 +1,156 @@
+"""Four processes of a gloo group run every graph alike, and their reports say how that came about."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.client.decisions.ranks.consensus import UNREACHABLE
+from pygraphd.schema.policy import LONGER_ON_THE_GPU, SAVES_HOST_TIME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.alone]
+
+ROOT = Path(__file__).parents[4]
+RECORDED = {"KERNELS": 0, "GRAPH": 2}
+KERNELS = {"KERNELS": 2, "GRAPH": 0}
+FASTER = {SAVES_HOST_TIME: 2}
+Outcome = dict[str, Any]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where four ranks, which have run, left what they saw."""
+    made = tmp_path_factory.mktemp("ranks")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYGRAPH")}
+    environ = {**clean, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    port = str(free_port())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.programs.ranks", str(rank), port, str(made)],
+            cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )
+        for rank in range(4)
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+    assert [process.returncode for process in processes] == [0] * 4, "\n".join(outputs)
+    return made
+
+
+@pytest.fixture
+def read(folder: Path) -> Callable[..., list[Outcome]]:
+    """Return what reads the outcomes of a case, in the order of the ranks."""
+
+    def outcomes(case: str, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> list[Outcome]:
+        return [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in ranks]
+
+    return outcomes
+
+
+def column(outcomes: list[Outcome], name: str) -> list[Any]:
+    return [outcome[name] for outcome in outcomes]
+
+
+def test_a_hit_on_the_rank_that_asks_first_is_everybodys(read: Callable[..., list[Outcome]]) -> None:
+    ranks = read("known_to_leader")
+
+    assert column(ranks, "first") == column(ranks, "last") == ["relocated"] * 4
+    assert column(ranks, "deployed") == [RECORDED] * 4
+    assert column(ranks, "reasons") == [FASTER] * 4
+    assert column(ranks, "led") == column(ranks, "hits") == [0, 0, 2, 0]
+    assert column(ranks, "followed") == [2, 2, 0, 2]
+    assert column(ranks, "measured") == [0] * 4
+
+
+def test_a_hit_on_one_of_the_other_ranks_does_not_set_it_apart(read: Callable[..., list[Outcome]]) -> None:
+    ranks = read("known_to_another")
+
+    assert column(ranks, "last") == ["launched"] * 4
+    assert column(ranks, "deployed") == [KERNELS] * 4
+    assert column(ranks, "reasons") == [{LONGER_ON_THE_GPU: 2}] * 4
+    assert column(ranks, "looked_up") == column(ranks, "measured") == [2, 0, 0, 0]
+
+
+def test_what_nobody_knows_one_rank_measures(read: Callable[..., list[Outcome]]) -> None:
+    ranks = read("unknown")
+
+    assert column(ranks, "last") == ["relocated"] * 4
+    assert column(ranks, "deployed") == [RECORDED] * 4
+    assert sorted(column(ranks, "led")) == sorted(column(ranks, "measured")) == [0, 0, 0, 2]
+    assert column(ranks, "failures").count({}) == 3  # the one that leads has looked for a daemon
+
+
+def test_a_daemon_that_dies_between_two_ranks_questions_sets_nobody_apart(
+    read: Callable[..., list[Outcome]],
+) -> None:
+    ranks = read("daemon")
+
+    assert column(ranks, "last") == ["relocated"] * 4
+    assert column(ranks, "deployed") == [{**RECORDED, "GRAPH": 4}] * 4
+    assert column(ranks, "led") == [2, 2, 0, 0]
+    assert column(ranks, "hits") == [2, 0, 0, 0]
+    assert column(ranks, "measured") == [0, 2, 0, 0]
+    assert [set(failures) for failures in column(ranks, "failures")] == [
+        set(),
+        {"daemon: no daemon"},
+        set(),
+        set(),
+    ]
+
+
+def test_a_late_rank_runs_what_was_decided_without_it(read: Callable[..., list[Outcome]]) -> None:
+    ranks = read("late_rank")
+
+    assert column(ranks, "last") == ["relocated"] * 4
+    assert column(ranks, "deployed") == [RECORDED] * 4
+    assert ranks[3]["first"] == "relocated"
+    assert column(ranks, "measured") == [2, 0, 0, 0]
+
+
+def test_for_a_leader_that_takes_too_long_all_launch(read: Callable[..., list[Outcome]]) -> None:
+    ranks = read("late_leader")
+
+    assert column(ranks, "last") == ["launched"] * 4
+    assert column(ranks, "deployed") == [KERNELS] * 4
+    assert column(ranks, "reasons") == [{"ranks: no decision within 0.3 s": 2}] * 4
+    assert column(ranks, "measured") == [2, 0, 0, 0]
+
+
+def test_where_the_store_hangs_each_rank_launches_and_says_so(read: Callable[..., list[Outcome]]) -> None:
+    ranks = read("store_hangs", (1, 2, 3))
+
+    assert column(ranks, "last") == ["launched"] * 3
+    assert column(ranks, "deployed") == [KERNELS] * 3
+    assert column(ranks, "reasons") == [{UNREACHABLE: 2}] * 3
+    assert column(ranks, "failures") == [{"ranks: no answer in time": 2}] * 3
+
+
+def test_where_the_store_is_gone_each_rank_launches_and_says_so(read: Callable[..., list[Outcome]]) -> None:
+    ranks = read("store_goes", (1, 2, 3))
+
+    assert column(ranks, "last") == ["launched"] * 3
+    assert column(ranks, "deployed") == [KERNELS] * 3
+    assert column(ranks, "reasons") == [{UNREACHABLE: 2}] * 3
+    assert [each["failures"]["ranks: DistNetworkError"] for each in ranks] == [2] * 3

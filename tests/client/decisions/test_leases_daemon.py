@@ -1,0 +1,205 @@
+"""A process waits for another that measures, until that has the answer, is killed, or lets its lease run out.
+
+Real processes beside a real daemon.
+
+The clock stands in for the GPU's, as in `test_plan`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+
+from pygraphd.client.autotune import partition_trial
+from pygraphd.client.decisions import leases
+from pygraphd.client.frontend.runtime import Session
+from tests.client.dispatch.test_compiled_graph import ENOUGH, compile_once, relocating, run, session, sources
+from tests.daemon.conftest import Home
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["relocating", "session"]  # fixtures
+
+pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.alone]
+
+LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
+GRAPHS = 3
+TIMEOUT_S = 30.0
+# Begins to measure the graphs that `models` makes, says so, ends that when it is told to, and lives on.
+MEASURER = """
+import sys
+import pytest
+import torch._inductor.config as inductor_config
+from pygraphd.client.autotune import partition_trial
+from pygraphd.client.frontend.runtime import Session
+from tests.client.decisions.test_leases_daemon import models
+from tests.client.dispatch.test_compiled_graph import ENOUGH, pretend_there_is_a_gpu, run
+
+pretend_there_is_a_gpu(pytest.MonkeyPatch())
+with inductor_config.patch({"triton.cudagraphs": True}):
+    session = Session()
+    graphs = models(session)
+    run(*graphs, partition_trial.WARM_UP_CALLS + 3)
+    print(*session.report.failures, session.report.counts["waited"], flush=True)
+    run(*graphs, ENOUGH if sys.stdin.readline() else 0)
+    print(session.report.counts["recorded"], flush=True)
+sys.stdin.read()
+"""
+
+
+def models(told: Session) -> tuple[Any, Any]:
+    box = BoxedDeviceIndex(0)
+    return (
+        compile_once(told, 2, backward=False, box=box),
+        compile_once(told, 1, backward=True, box=box),
+    )
+
+
+@pytest.fixture
+def lease() -> str:
+    """Return how long leases are: what is free before an hour is over is so for another reason."""
+    return "1h"
+
+
+@pytest.fixture
+def home(tmp_path: Path, lease: str) -> Iterator[Home]:
+    """Return the session's home, with a daemon."""
+    opened = Home(tmp_path, {"PYGRAPHD_LEASE": lease})
+    try:
+        opened.start()
+        yield opened
+    finally:
+        opened.close()
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have who waits ask at each call."""
+    monkeypatch.setattr(leases, "FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(leases, "LAST_LOOK_S", 0.0)
+
+
+def run_until(session: Session, graphs: tuple[Any, Any], count: str) -> None:
+    """Call graphs until all are counted as something."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while session.report.counts[count] < GRAPHS:
+        run(*graphs, 1)
+        assert time.monotonic() < deadline, session.report.summary()
+
+
+@pytest.fixture
+def measurer(home: Home) -> Iterator[subprocess.Popen[str]]:
+    """Return another process, which is measuring."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", MEASURER],
+        env=home.environ,
+        cwd=Path(__file__).parents[3],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)
+
+
+@pytest.mark.usefixtures("looking")
+def test_who_waits_for_a_measurer_that_is_killed_measures_itself(
+    home: Home, measurer: subprocess.Popen[str], session: Session
+) -> None:
+    graphs = models(session)
+    assert home.ask("GET", "/v1/stats")[1]["leases"] == GRAPHS
+
+    waiting = run(*graphs, ENOUGH)
+    before = session.report.summary()
+    measurer.kill()
+    run_until(session, graphs, "recorded")
+
+    assert waiting == [LAUNCHED] * ENOUGH
+    assert (before["waited"], before["measured"], before["recorded"]) == (GRAPHS, 0, 0)
+    assert before["fallbacks"].keys() == {partition_trial.WAITING}
+    after = session.report.summary()
+    assert (after["measured"], after["recorded"], after["adopted"]) == (GRAPHS, GRAPHS, 0)
+    assert sources(session) == {("GRAPH", "measured")}
+    assert run(*graphs, 3) == [CAPTURED] * 3
+    assert session.report.failures == {}
+    assert home.ask("GET", "/v1/stats")[1]["entries"] == GRAPHS
+
+
+def test_what_was_measured_after_a_measurers_death_is_known_to_the_next(
+    home: Home, measurer: subprocess.Popen[str], session: Session
+) -> None:
+    measurer.kill()
+    measurer.wait(TIMEOUT_S)
+
+    run(*models(session), ENOUGH)
+    told = Session(session.locations)
+
+    assert run(*models(told), 3) == [CAPTURED] * 3
+    assert (session.report.counts["waited"], session.report.counts["measured"]) == (0, GRAPHS)
+    assert (told.report.counts["hits"], told.report.counts["measured"]) == (GRAPHS, 0)
+    assert home.ask("GET", "/v1/stats")[1]["records"] == GRAPHS
+
+
+@pytest.mark.usefixtures("looking")
+def test_what_another_process_finds_out_is_taken_up_by_who_waits_while_it_runs(
+    home: Home, measurer: subprocess.Popen[str], session: Session
+) -> None:
+    assert measurer.stdin is not None
+    assert measurer.stdout is not None
+    graphs = models(session)
+
+    waiting = run(*graphs, ENOUGH)
+    measurer.stdin.write("go on\n")
+    measurer.stdin.flush()
+    assert measurer.stdout.readline() == f"{GRAPHS}\n"
+    run_until(session, graphs, "adopted")
+
+    assert waiting == [LAUNCHED] * ENOUGH
+    assert run(*graphs, 3) == [CAPTURED] * 3
+    counts = session.report.summary()
+    assert (counts["waited"], counts["adopted"], counts["measured"], counts["recorded"]) == (3, 3, 0, 0)
+    assert sources(session) == {("GRAPH", "cache")}
+    assert session.report.failures == {}
+    stats = home.ask("GET", "/v1/stats")[1]
+    assert (stats["entries"], stats["records"]) == (GRAPHS, GRAPHS)
+    assert measurer.poll() is None
+
+
+@pytest.mark.usefixtures("looking")
+def test_who_does_not_call_any_more_but_lives_is_waited_for(
+    measurer: subprocess.Popen[str], session: Session
+) -> None:
+    steps = run(*models(session), 3 * ENOUGH)
+
+    assert measurer.poll() is None
+    assert steps == [LAUNCHED] * 3 * ENOUGH
+    assert (session.report.counts["waited"], session.report.counts["measured"]) == (GRAPHS, 0)
+
+
+@pytest.mark.usefixtures("looking")
+@pytest.mark.parametrize("lease", ["0.5s"])
+def test_who_does_not_call_any_more_is_waited_for_no_longer_than_its_lease(
+    home: Home, measurer: subprocess.Popen[str], session: Session
+) -> None:
+    graphs = models(session)
+
+    run_until(session, graphs, "recorded")
+
+    assert measurer.poll() is None
+    counts = session.report.summary()
+    assert (counts["measured"], counts["recorded"], counts["adopted"]) == (GRAPHS, GRAPHS, 0)
+    assert run(*graphs, 3) == [CAPTURED] * 3
+    assert session.report.failures == {}
+    assert home.ask("GET", "/v1/stats")[1]["entries"] == GRAPHS

@@ -1,0 +1,123 @@
+"""A summary says of each graph whose decision was known and not taken why, whose it was, and what was seen here.
+
+The clock stands in for the GPU's, as in `test_plan`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.client.decisions.rejection import other_policy
+from pygraphd.client.frontend import settings
+from pygraphd.schema.messages import Decision, Deployment, RecordRequest, decode, encode
+from pygraphd.schema.policy import POLICY_VERSION
+from tests.client.dispatch.test_compiled_graph import (
+    ENOUGH,
+    relocating,
+    session,
+    trained,
+)
+from tests.support.clock import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pygraphd.client.frontend.runtime import Session
+
+__all__ = ["relocating", "session"]  # fixtures
+
+pytestmark = pytest.mark.torch
+
+SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 412.0}
+THEIRS = f"by uid {os.geteuid()} on elsewhere"
+
+
+def told(of: Session) -> set[tuple[str, str]]:
+    """Return where decisions had come from, and why not from what was known."""
+    return {(each["source"], each["because"]) for each in of.report.summary()["decisions"]}
+
+
+def test_what_was_unknown_or_is_taken_needs_no_reason(session: Session) -> None:
+    first, _ = trained(session, ENOUGH)
+    second, _ = trained(session, 3)
+
+    assert (told(first), told(second)) == ({("measured", "")}, {("cache", "")})
+
+
+def test_of_a_disputed_decision_it_is_told_whose_it_was_and_what_was_seen(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(session, ENOUGH, "elsewhere")
+    monkeypatch.setattr(Clock, "times_us", SLOW)
+
+    finished, _ = trained(session, 2 * ENOUGH)
+
+    claimed = f"GRAPH: claimed 50.0 us {THEIRS}"
+    assert told(finished) == {("measured", f"{claimed}, measured 412.0 us here")}
+    assert finished.report.counts["disputed"] == 3
+
+
+def test_a_program_that_ends_before_it_has_measured_anew_says_what_was_claimed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(session, ENOUGH, "elsewhere")
+    monkeypatch.setattr(Clock, "times_us", SLOW)
+
+    ended, _ = trained(session, 25)
+    ended.close()
+
+    assert ended.report.counts["disputed"] == 3
+    assert told(ended) == {("unfinished", f"GRAPH: claimed 50.0 us {THEIRS}")}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "because"),
+    [
+        (settings.REFRESH, "1", "PYGRAPH_REFRESH asks to measure anew"),
+        (settings.TRUST, "local", f"decided {THEIRS}, and PYGRAPH_TRUST=local"),
+    ],
+)
+def test_what_the_user_does_not_want_is_told_as_that(
+    session: Session, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, because: str
+) -> None:
+    trained(session, ENOUGH, "elsewhere")
+    monkeypatch.setenv(variable, value)
+
+    anew, _ = trained(session, ENOUGH)
+
+    assert told(anew) == {("measured", because)}
+
+
+def rewrite(session: Session, change: Callable[[Decision], Decision]) -> None:
+    """Change the decisions that wait in the spool."""
+    for path in session.locations.spool.iterdir():
+        request = decode(RecordRequest, path.read_bytes())
+        records = tuple(dataclasses.replace(each, decision=change(each.decision)) for each in request.records)
+        path.write_bytes(encode(dataclasses.replace(request, records=records)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "because"),
+    [
+        ({"policy": POLICY_VERSION - 1}, f"decided by policy {POLICY_VERSION - 1}, and this is policy {POLICY_VERSION}"),
+        ({"final": False, "calls": 7}, "not final, after 7 calls"),
+    ],
+    ids=["policy", "final"],
+)  # fmt: skip
+def test_what_this_process_could_not_have_decided_is_told_as_that(
+    session: Session, changes: dict[str, object], because: str
+) -> None:
+    trained(session, ENOUGH)
+    rewrite(session, lambda decision: dataclasses.replace(decision, **changes))  # type: ignore[arg-type]
+
+    anew, _ = trained(session, ENOUGH)
+
+    assert told(anew) == {("measured", because)}
+
+
+def test_a_doubt_that_is_about_no_cost_is_told_without_any() -> None:
+    assert other_policy(Decision(Deployment.GRAPH, "", POLICY_VERSION - 1)).costs is None

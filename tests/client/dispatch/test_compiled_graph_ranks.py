@@ -1,0 +1,287 @@
+"""How a plan is carried out on ranks that share it: two sessions in one process stand for two ranks, a real store between them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+
+from pygraphd.client.decisions import fingerprint, rules
+from pygraphd.client.decisions.ranks.consensus import Agreement
+from pygraphd.client.decisions.ranks.following import Follower
+from pygraphd.client.decisions.ranks.process_group import Groups
+from pygraphd.client.decisions.ranks.write_once import Registers
+from pygraphd.client.decisions.service import Cache
+from pygraphd.client.frontend.runtime import Session
+from pygraphd.schema.locations import locate
+from pygraphd.schema.messages import Deployment, LeaseAnswer
+from pygraphd.schema.policy import SAVES_HOST_TIME
+from tests.client.dispatch.test_compiled_graph import (
+    ENOUGH,
+    Compiled,
+    Relocating,
+    compile_once,
+    compile_whole,
+    pretend_there_is_a_gpu,
+    run,
+)
+from tests.support.clock import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from pygraphd.schema.keys import Environment
+
+pytestmark = pytest.mark.torch
+
+
+class TwoRanks(Groups):
+    """Finds a group without there being one: each session is a rank of it."""
+
+    def __init__(self, session: Session, store: dist.Store, name: str, wait_limit_s: float) -> None:
+        super().__init__(session.report)
+        self._of_two = Agreement(Registers(store, name), session.report, wait_limit_s)
+
+    def agreement(self) -> Agreement:
+        return self._of_two
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Session]]:
+    """Return two ranks with a home each."""
+    import torch._inductor.config as inductor_config
+
+    pretend_there_is_a_gpu(monkeypatch)
+    with inductor_config.patch({"triton.cudagraphs": True}):
+        yield sessions(tmp_path)
+
+
+def sessions(folder: Path, wait_limit_s: float = 120.0) -> list[Session]:
+    store = dist.HashStore()
+    made = []
+    for name in ("one", "two"):
+        (folder / name).mkdir(exist_ok=True)
+        session = Session(locate({"PYGRAPHD_HOME": str(folder / name)}))
+        session.ranks.groups = TwoRanks(session, store, name, wait_limit_s)
+        made.append(session)
+    return made
+
+
+def pair(session: Session, parts: int = 1, text: str | None = None) -> tuple[Compiled, Compiled]:
+    box = BoxedDeviceIndex(0)
+    forward = compile_once(session, parts, backward=False, box=box, text=text)
+    return forward, compile_once(session, 1, backward=True, box=box, text=text)
+
+
+def test_one_rank_measures_and_the_other_follows(ranks: list[Session]) -> None:
+    leader, other = ranks
+    measured, followed = pair(leader, 2), pair(other, 2)
+    assert run(*followed, 5) == [(["launched"] * 2, ["launched"])] * 5
+
+    assert run(*measured)[-1] == (["relocated"] * 2, ["relocated"])
+    steps = wait_for(other, followed)
+
+    assert steps[-1] == (["relocated"] * 2, ["relocated"])
+    slots = followed[0].compiled_fn_runner.partitions + followed[1].compiled_fn_runner.partitions
+    assert all(isinstance(slot.run, Relocating) for slot in slots)
+    assert (leader.report.counts["led"], leader.report.counts["measured"]) == (3, 3)
+    counts = other.report.counts
+    assert (counts["followed"], counts["looked_up"], counts["measured"], counts["spooled"]) == (3, 0, 0, 0)
+    assert other.report.summary()["reasons"] == leader.report.summary()["reasons"]
+    assert other.report.failures == {}
+
+
+def wait_for(session: Session, compiled: tuple[Compiled, Compiled]) -> list[tuple[Any, Any]]:
+    """Run until the graphs are decided; return all steps."""
+    steps = []
+    while session.ranks._followers:
+        steps += run(*compiled, 1)
+        assert len(steps) < 10**6
+    return steps + run(*compiled, 1)
+
+
+@pytest.mark.parametrize("granted", [True, False], ids=["daemon", "alone"])
+def test_ranks_decide_for_all_dynamic_sizes_at_once(
+    ranks: list[Session], monkeypatch: pytest.MonkeyPatch, granted: bool
+) -> None:
+    """They may see different ones; and what a program without a group has found of a graph does not count."""
+
+    def lease(_: Cache, environment: Environment, graphs: Sequence[str]) -> LeaseAnswer | None:
+        return LeaseAnswer(environment.digest(), "1", tuple(graphs), 60.0) if granted else None
+
+    monkeypatch.setattr(Cache, "lease", lease)
+    text = 'arg0_1: "Sym(s77)"\n  a = torch.ops.aten.sin.default(b)'
+    alone = Session(ranks[0].locations)
+    forward = compile_once(alone, 1, backward=False, box=BoxedDeviceIndex(0), text=text)
+    forward.current_callable([torch.ones(1), 8])
+    measured, followed = pair(ranks[0], text=text), pair(ranks[1], text=text)
+
+    for _ in range(ENOUGH):
+        measured[0].current_callable([torch.ones(1), 8])
+        measured[1].current_callable([torch.ones(1), 8])
+
+    assert run(*measured)[-1] == (["relocated"], ["relocated"])
+    assert wait_for(ranks[1], followed)[-1] == (["relocated"], ["relocated"])
+    counts = ranks[0].report.counts
+    assert (counts["hits"], counts["measured"], counts["sizes"]) == (1, 2, 0)
+
+
+def known_from_elsewhere(leader: Session) -> None:
+    """Have another host's decision for GRAPH, of 50 us, in the leader's cache."""
+    elsewhere = Session(leader.locations)
+    elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
+    assert run(*pair(elsewhere))[-1] == (["relocated"], ["relocated"])
+
+
+@pytest.mark.parametrize("graph_us", [55.0, 200.0])
+def test_a_decision_from_elsewhere_is_everybodys_at_once_and_checked_by_the_rank_that_leads(
+    ranks: list[Session], monkeypatch: pytest.MonkeyPatch, graph_us: float
+) -> None:
+    leader, other = ranks
+    known_from_elsewhere(leader)
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.GRAPH: graph_us})
+    checked, followed = pair(leader), pair(other)
+
+    assert run(*followed, 1) == [(["relocated"], ["relocated"])]
+    steps = run(*checked, 2 * ENOUGH)
+
+    assert (steps[0], steps[-1]) == ((["relocated"], ["relocated"]),) * 2  # what all run stays
+    assert run(*followed, 1) == [(["relocated"], ["relocated"])]
+    holds = graph_us < 60
+    counts = leader.report.counts
+    disputed = 0 if holds else 2
+    assert (counts["checked"], counts["disputed"], counts["measured"]) == (2, disputed, disputed)
+    assert other.report.counts["checked"] == 0
+    ways = "relocated" if holds else "launched"
+    assert run(*pair(Session(leader.locations)), 3)[-1] == ([ways], [ways])  # the next program knows
+
+
+def test_who_comes_late_runs_what_is_decided_from_the_first_call(ranks: list[Session]) -> None:
+    run(*pair(ranks[0]))
+
+    assert run(*pair(ranks[1]), 3) == [(["relocated"], ["relocated"])] * 3
+    assert ranks[1].report.summary()["deployed"] == {"KERNELS": 0, "GRAPH": 2}
+
+
+def test_a_leader_that_comes_too_late_launches_like_the_others_and_keeps_what_it_found(
+    ranks: list[Session], tmp_path: Path
+) -> None:
+    leader, other = sessions(tmp_path, wait_limit_s=0.0)
+    measured, followed = pair(leader), pair(other)
+
+    run(*followed, 5)
+    assert run(*measured)[-1] == (["launched"], ["launched"])
+
+    reasons = {"ranks: no decision within 0 s": 2}
+    assert leader.report.summary()["reasons"] == other.report.summary()["reasons"] == reasons
+    assert (leader.report.counts["measured"], leader.report.counts["spooled"]) == (2, 2)
+    later = Session(leader.locations)
+    assert run(*pair(later), 1) == [(["relocated"], ["relocated"])]
+
+
+def test_a_backward_is_decided_whatever_its_forward_runs_as(ranks: list[Session]) -> None:
+    leader, other = ranks
+    measured = pair(leader)
+    digest = measured[0].compiled_fn_runner.partitions[0].run.graph.digest
+    environment = fingerprint.environment(0)
+    assert isinstance(other.ranks.groups, TwoRanks)
+    other.ranks.groups.agreement().propose(digest, environment.digest(), rules.only_launch("too late"))
+
+    assert run(*measured)[-1] == (["launched"], ["relocated"])
+
+    assert leader.report.summary()["reasons"] == {"too late": 1, SAVES_HOST_TIME: 1}
+    assert run(*pair(Session(leader.locations)), 1) == [(["relocated"], ["relocated"])]
+
+
+def test_a_rank_that_cannot_capture_has_all_launch(ranks: list[Session]) -> None:
+    leader, other = ranks
+    compile_whole(
+        other,
+        backward=False,
+        box=None,
+        device_types={"cuda", "cpu"},
+        disabled_cudagraphs_reason="mutated inputs",
+    )
+    forward = compile_once(leader, 1, backward=False, box=None)
+
+    assert run(forward, forward)[-1] == (["launched"], ["launched"])
+
+    assert other.report.counts["led"] == 1
+    assert leader.report.summary()["deployed"] == {"KERNELS": 1, "GRAPH": 0}
+    assert leader.report.summary()["reasons"] == other.report.summary()["reasons"]
+
+
+def test_a_rank_that_cannot_have_what_is_decided_launches_it_and_says_so(ranks: list[Session]) -> None:
+    leader, other = ranks
+    forward = compile_once(leader, 1, backward=False, box=None)
+    run(forward, forward)
+
+    compile_whole(
+        other,
+        backward=False,
+        box=None,
+        device_types={"cuda", "cpu"},
+        disabled_cudagraphs_reason="mutated inputs",
+    )
+
+    assert leader.report.summary()["deployed"]["GRAPH"] == 1
+    assert other.report.summary()["deployed"] == {"KERNELS": 1, "GRAPH": 0}
+    assert other.report.summary()["reasons"] == {"ranks: GRAPH was decided, and cannot be had here": 1}
+    assert other.report.counts["spooled"] == 0
+
+
+def test_without_memory_to_spare_on_the_leader_all_launch(
+    ranks: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pygraphd.client.autotune.partition_trial import Region
+
+    monkeypatch.setattr(Region, "_why_not_measure", lambda self: rules.NO_MEMORY)
+    measured, followed = pair(ranks[0]), pair(ranks[1])
+    run(*measured, 5)
+    wait_for(ranks[1], followed)
+
+    assert ranks[1].report.summary()["reasons"] == {rules.NO_MEMORY: 2}
+
+
+def test_a_program_that_ends_while_it_waits_says_so(ranks: list[Session]) -> None:
+    pair(ranks[0])
+    run(*pair(ranks[1]), 5)
+
+    ranks[1].close()
+
+    assert ranks[1].report.summary()["reasons"] == {rules.STILL_WAITING: 2}
+    assert ranks[1].report.counts["spooled"] == 0
+
+
+def test_what_waits_goes_with_its_model(ranks: list[Session]) -> None:
+    pair(ranks[0])
+    forward, backward = pair(ranks[1])
+    run(forward, backward, 5)
+    gone = weakref.ref(forward.compiled_fn_runner.partitions[0].run)
+    assert isinstance(gone(), Follower)
+
+    del forward, backward
+    gc.collect()
+
+    assert gone() is None
+
+
+def test_graphs_of_before_the_group_stay_this_ranks_own(
+    ranks: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, other = ranks
+    group, other.ranks.groups = other.ranks.groups, Groups(other.report)
+    own = pair(other)
+    other.ranks.groups = group
+    with monkeypatch.context() as here:
+        here.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0})
+        assert run(*pair(leader))[-1] == (["launched"], ["launched"])
+
+    assert run(*own)[-1] == (["relocated"], ["relocated"])
+    assert (other.report.counts["followed"], other.report.counts["measured"]) == (0, 2)

@@ -1,0 +1,333 @@
+"""How a graph with dynamic sizes is carried out: each size that comes back is looked up, measured and decided apart."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+
+from pygraphd.client.decisions import rules
+from pygraphd.client.decisions.service import Cache
+from pygraphd.client.dispatch import shapes
+from pygraphd.client.dispatch.shapes import Sized
+from pygraphd.client.frontend import settings
+from pygraphd.client.frontend.runtime import Session
+from pygraphd.schema.messages import Deployment
+from pygraphd.schema.policy import LONGER_ON_THE_GPU, SAVES_HOST_TIME
+from tests.client.dispatch.test_compiled_graph import (
+    ENOUGH,
+    Compiled,
+    Relocating,
+    compile_once,
+    relocating,
+    session,
+)
+from tests.support.clock import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["relocating", "session"]  # fixtures
+
+pytestmark = pytest.mark.torch
+
+TEXT = 'def forward(self, arg0_1: "Sym(s77)", arg1_1):\n  a = torch.ops.aten.sin.default(b)'
+GRAPH_WINS = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 50.0}
+LAUNCH_WINS = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 150.0}
+FIXED_BOUNDS = {"remembered_sizes": 64, "setups_per_size": 4, "idle_ticks": 16, "integers": 64}
+Pair = tuple[Compiled, Compiled]
+
+
+def compile_pair(session: Session, partitions: int = 1) -> Pair:
+    box = BoxedDeviceIndex(0)
+    forward = compile_once(session, partitions, backward=False, box=box, text=TEXT)
+    return forward, compile_once(session, 1, backward=True, box=box, text=TEXT)
+
+
+class Program:
+    """Trains a forward and its backward at some sizes; `forward` and `backward` say what costs how much at which."""
+
+    def __init__(self, session: Session, pair: Pair | None = None) -> None:
+        self.forward: dict[int, Mapping[Deployment, float]] = {8: GRAPH_WINS, 16: LAUNCH_WINS}
+        self.backward = dict(self.forward)
+        self.session = session
+        self.ahead, self.behind = pair or compile_pair(session)
+
+    def steps(self, sizes: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
+        """Return for each step its size, and how forward and backward ran."""
+        ran, x = [], torch.ones(1)
+        for size in sizes:
+            monkeypatch.setattr(Clock, "times_us", self.forward.get(size, GRAPH_WINS))
+            (ahead,) = self.ahead.current_callable([x, size])
+            monkeypatch.setattr(Clock, "times_us", self.backward.get(size, GRAPH_WINS))
+            (behind,) = self.behind.current_callable([x, 2 * size])
+            ran.append((size, ahead, behind))
+        return ran
+
+    def slots(self) -> list[Any]:
+        runs = []
+        for compiled in (self.ahead, self.behind):
+            (slot,) = compiled.compiled_fn_runner.partitions
+            runs += slot.run._runs.values()
+        return runs
+
+
+def expect(session: Session, **counts: int) -> None:
+    assert {name: session.report.counts[name] for name in counts} == counts
+    assert session.report.failures.keys() <= {"daemon: no daemon"}
+
+
+def test_each_size_that_comes_back_runs_in_its_own_way_and_is_known_from_then_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(session)
+
+    ran = program.steps([8, 16, 8, 16, 1000] * ENOUGH, monkeypatch)
+
+    last = {size: how for size, *how in ran}
+    assert last[8] == ["relocated"] * 2
+    assert last[16] == ["launched"] * 2
+    expect(session, graphs=2, looked_up=8, sizes=6, measured=6)
+    second = Session(session.locations)
+    again = Program(second).steps([8, 16] * 5 + [24], monkeypatch)
+    assert again[4:] == [(8, "relocated", "relocated"), (16, "launched", "launched")] * 3 + [
+        (24, "launched", "launched")
+    ]
+    expect(second, graphs=2, looked_up=6, hits=6, misses=0, sizes=4, measured=0, spooled=0)
+    assert second.report.fallbacks == {shapes.NOT_YET: 5, shapes.FORWARD_LAUNCHED: 5}
+
+
+def test_the_summary_says_at_which_sizes_a_graph_ran_how(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Program(session).steps([8, 16] * ENOUGH, monkeypatch)
+
+    summary = session.report.summary()
+
+    found = {(each["kind"], each["sizes"]): each["reason"] for each in summary["decisions"]}
+    assert found == {
+        ("forward", ()): rules.BY_SIZE,
+        ("backward", ()): rules.BY_SIZE,
+        ("forward", (8,)): SAVES_HOST_TIME,
+        ("backward", (8, 16)): SAVES_HOST_TIME,
+        ("forward", (16,)): LONGER_ON_THE_GPU,
+        ("backward", (16, 32)): LONGER_ON_THE_GPU,
+    }
+    assert summary["bounds"] == FIXED_BOUNDS | {"sizes": 8, "size_calls": 3}
+    assert summary["deployed"] == {"KERNELS": 4, "GRAPH": 2}
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_graph_without_sizes_in_its_inputs_is_one_graph(
+    session: Session, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    """Its text may name sizes that it makes itself."""
+    forward, backward = compile_pair(session, partitions)
+    x = torch.ones(1)
+
+    for _ in range(ENOUGH):
+        forward.current_callable([x])
+        backward.current_callable([x])
+
+    slots = forward.compiled_fn_runner.partitions + backward.compiled_fn_runner.partitions
+    assert [slot([x]) for slot in slots] == ["relocated"] * (partitions + 1)
+    assert not any(isinstance(slot.run, Sized) for slot in slots)
+    expect(session, measured=partitions + 1, sizes=0)
+    second = Session(session.locations)
+    forward, backward = compile_pair(second, partitions)
+    assert forward.current_callable([x]) == ["relocated"] * partitions
+    expect(second, hits=partitions + 1, measured=0)
+
+
+@pytest.mark.parametrize(("factor", "disputed"), [(1.1, 0), (2.0, 2)])
+def test_what_was_decided_elsewhere_is_checked_at_its_size(
+    session: Session, monkeypatch: pytest.MonkeyPatch, factor: float, disputed: int
+) -> None:
+    elsewhere = Session(session.locations)
+    elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
+    Program(elsewhere).steps([8, 24] * ENOUGH, monkeypatch)
+    program = Program(session)
+    program.forward[8] = program.backward[8] = {name: factor * us for name, us in GRAPH_WINS.items()}
+
+    ran = program.steps([8, 24] * 2 * ENOUGH, monkeypatch)
+
+    assert ran[-2:] == [(8, "relocated", "relocated"), (24, "relocated", "relocated")]
+    expect(session, checked=4, disputed=disputed, measured=disputed)
+
+
+@pytest.mark.parametrize(("half", "launched"), [("forward", 0), ("backward", 1)])
+def test_either_half_can_be_found_not_to_hold(
+    session: Session, monkeypatch: pytest.MonkeyPatch, half: str, launched: int
+) -> None:
+    elsewhere = Session(session.locations)
+    elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
+    Program(elsewhere).steps([8] * ENOUGH, monkeypatch)
+    program = Program(session)
+    getattr(program, half)[8] = LAUNCH_WINS
+
+    _, *ran = program.steps([8] * 3 * ENOUGH, monkeypatch)[-1]
+
+    assert [how == "launched" for how in ran] == [launched == 0, launched == 1]
+    expect(session, checked=2, disputed=1, measured=1)
+
+
+def test_a_size_makes_room_for_another(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.SIZES, "1")
+    session = Session(session.locations)
+    program = Program(session)
+    program.steps([8] * ENOUGH, monkeypatch)
+
+    ran = program.steps([24, 32] * ENOUGH, monkeypatch)
+
+    assert sorted(ahead for _, ahead, _ in ran[-2:]) == ["launched", "relocated"]  # there is room for one
+    assert len(program.slots()) == 2
+    expect(session, sizes=4, measured=4)
+    assert set(session.report.fallbacks) == {shapes.NOT_YET, shapes.TOO_MANY, shapes.FORWARD_LAUNCHED}
+
+
+def test_none_is_decided_apart_if_that_is_not_wanted(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(settings.SIZES, "0")
+    session = Session(session.locations)
+
+    ran = Program(session).steps([8] * ENOUGH, monkeypatch)
+
+    assert ran == [(8, "launched", "launched")] * ENOUGH
+    expect(session, sizes=0, measured=0)
+    assert session.report.summary()["bounds"] == FIXED_BOUNDS | {"sizes": 0, "size_calls": 3}
+
+
+def test_relocatable_graphs_are_kept_for_the_sizes_that_run_in_them(
+    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(session)
+
+    ran = program.steps([8, 16] * ENOUGH, monkeypatch)
+
+    assert ran[-2:] == [(8, "relocated", "relocated"), (16, "launched", "launched")]
+    forward, backward = relocating
+    assert {sizes: each.closed for sizes, each in forward.by_size.items()} == {
+        (8,): False, (16,): True,
+    }  # fmt: skip
+    assert {sizes: each.closed for sizes, each in backward.by_size.items()} == {
+        (16,): False, (32,): True,
+    }  # fmt: skip
+    assert not forward.closed
+
+
+@pytest.mark.parametrize("times", [GRAPH_WINS, LAUNCH_WINS], ids=["graph", "kernels"])
+def test_what_was_decided_goes_with_the_model_without_the_help_of_the_collector(
+    session: Session,
+    relocating: list[Relocating],
+    monkeypatch: pytest.MonkeyPatch,
+    times: Mapping[Deployment, float],
+) -> None:
+    program = Program(session)
+    program.forward[8] = program.backward[8] = times
+    gc.collect()
+    gc.disable()
+    try:
+        program.steps([8] * ENOUGH, monkeypatch)
+        assert [each.by_size.popitem()[1].closed for each in relocating] == [times is LAUNCH_WINS] * 2
+        slots = [
+            weakref.ref(each.compiled_fn_runner.partitions[0]) for each in (program.ahead, program.behind)
+        ]
+        del program
+        assert [ref() for ref in slots] == [None] * 2
+    finally:
+        gc.enable()
+
+
+def test_what_was_never_decided_goes_with_the_model_too(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(session)
+    gc.collect()
+    gc.disable()
+    try:
+        program.steps([8], monkeypatch)
+        slots = [
+            weakref.ref(each.compiled_fn_runner.partitions[0]) for each in (program.ahead, program.behind)
+        ]
+        del program
+        assert [ref() for ref in slots] == [None] * 2
+    finally:
+        gc.enable()
+
+
+def test_a_size_that_comes_and_goes_is_reported_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(settings.SIZES, "1")
+    session = Session(session.locations)
+    program = Program(session)
+    program.steps([8] * 6, monkeypatch)  # is being measured
+    program.steps([24, 32] * 20, monkeypatch)  # and makes room
+    program.steps([8, 40] * 20 + [8] * 2 * ENOUGH, monkeypatch)
+    session.close()
+
+    summary = session.report.summary()
+
+    named = [(each["kind"], tuple(each["sizes"])) for each in summary["decisions"] if each["sizes"]]
+    assert len(named) == len(set(named)) == 2
+    assert summary["deployed"] == {"KERNELS": 2, "GRAPH": 2}
+    assert set(summary["reasons"]) == {rules.BY_SIZE, SAVES_HOST_TIME}
+    expect(session, sizes=6)  # which counts how often
+
+
+def test_what_makes_room_in_one_copy_of_a_graph_stays_in_another(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(settings.SIZES, "1")
+    session = Session(session.locations)
+    one, other = Program(session), Program(session)
+    one.steps([8] * 6, monkeypatch)  # both are measuring
+    other.steps([8] * 6, monkeypatch)
+
+    one.steps([24, 32] * 20, monkeypatch)
+    assert other.steps([8] * 2 * ENOUGH, monkeypatch)[-1] == (8, "relocated", "relocated")
+
+    expect(session, measured=2, spooled=6)  # of the other; and of each half of both, that it has sizes
+    named = [(each["kind"], tuple(each["sizes"])) for each in session.report.summary()["decisions"]]
+    assert ("forward", (8,)) in named
+    assert ("backward", (8, 16)) in named
+
+
+def test_a_backward_with_fewer_sizes_goes_with_its_forward(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(pair: Pair, batch: int, length: int) -> tuple[str, str]:
+        (ahead,) = pair[0].current_callable([torch.ones(1), batch, length])
+        (behind,) = pair[1].current_callable([torch.ones(1), length])
+        return ahead, behind
+
+    pair = compile_pair(session)
+    for _ in range(ENOUGH):
+        last = step(pair, 4, 8)
+    assert last == ("relocated", "relocated")
+    second = Session(session.locations)
+    pair = compile_pair(second)
+
+    assert {step(pair, batch, 8) for batch in range(50)} == {("launched", "launched")}
+    assert [step(pair, 4, 8) for _ in range(3)][-1] == ("relocated", "relocated")
+    expect(second, measured=0, misses=0)
+
+
+def test_what_a_group_has_found_is_not_overwritten(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where it is not believed."""
+    monkeypatch.setenv(settings.REFRESH, "1")
+    session = Session(session.locations)
+    whole, _ = compile_pair(session)
+    for _ in range(ENOUGH):
+        whole.current_callable([torch.ones(1)])  # as it would be for ranks
+    expect(session, measured=1, spooled=1)
+    second = Session(session.locations)
+
+    Program(second).steps([8], monkeypatch)
+
+    expect(second, spooled=1)  # of the backward alone

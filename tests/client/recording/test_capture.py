@@ -1,0 +1,171 @@
+"""What can be said of a capture without a GPU: which allocations it made, and which of them somebody holds."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.recording import capture
+from pygraphd.client.recording.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
+from pygraphd.client.recording.output_reserves import Rooms
+from pygraphd.client.replay.node_params import PassingError
+from pygraphd.client.replay.relocation_table import Span
+from pygraphd.client.replay.stream_affinity import OneStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.emulator import Emulator
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+
+
+def test_allocations_are_told_from_what_is_alive_in_the_end() -> None:
+    events = [
+        ("segment_alloc", 0, 4096),
+        ("alloc", 0, 100),
+        ("alloc", 512, 8),
+        ("free_requested", 0, 100),
+        ("free_completed", 0, 100),
+        ("alloc", 0, 300),
+        ("alloc", 1024, 8),
+        ("free_requested", 1024, 8),
+    ]
+
+    allocations, alive = lifetimes(events)
+
+    assert allocations == (Span(0, 100), Span(512, 520), Span(0, 300), Span(1024, 1032))
+    assert set(alive) == {Span(512, 520), Span(0, 300)}
+
+
+def test_what_is_alive_and_returned_is_held_by_nobody_else() -> None:
+    output, other = torch.zeros(8), torch.zeros(8)
+    alive = [Span(each.data_ptr(), each.data_ptr() + 32) for each in (output, other)]
+
+    assert held(alive, [None, output[4:], torch.empty(0)]) == (alive[1],)
+
+
+def recorder(monkeypatch: pytest.MonkeyPatch, why_not: str | None) -> CudaRecorder:
+    """Return a recorder of a device that there is not, as far as it does without."""
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(CudaRecorder, "_why_not", lambda _: why_not)
+    made = CudaRecorder.__new__(CudaRecorder)
+    made.device = torch.device("cpu")
+    return made
+
+
+def test_what_is_no_matter_of_the_graph_is_told_as_passing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PassingError, match="history"):
+        recorder(monkeypatch, HISTORY).capture(list, [])
+
+
+@pytest.mark.parametrize("why_not", [None, HISTORY])
+def test_who_asks_why_nothing_is_captured_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, why_not: str | None
+) -> None:
+    """Neither for another thread's capture, nor for one that has called what asks."""
+    made, answers = recorder(monkeypatch, why_not), list[str | None]()
+    assert made.why_not() == why_not
+
+    with capture._one_at_a_time:
+        thread = threading.Thread(target=lambda: answers.append(made.why_not()), daemon=True)
+        thread.start()
+        thread.join(5)
+
+    assert answers == [BUSY]
+
+
+class Stream:
+    """The stream of a capture; what was asked of it."""
+
+    cuda_stream = 9
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrites(
+    monkeypatch: pytest.MonkeyPatch, emulator: Emulator, shares: bool
+) -> None:
+    """As in torch before 2.13; later, what others draw is no matter of a capture."""
+    made, seen = recorder(monkeypatch, None), list[bool]()
+    made.driver, made._shares_state, stream = emulator.driver, shares, Stream()
+    made._random_numbers = OneStream(emulator.driver, lambda: lambda: stream.waits > 0)
+    made.__dict__["_stream"] = stream
+    made._random_numbers.enter(7)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(made._random_numbers.lock.locked()))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(capture, "_workspaces_in_capture", contextlib.nullcontext)
+
+    class Pool:
+        @contextlib.contextmanager
+        def capturing(self, _: object) -> Iterator[None]:
+            seen.append(made._random_numbers.lock.locked())
+            with pytest.raises(UnfitError):
+                made._random_numbers.expect(7)
+            yield
+
+    pool: Any = Pool()
+    assert made._run(None, pool, lambda inputs: [1], [], lambda: Rooms((), CPU)) == ([1], [], 0)
+
+    assert seen == [shares, shares]
+    made._random_numbers.enter(7)  # what the capture wrote is written
+    assert made._one_stream() is not made._one_stream() or shares
+
+
+def test_a_shifted_capture_takes_memory_before_what_it_captures_does_and_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, emulator: Emulator
+) -> None:
+    """Of either kind: what the allocator has more than 1 MiB for it takes elsewhere. What is taken is none of the capture's."""
+    made, seen, taken = recorder(monkeypatch, None), list[str](), dict[int, int]()
+    made.driver, made._shares_state = emulator.driver, False
+    made._random_numbers = OneStream(emulator.driver, lambda: bool)
+    made.__dict__["_stream"] = Stream()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(capture, "_workspaces_in_capture", contextlib.nullcontext)
+
+    def storage(size: int, **_: Any) -> Taken:
+        return Taken(size, taken)
+
+    class Pool:
+        @contextlib.contextmanager
+        def capturing(self, _: object) -> Iterator[None]:
+            seen.append("begun")
+            monkeypatch.setattr(torch, "UntypedStorage", storage)
+            yield
+            monkeypatch.undo()
+            seen.append("ended")
+
+    def launch(_: list[Any]) -> list[Any]:
+        seen.append(f"launched beside {sorted(taken)}")
+        return []
+
+    pool: Any = Pool()
+    *_, before = made._run(None, pool, launch, [], lambda: Rooms((), CPU, capture.SHIFTS))
+
+    assert capture.SHIFTS[0] <= 1 << 20 < capture.SHIFTS[1]
+    assert seen == ["begun", f"launched beside {sorted(capture.SHIFTS)}", "ended"]
+    assert (taken, before) == ({}, len(capture.SHIFTS))
+
+
+class Taken:
+    """Memory: as long as it is there, so many bytes are taken."""
+
+    def __init__(self, size: int, taken: dict[int, int]) -> None:
+        self._size, self._taken = size, taken
+        taken[size] = size
+
+    def __del__(self) -> None:
+        del self._taken[self._size]

@@ -1,0 +1,477 @@
+"""Words that only look like addresses: a number with half of an address beside it, in a gap of a structure."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.recording import pipeline, recorded_call, recordings, stand_ins
+from pygraphd.client.recording.builder import Capture, Second, _First
+from pygraphd.client.recording.false_pointers import OTHERWISE, UNCLEAR, Moved, false_addresses
+from pygraphd.client.replay.arena import Arena
+from pygraphd.client.replay.graph_exec import InputGroup
+from pygraphd.client.replay.node_params import Parameters
+from pygraphd.client.replay.relocation_table import Segment, Span, find, scan
+from tests.client.recording.test_recordings import Case, add
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.client.recording.test_recordings import Operations
+    from tests.support.emulator import Allocator, Emulator
+
+pytestmark = pytest.mark.torch
+
+HALF = 1 << 32
+_ROOM = 1 << 16
+_PROT_READ_WRITE = 3
+_MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE = 0x100022
+
+
+class Edges:
+    """Memory that begins where 4 GiB do, so that small numbers are the lower halves of its addresses."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._next = 0x1000 * HALF
+        self._mapped: list[int] = []
+
+    def room(self) -> torch.Tensor:
+        """Return bytes."""
+        while True:
+            self._next += HALF
+            wanted = ctypes.c_void_p(self._next)
+            protection, flags = _PROT_READ_WRITE, _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE
+            given_at = self._libc.mmap(
+                wanted, ctypes.c_size_t(_ROOM), protection, flags, -1, ctypes.c_long(0)
+            )
+            if given_at == self._next:
+                break
+        self._mapped.append(self._next)
+        bytes_there = (ctypes.c_uint8 * _ROOM).from_address(self._next)
+        return torch.frombuffer(bytes_there, dtype=torch.uint8)
+
+    def close(self) -> None:
+        for each in self._mapped:
+            self._libc.munmap(ctypes.c_void_p(each), ctypes.c_size_t(_ROOM))
+
+
+@pytest.fixture
+def edges() -> Iterator[Edges]:
+    edges = Edges()
+    yield edges
+    edges.close()
+
+
+@pytest.fixture
+def case(emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
+    case = Case(emulator, allocator)
+    yield case
+    case.close()
+
+
+def first_two(operations: Operations, inputs: list[Any]) -> Any:
+    return (operations.first(inputs[0], 2),)
+
+
+def put_stand_ins(monkeypatch: pytest.MonkeyPatch, edges: Edges, first: int, second: int = 0) -> None:
+    """Have so many of the first captures, and so many of the second ones, have what stands in for their input at an edge."""
+    left, usual = {"first": first, "second": second}, stand_ins._room_for
+
+    def room_for(index: int, member: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
+        left["first"] -= 1
+        return (edges.room(), 0) if left["first"] >= 0 else usual(index, member, *rest)
+
+    class AtEdge(Arena):
+        def __init__(self, size: int, device: torch.device) -> None:
+            super().__init__(size, device)
+            left["second"] -= 1
+            self.is_at_edge = left["second"] >= 0
+            if self.is_at_edge:
+                self._bytes = edges.room()
+                self._as = {torch.uint8: self._bytes}
+
+        def take(self, size: int, like: int) -> int:
+            # As the first capture has it, too: from the very beginning.
+            return super().take(size, self._bytes.data_ptr() if self.is_at_edge else like)
+
+    monkeypatch.setattr(stand_ins, "_room_for", room_for)
+    monkeypatch.setattr(stand_ins, "Arena", AtEdge)
+
+
+def call(run: Any, case: Case, value: float) -> None:
+    assert run([case.floats(value, 2, 3, 4)])[0].tolist() == [value, 2]
+
+
+# --- what is left alone ------------------------------------------------------------------------------------------
+
+
+def test_a_number_beside_half_an_address_is_left_alone(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_stand_ins(monkeypatch, edges, first=1)
+    run = case.make(first_two)
+
+    for value in range(20):
+        call(run, case, value)
+
+    case.expect(captured=1, staged=0)
+    assert case.recorder.captures == 2
+    assert run.replays[0].counts.replays == 19
+
+
+def test_it_would_be_taken_for_an_address(emulator: Emulator, edges: Edges) -> None:
+    """The test before this one has something to find."""
+    graph, arena = emulator.graph(), emulator.arena()
+    at_edge, out = edges.room().view(torch.float32), arena.allocate(2)
+    graph.first(at_edge, out, at_edge.data_ptr() >> 32)
+    parameters = Parameters(emulator.driver, graph.handle)
+
+    start = at_edge.data_ptr()
+    segments = [Segment(Span(start, start + _ROOM), 0)]
+    table = scan(parameters.words, parameters.candidates, segments, 1)
+
+    assert [offset for _, offset in table.places[0]] == [0, out.numel()]
+    assert table.doubtful == tuple(index for index, _ in table.places[0])
+    emulator.driver.destroy_graph(graph.handle)
+
+
+def test_where_there_are_no_structures_it_is_captured_once(case: Case) -> None:
+    run = case.make(add)
+
+    for _ in range(3):
+        run([case.floats(1, 2), case.floats(3, 4)])
+
+    case.expect(captured=1)
+    assert case.recorder.captures == 1
+
+
+def test_where_it_cannot_be_told_it_is_tried_elsewhere(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both captures have their memory at an edge, and what lies in the gap is half of an address of it."""
+    put_stand_ins(monkeypatch, edges, first=1, second=2)
+    run = case.make(first_two)
+
+    for value in range(4):
+        call(run, case, value)
+
+    case.expect(captured=1)
+    assert case.report.fallbacks[UNCLEAR] == 1
+    assert (case.recorder.captures, run._attempts.captures) == (5, 2)
+
+
+def test_a_third_capture_tells_what_the_second_one_does_not(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies elsewhere, as the memory of the second one is still in use."""
+    put_stand_ins(monkeypatch, edges, first=1, second=1)
+    run, usual = case.make(first_two), stand_ins.elsewhere_for
+    places: list[weakref.ref[torch.Tensor]] = []
+    in_use: list[int] = []
+
+    def elsewhere_for(*arguments: Any) -> tuple[list[Any], list[torch.Tensor]]:
+        in_use.append(sum(place() is not None for place in places))
+        made = usual(*arguments)
+        places.extend(map(weakref.ref, made[1]))
+        return made
+
+    monkeypatch.setattr(recorded_call, "elsewhere_for", elsewhere_for)
+
+    for value in range(4):
+        call(run, case, value)
+
+    case.expect(captured=1)
+    assert set(case.report.fallbacks) == {recordings.NOT_YET}
+    assert (case.recorder.captures, run._attempts.captures) == (3, 1)
+    assert in_use == [0, 1]
+
+
+def test_half_an_address_of_other_memory_of_the_second_capture_is_told_from_one_that_has_moved(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in large models, whose memory is where any small number beside half of an address points to."""
+    put_stand_ins(monkeypatch, edges, first=2, second=1)
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return operations.add(inputs[0], inputs[0]), operations.first(inputs[1], 2)
+
+    run = case.make(body)
+
+    for value in range(4):
+        # In the second capture the first of them is where the number beside half of the second one's address points to.
+        given_inputs = [case.floats(value, 2, 3, 4) for _ in range(2)]
+        given_inputs.sort(key=torch.Tensor.data_ptr)
+        assert [each.tolist() for each in run(given_inputs)] == [[2 * value, 4, 6, 8], [value, 2]]
+
+    case.expect(captured=1)
+    assert set(case.report.fallbacks) == {recordings.NOT_YET}
+    assert case.recorder.captures == 2
+
+
+def test_where_it_can_never_be_told_it_is_launched(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_stand_ins(monkeypatch, edges, first=100, second=100)
+    run = case.make(first_two)
+
+    for value in range(12):
+        call(run, case, value)
+
+    case.expect(captured=0)
+    assert run.refusal == UNCLEAR
+    assert run._attempts.captures == pipeline.MAX_DISTURBED + 1
+
+
+def test_what_is_another_graph_when_it_is_captured_again_is_tried_again(case: Case) -> None:
+    """As what fills a cache of its own when it is captured first."""
+    seen: list[torch.Tensor] = []
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if operations is not case.recorder.launching and not seen:
+            seen.append(operations.add(inputs[0], inputs[0]))
+        return (operations.first(inputs[0], 2),)
+
+    run = case.make(body)
+
+    for value in range(4):
+        call(run, case, value)
+
+    case.expect(captured=1)
+    assert case.report.fallbacks[OTHERWISE] == 1
+
+
+def test_a_graph_of_as_many_nodes_is_another_one_if_a_kernel_is(case: Case) -> None:
+    """Also one that no word is asked of."""
+    captured = 0
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        nonlocal captured
+        captured += operations is not case.recorder.launching
+        twice = operations.until(inputs[0]) if captured == 1 else operations.add(inputs[0], inputs[0])
+        return operations.first(inputs[0], 2), twice
+
+    run = case.make(body)
+
+    for value in range(4):
+        results = run([case.floats(value, 2, 3, 4)])
+        assert [each.tolist() for each in results] == [[value, 2], [2 * value, 4, 6, 8]]
+
+    case.expect(captured=1)
+    assert case.report.fallbacks[OTHERWISE] == 1
+
+
+def test_what_is_captured_once_more_needs_room(case: Case) -> None:
+    """For what stands in for its input, and its output twice: as much may be free in the pool of the first capture, and for nobody else."""
+    run = case.make(first_two)
+    call(run, case, 0)
+    enough = stand_ins.bytes_to_copy([case.floats(0, 2, 3, 4)]) + 2 * 2 * 4
+    case.recorder.free = enough - 1
+
+    call(run, case, 1)
+    assert case.recorder.captures == 1
+    assert case.report.fallbacks[pipeline.NO_ROOM] == 1
+
+    case.recorder.free = enough
+    for value in range(2, 40):
+        call(run, case, value)
+    case.expect(captured=1)
+
+
+def test_what_is_captured_a_third_time_needs_room_beside_two(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_stand_ins(monkeypatch, edges, first=1, second=1)
+    run = case.make(first_two)
+    call(run, case, 0)
+    enough = stand_ins.bytes_to_copy([case.floats(0, 2, 3, 4)]) + 3 * 2 * 4
+    case.recorder.free = enough - 1
+
+    call(run, case, 1)
+    assert case.recorder.captures == 2
+    assert case.report.fallbacks[pipeline.NO_ROOM] == 1
+
+    put_stand_ins(monkeypatch, edges, first=1, second=1)
+    case.recorder.free = enough
+    for value in range(2, 40):
+        call(run, case, value)
+    case.expect(captured=1)
+    assert case.recorder.captures == 5
+
+
+def test_what_both_captures_allocate_a_multiple_of_4_gib_apart_is_told(
+    case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with expandable segments, where each pool begins at such an address."""
+    usual = case.emulator.arena
+
+    def at_edge(blocks: int = 64) -> Any:
+        made = usual(blocks)
+        made._memory = edges.room().view(torch.float32).fill_(float("nan"))
+        made._base = made._memory.data_ptr()
+        return made
+
+    def first_two_of_a_sum(operations: Operations, inputs: list[Any]) -> Any:
+        return (operations.first(operations.add(inputs[0], inputs[0]), 2),)
+
+    monkeypatch.setattr(case.emulator, "arena", at_edge)
+    run = case.make(first_two_of_a_sum)
+
+    for value in range(6):
+        assert run([case.floats(value, 2, 3, 4)])[0].tolist() == [2 * value, 4]
+
+    case.expect(captured=1)
+    assert set(case.report.fallbacks) == {recordings.NOT_YET}
+    assert case.recorder.captures == 2
+
+
+def test_what_cannot_be_captured_where_inputs_share_a_storage_is_launched_in_this_process_alone(
+    case: Case,
+) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if inputs[0].untyped_storage().data_ptr() == inputs[1].untyped_storage().data_ptr():
+            raise RuntimeError
+        return operations.first(inputs[0], 2), operations.add(inputs[1], inputs[1])
+
+    run = case.make(body)
+
+    for value in range(12):
+        found = run([case.floats(value, 2, 3, 4), case.floats(1, 2)])
+        assert [each.tolist() for each in found] == [[value, 2], [2, 4]]
+
+    assert run.refusal == OTHERWISE
+    assert not run.refused_for_good
+    assert run._attempts.captures == pipeline.MAX_DISTURBED + 1
+
+
+def test_every_driver_call_may_fail_while_it_is_captured_twice(case: Case) -> None:
+    """And nothing is left, which the fixtures see to."""
+    failed_at_once = failed_in_the_second = 0
+    for fail_at in range(1, 200):
+        run = case.make(first_two)
+        call(run, case, 0)
+        before = case.recorder.captures
+        case.emulator.fail_at(fail_at)
+        call(run, case, 1)
+        was_called = case.emulator.calls()
+        case.emulator.fail_at(0)
+        if was_called < fail_at:
+            break
+        if run.refusal is not None:
+            failed_at_once += case.recorder.captures == before + 1
+            failed_in_the_second += case.recorder.captures == before + 2
+        call(run, case, 2)
+
+    assert failed_at_once > 3
+    assert failed_in_the_second > 3
+    assert run.refusal is None
+
+
+# --- telling -----------------------------------------------------------------------------------------------------
+
+ADDRESSES = st.integers(0, 63)
+
+
+@given(
+    words=st.lists(st.tuples(st.booleans(), st.integers(0, 255), st.integers(0, 3)), max_size=20),
+    here=st.integers(0, 2).map(lambda window: window * HALF),
+    there=st.integers(0, 2).map(lambda window: window * HALF),
+    shift=st.integers(256, 1 << 20),
+)
+def test_exactly_what_has_not_moved_is_false(
+    words: list[tuple[bool, int, int]], here: int, there: int, shift: int
+) -> None:
+    """Real words lie at an offset into 256 bytes; others are a number below half of any address, the same in both captures."""
+    spans = [Span(there + shift, there + shift + 256)]
+    first = [here + offset if real else window * HALF + offset for real, offset, window in words]
+    again = [there + shift + offset if real else window * HALF + offset for real, offset, window in words]
+    assume(here + 256 <= spans[0].start or spans[0].end <= here)
+    doubtful = [index for index, value in enumerate(first) if here <= value <= here + 256]
+
+    found = false_addresses(
+        doubtful, first, dict(enumerate(again)), spans, lambda: [Moved(Span(here, here + 256), there + shift)]
+    )
+
+    assert found == {index for index in doubtful if not words[index][0]}
+
+
+@given(
+    low=st.integers(1, 1 << 20),
+    windows=st.integers(1, 5),
+    moved_by=st.integers(1, 5).map(lambda count: count * HALF) | st.integers(1, 1 << 40),
+)
+def test_what_has_moved_by_half_a_word_alone_is_false_unless_all_there_has(
+    low: int, windows: int, moved_by: int
+) -> None:
+    """Another piece of memory, which has moved so, says nothing of it."""
+    first, size = Span(0, 1 << 20), 1 << 45
+    moved = [Moved(first, moved_by), Moved(Span(HALF, 2 * HALF), (1 + windows) * HALF)]
+
+    def found() -> frozenset[int]:
+        return false_addresses([0], [low], {0: windows * HALF + low}, [Span(HALF, size)], lambda: moved)
+
+    if moved_by == windows * HALF:
+        with pytest.raises(UnfitError, match=UNCLEAR):
+            found()
+    else:
+        assert found() == {0}
+
+
+def nothing_asked() -> NoReturn:
+    raise AssertionError
+
+
+def test_where_something_has_moved_is_not_told_of_captures_that_allocate_otherwise() -> None:
+    first = Capture(0, [], (Span(0, 512), Span(512, 1024)))
+    alike = Second(Capture(0, [], (Span(8192, 8704), Span(9216, 9728))), [], [])
+    otherwise = Second(Capture(0, [], (Span(8192, 8704), Span(9216, 9720))), [], [])
+
+    assert _First(first, [], []).moved_to(alike) == [Moved(Span(0, 512), 8192), Moved(Span(512, 1024), 9216)]
+    with pytest.raises(UnfitError, match=OTHERWISE):
+        _First(first, [], []).moved_to(otherwise)
+
+
+class Placed:
+    """A tensor, as far as where it and its storage begin."""
+
+    def __init__(self, address: int, storage: int) -> None:
+        self._address, self._storage = address, storage
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def untyped_storage(self) -> Placed:
+        return Placed(self._storage, self._storage)
+
+
+def test_where_an_input_and_its_storage_have_moved_otherwise_both_are_told() -> None:
+    """A kernel may be given the one or the other."""
+    span, group = Span(HALF, HALF + 512), InputGroup(((0, 0),), 256, HALF)
+    first = _First(Capture(0, [], ()), [Placed(HALF, HALF)], [(group, span)])
+    second = Second(Capture(0, [], ()), [Placed(3 * HALF + 1024, 3 * HALF)], [])
+
+    def found(word: int, again: int) -> frozenset[int]:
+        return false_addresses(
+            [0], [word], {0: again}, [Span(3 * HALF, 4 * HALF)], lambda: first.moved_to(second)
+        )
+
+    with pytest.raises(UnfitError, match=UNCLEAR):
+        found(HALF, 3 * HALF)
+    assert found(HALF, 3 * HALF + 1024) == frozenset()
+    assert found(HALF + 8, 3 * HALF + 8) == {0}
+
+
+def test_the_end_of_what_a_kernel_is_given_is_an_address_of_it() -> None:
+    spans = [Span(1000, 2000)]
+
+    assert find(spans, 2000) is None
+    assert false_addresses([0], [500], {0: 2000}, spans, nothing_asked) == frozenset()
+    assert false_addresses([0], [500], {0: 2001}, spans, nothing_asked) == {0}

@@ -1,0 +1,160 @@
+"""A graph that serves is held against launched kernels now and then: one that has become wrong is dropped, and said to be wrong at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.recording.result_check import DIFFERS, LOOK, UNTIL_READ
+from tests.client.recording.test_recordings import Case
+from tests.client.recording.test_unsteady import SIZE, Noise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pygraphd.client.recording.recordings import Relocatable
+    from tests.client.recording.test_recordings import Operations
+    from tests.support.emulator import Allocator, Emulator
+
+pytestmark = pytest.mark.torch
+
+NEXT_CHECK = LOOK + UNTIL_READ + 8
+"""Calls within which a graph is checked, and what was found is read."""
+
+
+@pytest.fixture
+def case(emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
+    case = Case(emulator, allocator)
+    yield case
+    case.close()
+
+
+class Constant:
+    """Is added to an input; the graph reads it where it lies, and launched kernels elsewhere once it is `moved`."""
+
+    def __init__(self, case: Case) -> None:
+        self.values = torch.ones(2)
+        self.moved: torch.Tensor | None = None
+        self.launches = 0
+        self._case = case
+
+    def __call__(self, operations: Operations, inputs: list[Any]) -> Any:
+        is_launched = operations is self._case.recorder.launching
+        self.launches += is_launched
+        constant = self.values if self.moved is None or not is_launched else self.moved
+        return (operations.add(inputs[0], constant),)
+
+
+def made(case: Case, body: Any, recheck_s: float = 1e-9, facts: GraphFacts | None = None) -> Relocatable:
+    return case.made(body, facts or GraphFacts(), recheck_s=recheck_s)
+
+
+def call(case: Case, run: Relocatable, times: int) -> list[float]:
+    return [run([case.floats(i, i)])[0][0].item() - i for i in range(times)]
+
+
+def failures(case: Case) -> dict[str, int]:
+    found: dict[str, int] = case.report.summary()["failures"]
+    return found
+
+
+def test_a_graph_that_is_right_goes_on(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    body = Constant(case)
+    run = made(case, body)
+
+    assert set(call(case, run, 3 * NEXT_CHECK)) == {1.0}
+
+    checked = case.report.counts["checked_results"]
+    assert checked >= 3
+    assert body.launches == 2 + 2 * checked
+    assert (run.recordings, case.report.counts["wrong_results"], failures(case)) == (1, 0, {})
+    assert capsys.readouterr().err == ""
+
+
+def test_a_graph_that_has_become_wrong_is_dropped_and_said_to_be(
+    case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = Constant(case)
+    run = made(case, body)
+    call(case, run, 10)
+    body.moved = torch.full((2,), 3.0)
+
+    seen = call(case, run, NEXT_CHECK)
+
+    assert seen[0] == 1.0
+    assert seen[-1] == 3.0  # launched
+    reason = f"{DIFFERS} (output 0)"
+    assert (run.recordings, run.refusal, run.refused_for_good) == (0, reason, False)
+    case.expect(checked_results=1, wrong_results=1, captured=1)
+    assert failures(case) == {reason: 1}
+    assert case.report.fallbacks[reason] >= 1
+    assert capsys.readouterr().err == f"pygraph: {reason}\n"
+    assert set(call(case, run, 20)) == {3.0}
+    case.expect(captured=1)
+
+
+def test_what_is_written_to_an_input_is_checked_and_written_once(case: Case) -> None:
+    body = Constant(case)
+
+    def accumulating(operations: Operations, inputs: list[Any]) -> Any:
+        made = body(operations, inputs)
+        operations.accumulate(inputs[0], body.values)
+        return made
+
+    run = made(case, accumulating)
+    for i in range(NEXT_CHECK):
+        given = case.floats(i, i)
+        run([given])
+        assert given.tolist() == [i + 1.0] * 2
+
+    case.expect(wrong_results=0)
+    assert case.report.counts["checked_results"] >= 1
+
+
+def test_what_differs_from_itself_is_not_wrong(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made(case, Noise(5e-4, monkeypatch).adding(case))
+    for _ in range(3 * NEXT_CHECK):
+        run([case.floats(*[1.0] * SIZE)])
+
+    case.expect(wrong_results=0)
+    assert case.report.counts["checked_results"] >= 2
+    assert run.recordings == 1
+
+
+@pytest.mark.parametrize("why", ["switched off", "not due", "host code", "random", "memory", "capture"])
+def test_a_graph_is_not_checked(case: Case, why: str) -> None:
+    body = Constant(case)
+
+    def drawing(operations: Operations, inputs: list[Any]) -> Any:
+        return *body(operations, inputs), operations.random()
+
+    recheck_s = {"switched off": 0.0, "not due": 1e9}.get(why, 1e-9)
+    facts = GraphFacts(is_repeatable=why != "host code")
+    run = made(case, drawing if why == "random" else body, recheck_s, facts)
+    call(case, run, 3)
+    if why == "memory":
+        case.recorder.free = 1000
+    case.recorder.refuses = "busy" if why == "capture" else None
+
+    call(case, run, 2 * NEXT_CHECK)
+
+    case.expect(checked_results=0, captured=1)
+    assert body.launches == 2
+
+
+def test_an_error_of_ours_costs_the_check_and_not_the_call(case: Case) -> None:
+    body = Constant(case)
+    run = made(case, body)
+    call(case, run, 3)
+
+    def failing(operations: Operations, inputs: list[Any]) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    run._check._launch = case.recorder.compiled(failing)
+    assert set(call(case, run, NEXT_CHECK)) == {1.0}
+
+    assert failures(case) == {"checking results: OutOfMemoryError": 1}
+    assert run.recordings == 1

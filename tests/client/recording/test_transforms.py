@@ -1,0 +1,91 @@
+"""Kernels that are given memory from outside of the call: cuFFT's, and those of operators that nobody vouches for.
+
+cuFFT's are recorded if they are given nothing but what the call has, refused if they read tables that PyTorch may free."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from pygraphd.client.recording.builder import OWN_MEMORY, Capture, build
+from pygraphd.client.replay.node_params import TABLES, OpaqueError
+
+if TYPE_CHECKING:
+    from pygraphd.client.replay.replay import Replay
+    from tests.support.recorder import Recorder
+
+pytestmark = pytest.mark.torch
+
+
+def transform(recorder: Recorder, inputs: list[torch.Tensor], other: torch.Tensor) -> torch.Tensor:
+    """Add a kernel of a transform's name, which is given another address beside an input's and an output's."""
+    out = recorder.arena.allocate(2)
+    pointers = [ctypes.c_void_p(each.data_ptr()) for each in (inputs[0], other, out)]
+    recorder.graph.kernel("regular_bluestein_fft", *pointers, ctypes.c_int64(2))
+    recorder.emulator.host_memory(0, 1 << 20)  # where small numbers point to
+    return out
+
+
+def test_a_transform_of_what_the_call_has_is_recorded(recorder: Recorder) -> None:
+    inputs = [recorder.floats(1, 2), recorder.floats(3, 4)]
+    replay = recorder.built(inputs, [transform(recorder, inputs, inputs[1])]).replay
+
+    assert replay([recorder.floats(5, 6), recorder.floats(1, 1)])[0].tolist() == [6, 7]
+    replay.close()
+
+
+def test_a_transform_that_reads_tables_of_its_own_is_refused(recorder: Recorder) -> None:
+    inputs, tables = [recorder.floats(1, 2)], torch.ones(2)
+    out = transform(recorder, inputs, tables)
+
+    with pytest.raises(OpaqueError, match=TABLES):
+        recorder.built(inputs, [out])
+    recorder.arena.let_go()
+
+
+def test_other_kernels_may_read_what_others_own(recorder: Recorder) -> None:
+    """As Inductor's may read a constant of the module."""
+    inputs, constant = [recorder.floats(1, 2)], torch.ones(2)
+    out = recorder.arena.allocate(2)
+    recorder.graph.add(inputs[0], constant, out)
+    replay = recorder.built(inputs, [out]).replay
+
+    assert replay([recorder.floats(5, 6)])[0].tolist() == [6, 7]
+    replay.close()
+
+
+def build_unvouched(recorder: Recorder, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Replay:
+    recorder.emulator.host_memory(0, 1 << 20)  # where small numbers point to
+    capture = Capture(recorder.graph.handle, [*outputs], tuple(recorder.arena.allocations))
+    try:
+        return build(
+            recorder.emulator.driver, capture, inputs, {}, recorder.notes.append, is_vouched=False
+        ).replay
+    finally:
+        recorder.arena.let_go()
+
+
+def test_an_operator_that_nobody_vouches_for_is_refused_with_a_workspace_of_its_own(
+    recorder: Recorder,
+) -> None:
+    inputs, workspace = [recorder.floats(1, 2)], torch.ones(2)
+    out = recorder.arena.allocate(2)
+    recorder.graph.add(inputs[0], workspace, out)
+
+    with pytest.raises(OpaqueError, match="that nobody vouches for") as refused:
+        build_unvouched(recorder, inputs, [out])
+    assert str(refused.value) == OWN_MEMORY
+
+
+def test_an_operator_that_nobody_vouches_for_is_recorded_with_what_the_call_has(recorder: Recorder) -> None:
+    inputs = [recorder.floats(1, 2), recorder.floats(3, 4)]
+    temporary, out = recorder.arena.allocate(2), recorder.arena.allocate(2)
+    recorder.graph.add(inputs[0], inputs[1], temporary)
+    recorder.graph.add(temporary, inputs[0], out)
+    replay = build_unvouched(recorder, inputs, [out])
+
+    assert replay([recorder.floats(5, 6), recorder.floats(1, 1)])[0].tolist() == [11, 13]
+    replay.close()

@@ -1,0 +1,175 @@
+"""Callables that differ from themselves, as where kernels add in an order of their own: recorded, but not if the recording is wrong."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client.backend.driver import Driver
+from tests.client.recording.test_recordings import Case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.client.recording.test_recordings import Operations
+    from tests.support.emulator import Allocator, Emulator
+
+pytestmark = pytest.mark.torch
+
+SIZE = 64
+
+
+@pytest.fixture
+def case(emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
+    case = Case(emulator, allocator)
+    yield case
+    case.close()
+
+
+class Noise:
+    """Adds what is another number each time that kernels run, launched or in a graph."""
+
+    def __init__(self, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.values = torch.zeros(SIZE)
+        self.share = share
+        self.launches = 0
+        self._random = torch.Generator().manual_seed(0)
+        launch = Driver.launch
+
+        def shaken(driver: Driver, executable: int, stream: int) -> None:
+            self.shake()
+            launch(driver, executable, stream)
+
+        monkeypatch.setattr(Driver, "launch", shaken)
+
+    def shake(self) -> None:
+        self.values.copy_(self.share * torch.rand(SIZE, generator=self._random))
+
+    def adding(self, case: Case) -> Callable[[Operations, list[Any]], Any]:
+        def body(operations: Operations, inputs: list[Any]) -> Any:
+            if operations is case.recorder.launching:
+                self.launches += 1
+                self.shake()
+            return (operations.add(inputs[0], self.values),)
+
+        return body
+
+
+def test_what_differs_from_itself_is_recorded_at_the_second_time(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = Noise(5e-4, monkeypatch)
+    run = case.make(noise.adding(case))
+    for i in range(1, 6):
+        (result,) = run([case.floats(*[float(i)] * SIZE)])
+        assert torch.allclose(result, torch.full((SIZE,), float(i)), atol=5e-4)
+
+    case.expect(captured=1)
+    assert run.refusal is None
+    told = [
+        reason for reason in case.report.fallbacks if reason.startswith("verification: output 0 differs by")
+    ]
+    assert [case.report.fallbacks[each] for each in told] == [1]
+
+
+def test_noise_hides_no_wrong_recording(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on with a number that the host has told it."""
+    noise, host = Noise(5e-4, monkeypatch), itertools.count()
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        noisy = noise.adding(case)(operations, inputs)
+        return *noisy, operations.add(inputs[0], case.floats(*[next(host) / 100] * SIZE))
+
+    run = case.make(body)
+    for _ in range(6):
+        run([case.floats(*[1.0] * SIZE)])
+
+    case.expect(captured=0)
+    assert str(run.refusal).startswith("verification: output")
+
+
+def test_what_the_host_tells_is_not_taken_for_noise_and_runs_once_a_call(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A counter differs a little from call to call; a recording of it would not count."""
+    noise = Noise(0.0, monkeypatch)
+    host = itertools.count(1000)
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        counted = case.floats(*[float(next(host))] * SIZE)
+        return (*noise.adding(case)(operations, inputs), operations.add(inputs[0], counted))
+
+    run = case.make(body)
+    for calls in range(1, 7):
+        run([case.floats(*[1.0] * SIZE)])
+        assert noise.launches == calls
+
+    case.expect(captured=0)
+    assert run.refused_for_good
+
+
+def test_what_differs_from_itself_by_far_is_not_recorded(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = case.make(Noise(0.9, monkeypatch).adding(case))
+    for _ in range(6):
+        run([case.floats(*[1.0] * SIZE)])
+
+    case.expect(captured=0)
+    assert run.refusal == "verification: it differs from itself"
+
+
+def test_random_numbers_are_those_of_the_call_after_more_runs_of_it(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = Noise(5e-4, monkeypatch)
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return (*noise.adding(case)(operations, inputs), operations.random())
+
+    run = case.make(body)
+    for i in range(6):
+        _, drawn = run([case.floats(*[1.0] * SIZE)])
+        assert drawn.tolist() == [4.0 * (i + 1)] * 2
+        assert case.recorder.generator.offset == 4 * (i + 1)
+
+    case.expect(captured=1)
+
+
+# --- views -------------------------------------------------------------------------------------------------------
+
+
+def test_a_negative_view_is_recorded_as_one(case: Case) -> None:
+    """What stands in for it is negative, too, so that the same kernels are recorded."""
+    seen = []
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        seen.append(inputs[0].is_neg())
+        plain = torch.view_as_real(torch.view_as_complex(inputs[1]))  # the same memory
+        return (operations.add(plain.reshape(-1), plain.reshape(-1)),)
+
+    run = case.make(body)
+    for i in range(4):
+        memory = case.floats(1, 2, 3, i).view(2, 2)
+        negative = torch.view_as_complex(memory).conj().imag
+        (result,) = run([negative, memory])
+        assert result.tolist() == [2, 4, 6, 2 * i]
+
+    case.expect(captured=1)
+    assert len(seen) == 3
+    assert all(seen)
+
+
+def test_an_output_that_is_a_conjugate_view_is_launched(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        made = operations.add(inputs[0], inputs[0])
+        return (torch.view_as_complex(made.view(2, 2)).conj(),)
+
+    run = case.make(body)
+    for i in range(4):
+        (result,) = run([case.floats(1, 2, 3, i)])
+        assert result.tolist() == [2 - 4j, 6 - 2j * i]
+
+    case.expect(captured=0)
+    assert run.refusal == "an output is a conjugate or negative view"

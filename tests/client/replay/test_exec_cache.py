@@ -1,0 +1,388 @@
+"""Addresses that take turns, come back or never do: which executables there are, what is written, and right results."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.replay import exec_cache
+from pygraphd.client.replay.exec_cache import FEW_EXECUTABLES, MAX_EXECUTABLES, ONE_LESS, WORTH
+from pygraphd.client.replay.native.ffi import InPython, helper
+from pygraphd.client.replay.node_params import Parameters
+from tests.support.interrupts import interrupting
+from tests.support.recorder import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from pygraphd.client.replay.replay import Replay
+    from tests.support.emulator import Allocator, Emulator
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
+]
+
+
+@pytest.fixture(params=["the helper", "Python"])
+def by(request: pytest.FixtureRequest, compiled_helper: Path) -> Iterator[str]:
+    """Have tables be the compiled helper's, or Python's."""
+    helper.forget()
+    if request.param == "the helper":
+        assert helper.prepare(compiled_helper) is None
+    yield request.param
+    assert isinstance(helper.bulk(pytest.fail), InPython) is (request.param == "Python")
+    helper.forget()
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many executables a graph may have at most, which are few."""
+    monkeypatch.setattr(exec_cache, "MAX_NODES", 1)
+    return FEW_EXECUTABLES
+
+
+class Doubling:
+    """A graph that doubles an input `nodes` times, into as many outputs, and what its calls take."""
+
+    def __init__(self, recorder: Recorder, nodes: int = WORTH) -> None:
+        self._recorder = recorder
+        first = recorder.floats(1, 2)
+        self.replay: Replay = recorder.doubling([first], [first] * nodes)
+        self.memory = self.replay.memory()
+        self.emulator = recorder.emulator
+
+    def places(self, count: int) -> list[torch.Tensor]:
+        return [self._recorder.floats(number, -number) for number in range(count)]
+
+    def written(self, values: torch.Tensor) -> int:
+        """Call it, see that its results are right, and return how many nodes were written."""
+        before = self.replay.counts.written
+        for each in self.replay.run([values], self.memory):
+            assert torch.equal(each, 2 * values)
+            each.fill_(-1)
+        return self.replay.counts.written - before
+
+    def round(self, places: Iterable[torch.Tensor]) -> int:
+        return sum(map(self.written, places))
+
+
+@pytest.fixture
+def doubling(by: str, recorder: Recorder) -> Iterator[Doubling]:
+    case = Doubling(recorder)
+    yield case
+    case.replay.close()
+
+
+@pytest.mark.parametrize("count", [2, 5, 20, MAX_EXECUTABLES])
+def test_addresses_that_take_turns_have_an_executable_each_and_are_written_twice(
+    doubling: Doubling, count: int
+) -> None:
+    places = doubling.places(count)
+
+    assert [doubling.round(places) for _ in range(4)] == [WORTH * count, WORTH * (count - 1), 0, 0]
+
+    order = random.Random(0)
+    assert doubling.round(order.choices(places, k=4 * count)) == 0
+    assert doubling.replay.executables == count
+
+
+def test_addresses_that_stay_are_written_once(doubling: Doubling) -> None:
+    (stays,) = doubling.places(1)
+
+    assert [doubling.written(stays) for _ in range(20)] == [WORTH] + [0] * 19
+    assert doubling.replay.executables == 1
+
+
+def test_addresses_that_never_come_back_are_written_to_one_executable(doubling: Doubling) -> None:
+    assert [doubling.written(each) for each in doubling.places(40)] == [WORTH] * 40
+    assert doubling.replay.executables == 1
+
+
+def test_what_never_comes_back_costs_no_executable_of_what_takes_turns(doubling: Doubling) -> None:
+    places, new = doubling.places(3), doubling.places(60)
+    for _ in range(4):
+        doubling.round([*places, new.pop()])
+
+    assert [doubling.round([*places, new.pop()]) for _ in range(20)] == [WORTH] * 20
+    assert doubling.replay.executables == len(places) + 1
+
+
+def test_where_few_nodes_follow_what_moves_it_is_cheaper_to_write_them(by: str, recorder: Recorder) -> None:
+    case = Doubling(recorder, WORTH - 1)
+
+    assert [case.round(case.places(2)) for _ in range(6)] == [2 * (WORTH - 1)] * 6
+
+    assert case.replay.executables == 1
+    case.replay.close()
+
+
+def test_of_more_places_than_executables_all_but_one_of_these_stay_bound(
+    few: int, doubling: Doubling
+) -> None:
+    """Were the one written to that was not used for longest, it would be the one that comes next, at every call."""
+    places = doubling.places(few + 3)
+    for _ in range(3):
+        doubling.round(places)
+
+    assert [doubling.round(places) for _ in range(8)] == [WORTH * (3 + 1)] * 8
+    assert doubling.replay.executables == few
+
+
+def test_executables_that_are_not_used_any_more_go_to_what_takes_turns_now(
+    few: int, doubling: Doubling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = exec_cache.IDLE_CALLS // few + 3
+    for _ in range(3):
+        places = doubling.places(few)
+        for _ in range(rounds):
+            doubling.round(places)
+        assert doubling.round(places) == 0
+    assert doubling.replay.executables == few
+
+
+def test_how_many_executables_a_graph_may_have() -> None:
+    most = [exec_cache.most_executables(nodes) for nodes in (0, 1, 16, 17, 256, 257, 100_000)]
+
+    assert most == [64, 64, 64, 60, 4, FEW_EXECUTABLES, FEW_EXECUTABLES]
+
+
+@pytest.mark.parametrize("call", [1, WORTH, WORTH + 1, WORTH + 2])
+def test_where_another_executable_cannot_be_had_one_is_enough(
+    doubling: Doubling, recorder: Recorder, call: int
+) -> None:
+    """It takes a driver call for each node, one that instantiates, and one that uploads."""
+    places, alive = doubling.places(2), recorder.emulator.live()
+    doubling.round(places)
+    values = recorder.floats(0, 0)
+    doubling.written(values)
+    recorder.emulator.fail_at(call)
+    doubling.written(places[0])
+    recorder.emulator.fail_at(0)
+
+    assert [doubling.round(places) for _ in range(4)] == [WORTH] + [2 * WORTH] * 3
+
+    assert (doubling.replay.executables, recorder.emulator.live()) == (1, alive)
+    assert [note.split(":")[0] for note in recorder.notes] == [ONE_LESS]
+
+
+def test_another_executable_is_made_where_it_is_bound_as_the_memory_of_the_capture_is_gone(
+    by: str, recorder: Recorder
+) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(3)
+    recorder.graph.set(out, 0)
+    recorder.graph.copy(out[:2], a)
+    for _ in range(WORTH):
+        recorder.graph.accumulate(out[1:2], a)
+    replay = recorder.built([a], [out]).replay
+    sets = [(recorder.floats(i, 2 * i), replay.memory()) for i in range(4)]
+
+    for turn in range(20):
+        values, memory = sets[turn % 4]
+        memory[0].fill_(7)
+        first, second = values.tolist()
+        assert replay.run([values], memory)[0].tolist() == [first, second + WORTH * first, 0]
+
+    assert replay.executables == 4
+    assert recorder.notes == []
+    assert recorder.arena.untouched()
+    replay.close()
+
+
+def test_only_nodes_that_follow_what_has_moved_are_written(by: str, recorder: Recorder) -> None:
+    inputs = [recorder.floats(i, i) for i in range(10)]
+    replay = recorder.doubling(inputs)
+    memory = replay.memory()
+    replay.run([*inputs], memory)
+
+    for moved in range(10):
+        before = replay.counts.written
+        values = [*inputs[:moved], recorder.floats(7, 7), *inputs[moved + 1 :]]
+        assert replay.run([*values], memory)[moved].tolist() == [14, 14]
+        # Its own, and that of what had moved before.
+        assert replay.counts.written - before == (1 if moved == 0 else 2)
+    replay.close()
+
+
+def test_for_what_no_node_reads_nothing_is_done(by: str, recorder: Recorder) -> None:
+    a, unused = recorder.floats(1, 2), recorder.floats(0, 0)
+    replay = recorder.doubling([a, unused], [a] * WORTH)
+    memory = replay.memory()
+    replay.run([a, unused], memory)
+    before = replay.counts.written
+
+    for number in range(20):
+        replay.run([a, recorder.floats(number, number)], memory)
+
+    assert (replay.executables, replay.counts.written) == (1, before)
+    replay.close()
+
+
+def test_inputs_that_do_not_fit_are_told_however_often_they_come_and_nothing_is_done(
+    by: str, recorder: Recorder
+) -> None:
+    storage = recorder.allocator.tensor(torch.zeros(256))
+    a, worse = storage[64:66], [storage[67 + 4 * number :][:2] for number in range(3)]
+    replay = recorder.doubling([a], [a] * WORTH)
+    memory = replay.memory()
+    replay.run([a], memory)
+    recorder.emulator.fail_at(0)
+
+    for each in worse * 10:
+        with pytest.raises(UnfitError, match="not aligned as it was"):
+            replay.run([each], memory)
+
+    assert (replay.executables, recorder.emulator.calls()) == (1, 0)
+    replay.close()
+
+
+@pytest.mark.parametrize("node", range(1, WORTH + 1))
+def test_what_could_not_be_written_is_not_taken_for_bound(doubling: Doubling, node: int) -> None:
+    first, second = doubling.places(2)
+    doubling.written(first)
+    doubling.emulator.fail_at(node)
+
+    with pytest.raises(DriverError, match="writing a KERNEL node failed"):
+        doubling.written(second)
+
+    doubling.emulator.fail_at(0)
+    assert doubling.written(first) == WORTH
+
+
+@pytest.mark.parametrize("again", [0, 1, 2])
+@pytest.mark.parametrize("where", ["_rebound", "_follow"])
+def test_what_an_interrupt_has_left_half_written_is_written_again(
+    emulator: Emulator, allocator: Allocator, again: int, where: str
+) -> None:
+    """Before any instruction of what writes: nodes are those of the addresses before, or of those that it was to be bound to."""
+    helper.forget()
+    code, interrupts = getattr(exec_cache.Table, where).__code__, 0
+    for instruction in range(1, 200, 3):
+        recorder = Recorder(emulator, allocator)
+        sets = [[recorder.floats(i, i), recorder.floats(-i, i)] for i in range(3)]
+        replay = recorder.doubling(sets[0])
+        memory = replay.memory()
+        replay.run([*sets[0]], memory)
+        try:
+            with interrupting(code, instruction):
+                replay.run([*sets[1]], memory)
+        except KeyboardInterrupt:
+            interrupts += 1
+        for values in (sets[again], sets[2], sets[0]):
+            results = replay.run([*values], memory)
+            assert [each.tolist() for each in results] == [(2 * each).tolist() for each in values]
+        replay.close()
+
+    assert interrupts > 10
+
+
+def test_an_interrupt_between_nodes_leaves_them_to_be_written(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper.forget()
+    case = Doubling(recorder)
+    first, second = case.places(2)
+    case.written(first)
+
+    def interrupted(parameters: Parameters, executable: int, nodes: Iterable[int]) -> None:
+        write(parameters, executable, [min(nodes)])
+        raise KeyboardInterrupt
+
+    write = Parameters.write
+    with monkeypatch.context() as patch:
+        patch.setattr(Parameters, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            case.written(second)
+
+    assert case.written(first) == WORTH
+    case.replay.close()
+
+
+CALL = st.tuples(
+    st.integers(0, 6),
+    st.integers(0, 6),
+    st.integers(0, 2),
+    st.sampled_from(["fits"] * 6 + ["apart", "misaligned"]),
+)
+"""Where an input lies, and two that overlap; which memory the call has; and whether it fits."""
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    calls=st.lists(CALL, min_size=1, max_size=40),
+    times=st.integers(1, 6),
+    nodes=st.sampled_from([2, 2 * WORTH]),
+    idle=st.sampled_from([3, 256]),
+    most=st.integers(1, 5),
+)
+def test_whatever_comes_results_are_right_and_both_tables_do_the_same(
+    emulator: Emulator,
+    allocator: Allocator,
+    compiled_helper: Path,
+    calls: list[Any],
+    times: int,
+    nodes: int,
+    idle: int,
+    most: int,
+) -> None:
+    singles = [allocator.tensor(torch.rand(8)) for _ in range(7)]
+    pairs = [allocator.tensor(torch.rand(16)) for _ in range(7)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exec_cache, "IDLE_CALLS", idle)
+        patch.setattr(exec_cache, "most_executables", lambda _: most)
+        replays = [_summing(emulator, allocator, nodes, each) for each in (compiled_helper, None)]
+        memories = [replays[0].memory() for _ in range(3)]
+        for first, second, memory, kind in calls * times:
+            inputs = [singles[first], *_overlapping(pairs[second])]
+            if kind == "apart":
+                inputs[2] = _overlapping(pairs[(second + 1) % 7])[1]
+            if kind == "misaligned":
+                inputs[0] = pairs[second][1:9]
+            for replay in replays:
+                _run(replay, inputs, memories[memory], fits=kind == "fits")
+            mine, other = (each.counts for each in replays)
+            assert mine == other
+            assert replays[0].executables == replays[1].executables <= most
+    for replay in replays:
+        replay.close()
+    allocator.check()
+
+
+def _overlapping(memory: torch.Tensor) -> list[torch.Tensor]:
+    return [memory[:8], memory[4:12]]
+
+
+def _summing(emulator: Emulator, allocator: Allocator, nodes: int, cache: Path | None) -> Replay:
+    """Record a graph that adds the third input, which overlaps the second one, to the first one and to the second one in turn."""
+    helper.forget()
+    if cache is not None:
+        assert helper.prepare(cache) is None
+    recorder = Recorder(emulator, allocator)
+    recorded = [allocator.tensor(torch.rand(8)), *_overlapping(allocator.tensor(torch.rand(16)))]
+    outputs = [recorder.arena.allocate(8) for _ in range(nodes)]
+    for number, output in enumerate(outputs):
+        recorder.graph.add(recorded[number % 2], recorded[2], output)
+    replay = recorder.built(recorded, outputs).replay
+    assert recorder.notes == []
+    helper.forget()
+    return replay
+
+
+def _run(replay: Replay, inputs: list[torch.Tensor], memory: list[torch.Tensor], *, fits: bool) -> None:
+    for each in memory:
+        each.zero_()
+    if not fits:
+        with pytest.raises(UnfitError):
+            replay.run(list(inputs), memory)
+        return
+    for number, result in enumerate(replay.run(list(inputs), memory)):
+        assert torch.equal(result, inputs[number % 2] + inputs[2])
