@@ -25,6 +25,8 @@ class GraphFacts:
     """Nothing in it but kernels of PyTorch's, Inductor's or Triton: it may be launched once more than the program asks for."""
     is_vouched: bool = True
     """So it is, or the user vouches for what else is in it."""
+    saved: frozenset[int] = frozenset()
+    """These outputs are saved for a backward, and seen by nobody else."""
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
         """Return what is known of a partition; there are no `maps` where it has what the graph has."""
@@ -36,6 +38,7 @@ class GraphFacts:
             self.state.of_partition(mine.inputs, mine.outputs),
             self.is_repeatable,
             self.is_vouched,
+            frozenset(at for at, each in enumerate(mine.outputs) if each and self.saved.issuperset(each)),
         )
 
 
@@ -44,7 +47,9 @@ def facts_of(compiled: CompiledFacts) -> GraphFacts | None:
     state = State() if compiled.is_inference else state_of(compiled.text)
     if state is None:
         return None
-    return GraphFacts(undefined_outputs(compiled.text), state, compiled.is_repeatable, compiled.is_vouched)
+    return GraphFacts(
+        undefined_outputs(compiled.text), state, compiled.is_repeatable, compiled.is_vouched, compiled.saved
+    )
 
 
 def _where(mine: Sequence[Sequence[int]], outputs: frozenset[int]) -> frozenset[int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import MemoryType
 from pygraphd.client.backend.errors import UnfitError
@@ -147,8 +148,7 @@ def build(
     staged: Mapping[int, torch.Tensor],
     note: Callable[[str], None],
     elsewhere: Elsewhere | None = None,
-    *,
-    is_vouched: bool = True,
+    facts: GraphFacts = GraphFacts(),  # noqa: B008 - it is frozen
 ) -> Built:
     """Make a replay of a capture of `inputs`, with `staged` ones given by their buffers; `note` is told what fails later.
 
@@ -156,9 +156,9 @@ def build(
     ticket; its memory stays until it is let go. Raises `OpaqueError`, `UnfitError`, `DriverError` or what `elsewhere` does; then nothing is left of it.
     """
     try:
-        if not is_vouched:
+        if not facts.is_vouched:
             _refuse_own_memory(driver, capture, inputs, staged)
-        return _build(driver, capture, inputs, staged, note, elsewhere)
+        return _build(driver, capture, inputs, staged, note, elsewhere, facts.saved)
     except BaseException:
         capture.discard(driver)
         raise
@@ -181,10 +181,11 @@ def _build(
     staged: Mapping[int, torch.Tensor],
     note: Callable[[str], None],
     elsewhere: Elsewhere | None,
+    saved: frozenset[int],
 ) -> Built:
     device = _device(inputs, capture.outputs)
     groups = input_groups(inputs, staged)
-    clusters = Clusters(capture)
+    clusters = Clusters(capture, saved)
     given = {id(each): index for index, each in reversed([*enumerate(inputs)])}
     outputs = tuple(clusters.output(output, inputs, given, groups) for output in capture.outputs)
     memories, memory_segments, bound = clusters.memories(len(groups))
@@ -212,6 +213,7 @@ def _build(
         Outputs(outputs, [memory.dtype for memory in memories], as_tuple=capture.as_tuple),
         tuple(staged.items()),
         tuple(generators_in(inputs).items()),
+        clusters.saves_together,
     )
     bases = [span.start for _, span in groups] + bound
     means = replay_device(device, note)

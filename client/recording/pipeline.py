@@ -226,7 +226,9 @@ class Attempts:
             staged,
             self._report.fail,
             functools.partial(self._capture_again, call, capture),
-            is_vouched=self._facts.is_vouched,
+            self._facts
+            if not torch_private.saves_by_hooks()
+            else dataclasses.replace(self._facts, saved=frozenset()),
         )
         times.append(time.perf_counter())
         try:

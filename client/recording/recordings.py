@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.recording.layout_mismatch import Misfits
@@ -44,6 +45,7 @@ TOO_MANY_CAPTURES = "recorded too often"
 IN_A_CAPTURE = "called within a capture of the user's"
 BEING_RECORDED = "called from another thread while it was recorded"
 NO_MEMORY = "out of memory in a replay"
+SEEN_BY_HOOKS = "hooks see what is saved for the backward, which shares storages since no hooks saw it when it was recorded"
 
 
 class Relocatable:
@@ -97,6 +99,8 @@ class Relocatable:
             return self._without_replay(sizes, inputs)
         if self._asks_of_captures and self._recorder.in_capture():
             return self._step_aside(IN_A_CAPTURE, inputs)
+        if replay.layout.saves_together and torch_private.saves_by_hooks():
+            return self._step_aside(SEEN_BY_HOOKS, inputs)
         if replay.counts.replays >= replay.look_at:
             return self._looked_at(sizes, replay, inputs)
         return self._replay(sizes, replay, inputs)

@@ -42,10 +42,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of addresses that is a slot's memory."""
+    """A range of addresses that lies in a slot's memory, `base` bytes from where that begins."""
 
     span: Span
     slot: int
+    base: int = 0
 
 
 # To compare spans themselves takes ten times as long, and there are thousands.
@@ -94,7 +95,7 @@ def scan(
             segment = ordered[bisect.bisect_right(starts, value) - 1]
             if _is_beyond(value, segment.span.end) or segment.slot == IN_PLACE or index in without:
                 continue
-            places[segment.slot].append((index, value - segment.span.start))
+            places[segment.slot].append((index, value - segment.span.start + segment.base))
             nodes[segment.slot][node] = None
             if len(indices) > 1 and indices.step == 1:
                 doubtful.append(index)

@@ -86,6 +86,8 @@ class Layout:
     """Inputs that are copied into a buffer of fixed address, as (index, buffer)."""
     generators: tuple[tuple[int, torch.Generator], ...] = ()
     """Inputs whose random numbers it draws, as (index, generator)."""
+    saves_together: bool = False
+    """Several outputs that are saved for a backward share a storage."""
 
 
 @dataclass(slots=True)

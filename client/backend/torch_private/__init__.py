@@ -210,6 +210,8 @@ class CompiledFacts:
     """All of its operators are known to run nothing on the host."""
     is_vouched: bool = True
     """So they are, or the user vouches for them."""
+    saved: frozenset[int] = frozenset()
+    """Outputs of a forward that are saved for its backward; empty: it is not known."""
     is_split: bool = False
     """It is not captured by Inductor, and has partitions none of which calls any of these; see `split_graphs`."""
 
@@ -245,8 +247,37 @@ def facts(
         host_operators=operators,
         is_repeatable=not vouched_operators.not_vouched(named),
         is_vouched=not vouched_operators.not_vouched(named, vouched),
+        saved=_saved_outputs(compiled),
         is_split=is_split,
     )
+
+
+_SAVED = "pygraph saved: "
+"""Begins what is counted of a graph that has outputs which are saved for a backward; their indices follow."""
+
+
+def _keep_saved(graph: torch.fx.Graph) -> None:
+    """Keep with what is being compiled which outputs of it are saved for its backward."""
+    if is_in_subgraph():
+        return
+    told = graph.output_node().meta.get("desc") or ()  # of each output, what AOTAutograd has it for
+    saved = [index for index, each in enumerate(told) if type(each).__name__.startswith("SavedForBackwards")]
+    if saved:
+        count_in_compilation(_SAVED + json.dumps(saved), 1)
+
+
+def _saved_outputs(compiled: Any) -> frozenset[int]:
+    found = (
+        name.removeprefix(_SAVED)
+        for name in getattr(compiled, "counter_deltas", ())
+        if name.startswith(_SAVED)
+    )
+    return frozenset(json.loads(next(found, "[]")))
+
+
+def saves_by_hooks() -> bool:
+    """Whether hooks see what is saved for backwards in this thread: one might give its storage back."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 Overload = tuple[str, str, str | None]
@@ -464,6 +495,7 @@ PASSES_REQUIRED = (
     ("torch._inductor.lowering", "register_lowering"),
     ("torch._inductor.virtualized", "V.aot_compilation"),
     ("torch._inductor.virtualized", "V.graph"),
+    ("torch._C", "_autograd._top_saved_tensors_default_hooks"),
     ("torch._ops", "OpOverload"),
     ("torch._subclasses.fake_tensor", "FakeTensor"),
     ("torch.utils._python_dispatch", "_disable_current_modes"),
@@ -512,6 +544,8 @@ def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
         def __call__(self, graph: torch.fx.Graph) -> None:
             for each in (*earlier, run) if self.active else earlier:
                 each(graph)
+            if self.active:
+                _keep_saved(graph)
 
         def uuid(self) -> Any:
             uuids = [each.uuid() if isinstance(each, module.CustomGraphPass) else None for each in earlier]

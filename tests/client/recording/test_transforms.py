@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording.builder import OWN_MEMORY, Capture, build
 from pygraphd.client.replay.node_params import TABLES, OpaqueError
 
@@ -62,7 +63,13 @@ def build_unvouched(recorder: Recorder, inputs: list[torch.Tensor], outputs: lis
     capture = Capture(recorder.graph.handle, [*outputs], tuple(recorder.arena.allocations))
     try:
         return build(
-            recorder.emulator.driver, capture, inputs, {}, recorder.notes.append, is_vouched=False
+            recorder.emulator.driver,
+            capture,
+            inputs,
+            {},
+            recorder.notes.append,
+            None,
+            GraphFacts(is_vouched=False),
         ).replay
     finally:
         recorder.arena.let_go()
