@@ -57,12 +57,10 @@ def perform(task: Task) -> Answer:
         reserved_mb=reserved,
         compile_s=compile_s,
         correct=verdict.correct if task.check else None,
-        note=verdict.note,
+        note="; ".join(filter(None, (verdict.note, watch.cores.note() if watch.cores else ""))),
         environment=describe(device),
         coverage=coverage,
         coverage_note=coverage_note,
-        timings=watch.cores.timings if watch.cores else 0,
-        disturbed=watch.cores.disturbed if watch.cores else 0,
     )
 
 

@@ -6,19 +6,22 @@ import argparse
 from pathlib import Path
 
 from benchmarks.arguments import names, positive, run_command
-from benchmarks.compare import RIVALS, Verdict
+from benchmarks.compare import BAD, BASELINES, Kind, Verdict, compare, variants_to_compare
+from benchmarks.compare import render as render_comparisons
 from benchmarks.errors import BenchmarkError
 from benchmarks.lanes import lanes
-from benchmarks.peers import PEERS, select_peers
+from benchmarks.overhead import render as render_overheads
 from benchmarks.records import read_records
+from benchmarks.report import write_report
 from benchmarks.run import Plan, Run
 from benchmarks.table import render
 from benchmarks.trial import CachePolicy, Settings
+from benchmarks.variants import VARIANTS, select_variants
 from benchmarks.workloads import WORKLOADS, select_workloads
 
 _STANDARD_WORKLOADS = "resnet50-inference,resnet50-training,bert-inference,bert-training,three-ops"
 
-_STANDARD_PEERS = "eager,default,reduce-overhead,pygraph-cold,pygraph-warm,pygraph-default"
+_STANDARD_VARIANTS = "eager,default,reduce-overhead,pygraph-cold,pygraph-warm,pygraph-default"
 
 # Neither has those of FOR_REGIONS, which are asked for by name: `regions` runs 7,000 steps, and resnet50-training-large's are long.
 _REGION_WORKLOADS = "three-ops,wide-inference,autoencoder-inference,resnet50-inference,bert-inference,resnet50-training,bert-training"
@@ -32,9 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(commands.add_parser("run", help="measure workloads with peers, each in a fresh process"))
+    _add_run(commands.add_parser("run", help="measure workloads with variants, each in a fresh process"))
     _add_table(commands.add_parser("table", help="print result files of `run` and `regions`"))
-    _add_compare(commands.add_parser("compare", help="hold peers against the better of their rivals"))
+    _add_compare(commands.add_parser("compare", help="hold variants against the better of their baselines"))
+    _add_report(
+        commands.add_parser("report", help="write docs/performance.md and README's table from stored results")
+    )
+    _add_overhead(
+        commands.add_parser("overhead", help="hold what deciding takes against the time to compile")
+    )
     _add_regions(
         commands.add_parser("regions", help="time compiled regions in PyTorch's own CUDA graphs and in ours")
     )
@@ -44,9 +53,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_run)
-    parser.add_argument("--list", action="store_true", help="show the workloads and peers, and run nothing")
+    parser.add_argument(
+        "--list", action="store_true", help="show the workloads and variants, and run nothing"
+    )
     parser.add_argument("--workloads", type=names, default=_STANDARD_WORKLOADS, metavar="A,B")
-    parser.add_argument("--peers", type=names, default=_STANDARD_PEERS, metavar="P,Q")
+    parser.add_argument("--variants", type=names, default=_STANDARD_VARIANTS, metavar="P,Q")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the result file (JSON), replaced whole")
     parser.add_argument("--repetitions", type=positive, default=3, help="processes for each pair (default 3)")
     _add_together(parser)
@@ -63,7 +74,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="workloads whose processes compile side by side on a GPU; with --together (default: all)",
     )
     parser.add_argument(
-        "--once", type=names, default=[], metavar="P,Q", help="peers that run in the first repetition only"
+        "--once", type=names, default=[], metavar="P,Q", help="variants that run in the first repetition only"
     )
     parser.add_argument("--steps", type=positive, default=60, help="timed steps in a process (default 60)")
     parser.add_argument("--warm-up", type=positive, default=80, help="steps before them (default 80)")
@@ -87,13 +98,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         type=CachePolicy,
         choices=list(CachePolicy),
         default=CachePolicy.FRESH,
-        help="who shares what was compiled: nobody (fresh), the repetitions of a peer, or all of one compile mode",
+        help="who shares what was compiled: nobody (fresh), the repetitions of a variant, or all of one compile mode",
     )
     parser.add_argument(
         "--compiled",
         type=Path,
         metavar="DIR",
-        help="keep there what was compiled, for the next run; with --caches peer or shared",
+        help="keep there what was compiled, for the next run; with --caches variant or shared",
     )
     parser.add_argument(
         "--budget-s", type=positive, help="begin no repetition that would end later than this"
@@ -109,7 +120,7 @@ def _add_regions(parser: argparse.ArgumentParser) -> None:
         "--ways",
         type=names,
         metavar="W,V",
-        help="of reduce-overhead, graph and kernels (default: the first two, and where large inputs move the third)",
+        help="of reduce-overhead, graph and kernels (default: the first two)",
     )
     parser.add_argument("--repetitions", type=positive, default=3, help="processes for each (default 3)")
     parser.add_argument("--caches", type=Path, metavar="DIR", help="keep what was compiled for the next time")
@@ -140,20 +151,29 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_compare)
     parser.add_argument("file", type=Path, nargs="+", help="several are taken together")
     parser.add_argument(
-        "--peer", choices=sorted(PEERS), metavar="P", help="default: each of PyGraph's that has records"
+        "--variant", choices=sorted(VARIANTS), metavar="P", help="default: each of PyGraph's that has records"
     )
     parser.add_argument(
-        "--rivals",
+        "--baselines",
         type=names,
-        default=list(RIVALS),
+        default=list(BASELINES),
         metavar="P,Q",
-        help=f"what is held against (default {','.join(RIVALS)}); of a warm one, say, the cold one",
+        help=f"what is held against (default {','.join(BASELINES)}); of a warm one, say, the cold one",
     )
     parser.add_argument(
         "--back-to-back",
         action="store_true",
         help="have the exit code be 1, too, if one loses only in steps that are not waited for",
     )
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_report)
+
+
+def _add_overhead(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_overhead)
+    parser.add_argument("file", type=Path, nargs="+", help="several are taken together")
 
 
 def _add_lookup(parser: argparse.ArgumentParser) -> None:
@@ -188,10 +208,10 @@ def _plan(options: argparse.Namespace) -> Plan:
     if not options.together and (options.gpus > 1 or options.at_once):
         raise BenchmarkError("--gpus and --at-once need --together")
     if options.compiled and options.caches is CachePolicy.FRESH:
-        raise BenchmarkError("--compiled needs --caches peer or shared: with fresh, nobody finds it again")
+        raise BenchmarkError("--compiled needs --caches variant or shared: with fresh, nobody finds it again")
     return Plan(
         workloads=select_workloads(options.workloads),
-        peers=select_peers(options.peers),
+        variants=select_variants(options.variants),
         repetitions=options.repetitions,
         settings=Settings(
             steps=options.steps,
@@ -211,16 +231,16 @@ def _plan(options: argparse.Namespace) -> Plan:
         lanes=lanes(options.gpus),
         at_once=options.at_once,
         budget_s=options.budget_s,
-        once=select_peers(options.once),
+        once=select_variants(options.once),
         each_step=options.each_step,
     )
 
 
 def _listing() -> str:
-    width = max(map(len, [*WORKLOADS, *PEERS]))
+    width = max(map(len, [*WORKLOADS, *VARIANTS]))
     workloads = [f"  {w.name:{width}}  {w.mode}, batch {w.batch}: {w.summary}" for w in WORKLOADS.values()]
-    peers = [f"  {peer.name:{width}}  {peer.summary}" for peer in PEERS.values()]
-    return "\n".join(["workloads", *workloads, "peers", *peers])
+    variants = [f"  {variant.name:{width}}  {variant.summary}" for variant in VARIANTS.values()]
+    return "\n".join(["workloads", *workloads, "variants", *variants])
 
 
 def _lookup(options: argparse.Namespace) -> int:
@@ -251,24 +271,30 @@ def _regions(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from benchmarks.compare import BAD, compare, peers_to_compare, render
-
     records = [record for file in options.file for record in read_records(file)]
-    rivals = [peer.name for peer in select_peers(options.rivals)]
-    peers = [options.peer] if options.peer else peers_to_compare(records)
+    baselines = [variant.name for variant in select_variants(options.baselines)]
     verdicts: list[Verdict] = []
-    for peer in peers:
-        comparisons = compare(records, peer, rivals)
-        if not comparisons:
+    for variant in [options.variant] if options.variant else variants_to_compare(records):
+        if not (comparisons := compare(records, variant, baselines)):
             break
-        print(render(comparisons, peer, rivals))
-        verdicts += [each.verdict for each in comparisons]
-        if options.back_to_back:
-            verdicts += [each.pipelined_verdict for each in comparisons if each.pipelined_verdict]
+        print(render_comparisons(comparisons, variant, baselines))
+        kinds = list(Kind) if options.back_to_back else [Kind.WAITED_FOR]
+        verdicts += [each.times[kind].verdict for each in comparisons for kind in kinds]
     if not verdicts:
-        files = ", ".join(map(str, options.file))
-        raise BenchmarkError(f"no record of {options.peer or 'PyGraph'} in {files}: name another with --peer")
+        raise BenchmarkError(
+            f"no record of {options.variant or 'PyGraph'} in these files: name another with --variant"
+        )
     return int(any(verdict in BAD for verdict in verdicts))
+
+
+def _report(_options: argparse.Namespace) -> int:
+    print("\n".join(write_report()) or "nothing has changed")
+    return 0
+
+
+def _overhead(options: argparse.Namespace) -> int:
+    print(render_overheads([record for file in options.file for record in read_records(file)]))
+    return 0
 
 
 def _table(options: argparse.Namespace) -> int:

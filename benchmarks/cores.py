@@ -55,6 +55,10 @@ class Cores:
         self.disturbed += 1
         return found
 
+    def note(self) -> str:
+        """Return what is to be said of the timings; empty if all were undisturbed."""
+        return f"the host was slow in {self.disturbed} of {self.timings} timings" if self.disturbed else ""
+
     def _seek(self) -> None:
         """Go to cores that run at full speed now, if there are any, and we are not on one."""
         if self._is_at_full_speed():

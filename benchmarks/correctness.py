@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.peers import Compile
 from benchmarks.step import Step
+from benchmarks.variants import Compile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ class BenchmarkError(Exception):
 
 
 class UnknownNameError(BenchmarkError):
-    """A workload or peer that does not exist."""
+    """A workload or variant that does not exist."""
 
     def __init__(self, kind: str, names: list[str], known: list[str]) -> None:
         super().__init__(f"unknown {kind} {', '.join(names)}; choose among: {', '.join(known)}")

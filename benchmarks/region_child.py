@@ -25,9 +25,9 @@ from benchmarks.cores import Cores
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure, summarize
 from benchmarks.gate import wait_for_turn, wait_to_compile
-from benchmarks.peers import Compile
 from benchmarks.region_table import GRAPH, REDUCE_OVERHEAD
 from benchmarks.step import Step
+from benchmarks.variants import Compile
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client.analysis.graph_facts import GraphFacts, facts_of
 from pygraphd.client.backend import driver, torch_private

@@ -23,14 +23,14 @@ from benchmarks.errors import UnknownNameError
 from benchmarks.gate import Gate
 from benchmarks.processes import as_ended, run_fresh
 from benchmarks.records import SCHEMA, check_writable, write_json
-from benchmarks.region_table import GRAPH, KERNELS, LARGE_INPUTS, REDUCE_OVERHEAD
+from benchmarks.region_table import GRAPH, REDUCE_OVERHEAD, WAYS
 from benchmarks.workloads import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-WAYS = (REDUCE_OVERHEAD, GRAPH, KERNELS)
+DEFAULT_WAYS = (REDUCE_OVERHEAD, GRAPH)
 _TIMEOUT_S = 500.0
 
 
@@ -63,7 +63,7 @@ def measure_regions(
 ) -> list[str]:
     """Measure every workload in these ways, each in a fresh process; returns lines for people, writes all to `out`.
 
-    `ways` None: those of `default_ways`.
+    `ways` None: those of `DEFAULT_WAYS`.
     `together`: the processes of a repetition compile side by side, and are measured one after the other.
     `addresses`: steps whose addresses alternate are timed, too.
     """
@@ -83,11 +83,6 @@ def measure_regions(
     return [*(line for record in records for line in _lines(record)), region_table.render(records)]
 
 
-def default_ways(workload: Workload) -> tuple[str, ...]:
-    """Return the ways that are compared if nobody says otherwise: launched only where that is what the others are held against."""
-    return WAYS if workload.name in LARGE_INPUTS else (REDUCE_OVERHEAD, GRAPH)
-
-
 def _jobs(
     workloads: Sequence[Workload],
     ways: Sequence[str] | None,
@@ -100,7 +95,7 @@ def _jobs(
     return [
         _Job(workload, way, repetition, caches, addresses)
         for workload in workloads
-        for way in (ways or default_ways(workload))[::backwards]
+        for way in (ways or DEFAULT_WAYS)[::backwards]
     ]
 
 

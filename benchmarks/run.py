@@ -1,4 +1,4 @@
-"""`python -m benchmarks run`: every workload with every peer, over some repetitions, into one result file.
+"""`python -m benchmarks run`: every workload with every variant, over some repetitions, into one result file.
 
 The file is written anew after every process, so that whatever ends the run early costs nothing that was measured.
 """
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.environment import TORCH_FIELDS, describe_host
 from benchmarks.gate import Gate
 from benchmarks.lanes import Lane, dealt, parts
-from benchmarks.peers import Cache, Peer
 from benchmarks.processes import as_ended
 from benchmarks.records import Record, check_writable, record_of, write_result
 from benchmarks.schedule import Turn, turns
 from benchmarks.trial import Settings, Trial, Trials
+from benchmarks.variants import Cache, Variant
 from benchmarks.workloads import Workload
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ class Plan:
     """What a run is asked to do; `budget_s` None: as long as it takes."""
 
     workloads: tuple[Workload, ...]
-    peers: tuple[Peer, ...]
+    variants: tuple[Variant, ...]
     repetitions: int
     settings: Settings
     out: Path
     budget_s: float | None
-    once: tuple[Peer, ...] = ()
+    once: tuple[Variant, ...] = ()
     together: bool = False
     """Whether the processes of a repetition compile side by side; they are measured one after the other in any case."""
     lanes: tuple[Lane, ...] = (Lane(0),)
@@ -69,7 +69,7 @@ class Run:
                 self._take_lanes(trials, Path(folder))
             else:
                 for repetition in self._affordable_repetitions(time.monotonic()):
-                    for turn in turns(repetition, self.plan.workloads, self.plan.peers, self.plan.once):
+                    for turn in turns(repetition, self.plan.workloads, self.plan.variants, self.plan.once):
                         self._take(turn, trials)
         self._save()
         return self.records()
@@ -100,7 +100,7 @@ class Run:
         _progress(self.stopped)
 
     def _take(self, turn: Turn, trials: Trials) -> None:
-        """Run a turn, unless its workload has failed with this peer already: it would fail again and take as long."""
+        """Run a turn, unless its workload has failed with this variant already: it would fail again and take as long."""
         if not self._has_failed(turn):
             self._note(turn, trials.run(turn))
 
@@ -120,14 +120,14 @@ class Run:
         workloads = dealt(self.plan.workloads, lane, len(self.plan.lanes))
         for repetition in self._affordable_repetitions(started):
             for number, part in enumerate(parts(workloads, self.plan.at_once)):
-                each = list(turns(repetition, part, self.plan.peers, self.plan.once))
+                each = list(turns(repetition, part, self.plan.variants, self.plan.once))
                 self._take_together(each, trials, folder / f"gate.{lane.number}.{repetition}.{number}", lane)
 
     def _take_together(self, all_turns: list[Turn], trials: Trials, folder: Path, lane: Lane) -> None:
         """Run turns that compile side by side; those with a warm cache come last, as the cold ones fill it."""
         possible = [turn for turn in all_turns if not self._has_failed(turn)]
         for warm in (False, True):
-            wave = [turn for turn in possible if (turn.peer.cache is Cache.WARM) is warm]
+            wave = [turn for turn in possible if (turn.variant.cache is Cache.WARM) is warm]
             if wave and not trials.is_stopped:
                 expected = [(turn.name, trials.compiles_with(turn)) for turn in wave]
                 cores = len(lane.cores) if lane.cores is not None else None
@@ -139,11 +139,11 @@ class Run:
                             self._note(running[done], done.result())
 
     def _has_failed(self, turn: Turn) -> bool:
-        return any(trial.error for trial in self.trials.get((turn.workload.name, turn.peer.name), []))
+        return any(trial.error for trial in self.trials.get((turn.workload.name, turn.variant.name), []))
 
     def _note(self, turn: Turn, trial: Trial) -> None:
         with self._noting:
-            self.trials.setdefault((turn.workload.name, turn.peer.name), []).append(trial)
+            self.trials.setdefault((turn.workload.name, turn.variant.name), []).append(trial)
             self._save()
             _progress(_line(turn, trial))
 
@@ -152,14 +152,14 @@ class Run:
         return [
             record_of(
                 workload,
-                peer,
-                self.trials[workload.name, peer.name],
+                variant,
+                self.trials[workload.name, variant.name],
                 each_step=self.plan.each_step,
                 together=self.plan.together,
             )
             for workload in self.plan.workloads
-            for peer in self.plan.peers
-            if (workload.name, peer.name) in self.trials
+            for variant in self.plan.variants
+            if (workload.name, variant.name) in self.trials
         ]
 
     def _save(self) -> None:
@@ -174,7 +174,7 @@ class Run:
         settings = self.plan.settings
         return {
             "repetitions": self.plan.repetitions,
-            "once": [peer.name for peer in self.plan.once],
+            "once": [variant.name for variant in self.plan.once],
             "warm_up": settings.warm_up,
             "steps": settings.steps,
             "windows": settings.windows,
@@ -188,10 +188,10 @@ class Run:
 
 
 def _line(turn: Turn, trial: Trial) -> str:
-    record = record_of(turn.workload, turn.peer, [trial])
+    record = record_of(turn.workload, turn.variant, [trial])
     figure = f"{record.step_ms.median:.3f} ms" if record.step_ms else f"failed: {trial.error}"
     wrong = f" WRONG: {record.note}" if record.correct is False else ""
-    return f"repetition {turn.repetition + 1} {record.workload} {record.peer}: {figure} ({trial.seconds:.0f} s){wrong}"
+    return f"repetition {turn.repetition + 1} {record.workload} {record.variant}: {figure} ({trial.seconds:.0f} s){wrong}"
 
 
 def _progress(line: str) -> None:

@@ -1,11 +1,11 @@
-"""In which order processes run: slow changes of the machine must not fall on one peer alone."""
+"""In which order processes run: slow changes of the machine must not fall on one variant alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.peers import Peer
+from benchmarks.variants import Variant
 from benchmarks.workloads import Workload
 
 if TYPE_CHECKING:
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One process to come: a workload run by a peer; repetitions count from 0."""
+    """One process to come: a workload run by a variant; repetitions count from 0."""
 
     repetition: int
     workload: Workload
-    peer: Peer
+    variant: Variant
 
     @property
     def name(self) -> str:
         """What no other turn of the repetition is called."""
-        return f"{self.workload.name}.{self.peer.name}"
+        return f"{self.workload.name}.{self.variant.name}"
 
 
 def turns(
-    repetition: int, workloads: Sequence[Workload], peers: Sequence[Peer], once: Sequence[Peer] = ()
+    repetition: int, workloads: Sequence[Workload], variants: Sequence[Variant], once: Sequence[Variant] = ()
 ) -> Iterator[Turn]:
-    """Yield one repetition's turns: workload by workload, the peers reversed in every other repetition.
+    """Yield one repetition's turns: workload by workload, the variants reversed in every other repetition.
 
-    Peers in `once` run in the first repetition only.
+    Variants in `once` run in the first repetition only.
     """
-    taking_part = [peer for peer in peers if repetition == 0 or peer not in once]
+    taking_part = [variant for variant in variants if repetition == 0 or variant not in once]
     ordered = taking_part[::-1] if repetition % 2 else taking_part
     for workload in workloads:
-        for peer in ordered:
-            yield Turn(repetition, workload, peer)
+        for variant in ordered:
+            yield Turn(repetition, workload, variant)

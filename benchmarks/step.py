@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.peers import Compile
+from benchmarks.variants import Compile
 
 if TYPE_CHECKING:
     from benchmarks.workloads.case import Case, Inputs, Model

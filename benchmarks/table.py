@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _HEAD = (
     "workload",
-    "peer",
+    "variant",
     "step ms",
     "host ms",
     "pipelined ms",
@@ -50,7 +50,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], text_columns: Collection[
 def _row(record: Record) -> tuple[str, ...]:
     return (
         record.workload,
-        record.peer,
+        record.variant,
         _spread(record.step_ms),
         _spread(record.host_ms),
         _spread(record.pipelined_ms),
@@ -77,7 +77,7 @@ def _deployed(counts: dict[str, int] | None) -> str:
 
 def _notes(records: Sequence[Record]) -> list[str]:
     return [
-        f"{record.workload} {record.peer}: {record.note}"
+        f"{record.workload} {record.variant}: {record.note}"
         for record in records
         if record.note and (record.step_ms is None or record.correct is False)
     ]

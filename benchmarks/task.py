@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from benchmarks.coverage import Coverage
-from benchmarks.peers import Compile
+from benchmarks.variants import Compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,6 @@ class Answer:
     environment: dict[str, str | None]
     coverage: Coverage | None = None
     coverage_note: str = ""
-    timings: int = 0
-    """Blocks of steps, and windows, for which the host was to be at full speed."""
-    disturbed: int = 0
-    """Of these, those for which it never was."""
 
     def to_json(self) -> str:
         """Return the answer as the content of the file that the parent reads."""

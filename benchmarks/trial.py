@@ -1,4 +1,4 @@
-"""One turn of a run: a fresh process with the environment that its peer asks for, and what came of it."""
+"""One turn of a run: a fresh process with the environment that its variant asks for, and what came of it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.daemon import Daemon, without_product
 from benchmarks.errors import BenchmarkError
 from benchmarks.gate import AFTER_VARIABLE
-from benchmarks.peers import Cache, Compile
 from benchmarks.processes import run_fresh
 from benchmarks.task import Answer, Task
+from benchmarks.variants import Cache, Compile
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _FILLED = "filled"
 """Marks the folder of a daemon that a process has run with to its end."""
 _COMPILED = "compiled."
-"""Begins the name of a mark in a folder of caches: the peer after it has compiled all that it needs."""
+"""Begins the name of a mark in a folder of caches: the variant after it has compiled all that it needs."""
 _PRIMING_STEPS = 160
-"""More than measuring takes, so that the cache of the warm peer is filled with final decisions."""
+"""More than measuring takes, so that the cache of the warm variant is filled with final decisions."""
 
 
 class CachePolicy(enum.StrEnum):
@@ -38,10 +38,10 @@ class CachePolicy(enum.StrEnum):
 
     FRESH = "fresh"
     """None: every process compiles everything."""
-    PEER = "peer"
-    """The repetitions of one peer: the first compiles."""
+    VARIANT = "variant"
+    """The repetitions of one variant: the first compiles."""
     SHARED = "shared"
-    """All repetitions of all peers that compile in the same mode: the first process compiles."""
+    """All repetitions of all variants that compile in the same mode: the first process compiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Trials:
     def _run(self, turn: Turn, more: Mapping[str, str]) -> Trial:
         started = time.monotonic()
         caches = self.caches(turn)
-        cold = turn.peer.compile is Compile.EAGER or not (caches.exists() or AFTER_VARIABLE in more)
+        cold = turn.variant.compile is Compile.EAGER or not (caches.exists() or AFTER_VARIABLE in more)
         try:
             answer, summary = self._measure(turn, caches, more)
             error = None
@@ -116,12 +116,12 @@ class Trials:
         self, turn: Turn, caches: Path, more: Mapping[str, str]
     ) -> tuple[Answer, dict[str, Any] | None]:
         task = self._task(turn)
-        if turn.peer.cache is Cache.NONE:
+        if turn.variant.cache is Cache.NONE:
             environ = {**plain_environment(os.environ, caches), **more}
             return self._run_child(turn, task, environ, "measure"), None
         home = self._home(turn)
         with Daemon(home):
-            if turn.peer.cache is Cache.WARM:
+            if turn.variant.cache is Cache.WARM:
                 self._prime_once(turn, task, home)
             done = self._run_with_product(turn, task, home, caches, "measure", more)
             (home / _FILLED).touch()
@@ -132,7 +132,7 @@ class Trials:
     ) -> tuple[Answer, dict[str, Any]]:
         summary_file = self._file(turn, f"{purpose}-summary.json")
         product = product_environment(os.environ, caches, home, summary_file)
-        environ = {**product, **dict(turn.peer.environ), **more}
+        environ = {**product, **dict(turn.variant.environ), **more}
         answer = self._run_child(turn, task, environ, purpose)
         return answer, _read_summary(summary_file)
 
@@ -155,7 +155,7 @@ class Trials:
         settings = self._settings
         return Task(
             workload=turn.workload.name,
-            compile=turn.peer.compile,
+            compile=turn.variant.compile,
             device=settings.device,
             seed=turn.repetition + 1,
             warm_up=settings.warm_up,
@@ -174,23 +174,23 @@ class Trials:
             (self._settings.logs / name).write_text(output)
 
     def _file(self, turn: Turn, kind: str) -> Path:
-        return self._folder / f"{turn.workload.name}.{turn.peer.name}.{turn.repetition + 1}.{kind}"
+        return self._folder / f"{turn.workload.name}.{turn.variant.name}.{turn.repetition + 1}.{kind}"
 
     def _home(self, turn: Turn) -> Path:
         homes = f"home.{turn.workload.name}"
-        if turn.peer.cache is not Cache.WARM:
-            return self._folder / f"{homes}.{turn.peer.name}.{turn.repetition + 1}"
+        if turn.variant.cache is not Cache.WARM:
+            return self._folder / f"{homes}.{turn.variant.name}.{turn.repetition + 1}"
         # What a cold process has measured is what a warm one is to find: no other priming is needed.
-        filled = sorted(self._folder.glob(f"{homes}.{turn.peer.after}.*/{_FILLED}"))
-        return filled[0].parent if filled else self._folder / f"{homes}.{turn.peer.name}"
+        filled = sorted(self._folder.glob(f"{homes}.{turn.variant.after}.*/{_FILLED}"))
+        return filled[0].parent if filled else self._folder / f"{homes}.{turn.variant.name}"
 
     def caches(self, turn: Turn) -> Path:
         """Return the folder for what torch.compile leaves on disk in this turn."""
         owner = {
-            CachePolicy.FRESH: f"{turn.peer.name}.{turn.repetition + 1}",
-            CachePolicy.PEER: turn.peer.name,
+            CachePolicy.FRESH: f"{turn.variant.name}.{turn.repetition + 1}",
+            CachePolicy.VARIANT: turn.variant.name,
             # What sets more may compile other code, which the compiler's own keys tell apart, and `compiled_cold` would not.
-            CachePolicy.SHARED: ".".join(("mode", turn.peer.compile, *dict(turn.peer.environ))),
+            CachePolicy.SHARED: ".".join(("mode", turn.variant.compile, *dict(turn.variant.environ))),
         }[self._settings.caches]
         return self._compiled / f"caches.{turn.workload.name}.{owner}"
 
@@ -199,8 +199,8 @@ class Trials:
         return turn.name if self._compiled_mark(turn).exists() else self.caches(turn)
 
     def _compiled_mark(self, turn: Turn) -> Path:
-        # Of the peer: with our rules, other code is compiled among the same caches.
-        return self.caches(turn) / f"{_COMPILED}{turn.peer.name}"
+        # Of the variant: with our rules, other code is compiled among the same caches.
+        return self.caches(turn) / f"{_COMPILED}{turn.variant.name}"
 
     def _note_compiled(self, turn: Turn) -> None:
         mark = self._compiled_mark(turn)
@@ -209,7 +209,7 @@ class Trials:
 
     def _priming_caches(self, turn: Turn) -> Path:
         # Priming is not timed: it may use what others have compiled, but must leave nothing to those that are timed.
-        used = sorted(self._compiled.glob(f"caches.{turn.workload.name}.{turn.peer.after}*"))
+        used = sorted(self._compiled.glob(f"caches.{turn.workload.name}.{turn.variant.after}*"))
         if self._settings.caches is CachePolicy.SHARED:
             used = [path for path in [self.caches(turn)] if path.exists()]
         return used[0] if used else self._folder / f"caches.{turn.workload.name}.priming"

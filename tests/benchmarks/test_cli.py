@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import PEERS
+from benchmarks.variants import VARIANTS
 from benchmarks.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,18 +23,19 @@ def benchmarks(*arguments: str, package: str = "benchmarks") -> subprocess.Compl
 def test_list_shows_every_name() -> None:
     done = benchmarks("run", "--list")
     assert done.returncode == 0
-    assert all(f"  {name} " in done.stdout for name in [*WORKLOADS, *PEERS])
+    assert all(f"  {name} " in done.stdout for name in [*WORKLOADS, *VARIANTS])
 
 
 def test_keeping_what_nobody_would_find_again_is_refused(tmp_path: Path) -> None:
     done = benchmarks("run", "--compiled", str(tmp_path / "kept"), "--out", str(tmp_path / "result.json"))
     assert done.returncode == 2
-    assert "--compiled needs --caches peer or shared" in done.stderr
+    assert "--compiled needs --caches variant or shared" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("option", "kind", "known"), [("--workloads", "workload", "three-ops"), ("--peers", "peer", "eager")]
+    ("option", "kind", "known"),
+    [("--workloads", "workload", "three-ops"), ("--variants", "variant", "eager")],
 )
 def test_unknown_names_are_refused_with_the_known_ones(
     tmp_path: Path, option: str, kind: str, known: str

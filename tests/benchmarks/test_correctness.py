@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.correctness import Verdict, check
-from benchmarks.peers import Compile
 from benchmarks.step import Step
+from benchmarks.variants import Compile
 from benchmarks.workloads import WORKLOADS
 
 if TYPE_CHECKING:

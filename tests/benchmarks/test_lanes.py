@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from benchmarks.errors import BenchmarkError
 from benchmarks.gate import THREADS_VARIABLE, Gate
 from benchmarks.lanes import Lane, dealt, lanes, parts
-from benchmarks.peers import select_peers
 from benchmarks.run import Plan, Run
 from benchmarks.trial import CachePolicy, Settings, Trial, Trials
+from benchmarks.variants import select_variants
 from benchmarks.workloads import select_workloads
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_processes_of_a_lane_compile_in_as_many_threads_as_it_has_cores_for(
     settings = Settings(1, 1, 1, 1, "cpu", CachePolicy.FRESH, 1.0, None)
     for cores in (None, frozenset(mine[-1:])):
         plan = Plan(
-            tuple(select_workloads(["three-ops"])), tuple(select_peers(["default"])), 1, settings, tmp_path / "out",
+            tuple(select_workloads(["three-ops"])), tuple(select_variants(["default"])), 1, settings, tmp_path / "out",
             None, together=True, lanes=(Lane(0, (), cores),),
         )  # fmt: skip
         Run(plan).execute()

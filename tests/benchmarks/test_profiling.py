@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from benchmarks.coverage import count
-from benchmarks.peers import Compile
 from benchmarks.profiling import profile_step, trace_step
 from benchmarks.step import Step
 from benchmarks.timing import Stopwatch
+from benchmarks.variants import Compile
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.case import Case
 

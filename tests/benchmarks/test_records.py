@@ -7,23 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.coverage import Coverage
-from benchmarks.details import Details
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure
-from benchmarks.peers import PEERS
 from benchmarks.records import Record, check_writable, read_records, record_of, write_result
 from benchmarks.task import Answer
 from benchmarks.trial import Trial
+from benchmarks.variants import VARIANTS
 from benchmarks.workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-FIELDS = {
-    "workload", "mode", "batch", "peer", "step_ms", "host_ms", "pipelined_ms", "repetition_medians_ms", "reserved_mb",
-    "compile_s", "measuring_s", "coverage", "correct", "deployed", "note", "kernels", "graph_launches",
-    "each_step_ms",
-}  # fmt: skip
 
 
 def answered(
@@ -60,8 +53,8 @@ def summary(measuring_ms: float, graphs: int) -> dict[str, Any]:
     }
 
 
-def record(*trials: Trial, peer: str = "default") -> Record:
-    return record_of(WORKLOADS["mlp-training"], PEERS[peer], trials)
+def record(*trials: Trial, variant: str = "default") -> Record:
+    return record_of(WORKLOADS["mlp-training"], VARIANTS[variant], trials)
 
 
 def test_figures_are_over_all_steps_of_all_repetitions() -> None:
@@ -104,7 +97,7 @@ def test_what_the_product_summed_up_is_taken_over() -> None:
     made = record(
         answered(0, [1.0], summary=summary(100.0, graphs=1)),
         answered(1, [1.0], summary=summary(300.0, graphs=2)),
-        peer="pygraph-cold",
+        variant="pygraph-cold",
     )
     assert made.measuring_s == 0.2
     assert made.deployed == {"KERNELS": 0, "GRAPH": 2}
@@ -121,12 +114,12 @@ def test_what_the_rules_did_is_noted_of_each_repetition() -> None:
         answered(0, [1.0], summary=summary(1.0, graphs=1) | did),
         answered(1, [1.0], summary=summary(1.0, graphs=1) | {"placed": 0, "sent": 80, "left_on_cpu": {}}),
         answered(2, [1.0], summary=summary(1.0, graphs=1)),
-        peer="pygraph-cold",
+        variant="pygraph-cold",
     )
 
-    assert "repetition 1: placed 2, sent 90, left_on_cpu 3" in made.note
-    assert "repetition 2: sent 80" in made.note
-    assert "repetition 3" not in made.note
+    assert "repetition 1: CPU values: 2 placed, 90 sent, 3 left_on_cpu" in made.note
+    assert "repetition 2: CPU values: 80 sent" in made.note
+    assert "repetition 3: CPU" not in made.note
 
 
 def test_coverage_is_of_the_last_repetition_that_has_one_and_differences_are_noted() -> None:
@@ -144,99 +137,70 @@ def test_no_kernel_in_a_graph_is_a_coverage_too() -> None:
     assert record(answered(0, [1.0], coverage=Coverage(0, 8, 0, 0, 0, 0))).coverage == 0.0
 
 
-def test_records_of_before_coverage_are_read(tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
-    write_result(file, {"gpu": None}, {}, [record(answered(0, [1.0]))])
-    content = json.loads(file.read_text())
-    del content["records"][0]["kernels"], content["records"][0]["graph_launches"]
-    file.write_text(json.dumps(content))
-    assert read_records(file) == [record(answered(0, [1.0]))]
-
-
 def test_file_has_the_documented_shape_and_reads_back(tmp_path: Path) -> None:
-    records = [record(answered(0, [1.0])), record(failed(0, "no"), peer="eager")]
+    records = [record(answered(0, [1.0])), record(failed(0, "no"), variant="eager")]
     file = tmp_path / "result.json"
     write_result(file, {"gpu": None}, {"steps": 1}, records)
     content = json.loads(file.read_text())
-    assert content["schema"] == 1
-    # Not one more: readers of older versions refuse what they do not know.
-    assert all(set(entry) == FIELDS for entry in content["records"])
+    assert content["schema"] == 2
+    assert all(
+        set(entry) == {each.name for each in dataclasses.fields(Record)} for entry in content["records"]
+    )
     assert set(content["records"][0]["step_ms"]) == {"median", "mad", "n"}
     assert content["records"][0]["mode"] == "training"
     assert read_records(file) == records
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_what_was_recorded_staged_and_launched_is_kept_of_each_process(tmp_path: Path) -> None:
+def test_what_was_recorded_staged_and_launched_is_kept_of_each_process() -> None:
     launched = {"sizes that had not come back yet": 2, "verification: output 1 differs": 1}
     of_first = {"captured": 3, "staged": 2, "failures": {"giving memory back: RuntimeError": 1}}
     made = record(
         answered(0, [1.0], summary=summary(1.0, graphs=1) | of_first),
         failed(1, "killed"),
         answered(2, [1.0], summary=summary(1.0, graphs=1) | {"captured": 0, "staged": 0, "fallbacks": {}}),
-        peer="pygraph-cold",
+        variant="pygraph-cold",
     )
-    file = tmp_path / "result.json"
-    write_result(file, {"gpu": None}, {}, [made, record(answered(0, [1.0]))])
 
-    read, plain = read_records(file)
-
-    assert read.details.counted == [
+    assert made.counted == [
         {**of_first, "fallbacks": launched},
         {"captured": 0, "staged": 0, "fallbacks": {}, "failures": None},
     ]
-    assert plain.details.counted is None
 
 
-def test_the_parts_of_a_warm_price_are_read_back_for_the_right_record(tmp_path: Path) -> None:
+def test_the_parts_of_the_overhead_are_medians_in_seconds() -> None:
     timed = summary(0.0, graphs=0) | {"lookup_ms": 1.5, "checking_ms": 0.0, "recording_ms": 250.0}
     trials = [answered(0, [1.0], summary=timed), answered(1, [1.0], summary=timed | {"lookup_ms": 2.5})]
-    warm = record_of(WORKLOADS["mlp-training"], PEERS["pygraph-warm"], trials, together=True)
+
+    warm = record_of(WORKLOADS["mlp-training"], VARIANTS["pygraph-warm"], trials, together=True)
+
+    assert (warm.lookup_s, warm.checking_s, warm.recording_s) == (0.002, 0.0, 0.25)
+    assert warm.repetition_pipelined_ms == [1.5, 1.5]
+    assert warm.compiled_together
+
+
+def test_a_file_of_the_first_schema_is_read(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
-    write_result(file, {"gpu": None}, {}, [record(answered(0, [1.0])), warm])
-
-    plain, read = read_records(file)
-
-    assert read == warm
-    assert dataclasses.replace(read.details, counted=None) == Details(True, 0.002, 0.0, 0.25, [1.5, 1.5])
-    assert plain.details == Details(repetition_pipelined_ms=[1.5])
-
-
-@pytest.mark.parametrize(
-    ("settings", "together"),
-    [({}, False), ({"compiled_together": True}, True), ({"compiled_together": False}, False)],
-)
-def test_of_an_older_file_the_settings_say_what_compiled_beside(
-    tmp_path: Path, settings: dict[str, Any], *, together: bool
-) -> None:
-    file = tmp_path / "result.json"
-    write_result(file, {"gpu": None}, settings, [record(answered(0, [1.0]))])
+    later = {"lookup_s": 1.0, "compiled_together": True, "repetition_pipelined_ms": None}
+    write_result(file, {"gpu": None}, {}, [record(answered(0, [1.0])), record(answered(0, [2.0]))])
     content = json.loads(file.read_text())
-    del content["details"]
+    for values in content["records"]:
+        values["peer"] = values.pop("variant")
+        for name in later:
+            del values[name]
+    content |= {"schema": 1, "details": [{**later, "lookup_s": 9.0, "unknown": 1}, later]}
     file.write_text(json.dumps(content))
 
-    (read,) = read_records(file)
+    records = read_records(file)
 
-    assert read.details == Details(together)
-
-
-def test_details_of_other_records_and_of_later_versions_are_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
-    write_result(
-        file, {"gpu": None}, {}, [record(answered(0, [1.0]), peer=peer) for peer in ("default", "eager")]
-    )
-    content = json.loads(file.read_text())
-    content["details"] = [
-        {**content["details"][1], "lookup_s": 9.0},
-        {**content["details"][1], "lookup_s": 1.0, "new": 2},
-    ]
-    content["records"].append(content["records"][1])
-    file.write_text(json.dumps(content))
-
-    assert [each.details.lookup_s for each in read_records(file)] == [None, 1.0, None]
+    assert [(each.variant, each.lookup_s, each.compiled_together) for each in records] == [
+        ("default", 9.0, True), ("default", 1.0, True),
+    ]  # fmt: skip
+    assert [each.repetition_pipelined_ms for each in records] == [[], []]
+    assert [each.repetition_medians_ms for each in records] == [[1.0], [2.0]]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 1, "records": [{}]}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 3}', '{"schema": 1, "records": [{}]}'])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "other.json"
     file.write_text(text)

@@ -9,18 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.processes import Outcome
-from benchmarks.regions import _Job, default_ways, measure_regions
+from benchmarks.regions import _Job, measure_regions
 from benchmarks.workloads import WORKLOADS
 from tests.benchmarks.test_cli import benchmarks
 
 ADDRESSES = ("addresses_ms", "addresses_beyond_fixed", "addresses_regions_beyond_fixed")
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_launched_calls_are_measured_where_large_inputs_move(name: str) -> None:
-    launched = ["kernels"] if name == "autoencoder-inference" else []
-
-    assert [*default_ways(WORKLOADS[name])] == ["reduce-overhead", "graph", *launched]
 
 
 def test_a_way_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -58,7 +51,6 @@ def test_a_process_that_fails_is_in_the_file_and_in_the_exit_code(
                 "three-ops.graph",
                 "autoencoder-inference.reduce-overhead",
                 "autoencoder-inference.graph",
-                "autoencoder-inference.kernels",
             ],
         ),
         (["kernels"], ["three-ops.kernels", "autoencoder-inference.kernels"]),

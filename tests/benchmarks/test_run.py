@@ -32,8 +32,8 @@ def run(out: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], d
 
 def test_two_peers_twice(tmp_path: Path) -> None:
     done, result = run(
-        tmp_path / "result.json", "--workloads", "mlp-training", "--peers", "eager,default",
-        "--repetitions", "2", "--caches", "peer",
+        tmp_path / "result.json", "--workloads", "mlp-training", "--variants", "eager,default",
+        "--repetitions", "2", "--caches", "variant",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ran = [line.split()[3].rstrip(":") for line in done.stderr.splitlines()]
@@ -50,7 +50,7 @@ def test_two_peers_twice(tmp_path: Path) -> None:
         assert (record["reserved_mb"], record["coverage"], record["measuring_s"], record["deployed"]) == (
             None,
         ) * 4
-    for details in result["details"]:
+    for details in result["records"]:
         assert len(details["repetition_pipelined_ms"]) == 2
         assert (details["compiled_together"], details["recording_s"]) == (False, None)
     assert default["compile_s"] > eager["compile_s"]
@@ -60,12 +60,14 @@ def test_two_peers_twice(tmp_path: Path) -> None:
 
 def test_processes_that_compile_side_by_side(tmp_path: Path) -> None:
     done, result = run(
-        tmp_path / "result.json", "--workloads", "three-ops", "--peers", "eager,default", "--together",
+        tmp_path / "result.json", "--workloads", "three-ops", "--variants", "eager,default", "--together",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert result["settings"]["compiled_together"] is True
-    assert [details["compiled_together"] for details in result["details"]] == [True, True]
-    assert [(record["peer"], record["correct"], record["step_ms"]["n"]) for record in result["records"]] == [
+    assert [details["compiled_together"] for details in result["records"]] == [True, True]
+    assert [
+        (record["variant"], record["correct"], record["step_ms"]["n"]) for record in result["records"]
+    ] == [
         ("eager", True, 21),
         ("default", True, 21),
     ]
@@ -73,7 +75,7 @@ def test_processes_that_compile_side_by_side(tmp_path: Path) -> None:
 
 def test_workloads_side_by_side_are_in_one_file(tmp_path: Path) -> None:
     done, result = run(
-        tmp_path / "result.json", "--workloads", "three-ops,mlp-training", "--peers", "eager,default",
+        tmp_path / "result.json", "--workloads", "three-ops,mlp-training", "--variants", "eager,default",
         "--together", "--gpus", "2", "--at-once", "1", "--repetitions", "2", "--caches", "shared",
         "--compiled", str(tmp_path / "kept"),
     )  # fmt: skip
@@ -82,8 +84,8 @@ def test_workloads_side_by_side_are_in_one_file(tmp_path: Path) -> None:
     assert (kept / "compiled.default").exists()
     assert (kept / "inductor").exists()
     assert (result["settings"]["gpus"], result["settings"]["at_once"]) == (2, 1)
-    assert [(record["workload"], record["peer"]) for record in result["records"]] == [
-        (workload, peer) for workload in ("three-ops", "mlp-training") for peer in ("eager", "default")
+    assert [(record["workload"], record["variant"]) for record in result["records"]] == [
+        (workload, variant) for workload in ("three-ops", "mlp-training") for variant in ("eager", "default")
     ]
     assert all(record["correct"] and record["step_ms"]["n"] == 14 for record in result["records"])
 
@@ -94,7 +96,7 @@ def test_a_run_that_is_to_end_does_not_wait_for_what_compiles_side_by_side(tmp_p
     command += [
         "--workloads",
         "mlp-training",
-        "--peers",
+        "--variants",
         "default,reduce-overhead",
         "--together",
         "--warm-up",
@@ -138,7 +140,7 @@ def _children_of(pid: int) -> list[str]:
 
 def test_a_failing_process_costs_only_its_own_record(tmp_path: Path) -> None:
     done, result = run(
-        tmp_path / "result.json", "--workloads", "bert-inference,three-ops", "--peers", "eager", "--repetitions", "2"
+        tmp_path / "result.json", "--workloads", "bert-inference,three-ops", "--variants", "eager", "--repetitions", "2"
     )  # fmt: skip
     if not done.returncode:
         pytest.skip("transformers is installed here")
@@ -153,7 +155,7 @@ def test_a_failing_process_costs_only_its_own_record(tmp_path: Path) -> None:
 
 def test_budget_ends_the_run_after_a_whole_repetition(tmp_path: Path) -> None:
     done, result = run(
-        tmp_path / "result.json", "--workloads", "three-ops", "--peers", "eager",
+        tmp_path / "result.json", "--workloads", "three-ops", "--variants", "eager",
         "--repetitions", "50", "--budget-s", "1",
     )  # fmt: skip
     assert done.returncode == 0
@@ -162,10 +164,10 @@ def test_budget_ends_the_run_after_a_whole_repetition(tmp_path: Path) -> None:
 
 
 @pytest.mark.daemon
-@pytest.mark.parametrize("peers", ["pygraph-cold,pygraph-warm", "pygraph-default,pygraph-default-warm"])
-def test_the_product_with_a_cold_and_a_warm_cache(tmp_path: Path, peers: str) -> None:
+@pytest.mark.parametrize("variants", ["pygraph-cold,pygraph-warm", "pygraph-default,pygraph-default-warm"])
+def test_the_product_with_a_cold_and_a_warm_cache(tmp_path: Path, variants: str) -> None:
     done, result = run(
-        tmp_path / "result.json", "--workloads", "mlp-training", "--peers", peers,
+        tmp_path / "result.json", "--workloads", "mlp-training", "--variants", variants,
         "--repetitions", "1", "--caches", "shared",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -177,7 +179,7 @@ def test_the_product_with_a_cold_and_a_warm_cache(tmp_path: Path, peers: str) ->
         assert "no coverage: no GPU takes part" in record["note"]
         assert record["deployed"]["KERNELS"] == 2
         assert record["measuring_s"] >= 0
-    for details in result["details"]:
+    for details in result["records"]:
         assert details["lookup_s"] > 0
         assert details["recording_s"] == 0  # nothing is recorded on a CPU
         (counted,) = details["counted"]

@@ -8,7 +8,7 @@ GOOD = Record(
     workload="three-ops",
     mode="inference",
     batch=1,
-    peer="pygraph-cold",
+    variant="pygraph-cold",
     step_ms=Figure(0.0331, 0.002, 60),
     host_ms=Figure(0.025, 0.001, 60),
     pipelined_ms=Figure(0.023, 0.001, 3),
@@ -22,7 +22,7 @@ GOOD = Record(
     note="graphs 2",
 )
 FAILED = Record(
-    "bert-training", "training", 1, "eager", None, None, None, [], None, None, None, None, None, None, "RuntimeError: no"
+    "bert-training", "training", 1, "eager", note="RuntimeError: no"
 )  # fmt: skip
 
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.coverage import Coverage
-from benchmarks.peers import PEERS, Compile
 from benchmarks.schedule import Turn
 from benchmarks.task import Answer, Task
 from benchmarks.trial import CachePolicy, Settings, Trials, plain_environment, product_environment
+from benchmarks.variants import VARIANTS, Compile
 from benchmarks.workloads import WORKLOADS
 
 INHERITED = {"PATH": "/bin", "PYGRAPH": "1", "PYGRAPHD_HOME": "/mine", "PYGRAPH_SUMMARY": "/mine/summary"}
@@ -32,10 +32,10 @@ def test_product_processes_see_only_the_benchmarks_daemon() -> None:
 
 
 def caches(
-    policy: CachePolicy, repetition: int, peer: str, workload: str = "three-ops", kept: Path | None = None
+    policy: CachePolicy, repetition: int, variant: str, workload: str = "three-ops", kept: Path | None = None
 ) -> Path:
     settings = Settings(1, 1, 1, 1, "cpu", policy, 10, None, compiled=kept)
-    turn = Turn(repetition, WORKLOADS[workload], PEERS[peer])
+    turn = Turn(repetition, WORKLOADS[workload], VARIANTS[variant])
     return Trials(Path("/folder"), settings).caches(turn)
 
 
@@ -45,8 +45,8 @@ def test_fresh_caches_are_never_shared() -> None:
 
 
 def test_caches_of_a_peer_are_its_own() -> None:
-    assert caches(CachePolicy.PEER, 0, "default") == caches(CachePolicy.PEER, 1, "default")
-    assert caches(CachePolicy.PEER, 0, "default") != caches(CachePolicy.PEER, 0, "pygraph-default")
+    assert caches(CachePolicy.VARIANT, 0, "default") == caches(CachePolicy.VARIANT, 1, "default")
+    assert caches(CachePolicy.VARIANT, 0, "default") != caches(CachePolicy.VARIANT, 0, "pygraph-default")
 
 
 def test_shared_caches_are_of_one_workload_and_one_mode() -> None:
@@ -65,11 +65,13 @@ def test_caches_that_are_kept_lie_where_a_run_to_come_looks() -> None:
 
 def test_nobody_waits_for_what_is_compiled(tmp_path: Path) -> None:
     trials = Trials(tmp_path, Settings(1, 1, 1, 1, "cpu", CachePolicy.SHARED, 10, None))
-    peers = [Turn(0, WORKLOADS["three-ops"], PEERS[name]) for name in ("reduce-overhead", "pygraph-cold")]
-    trials.caches(peers[0]).mkdir()  # as of a run that was ended while it compiled
-    assert len({trials.compiles_with(turn) for turn in peers}) == 1
-    trials._note_compiled(peers[0])
-    assert len({trials.compiles_with(turn) for turn in peers}) == 2
+    variants = [
+        Turn(0, WORKLOADS["three-ops"], VARIANTS[name]) for name in ("reduce-overhead", "pygraph-cold")
+    ]
+    trials.caches(variants[0]).mkdir()  # as of a run that was ended while it compiled
+    assert len({trials.compiles_with(turn) for turn in variants}) == 1
+    trials._note_compiled(variants[0])
+    assert len({trials.compiles_with(turn) for turn in variants}) == 2
 
 
 def test_tasks_and_answers_survive_the_way_between_processes() -> None:

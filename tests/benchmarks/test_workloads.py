@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.peers import Compile
 from benchmarks.step import Step
+from benchmarks.variants import Compile
 from benchmarks.workloads import WORKLOADS, Mode, vision
 
 pytestmark = pytest.mark.torch

@@ -32,8 +32,8 @@ EXAMPLES = (
     "addresses:three-ops",
     "run:three-ops,mlp-training:default,reduce-overhead,pygraph-cold:2",
     "run:all:eager:1",
-    "price",
-    "price:three-ops,mlp-training",
+    "overhead",
+    "overhead:three-ops,mlp-training",
 )
 
 
@@ -64,9 +64,14 @@ def test_all_kinds_are_tried() -> None:
 
 
 def test_each_step_has_a_file_of_its_own() -> None:
-    results = [step.result for step in made("price", "price", "demo", "price")]
+    results = [step.result for step in made("overhead", "overhead", "demo", "overhead")]
 
-    assert results == [Path("out/1-price.json"), Path("out/2-price.json"), None, Path("out/4-price.json")]
+    assert results == [
+        Path("out/1-overhead.json"),
+        Path("out/2-overhead.json"),
+        None,
+        Path("out/4-overhead.json"),
+    ]
 
 
 def test_what_is_compiled_stays_where_that_is_wanted() -> None:
@@ -80,8 +85,8 @@ def test_what_is_compiled_stays_where_that_is_wanted() -> None:
     assert option(regions.commands[0].arguments, "--caches") == str(Path("scratch/compiled/regions"))
 
 
-def test_the_price_is_of_the_workloads_that_are_named() -> None:
-    usual, named = made("price", "price:three-ops,mlp-training")
+def test_the_overhead_is_of_the_workloads_that_are_named() -> None:
+    usual, named = made("overhead", "overhead:three-ops,mlp-training")
 
     assert "--workloads" not in usual.commands[0].arguments
     assert option(named.commands[0].arguments, "--workloads") == "three-ops,mlp-training"
@@ -112,7 +117,7 @@ def test_all_workloads_are_those_that_are_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peers", "report"),
+    ("variants", "report"),
     [
         ("default,reduce-overhead,pygraph-warm", ["compare"]),
         ("eager,pygraph-cold", ["table"]),
@@ -120,9 +125,9 @@ def test_all_workloads_are_those_that_are_compared() -> None:
     ],
 )
 def test_what_a_run_comes_to_is_compared_if_there_is_something_to_compare(
-    peers: str, report: list[str]
+    variants: str, report: list[str]
 ) -> None:
-    (step,) = made(f"run:three-ops:{peers}:1")
+    (step,) = made(f"run:three-ops:{variants}:1")
 
     assert step.report is not None
     assert [each for each in step.report.arguments[2:] if each != "out/1-run.json"] == report
@@ -144,10 +149,10 @@ def test_a_longer_campaign_has_longer_steps_and_a_shorter_one_the_usual_limits()
         ("memory:nonsense", "unknown workload nonsense"),
         ("memory:three-ops:nonsense", "unknown way nonsense"),
         ("regions:three-ops,nonsense", "unknown workload nonsense"),
-        ("run:three-ops:eager", "run:three-ops:eager should be run:WORKLOADS:PEERS:REPETITIONS"),
-        ("run:three-ops:nonsense:1", "unknown peer nonsense"),
+        ("run:three-ops:eager", "run:three-ops:eager should be run:WORKLOADS:VARIANTS:REPETITIONS"),
+        ("run:three-ops:nonsense:1", "unknown variant nonsense"),
         ("run:three-ops:eager:many", "many is no number of repetitions"),
-        ("price:nonsense", "unknown workload nonsense"),
+        ("overhead:nonsense", "unknown workload nonsense"),
         ("run:three-ops:eager:0", "0 is no number of repetitions"),
     ],
 )
@@ -165,7 +170,7 @@ def campaign(out: Path, *arguments: str, **variables: str) -> subprocess.Complet
 
 
 def test_without_git_the_commit_has_to_be_named(tmp_path: Path) -> None:
-    done = campaign(tmp_path / "out", "price", PATH="/nonexistent", BENCHMARK_COMMIT="")
+    done = campaign(tmp_path / "out", "overhead", PATH="/nonexistent", BENCHMARK_COMMIT="")
 
     assert done.returncode == 2
     assert "name it with --commit or $BENCHMARK_COMMIT" in done.stderr
@@ -191,7 +196,7 @@ def test_a_run_and_what_needs_a_gpu_on_a_cpu(tmp_path: Path) -> None:
     ]
     result = json.loads((tmp_path / "1-run.json").read_text())
     assert result["environment"]["commit"] == "abc"
-    assert [each["peer"] for each in result["records"] if each["step_ms"]] == ["eager", "default"]
+    assert [each["variant"] for each in result["records"] if each["step_ms"]] == ["eager", "default"]
     rows = done.stdout.splitlines()[1:4]
     assert rows[0].split()[2:] == ["1-run.json", "done"]
     assert "torch sees no CUDA device here" in rows[1]

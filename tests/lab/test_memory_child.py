@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from benchmarks.peers import Compile
 from benchmarks.region_child import Regions, Timed
 from benchmarks.step import Step
+from benchmarks.variants import Compile
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from tests.lab.test_memory import stats

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.compare import RIVALS
+from benchmarks.compare import BASELINES
 from benchmarks.errors import BenchmarkError, UnknownNameError
 from benchmarks.lanes import VISIBLE, gpu_names
-from benchmarks.peers import select_peers
-from benchmarks.region_table import GRAPH, REDUCE_OVERHEAD
-from benchmarks.regions import WAYS
+from benchmarks.region_table import GRAPH, REDUCE_OVERHEAD, WAYS
+from benchmarks.variants import select_variants
 from benchmarks.workloads import select_workloads
 from tools.lab import pytest_plugin
 
@@ -172,11 +171,11 @@ def _addresses(place: Place, workload: str) -> Step:
     return place.step(300, _benchmarks("regions", "--workloads", _known(workload), *options), telling=telling)
 
 
-def _run(place: Place, workloads: str, peers: str, repetitions: str) -> Step:
-    chosen = [peer.name for peer in select_peers(peers.split(","))]
+def _run(place: Place, workloads: str, variants: str, repetitions: str) -> Step:
+    chosen = [variant.name for variant in select_variants(variants.split(","))]
     if not repetitions.isdecimal() or not int(repetitions):
         raise BenchmarkError(f"{place.name}: {repetitions} is no number of repetitions")
-    what = ("--workloads", _known(workloads), "--peers", ",".join(chosen), "--repetitions", repetitions)
+    what = ("--workloads", _known(workloads), "--variants", ",".join(chosen), "--repetitions", repetitions)
     how = ("--together", "--gpus", str(place.gpus), "--at-once", str(_AT_ONCE), "--caches", "shared")
     where = ("--compiled", str(place.compiled / "run"), "--out", str(place.result))
     # Dozens compile side by side, and wait for each other: none is to be killed before the step is.
@@ -186,22 +185,22 @@ def _run(place: Place, workloads: str, peers: str, repetitions: str) -> Step:
     )
 
 
-def _of_run(peers: Sequence[str], result: Path) -> Command:
-    ours = [peer for peer in peers if peer.startswith("pygraph")]
-    if ours and set(RIVALS) & set(peers):
+def _of_run(variants: Sequence[str], result: Path) -> Command:
+    ours = [variant for variant in variants if variant.startswith("pygraph")]
+    if ours and set(BASELINES) & set(variants):
         return _benchmarks("compare", str(result))
     return _benchmarks("table", str(result))
 
 
-def _price(place: Place, workloads: str = "") -> Step:
-    # One process at a time: what compiles beside others says nothing of the price.
+def _overhead(place: Place, workloads: str = "") -> Step:
+    # One process at a time: what compiles beside others says nothing of the overhead.
     chosen = ("--workloads", _known(workloads)) if workloads else ()
     how = ("--caches", "fresh", "--repetitions", "1", "--windows", "1", "--no-coverage", *chosen)
-    peers = ("--peers", "default,pygraph-cold,pygraph-warm")
+    variants = ("--variants", "default,pygraph-cold,pygraph-warm")
     return place.step(
         480,
-        _benchmarks("run", *how, *peers, "--out", str(place.result)),
-        report=_lab("price", str(place.result)),
+        _benchmarks("run", *how, *variants, "--out", str(place.result)),
+        report=_benchmarks("overhead", str(place.result)),
     )
 
 
@@ -223,7 +222,7 @@ _KINDS: dict[str, Callable[..., Step]] = {
     "regions": _regions,
     "addresses": _addresses,
     "run": _run,
-    "price": _price,
+    "overhead": _overhead,
 }
 USAGE = {
     "tests": "tests",
@@ -231,6 +230,6 @@ USAGE = {
     "memory": "memory:WORKLOAD[:WAYS]",
     "regions": "regions:WORKLOADS[:WAYS]",
     "addresses": "addresses:WORKLOAD",
-    "run": "run:WORKLOADS:PEERS:REPETITIONS",
-    "price": "price[:WORKLOADS]",
+    "run": "run:WORKLOADS:VARIANTS:REPETITIONS",
+    "overhead": "overhead[:WORKLOADS]",
 }

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.arguments import names, positive, run_command
-from benchmarks.errors import BenchmarkError
-from benchmarks.records import check_writable, read_records, read_title
+from benchmarks.records import check_writable
 from benchmarks.workloads import select_workloads
 from tools.lab.campaign_steps import USAGE
 from tools.lab.imports import VARIANTS, measure_imports
@@ -25,7 +24,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_merge(
         commands.add_parser("merge", help="make one of several result files of `run`, or of `regions`")
     )
-    _add_price(commands.add_parser("price", help="hold what deciding takes against the time to compile"))
     _add_figure(commands.add_parser("figure", help="draw the steps of a result file of `run --each-step`"))
     _add_memory(commands.add_parser("memory", help="show where reserved GPU memory goes in a steady state"))
     _add_imports(commands.add_parser("imports", help="time processes that only import something"))
@@ -65,11 +63,6 @@ def _add_merge(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_price(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_price)
-    parser.add_argument("file", type=Path, nargs="+", help="several are taken together")
-
-
 def _add_figure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_figure)
     parser.add_argument("file", type=Path)
@@ -106,18 +99,8 @@ def _figure(options: argparse.Namespace) -> int:
     from tools.lab.figure import draw
 
     check_writable(options.out.absolute())
-    draw(read_records(options.file), *read_title(options.file), options.out)
+    draw(options.file, options.out)
     return 0
-
-
-def _price(options: argparse.Namespace) -> int:
-    from tools.lab.price import HOW, is_known, render, too_dear
-
-    records = [record for file in options.file for record in read_records(file)]
-    print(render(records))
-    if not is_known(records):
-        raise BenchmarkError(f"no price is known; take the data, one process at a time, with: {HOW}")
-    return int(too_dear(records))
 
 
 def _merge(options: argparse.Namespace) -> int:

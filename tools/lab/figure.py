@@ -1,6 +1,6 @@
 """`python -m tools.lab figure`: a PNG of each step's time from the first steps on, out of a result file of `run --each-step`.
 
-One panel a workload, one line a peer: what finding out costs, and what runs when it is decided.
+One panel a workload, one line a variant: what finding out costs, and what runs when it is decided.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.records import describe, read_result, records_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,14 +32,13 @@ COLOURS = {
     "pygraph-default": "#9467bd",
     "pygraph-default-warm": "#8c564b",
 }
-"""One for each peer, the same in every figure."""
+"""One for each variant, the same in every figure."""
 
 
-def draw(records: Sequence[Record], title: str, warm_up: int, out: Path) -> None:
-    """Write the figure to `out`; raises BenchmarkError if there are no steps to draw, or nothing to draw with.
-
-    `warm_up` steps were not timed.
-    """
+def draw(file: Path, out: Path) -> None:
+    """Draw a result file to `out`; raises BenchmarkError if it has no steps to draw, or matplotlib is missing."""
+    content = read_result(file)
+    records, warm_up = records_of(content), int(content["settings"]["warm_up"])
     workloads = list(dict.fromkeys(record.workload for record in records if record.each_step_ms))
     if not workloads:
         raise BenchmarkError("no record has its steps: measure them with `run --each-step`")
@@ -54,9 +54,9 @@ def draw(records: Sequence[Record], title: str, warm_up: int, out: Path) -> None
         _panel(panel, [record for record in records if record.workload == workload], warm_up + 1)
     for panel in panels[len(workloads) :]:
         panel.set_axis_off()
-    lines = _peers(panels)
+    lines = _variants(panels)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
-    figure.suptitle(title, fontsize="medium")
+    figure.suptitle(describe(content["environment"]), fontsize="medium")
     figure.savefig(out, dpi=110, format="png", metadata={"Software": ""})
 
 
@@ -66,10 +66,10 @@ def medians(each_step_ms: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.median(steps[i] for steps in each_step_ms if i < len(steps)) for i in range(longest)]
 
 
-def _peers(panels: Sequence[Axes]) -> dict[str, Artist]:
-    """Return a line for each peer of any panel: one that fails with a workload is not in the panel of that."""
+def _variants(panels: Sequence[Axes]) -> dict[str, Artist]:
+    """Return a line for each variant of any panel: one that fails with a workload is not in the panel of that."""
     drawn = {str(line.get_label()): line for panel in panels for line in panel.lines}
-    return {peer: drawn[peer] for peer in COLOURS if peer in drawn}
+    return {variant: drawn[variant] for variant in COLOURS if variant in drawn}
 
 
 def _panel(panel: Axes, records: Sequence[Record], first: int) -> None:
@@ -79,7 +79,7 @@ def _panel(panel: Axes, records: Sequence[Record], first: int) -> None:
         if record.each_step_ms:
             times = medians(record.each_step_ms)
             steps = range(first, first + len(times))
-            panel.plot(steps, times, label=record.peer, color=COLOURS[record.peer], lw=1)
+            panel.plot(steps, times, label=record.variant, color=COLOURS[record.variant], lw=1)
     panel.set_title(records[0].workload, fontsize="small")
     panel.set_yscale("log")
     panel.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))  # all nine would be written over each other

@@ -17,7 +17,8 @@ from benchmarks.environment import TORCH_FIELDS, describe_host
 from benchmarks.errors import BenchmarkError, UnknownNameError
 from benchmarks.processes import run_fresh
 from benchmarks.records import SCHEMA, check_writable, write_json
-from benchmarks.regions import WAYS, region_environ
+from benchmarks.region_table import WAYS
+from benchmarks.regions import region_environ
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,9 +17,9 @@ import torch
 
 from benchmarks.child import describe, find_device, wake
 from benchmarks.errors import BenchmarkError
-from benchmarks.peers import Compile
 from benchmarks.region_child import Regions, have_helper
 from benchmarks.step import Step
+from benchmarks.variants import Compile
 from benchmarks.workloads import WORKLOADS
 from tools.lab.footprint import footprint_of
 from tools.lab.points import BACKWARD, BEFORE, FORWARD, OPTIMISER, Reading, most, over_steps, reading

@@ -28,7 +28,7 @@ class Cache(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class Variant:
     """One column of the comparison."""
 
     name: str
@@ -38,37 +38,42 @@ class Peer:
     environ: tuple[tuple[str, str], ...] = ()
     """What it sets beside what all of its kind do."""
     after: str = ""
-    """Of a peer with a warm cache: the one with an empty cache that fills it."""
+    """Of a variant with a warm cache: the one with an empty cache that fills it."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether PyGraph takes part."""
+        return self.cache is not Cache.NONE
 
 
-_PEERS = (
-    Peer("eager", Compile.EAGER, Cache.NONE, "not compiled"),
-    Peer("default", Compile.DEFAULT, Cache.NONE, "torch.compile(module)"),
-    Peer(
+_VARIANTS = (
+    Variant("eager", Compile.EAGER, Cache.NONE, "not compiled"),
+    Variant("default", Compile.DEFAULT, Cache.NONE, "torch.compile(module)"),
+    Variant(
         "reduce-overhead",
         Compile.REDUCE_OVERHEAD,
         Cache.NONE,
         'torch.compile(module, mode="reduce-overhead")',
     ),
-    Peer("pygraph-cold", Compile.REDUCE_OVERHEAD, Cache.COLD, "the same under PYGRAPH=1, empty cache"),
-    Peer(
+    Variant("pygraph-cold", Compile.REDUCE_OVERHEAD, Cache.COLD, "the same under PYGRAPH=1, empty cache"),
+    Variant(
         "pygraph-warm",
         Compile.REDUCE_OVERHEAD,
         Cache.WARM,
         "the same under PYGRAPH=1, filled cache",
         after="pygraph-cold",
     ),
-    Peer(
+    Variant(
         "pygraph-unplaced",
         Compile.REDUCE_OVERHEAD,
         Cache.COLD,
         "pygraph-cold with PYGRAPH_PLACEMENT=0",
         (("PYGRAPH_PLACEMENT", "0"),),
     ),
-    Peer(
+    Variant(
         "pygraph-default", Compile.DEFAULT, Cache.COLD, "torch.compile(module) under PYGRAPH=1, empty cache"
     ),
-    Peer(
+    Variant(
         "pygraph-default-warm",
         Compile.DEFAULT,
         Cache.WARM,
@@ -76,12 +81,12 @@ _PEERS = (
         after="pygraph-default",
     ),
 )
-PEERS = {peer.name: peer for peer in _PEERS}
-OURS = tuple(peer.name for peer in _PEERS if peer.cache is not Cache.NONE)
+VARIANTS = {variant.name: variant for variant in _VARIANTS}
+OURS = tuple(variant.name for variant in _VARIANTS if variant.is_ours)
 
 
-def select_peers(names: list[str]) -> tuple[Peer, ...]:
-    """Return the peers of these names, in this order; raises UnknownNameError."""
-    if unknown := [name for name in names if name not in PEERS]:
-        raise UnknownNameError("peer", unknown, list(PEERS))
-    return tuple(PEERS[name] for name in dict.fromkeys(names))
+def select_variants(names: list[str]) -> tuple[Variant, ...]:
+    """Return the variants of these names, in this order; raises UnknownNameError."""
+    if unknown := [name for name in names if name not in VARIANTS]:
+        raise UnknownNameError("variant", unknown, list(VARIANTS))
+    return tuple(VARIANTS[name] for name in dict.fromkeys(names))

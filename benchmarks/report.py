@@ -1,0 +1,367 @@
+"""`python -m benchmarks report`: docs/performance.md and the table of README.md, made from the files in benchmarks/results/.
+
+A file is found by its name: `KIND-GPU.json`. One with a key `old` is shown after the others, with the reason that the key gives.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import region_table
+from benchmarks.compare import BASELINES, Comparison, Kind, Times, Verdict, compare, variants_to_compare
+from benchmarks.errors import BenchmarkError
+from benchmarks.overhead import PARTS, overheads
+from benchmarks.processes import ROOT
+from benchmarks.records import Record, read_result, records_of
+from benchmarks.variants import VARIANTS
+from benchmarks.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+_IN_README = (
+    *("resnet50-inference", "bert-inference", "t5-generation", "dlrm-inference"),
+    *("resnet50-training", "bert-training", "xlnet-training"),
+)
+_README_VARIANTS = {
+    "pygraph-default": "PyGraph, default mode",
+    "pygraph-cold": 'PyGraph, `mode="reduce-overhead"`',
+}
+_NONE = ""
+_MODES = {"inference": ("inference",), "training": ("training",), "both": ("inference", "training")}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A stored file."""
+
+    name: str
+    content: Mapping[str, Any]
+
+    @property
+    def old(self) -> str | None:
+        """Why its figures are not of the newest version; None: they are."""
+        return self.content.get("old")
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of a result of `run`, in the order in which workloads are listed."""
+        order = list(WORKLOADS)
+        return sorted(records_of(self.content), key=lambda each: order.index(each.workload))
+
+    def where(self, processes: Sequence[int]) -> str:
+        """Return a paragraph that says on what, with how many processes for each figure, and whether it is old."""
+        known = self.content["environment"]
+        versions = [
+            f"{name} {known[name.lower()]}" for name in ("torch", "CUDA", "driver") if known.get(name.lower())
+        ]
+        machine = [known[name] for name in ("gpu", "cpu") if known.get(name)]
+        told = f"{', '.join([*machine, *versions])}. {_processes(processes)}".strip()
+        return f"{told}\n\n**Old:** {self.old}." if self.old else told
+
+
+def _processes(counts: Sequence[int]) -> str:
+    if not counts:
+        return ""
+    least, most = min(counts), max(counts)
+    each = f"{least}" if least == most else f"{least} to {most}"
+    return f"Processes for each figure: {each}."
+
+
+def read_results(folder: Path, kind: str) -> list[Result]:
+    """Return the files of a kind, one for each GPU; old ones last."""
+    names = re.compile(rf"{kind}(-[a-z0-9]+)?")
+    files = [file for file in sorted(folder.glob("*.json")) if names.fullmatch(file.stem)]
+    return sorted((Result(file.stem, read_result(file)) for file in files), key=lambda each: bool(each.old))
+
+
+def write_report(root: Path = ROOT) -> list[str]:
+    """Write what the stored results come to; return the names of the files that have changed."""
+    changed = []
+    for name, text in pages(root).items():
+        if (root / name).read_text() != text if (root / name).exists() else True:
+            (root / name).write_text(text)
+            changed.append(name)
+    return changed
+
+
+def pages(root: Path) -> dict[str, str]:
+    """Return the two pages as they are to be; raises BenchmarkError if README.md has no place for its table."""
+    readme = (root / "README.md").read_text()
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise BenchmarkError(f"README.md has no lines {BEGIN} and {END} for the table to stand between")
+    results = root / "benchmarks/results"
+    table = readme_table(read_results(results, "steps"))
+    return {
+        "docs/performance.md": performance(results),
+        "README.md": f"{before}{begin}\n{table}\n{end}{after}",
+    }
+
+
+# --- docs/performance.md ---------------------------------------------------------------------------
+
+_INTRODUCTION = f"""# Performance
+
+Made by `python -m benchmarks report` from the files in `benchmarks/results/`; do not edit it. `docs/benchmarks.md` says how to measure
+and defines every term.
+
+| variant | what it is |
+| --- | --- |
+{{variants}}
+
+**Waited for:** the device is synchronised after each step, as in a program that reads its loss. **Back to back:** steps are issued without
+waiting. A time is the median of the processes' median steps, in ms. Behind a time of PyGraph's stands its ratio to the better of
+`{BASELINES[0]}` and `{BASELINES[1]}`: below 1, PyGraph is faster. The noise, behind ±, is how far the processes of one variant lie apart; it
+is the larger one of the two variants compared. **Bold:** slower by more than the noise."""
+
+
+def performance(folder: Path) -> str:
+    """Return docs/performance.md."""
+    shown = (*BASELINES, *(name for name, each in VARIANTS.items() if each.is_ours))
+    variants = "\n".join(f"| `{name}` | {VARIANTS[name].summary} |" for name in shown)
+    sections = [
+        _INTRODUCTION.format(variants=variants),
+        *(_steps(each) for each in read_results(folder, "steps")),
+        *(_regions(each) for each in read_results(folder, "regions")),
+        *(_overhead(each) for each in read_results(folder, "overhead")),
+        *(_other_programs(each) for each in read_results(folder, "other-programs")),
+        *(_lookup(each) for each in read_results(folder, "lookup")),
+        *_pictures(folder),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _steps(result: Result) -> str:
+    records = result.records
+    comparisons = {name: compare(records, name) for name in variants_to_compare(records)}
+    counts = _counts(records)
+    return "\n\n".join(
+        [
+            f"## Steps on {_gpu(result)}",
+            result.where(counts),
+            "Geometric means of PyGraph's time over the other's, over the workloads that both baselines and the variant run:",
+            _means(comparisons),
+            *(f"### {str(kind).capitalize()}\n\n{_times(records, comparisons, kind)}" for kind in Kind),
+            "### Peak reserved memory\n\nIn MB, from the start of the process: what PyGraph reserves for a while to record and verify its graphs is in it.",
+            _memory(records),
+        ]
+    )
+
+
+def _counts(records: Sequence[Record]) -> list[int]:
+    """Return for each workload and variant that ran how many processes there were."""
+    counts: dict[tuple[str, str], int] = {}
+    for each in records:
+        key = each.workload, each.variant
+        counts[key] = counts.get(key, 0) + len(each.repetition_medians_ms)
+    return [count for count in counts.values() if count]
+
+
+def _gpu(result: Result) -> str:
+    return str(result.content["environment"]["gpu"]).removeprefix("NVIDIA ")
+
+
+def _means(comparisons: Mapping[str, Sequence[Comparison]]) -> str:
+    columns = [f"{kind}: over {name}" for kind in Kind for name in (*map(_code, BASELINES), "the better")]
+    rows = [
+        [_code(variant), mode, str(len(common)), *_row_of_means(variant, common)]
+        for variant, found in comparisons.items()
+        for mode, modes in _MODES.items()
+        if (common := [each for each in found if each.mode in modes and _is_complete(each)])
+    ]
+    return _table(["variant", "mode", "workloads", *columns], rows)
+
+
+def _is_complete(each: Comparison) -> bool:
+    return all(times.ratio is not None and set(BASELINES) <= set(times.ms) for times in each.times.values())
+
+
+def _row_of_means(variant: str, common: Sequence[Comparison]) -> list[str]:
+    return [
+        f"{mean:.3f}"
+        for kind in Kind
+        for mean in (
+            *(
+                _mean([each.times[kind].ms[variant] / each.times[kind].ms[name] for each in common])
+                for name in BASELINES
+            ),
+            _mean([each.times[kind].ratio or 1.0 for each in common]),
+        )
+    ]
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return statistics.geometric_mean(ratios)
+
+
+def _times(records: Sequence[Record], comparisons: Mapping[str, Sequence[Comparison]], kind: Kind) -> str:
+    found = {(name, each.workload): each.times[kind] for name, all_ in comparisons.items() for each in all_}
+    rows = []
+    for workload in dict.fromkeys(each.workload for each in records):
+        of_any = next(found[name, workload] for name in comparisons if (name, workload) in found)
+        plain = [_ms(of_any, name) for name in BASELINES]
+        ours = [_ours(found.get((name, workload)), name) for name in comparisons]
+        rows.append([workload, *plain, *ours])
+    return _table(["workload", *map(_code, (*BASELINES, *comparisons))], rows)
+
+
+def _ms(times: Times, name: str) -> str:
+    return _number(times.ms[name]) if name in times.ms else "fails"
+
+
+def _ours(times: Times | None, name: str) -> str:
+    if times is None:
+        return _NONE
+    if times.verdict is Verdict.FAILED or name not in times.ms:
+        return "**fails**"
+    if times.ratio is None:
+        return _number(times.ms[name])
+    noise = "?" if times.noise is None else f"{times.noise:.0%}"
+    text = f"{times.ratio:.2f} ±{noise}"
+    return f"{_number(times.ms[name])} ({f'**{text}**' if times.verdict is Verdict.SLOWER else text})"
+
+
+def _number(ms: float) -> str:
+    """Return a time with three digits that say something."""
+    return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}"
+
+
+def _memory(records: Sequence[Record]) -> str:
+    names = [*BASELINES, *variants_to_compare(records)]
+    most: dict[tuple[str, str], float] = {}
+    for each in records:
+        key = each.workload, each.variant
+        most[key] = max(most.get(key, 0.0), each.reserved_mb or 0.0)
+    rows = [
+        [workload, *(f"{mb:.0f}" if (mb := most.get((workload, name))) else _NONE for name in names)]
+        for workload in dict.fromkeys(each.workload for each in records)
+    ]
+    return _table(["workload", *map(_code, names)], rows)
+
+
+def _regions(result: Result) -> str:
+    records = region_table.region_records(result.content)
+    ways = region_table.ways(records)
+    counts = region_table.process_counts(records)
+    rows = [
+        [
+            each.workload,
+            _code(each.way),
+            " + ".join(f"{us:.0f}" for us in each.host_us),
+            _NONE if each.gpu_us is None else f"{each.gpu_us:.0f}",
+            f"{each.reserved_mb:.0f}",
+        ]
+        for of_workload in ways.values()
+        for each in of_workload.values()
+    ]
+    text = (
+        "One call of each compiled graph, without Dynamo, autograd and the optimiser around it. The host's time is that of forward and "
+        "backward, with nothing queued on the GPU; the GPU's is the span of all graphs, with a full queue."
+    )
+    head = ["workload", "run as", "host, us", "GPU, us", "reserved, MB"]
+    return "\n\n".join(
+        [f"## Compiled graphs on {_gpu(result)}", result.where(counts), text, _table(head, rows)]
+    )
+
+
+def _overhead(result: Result) -> str:
+    records = result.records
+    found = {part.name: {each.workload: each for each in overheads(records, part)} for part in PARTS}
+    workloads = dict.fromkeys(name for of_part in found.values() for name in of_part)
+    rows = [
+        [
+            workload,
+            *(
+                f"{each.share:.2%}" if (each := of_part.get(workload)) else _NONE
+                for of_part in found.values()
+            ),
+        ]
+        for workload in workloads
+    ]
+    medians = [
+        f"{statistics.median(each.share for each in of_part.values()):.2%}" if of_part else _NONE
+        for of_part in found.values()
+    ]
+    text = "Time that PyGraph spends in a process, as a share of the time to compile with empty caches."
+    table = _table(["workload", *found], [*rows, ["median", *medians]])
+    return "\n\n".join([f"## Time to decide on {_gpu(result)}", result.where(_counts(records)), text, table])
+
+
+def _other_programs(result: Result) -> str:
+    names = (*BASELINES, *(name for name, each in VARIANTS.items() if each.is_ours))
+    records = result.content["records"]
+    shown = [name for name in names if any(name in each for each in records)]
+    rows = [
+        [each["what"], *(str(each.get(name, _NONE)) for name in shown), each["setting"]] for each in records
+    ]
+    table = _table(["program", *map(_code, shown), "how"], rows)
+    return "\n\n".join([f"## Other programs on {_gpu(result)}", result.where([1]), table])
+
+
+def _lookup(result: Result) -> str:
+    (record,) = result.content["records"]
+    names = {
+        "graphs": "graphs in a request",
+        "entries": "entries in the cache",
+        "requests": "requests",
+        "p50_us": "median, us",
+        "p99_us": "99th percentile, us",
+    }
+    table = _table(list(names.values()), [[f"{record[name]:g}" for name in names]])
+    return "\n\n".join(["## A lookup in the daemon", result.where([]), table])
+
+
+def _pictures(folder: Path) -> list[str]:
+    """Return a section for each picture of first steps; its result file says what was measured."""
+    return [
+        f"## First steps on {_gpu(each)}\n\n{each.where(_counts(each.records))}\n\n"
+        f"![Time of each of the first steps](../benchmarks/results/{each.name}.png)"
+        for each in read_results(folder, "first-steps")
+        if (folder / f"{each.name}.png").exists()
+    ]
+
+
+# --- README.md -------------------------------------------------------------------------------------
+
+
+def readme_table(results: Sequence[Result]) -> str:
+    """Return the table of README.md, of the newest result."""
+    if not results:
+        raise BenchmarkError("benchmarks/results/ has no steps-*.json")
+    result = results[0]
+    records = result.records
+    ours = [name for name in _README_VARIANTS if name in variants_to_compare(records)]
+    comparisons = {name: {each.workload: each for each in compare(records, name)} for name in ours}
+    shown = [name for name in _IN_README if all(name in of_variant for of_variant in comparisons.values())]
+    rows = []
+    for workload in shown:
+        times = {name: comparisons[name][workload].waited_for for name in ours}
+        plain = [_ms(times[ours[0]], name) for name in BASELINES]
+        rows.append([workload, *plain, *(_ms(times[name], name) for name in ours)])
+    head = ["ms a step", *map(_code, BASELINES), *(_README_VARIANTS[name] for name in ours)]
+    means = [
+        f"{_README_VARIANTS[name]}: {_mean(ratios):.2f} over {len(ratios)} workloads"
+        for name in ours
+        if (ratios := [r for each in comparisons[name].values() if (r := each.waited_for.ratio) is not None])
+    ]
+    told = (
+        f"{result.where(_counts(records))}\n\nFirst runs with an empty cache; each step is waited for. Time over the better of "
+        f"`{BASELINES[0]}` and `{BASELINES[1]}`, geometric mean: {'; '.join(means)}. All figures: `docs/performance.md`."
+    )
+    return f"{_table(head, rows)}\n\n{told}"
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,0 +1,147 @@
+"""The generated pages: that the stored ones are up to date, and what they say of results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.records import Record, write_result
+from benchmarks.report import BEGIN, END, pages, performance, read_results, write_report
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {"gpu": "NVIDIA H100", "torch": "2.11.0", "cpu": "a CPU", "commit": "abc"}
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+def test_pages_are_as_the_stored_results_make_them(name: str) -> None:
+    assert (ROOT / name).read_text() == pages(ROOT)[name], "run: python -m benchmarks report"
+
+
+def test_there_are_a_dozen_results_at_most() -> None:
+    assert len(list((ROOT / "benchmarks/results").iterdir())) <= 12
+
+
+def record(
+    workload: str, variant: str, *medians: float, windows: list[float] | None = None, **more: Any
+) -> Record:
+    mode = "training" if workload.endswith("training") else "inference"
+    return Record(
+        workload,
+        mode,
+        1,
+        variant,
+        repetition_medians_ms=list(medians),
+        repetition_pipelined_ms=windows or [],
+        **more,
+    )
+
+
+RECORDS = [
+    record("bert-training", "default", 20.0, 20.0, windows=[18.0]),
+    record("bert-training", "reduce-overhead", 8.0, 8.0, windows=[7.0]),
+    record("bert-training", "pygraph-cold", 9.0, 9.0, windows=[6.0]),
+    record("bert-training", "pygraph-default", 4.0, 4.4, windows=[3.0]),
+    record("dlrm-inference", "default", 1.0),
+    record("dlrm-inference", "reduce-overhead"),
+    record("dlrm-inference", "pygraph-cold"),
+    record("dlrm-inference", "pygraph-default", 0.25, reserved_mb=300.0),
+    record("bert-inference", "default", 2.0, windows=[2.0]),
+    record("bert-inference", "reduce-overhead", 0.5, windows=[0.4]),
+    record("bert-inference", "pygraph-cold", 0.25, windows=[0.2]),
+]
+
+
+def checkout(folder: Path, records: list[Record] = RECORDS, **more: Any) -> Path:
+    results = folder / "benchmarks/results"
+    results.mkdir(parents=True)
+    (folder / "docs").mkdir()
+    (folder / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    write_result(results / "steps-h100.json", ENVIRONMENT, {}, records)
+    content = json.loads((results / "steps-h100.json").read_text())
+    (results / "steps-h100.json").write_text(json.dumps({**content, **more}))
+    return folder
+
+
+def cells(page: str, heading: str, first: str) -> list[str]:
+    """Return the cells of the line under a heading whose first cell is given."""
+    below = page.partition(heading)[2]
+    return next(
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in below.splitlines()
+        if line.startswith(f"| {first} |")
+    )
+
+
+def test_a_line_says_times_ratio_and_noise_and_who_is_slower_or_fails(tmp_path: Path) -> None:
+    page = pages(checkout(tmp_path))["docs/performance.md"]
+
+    assert cells(page, "### Waited for", "bert-training") == [
+        "bert-training", "20.0", "8.00", "9.00 (**1.12 ±0%**)", "4.20 (0.53 ±10%)",
+    ]  # fmt: skip
+    assert cells(page, "### Waited for", "dlrm-inference") == [
+        "dlrm-inference", "1.00", "fails", "**fails**", "0.250 (0.25 ±?)",
+    ]  # fmt: skip
+    assert cells(page, "### Back to back", "bert-training")[3:] == ["6.00 (0.86 ±?)", "3.00 (0.43 ±?)"]
+    assert "NVIDIA H100, a CPU, torch 2.11.0. Processes for each figure: 1 to 2." in page
+
+
+def test_means_are_over_the_workloads_that_all_run(tmp_path: Path) -> None:
+    page = pages(checkout(tmp_path))["docs/performance.md"]
+
+    means = [
+        line for line in page.splitlines() if line.startswith("| `pygraph-cold` | ") and "PYGRAPH" not in line
+    ]
+
+    assert [[cell.strip() for cell in line.split("|")[2:7]] for line in means] == [
+        ["inference", "1", "0.125", "0.500", "0.500"],
+        ["training", "1", "0.450", "1.125", "1.125"],
+        ["both", "2", "0.237", "0.750", "0.750"],
+    ]
+
+
+def test_workloads_are_in_the_order_in_which_they_are_listed(tmp_path: Path) -> None:
+    page = pages(checkout(tmp_path))["docs/performance.md"].partition("### Waited for")[2]
+
+    names = [line.split()[1] for line in page.splitlines() if line.startswith("| ")][1:]
+    assert names[1:4] == ["bert-inference", "bert-training", "dlrm-inference"]
+
+
+def test_an_old_result_is_said_to_be_old_and_comes_last(tmp_path: Path) -> None:
+    root = checkout(tmp_path, old="made with an earlier version")
+    write_result(root / "benchmarks/results/steps-h200.json", {**ENVIRONMENT, "gpu": "H200"}, {}, RECORDS)
+
+    page = performance(root / "benchmarks/results")
+
+    assert page.index("## Steps on H200") < page.index("## Steps on H100")
+    assert page.count("**Old:** made with an earlier version.") == 1
+    assert "H200" in pages(root)["README.md"]
+
+
+def test_other_names_are_not_taken_for_results(tmp_path: Path) -> None:
+    root = checkout(tmp_path)
+    write_result(root / "benchmarks/results/steps-h100-again.json", ENVIRONMENT, {}, RECORDS)
+
+    assert [each.name for each in read_results(root / "benchmarks/results", "steps")] == ["steps-h100"]
+
+
+def test_readme_s_table_stands_between_its_marks(tmp_path: Path) -> None:
+    root = checkout(tmp_path)
+
+    assert write_report(root) == ["docs/performance.md", "README.md"]
+    assert write_report(root) == []
+    readme = (root / "README.md").read_text()
+    assert readme.startswith(f"before\n{BEGIN}\n| ms a step | `default` |")
+    assert readme.endswith(f"\n{END}\nafter\n")
+    assert "| bert-training | 20.0 | 8.00 | 4.20 | 9.00 |" in readme
+
+
+def test_without_marks_it_is_refused(tmp_path: Path) -> None:
+    root = checkout(tmp_path)
+    (root / "README.md").write_text("nothing")
+
+    with pytest.raises(BenchmarkError, match=r"README\.md has no lines"):
+        pages(root)
