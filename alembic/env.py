@@ -1,18 +1,18 @@
 """What Alembic runs for every command: the migrations, on the connection (and in the transaction) it was handed.
 
-`pygraphd.database` is the caller: it holds the daemon's lock and has begun a transaction. There is no URL and no `alembic.ini`.
+`pygraphd.daemon.database` is the caller: it holds the daemon's lock and has begun a transaction. There is no URL and no `alembic.ini`.
 """
 
 from __future__ import annotations
 
 from alembic import context
 
-from pygraphd.schema.tables import Base
+from pygraphd.daemon.tables import Base
 
 _connection = context.config.attributes.get("connection")
 if _connection is None:
     raise SystemExit(
-        "migrations run on a connection that pygraphd.database hands over; start pygraphd instead"
+        "migrations run on a connection that pygraphd.daemon.database hands over; start pygraphd instead"
     )
 
 context.configure(

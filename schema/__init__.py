@@ -1,1 +1,1 @@
-"""What client and daemon agree on: keys, messages, places and, for the daemon alone, tables."""
+"""What client and daemon agree on: keys, messages, reasons, the policy, and the paths of files. Needs the standard library alone."""

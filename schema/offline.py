@@ -1,7 +1,7 @@
 """Reading the daemon's SQLite file without the daemon, with nothing but the standard library.
 
 The client does this when no daemon answers; the daemon's own lookups run the same statement. It names tables of
-`schema.tables`, which the client may not import (it needs SQLAlchemy); a test holds the two together.
+`pygraphd.daemon.tables`, which the client may not import (it needs SQLAlchemy); a test holds the two together.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd import control
+from pygraphd.daemon import control
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.database_files import ballast_file, files_set_aside
+from pygraphd.daemon.database_files import ballast_file, files_set_aside
 from pygraphd.schema.messages import LookupRequest, RecordRequest, encode
 
 if TYPE_CHECKING:

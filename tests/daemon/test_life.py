@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd import control
+from pygraphd.daemon import control
 from pygraphd.schema.messages import encode
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def test_a_stopped_process_is_named_and_left_alone(home: Home) -> None:
 def test_a_start_beside_a_hung_daemon_fails_and_says_why(home: Home) -> None:
     pid = home.start()
     os.kill(pid, signal.SIGSTOP)
-    code = "from pygraphd import daemon; daemon.PATIENCE_S = 1.0; from pygraphd.cli import main; main(['start', '--foreground'])"
+    code = "from pygraphd.daemon import process; process.PATIENCE_S = 1.0; from pygraphd.cli import main; main(['start', '--foreground'])"
     second = subprocess.run(
         [sys.executable, "-c", code], env=home.environ, capture_output=True, text=True, check=False
     )

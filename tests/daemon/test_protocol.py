@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraphd import __version__, control
+from pygraphd import __version__
+from pygraphd.daemon import control
 from pygraphd.schema.messages import (
     API_VERSION,
     MAX_BODY_BYTES,

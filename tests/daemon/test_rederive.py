@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd import control
+from pygraphd.daemon import control
 from pygraphd.schema.messages import (
     Decision,
     Deployment,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd import control
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.service import Cache
+from pygraphd.daemon import control
 
 if TYPE_CHECKING:
     from collections.abc import Callable

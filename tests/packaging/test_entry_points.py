@@ -12,7 +12,7 @@ import pytest
 import typer
 
 import pygraphd
-from pygraphd.commands import application
+from pygraphd.cli.commands import application
 
 PROGRAM = Path(sys.executable).with_name("pygraphd")
 

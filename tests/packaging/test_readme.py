@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pygraphd.cli.commands import application
 from pygraphd.client.frontend import settings
-from pygraphd.commands import application
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

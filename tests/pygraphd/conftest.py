@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pygraphd.daemon.store import Store
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import (
     Decision,
@@ -19,7 +20,6 @@ from pygraphd.schema.messages import (
     Record,
     RecordRequest,
 )
-from pygraphd.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path

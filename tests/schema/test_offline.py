@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.cache import Reader
+from pygraphd.daemon.cache import Reader
+from pygraphd.daemon.store import Store
 from pygraphd.schema import offline
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import (
@@ -25,7 +26,6 @@ from pygraphd.schema.messages import (
     Record,
     RecordRequest,
 )
-from pygraphd.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path

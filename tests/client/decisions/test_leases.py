@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.client.decisions.leases import LAST_LOOK_S, TRANSITIONS, Claims, Interest, Turn
-from pygraphd.leases import Holder, Leases
-from pygraphd.peer import Peer
+from pygraphd.daemon.leases import Holder, Leases
+from pygraphd.daemon.peer import Peer
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Decision, Deployment, Entry, LeaseAnswer
 

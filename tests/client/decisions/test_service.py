@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.claim import claim
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import daemon_start, spool
 from pygraphd.client.decisions.service import Cache
 from pygraphd.client.replay.native import build
+from pygraphd.daemon.lock import claim
 from pygraphd.schema import messages, offline
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd import control
-from pygraphd.catalogue import Catalogue
+from pygraphd.cli.catalogue import Catalogue
+from pygraphd.cli.exporting import export
 from pygraphd.client.autotune.validation import DISPUTED
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Session
-from pygraphd.exchange import ImportAnswer, ImportRequest
-from pygraphd.exporting import export
+from pygraphd.daemon import control
+from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
+from pygraphd.daemon.store import Store
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, RecordRequest, decode
-from pygraphd.store import Store
 from tests.client.dispatch.test_compiled_graph import (
     ENOUGH,
     relocating,

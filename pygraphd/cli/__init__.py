@@ -1,0 +1,32 @@
+"""The `pygraphd` program: runs one command, turns its error into one line and an exit code. See `commands`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from pygraphd.errors import CommandError, Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit with its code."""
+    try:
+        _run(list(sys.argv[1:] if arguments is None else arguments))
+    except CommandError as error:
+        sys.stderr.write(f"pygraphd: {error}\n")
+        sys.exit(error.exit_code)
+
+
+def _run(words: list[str]) -> NoReturn:
+    if words[:1] == ["run"] and words[1:2] != ["--help"]:
+        # Without typer: its import would delay every script, and no word here is ours to interpret.
+        from pygraphd.cli.launch import launch
+
+        launch(words[1:])
+    from pygraphd.cli.commands import application
+
+    application(words, prog_name="pygraphd")
+    sys.exit(Exit.OK)

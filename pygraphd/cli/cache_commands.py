@@ -1,0 +1,278 @@
+"""The commands of `pygraphd cache`: look at entries, explain, delete, derive anew, carry elsewhere. None of them starts the daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pygraphd.errors import CommandError, UsageError
+from pygraphd.schema.durations import parse_duration
+from pygraphd.schema.locations import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.daemon.exchange import ImportAnswer, Portable
+    from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
+    from pygraphd.daemon.rederiving import RederiveAnswer, RederiveRequest
+    from pygraphd.schema.locations import Locations
+
+cache = typer.Typer(
+    no_args_is_help=True,
+    help="Look at the cached measurements and decisions, delete some, decide anew, or carry them elsewhere.",
+)
+
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Gpu = Annotated[
+    str, typer.Option("--gpu", metavar="NAME", help="Only GPUs whose name contains this, in any case.")
+]
+_Graph = Annotated[str, typer.Option("--graph", metavar="PREFIX", help="Only graphs that begin so.")]
+
+
+@cache.command()
+def inspect(
+    gpu: _Gpu = "",
+    graph: _Graph = "",
+    json: _AsJson = False,
+) -> None:
+    """List the entries, newest first. KERNELS? marks a provisional one: too few calls, or too noisy."""
+    from pygraphd.cli import render
+    from pygraphd.cli.catalogue import Catalogue
+
+    path = locate().database
+    if not path.exists():
+        _say(render.entries_json([]) if json else f"no entries: {path} does not exist yet")
+        return
+    with Catalogue(path) as catalogue:
+        entries = catalogue.entries(gpu, graph)
+    if json:
+        _say(render.entries_json(entries))
+    else:
+        _say(render.entries_table(entries) if entries else "no entries")
+
+
+@cache.command()
+def show(
+    entry: Annotated[
+        str, typer.Argument(metavar="ID", help="The first digits of an entry's id, or of its graph.")
+    ],
+    json: _AsJson = False,
+) -> None:
+    """Show one entry: its decision, where it was measured, and every measurement kept."""
+    from pygraphd.cli import render
+    from pygraphd.cli.catalogue import Catalogue, check_prefix
+
+    check_prefix(entry)
+    with Catalogue(locate().database) as catalogue:
+        details = catalogue.show(entry)
+    _say(render.as_json(details.as_json()) if json else render.entry_text(details))
+
+
+@cache.command()
+def explain(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="GRAPH|SUMMARY",
+            help="The first digits of a graph or of an entry's id, or a file written for PYGRAPH_SUMMARY.",
+        ),
+    ],
+    json: _AsJson = False,
+) -> None:
+    """Say why graphs run as they do: the reason, the costs compared, what differs where one was not known."""
+    from pygraphd.cli import render
+    from pygraphd.cli.explain import explain as explain_target
+    from pygraphd.cli.render_explanations import answer_text
+
+    answer = explain_target(target, locate())
+    _say(render.as_json(answer.as_json()) if json else answer_text(answer))
+
+
+@cache.command()
+def prune(
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="AGE", help="Not used for this long: 30d, 12h.")
+    ] = None,
+    gpu: _Gpu = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    json: _AsJson = False,
+) -> None:
+    """Delete entries; at least one of --older-than and --gpu is required."""
+    from pygraphd.cli import render
+    from pygraphd.daemon.pruning import prune_request
+
+    answer = _prune(locate(), prune_request(_age(older_than), gpu, dry_run))
+    _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))
+
+
+@cache.command()
+def rederive(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    json: _AsJson = False,
+) -> None:
+    """Decide anew, with this version's policy, from the measurements that are stored; no GPU is needed."""
+    from pygraphd.cli import render
+    from pygraphd.daemon.rederiving import RederiveRequest
+
+    answer = _rederive(locate(), RederiveRequest(dry_run))
+    _say(render.as_json(answer.as_json()) if json else render.rederive_text(answer))
+
+
+@cache.command()
+def export(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A new file; -: standard output.")],
+    gpu: _Gpu = "",
+    graph: _Graph = "",
+) -> None:
+    """Write what is known to a file, for `cache import` on another machine or in an image. Decisions that are not final stay."""
+    from pygraphd.cli import exporting, render
+    from pygraphd.cli.catalogue import Catalogue
+    from pygraphd.daemon import exchange, spool
+
+    locations = locate()
+    with Catalogue(locations.database) as catalogue:
+        found = exporting.export(catalogue, gpu, graph)
+    exchange.check_count(found.entries)
+    if file == "-":
+        _write_out(found.entries)
+    else:
+        _write_new(Path(file), found.entries)
+    # Not into what may be the file itself.
+    if sys.stderr is not None:
+        sys.stderr.write(f"{render.export_text(found, spool.state(locations.spool).waiting)}\n")
+
+
+@cache.command("import")
+def import_(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="What `cache export` has written; -: standard input.")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be stored.")] = False,
+    json: _AsJson = False,
+) -> None:
+    """Store what another cache has exported, unless it was found out here; nothing of a file that is not valid."""
+    from pygraphd.cli import render
+
+    entries, left_out = _read(file)
+    answer = (_foreseen if dry_run else _import)(locate(), entries)
+    answer = dataclasses.replace(answer, left_out=left_out)
+    _say(render.as_json(answer.as_json()) if json else render.import_text(answer))
+
+
+def _write_out(entries: Sequence[Portable]) -> None:
+    from pygraphd.daemon import exchange
+
+    if sys.stdout is None:
+        raise CommandError("standard output: is closed")
+    try:
+        exchange.write(entries, sys.stdout)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in its buffer would fail once more when Python ends, with code 120 and a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise CommandError(f"standard output: cannot be written: {error.strerror}") from error
+
+
+def _write_new(path: Path, entries: Sequence[Portable]) -> None:
+    from pygraphd.daemon import exchange
+
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            try:
+                exchange.write(entries, stream)
+                stream.flush()
+            except BaseException:
+                # Half a file is refused where it is read, but had better not be there: also after an interrupt.
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                raise
+    except FileExistsError as error:
+        raise UsageError(f"{path}: exists already; give another name, or delete it first") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"{path}: cannot be written, as there is no folder {path.parent}") from error
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _read(file: str) -> tuple[list[Portable], int]:
+    from pygraphd.daemon import exchange
+
+    try:
+        if file == "-":
+            if sys.stdin is None:
+                raise UsageError("standard input: is closed")
+            return exchange.read_all(sys.stdin.buffer, "standard input")
+        with Path(file).open("rb") as stream:
+            return exchange.read_all(stream, file)
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _age(text: str | None) -> float | None:
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--older-than: {error}") from error
+
+
+def _prune(locations: Locations, request: PruneRequest) -> PruneAnswer:
+    from pygraphd.cli.writing import writing
+
+    _check_there_is_a_cache(locations, "delete")
+    with writing(locations) as writer:
+        return writer.prune(request)
+
+
+def _rederive(locations: Locations, request: RederiveRequest) -> RederiveAnswer:
+    from pygraphd.cli.writing import writing
+
+    _check_there_is_a_cache(locations, "derive anew")
+    with writing(locations) as writer:
+        return writer.rederive(request)
+
+
+def _check_there_is_a_cache(locations: Locations, what: str) -> None:
+    from pygraphd.daemon import control
+
+    if not locations.database.exists() and control.ping(locations.socket) is None:
+        raise CommandError(f"{locations.database}: there is no cache yet, so there is nothing to {what}")
+
+
+def _import(locations: Locations, entries: Sequence[Portable]) -> ImportAnswer:
+    from pygraphd import folders
+    from pygraphd.cli.writing import writing
+    from pygraphd.daemon import exchange
+
+    if (problem := folders.prepare_cache(locations)) is not None:
+        raise CommandError(problem)
+    answer, done = exchange.ImportAnswer(), 0
+    try:
+        with writing(locations) as writer:
+            for request in exchange.requests(entries):
+                answer += writer.add_imported(request)
+                done += len(request.entries)
+    except CommandError as error:
+        so_far = f"; {done} of {len(entries)} entries had been gone through: import the file again"
+        raise CommandError(f"{error}{so_far if done else ''}") from error
+    return answer
+
+
+def _foreseen(locations: Locations, entries: Sequence[Portable]) -> ImportAnswer:
+    from pygraphd.cli.catalogue import Catalogue
+    from pygraphd.daemon import exchange, importing
+
+    if not locations.database.exists():
+        return exchange.ImportAnswer(added=len({entry.key for entry in entries}), dry_run=True)
+    with Catalogue(locations.database) as catalogue:
+        return catalogue.read(lambda connection: importing.foresee(connection, entries, time.time()))
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")

@@ -1,0 +1,117 @@
+"""The commands of `pygraphd` and their options. Each asks one module for its answer and prints that.
+
+What a command alone needs is imported inside it: `start` does not wait for what `status` prints with.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from pygraphd.cli.cache_commands import cache
+from pygraphd.config import load_config
+from pygraphd.errors import Exit, NotRunningError
+from pygraphd.schema.locations import locate
+from pygraphd.schema.version import VERSION
+
+application = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="CUDA Graphs for torch.compile where they pay off; the daemon and its cache.",
+)
+application.add_typer(cache, name="cache")
+
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_IdleExit = Annotated[
+    str | None,
+    typer.Option("--idle-exit", metavar="TIME", help="End after this long unused: 30m, 2h; 0 never."),
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"pygraphd {VERSION}\n")
+        raise typer.Exit
+
+
+@application.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take the options that come before any command."""
+
+
+@application.command()
+def start(
+    foreground: Annotated[bool, typer.Option("--foreground", help="Do not go into the background.")] = False,
+    idle_exit: _IdleExit = None,
+) -> None:
+    """Start the daemon, unless it runs already."""
+    config = load_config(os.environ, {"idle_exit": idle_exit})
+    if foreground:
+        from pygraphd.daemon.process import run as run_daemon
+
+        raise typer.Exit(run_daemon(locate(), config))
+    _start_in_background(idle_exit)
+
+
+@application.command()
+def stop() -> None:
+    """Stop the daemon and wait until it is gone."""
+    from pygraphd.cli import lifecycle
+
+    _say(f"stopped (pid {lifecycle.stop(locate())})")
+
+
+@application.command()
+def restart(idle_exit: _IdleExit = None) -> None:
+    """Stop the daemon if it runs, then start it."""
+    from pygraphd.cli import lifecycle
+
+    load_config(os.environ, {"idle_exit": idle_exit})
+    try:
+        lifecycle.stop(locate())
+    except NotRunningError:
+        _say("was not running")
+    _start_in_background(idle_exit)
+
+
+@application.command()
+def status(json: _AsJson = False) -> None:
+    """Show whether the daemon runs, its files, and what is wrong; exit code 3 if it does not run, 2 if its settings do not let it."""
+    from pygraphd.cli import render
+    from pygraphd.cli.status import collect
+
+    state = collect(locate())
+    _say(render.as_json(state.as_json()) if json else render.status_text(state))
+    if not state.running:
+        # They keep it from being started. One that runs has read its own, whatever they are here.
+        load_config(os.environ, {})
+    raise typer.Exit(Exit.OK if state.running else Exit.NOT_RUNNING)
+
+
+@application.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(arguments: Annotated[list[str] | None, typer.Argument(metavar="[--] SCRIPT ARGS...")] = None) -> None:
+    """Run a Python script with PyGraph switched on (PYGRAPH=1); everything after `run` goes to Python."""
+    from pygraphd.cli.launch import launch
+
+    launch(arguments or [])
+
+
+def _start_in_background(idle_exit: str | None) -> None:
+    from pygraphd.cli import lifecycle
+
+    flags = [] if idle_exit is None else ["--idle-exit", idle_exit]
+    running, started = lifecycle.start(locate(), flags)
+    _say(f"{'started' if started else 'already running'} (pid {running.pid})")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")

@@ -1,0 +1,242 @@
+"""What `pygraphd cache explain` knows: for each graph, how it ran, what that rests on, and where else it is known.
+
+Facts only; `render_explanations` puts them into words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.cli import summaries
+from pygraphd.cli.catalogue import NOT_FOUND, CachedEntry, Catalogue, only_graph
+from pygraphd.cli.spooled import SpoolCatalogue
+from pygraphd.daemon import spool
+from pygraphd.errors import UsageError
+from pygraphd.schema.keys import DIGITS
+from pygraphd.schema.messages import Deployment
+from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.summary import Deployed, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pygraphd.cli.catalogue import EntryDetails
+    from pygraphd.cli.summaries import Summary
+    from pygraphd.schema.locations import Locations
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A factor of the environment that is not the same there (where the graph is known) and here."""
+
+    factor: str
+    there: str | int
+    here: str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The nearest other environment in which the graph is known: fewest factors differ, of these the newest decision."""
+
+    entry: CachedEntry
+    differences: tuple[Difference, ...]
+    not_used: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry there, and each factor that differs."""
+        return {
+            "entry": _entry_json(self.entry, self.not_used),
+            "differences": [dataclasses.asdict(difference) for difference in self.differences],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One graph in one environment.
+
+    `ran` is what the program says (None if no summary was given), `times` how often it says so, `entry` what the cache
+    says, or else the spool, and `not_used` why this version does not go by that, if so; `figures` are the measurements that the
+    entry rests on. `nearest` is looked for where the program did not find the graph, or neither of them knows it.
+    """
+
+    graph: str
+    kind: str
+    environment: str
+    factors: dict[str, str | int]
+    ran: Deployed | None
+    times: int
+    entry: CachedEntry | None
+    figures: tuple[dict[str, Any], ...] = ()
+    nearest: Neighbour | None = None
+    not_used: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one item of `cache explain --json`."""
+        return {
+            "graph": self.graph,
+            "kind": self.kind,
+            "environment": {"id": self.environment, **self.factors},
+            "ran": None if self.ran is None else {**_how(self.ran), "times": self.times},
+            "entry": self.entry and _entry_json(self.entry, self.not_used),
+            "figures": list(self.figures),
+            "nearest": self.nearest and self.nearest.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All explanations; how many graphs the summary leaves out, how many files no daemon has taken in yet, and `Summary.notes`."""
+
+    explanations: tuple[Explanation, ...]
+    left_out: int
+    spool_waiting: int
+    notes: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `cache explain --json` prints."""
+        return {
+            "schema": 1,
+            "graphs": [explanation.as_json() for explanation in self.explanations],
+            "left_out": self.left_out,
+            "spool_waiting": self.spool_waiting,
+            "notes": self.notes,
+        }
+
+
+def explain(target: str, locations: Locations) -> Answer:
+    """Explain the graphs of a summary file, else the graph that `target` is the beginning of; raises CommandError."""
+    waiting = spool.state(locations.spool).waiting
+    is_file = summaries.is_file(target)
+    if not is_file and not DIGITS.fullmatch(target):
+        raise UsageError(f"{target}: is no file, and {NOT_FOUND}")
+    with _catalogues(locations, waiting) as catalogues:
+        if is_file:
+            summary = summaries.read_summary(Path(target))
+            explanations = explain_summary(summary, *catalogues)
+            return Answer(explanations, summary.left_out, waiting, summary.notes)
+        found = _of_prefix(target, catalogues or (Catalogue(locations.database),))
+    if not found:
+        raise UsageError(f"{target}: is no file, and {NOT_FOUND}")
+    return Answer(tuple(map(explain_entry, found)), 0, waiting)
+
+
+@contextlib.contextmanager
+def _catalogues(locations: Locations, waiting: int) -> Iterator[tuple[Catalogue, ...]]:
+    """Open the cache's and the spool's, if there is anything in them, in the order in which programs without a daemon ask."""
+    kinds: list[tuple[type[Catalogue], Path]] = []
+    if locations.database.exists():
+        kinds.append((Catalogue, locations.database))
+    if waiting:
+        kinds.append((SpoolCatalogue, locations.spool))
+    with contextlib.ExitStack() as opened:
+        yield tuple(opened.enter_context(kind(path)) for kind, path in kinds)
+
+
+def _of_prefix(prefix: str, catalogues: Sequence[Catalogue]) -> list[EntryDetails]:
+    found = _merged(each.of_prefix(prefix) for each in catalogues)
+    only_graph(prefix, {each.entry.facts["graph"] for each in found})
+    return found
+
+
+def _merged(answers: Iterable[Sequence[EntryDetails]]) -> list[EntryDetails]:
+    """Return what was found, newest first; where one answer has an entry, those after it are not asked."""
+    found: dict[str, EntryDetails] = {}
+    for answer in answers:
+        found = {each.entry.facts["id"]: each for each in answer} | found
+    return sorted(found.values(), key=lambda each: -each.entry.facts["created_at"])
+
+
+def explain_summary(summary: Summary, *catalogues: Catalogue) -> tuple[Explanation, ...]:
+    """Explain each graph of a summary, in its order; what ran alike more than once is explained once.
+
+    Without a catalogue, as in an empty home, the summary alone is told.
+    """
+    times = Counter(summary.decisions)
+    graphs = {ran.graph for ran in times}
+    known = {graph: _merged(each.of_graph(graph) for each in catalogues) for graph in graphs}
+    return tuple(
+        _explain_run(ran, count, summary.environments[ran.environment].factors(), known[ran.graph])
+        for ran, count in times.items()
+    )
+
+
+def explain_entry(details: EntryDetails) -> Explanation:
+    """Explain what the cache says of one graph in one environment."""
+    facts = details.entry.facts
+    return Explanation(
+        graph=facts["graph"],
+        kind=facts["kind"],
+        environment=facts["environment"],
+        factors={name: value for name, value in details.environment.items() if name != "id"},
+        ran=None,
+        times=0,
+        entry=details.entry,
+        figures=_figures(details),
+        not_used=_why_not_used(facts, spooled=details.entry.spooled),
+    )
+
+
+def _explain_run(
+    ran: Deployed, times: int, factors: dict[str, str | int], known: Sequence[EntryDetails]
+) -> Explanation:
+    here = next((each for each in known if each.entry.facts["environment"] == ran.environment), None)
+    # What was not taken although it was known needs no other environment to explain it.
+    is_explained = ran.source is Source.CACHE or bool(ran.because)
+    if here is None:
+        nearest = None if ran.because else _nearest(factors, known)
+        return Explanation(ran.graph, ran.kind, ran.environment, factors, ran, times, None, nearest=nearest)
+    # Why the program did not find what is known now: at that time it was known, if at all, in another environment.
+    before = [each for each in known if each.entry.facts["created_at"] < here.entry.facts["created_at"]]
+    nearest = None if is_explained else _nearest(factors, before)
+    return dataclasses.replace(explain_entry(here), ran=ran, times=times, nearest=nearest)
+
+
+def _nearest(here: dict[str, str | int], known: Sequence[EntryDetails]) -> Neighbour | None:
+    neighbours = (_neighbour(each, here) for each in known)
+    return min(
+        neighbours,
+        key=lambda each: (len(each.differences), -each.entry.facts["created_at"]),
+        default=None,
+    )
+
+
+def _neighbour(there: EntryDetails, here: dict[str, str | int]) -> Neighbour:
+    not_used = _why_not_used(there.entry.facts, spooled=there.entry.spooled)
+    return Neighbour(there.entry, _differences(there.environment, here), not_used)
+
+
+def _differences(there: dict[str, Any], here: dict[str, str | int]) -> tuple[Difference, ...]:
+    return tuple(Difference(name, there[name], value) for name, value in here.items() if there[name] != value)
+
+
+def _figures(details: EntryDetails) -> tuple[dict[str, Any], ...]:
+    """Return the measurements that the decision rests on, as far as they are there, in the order of `Deployment`."""
+    moment = details.entry.facts["measured_at"]
+    rows = {row["deployment"]: row for row in details.measurements if row["measured_at"] == moment}
+    return tuple(rows[name] for name in Deployment if name in rows)
+
+
+def _why_not_used(facts: Mapping[str, Any], *, spooled: bool) -> str:
+    """Return why no program of this version goes by an entry, and what becomes of that; empty if programs do."""
+    if facts["policy"] == POLICY_VERSION:
+        return ""
+    versions = f"decided by policy {facts['policy']}, and this is policy {POLICY_VERSION}"
+    if facts["measured_at"] is None:
+        return f"{versions}: decided anew when it is met"
+    when = "once it is taken in, " if spooled else ""
+    cure = f"{when}`pygraphd cache rederive` can apply the present policy"
+    return f"{versions}: measured anew when it is met, unless {cure}"
+
+
+def _how(ran: Deployed) -> dict[str, Any]:
+    return {name: getattr(ran, name) for name in ("deployment", "reason", "final", "source", "because")}
+
+
+def _entry_json(entry: CachedEntry, not_used: str) -> dict[str, Any]:
+    """Return an entry as `cache inspect --json` has it, whether it waits in the spool, and why it is not used, if so."""
+    return {**entry.as_json(), "spooled": entry.spooled, "not_used": not_used}

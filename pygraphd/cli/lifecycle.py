@@ -1,0 +1,121 @@
+"""Starting and stopping a daemon from outside: what `pygraphd start`, `stop` and `restart` do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from pygraphd import folders
+from pygraphd.daemon import control
+from pygraphd.daemon.lock import hung_text, is_claimed
+from pygraphd.errors import CommandError, NotRunningError
+from pygraphd.schema.locations import environ_elsewhere
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.schema.locations import Locations
+    from pygraphd.schema.messages import Ping
+
+START_S = 10.0
+STOP_S = 10.0
+_POLL_S = 0.02
+
+
+def start(locations: Locations, flags: Sequence[str] = ()) -> tuple[Ping, bool]:
+    """Return the running daemon and whether it had to be started; `flags` go to it. Raises CommandError."""
+    if running := control.ping(locations.socket):
+        return running, False
+    folders.prepare_runtime(locations)
+    folders.prepare_cache(locations)
+    process = _spawn(locations, flags)
+    return _wait_for_answer(locations, process), True
+
+
+def stop(locations: Locations) -> int:
+    """End the daemon, wait until its process is gone, and return its pid; raises NotRunningError, CommandError."""
+    running = control.ping(locations.socket)
+    if running is None:
+        raise (
+            CommandError(hung_text(locations))
+            if is_claimed(locations)
+            else NotRunningError("pygraphd is not running")
+        )
+    pid = _verified_pid(locations, running)
+    if not _ended(pid):
+        raise CommandError(
+            f"pygraphd (pid {pid}) did not end within {STOP_S:g} s; end it with: kill -9 {pid}"
+        )
+    return pid
+
+
+def _ended(pid: int) -> bool:
+    """Ask a process to end, and return whether it has within the time it is given."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        ended, _, _ = select.select([process], [], [], STOP_S)
+        return bool(ended)
+    finally:
+        os.close(process)
+
+
+def _verified_pid(locations: Locations, running: Ping) -> int:
+    """Return the daemon's pid if the kernel says the same: a daemon in another container counts its pids otherwise."""
+    peer = control.listener(locations.socket)
+    if peer is None or peer.pid != running.pid:
+        raise CommandError(f"pygraphd runs as pid {running.pid} of another pid namespace: stop it there")
+    return running.pid
+
+
+def _spawn(locations: Locations, flags: Sequence[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pygraphd", "start", "--foreground", *flags]
+    with contextlib.ExitStack() as stack:
+        log = _open_log(locations)
+        stack.callback(os.close, log)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            close_fds=True,
+            cwd="/",
+            env=environ_elsewhere(),
+        )
+
+
+def _open_log(locations: Locations) -> int:
+    try:
+        return os.open(locations.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+
+
+def _wait_for_answer(locations: Locations, process: subprocess.Popen[bytes]) -> Ping:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if running := control.ping(locations.socket):
+            # It outlives us, so nobody here will ever wait for it.
+            process.returncode = 0
+            return running
+        if process.poll():
+            raise CommandError(f"pygraphd did not start: {_last_line(locations)} (log: {locations.log})")
+        time.sleep(_POLL_S)
+    raise CommandError(f"pygraphd did not answer within {START_S:g} s; see {locations.log}")
+
+
+def _last_line(locations: Locations) -> str:
+    with contextlib.suppress(OSError):
+        lines = locations.log.read_text(errors="replace").splitlines()
+        return lines[-1] if lines else "it said nothing"
+    return "there is no log"

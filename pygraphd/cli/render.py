@@ -1,0 +1,306 @@
+"""How answers look: a table on a terminal, plain aligned text elsewhere, JSON where asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from pygraphd.schema.durations import human_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from pygraphd.cli.catalogue import CachedEntry, EntryDetails
+    from pygraphd.cli.exporting import Export
+    from pygraphd.cli.status import Status
+    from pygraphd.daemon.exchange import ImportAnswer
+    from pygraphd.daemon.pruning import PruneAnswer
+    from pygraphd.daemon.rederiving import RederiveAnswer
+
+_DEPLOYMENTS = ("KERNELS", "GRAPH")
+_DIGITS = 12
+_HEADER = (
+    "ID",
+    "GRAPH",
+    "KIND",
+    "PART",
+    "OPS",
+    "SIZES",
+    "DEPLOYMENT",
+    *(f"{name} us" for name in _DEPLOYMENTS),
+    "GPU",
+    "AGE/HITS",
+    "REASON",
+)
+_RIGHT = frozenset(
+    {"PART", "OPS", *(f"{name} us" for name in _DEPLOYMENTS), "SAMPLES", "COST us", "HOST us", "GPU us"}
+)
+FIGURES = ("DEPLOYMENT", "SAMPLES", "COST us", "HOST us", "GPU us", "HIDDEN")
+"""The columns of `figure_cells`."""
+
+
+def as_json(value: object) -> str:
+    """Return `value` as indented JSON."""
+    return json.dumps(value, indent=2, allow_nan=False)
+
+
+def entries_json(entries: Sequence[CachedEntry]) -> str:
+    """Return a listing as JSON."""
+    return as_json({"schema": 1, "entries": [entry.as_json() for entry in entries]})
+
+
+def entries_table(entries: Sequence[CachedEntry], now: float | None = None) -> str:
+    """Return a listing, one line for each entry."""
+    moment = time.time() if now is None else now
+    return table(_HEADER, [_entry_cells(entry, moment) for entry in entries])
+
+
+def entry_text(details: EntryDetails, now: float | None = None) -> str:
+    """Return all that is known of one entry."""
+    moment = time.time() if now is None else now
+    blocks = (
+        pairs(_entry_facts(details.entry, moment)),
+        pairs(_environment_facts(details.environment)),
+        _measured(details, moment),
+    )
+    return "\n\n".join(blocks)
+
+
+def status_text(status: Status) -> str:
+    """Return the state of the daemon and its files."""
+    facts = [
+        ("pygraphd", _running(status)),
+        ("socket", status.socket),
+        ("database", status.database),
+        ("entries", "unknown" if status.entries is None else str(status.entries)),
+        ("spool", f"{status.spool_waiting} waiting, {status.spool_bad} unreadable"),
+        ("log", status.log),
+    ]
+    if status.running:
+        facts.extend((name, _setting(setting)) for name, setting in status.settings.items())
+        facts.append(("since start", ", ".join(f"{count} {name}" for name, count in status.counters.items())))
+    facts.extend(("problem", text) for text in status.problems)
+    return pairs(facts)
+
+
+def prune_text(answer: PruneAnswer) -> str:
+    """Return what a prune did, or would do."""
+    what = f"{plural(answer.entries, 'entry', 'entries')} and {plural(answer.measurements, 'measurement', 'measurements')}"
+    if answer.dry_run:
+        return f"would delete {what}"
+    return f"deleted {what}, {answer.freed_bytes / 1024:.0f} KiB freed"
+
+
+def rederive_text(answer: RederiveAnswer) -> str:
+    """Return what a derivation changed, or would change, and what it left alone for which reason."""
+    looked_at = plural(answer.entries, "entry", "entries")
+    facts = [("looked at", f"{looked_at} with measurements, policy {answer.policy}")]
+    facts.extend((f"{each.before} -> {each.after}", str(each.entries)) for each in answer.changed)
+    facts.append(("renewed", f"{answer.renewed} with the same deployment"))
+    facts.append(("unchanged", str(answer.unchanged)))
+    facts.extend(("kept", f"{each.entries}: {each.reason}") for each in answer.kept)
+    facts.append(("left alone", f"{answer.unmeasured} that rest on no measurement"))
+    if answer.dry_run:
+        facts.append(("dry run", "nothing was written"))
+    return pairs(facts)
+
+
+def export_text(found: Export, spooled: int) -> str:
+    """Return how many entries were written, and how many were not for which reason; `spooled` files wait for the daemon."""
+    written = f"wrote {plural(len(found.entries), 'entry', 'entries')}"
+    left_out = "".join(f"; left out {count}, {reason}" for reason, count in sorted(found.left_out.items()))
+    waiting = (
+        f"; {plural(spooled, 'file waits', 'files wait')} in the spool: run `pygraphd start` first"
+        if spooled
+        else ""
+    )
+    return written + left_out + waiting
+
+
+def import_text(answer: ImportAnswer) -> str:
+    """Return what an import stored, or would store."""
+    facts = [
+        ("added", str(answer.added)),
+        ("replaced", f"{answer.replaced} that were not final, or imported before"),
+        ("kept", f"{answer.kept} that are known here"),
+    ]
+    if answer.left_out:
+        facts.append(
+            ("left out", f"{answer.left_out} that rest on graphs of PyTorch, which are no choice any more")
+        )
+    if answer.dry_run:
+        return pairs([*facts, ("dry run", "nothing was written")])
+    return pairs(
+        [*facts, ("derived anew", f"{answer.derived} that another version of the policy had decided")]
+    )
+
+
+def kind_text(facts: dict[str, object]) -> str:
+    """Return which part of a compiled module a graph is."""
+    partition = int(str(facts["partition"])) + 1
+    part = f"{facts['kind']}, partition {partition} of {facts['partitions']}, {facts['operators']} operators"
+    return f"{part}{sizes_text(facts['sizes'])}"
+
+
+def sizes_text(sizes: object) -> str:
+    """Return the dynamic sizes that something is for, to be added to what it is; nothing if there are none."""
+    return f", at {_sizes(sizes)}" if sizes else ""
+
+
+def _sizes(sizes: object) -> str:
+    assert isinstance(sizes, list | tuple)
+    return " x ".join(map(str, sizes))
+
+
+def figure_cells(row: dict[str, object]) -> tuple[str, ...]:
+    """Return what one measurement found, as a line of a table."""
+    spreads = {"median_us": "mad_us", "host_us": "host_mad_us", "span_us": "span_mad_us"}
+    times = (_with_spread(row[name], row[spread]) for name, spread in spreads.items())
+    busy = row["busy"]
+    assert isinstance(busy, float)
+    return (str(row["deployment"]), str(row["samples"]), *times, f"{busy:.0%}")
+
+
+def _with_spread(median_us: object, mad_us: object) -> str:
+    return f"{median_us:.1f}" if mad_us is None else f"{median_us:.1f} ±{mad_us:.1f}"
+
+
+def plural(count: int, one: str, many: str) -> str:
+    """Return a count with its noun."""
+    return f"{count} {one if count == 1 else many}"
+
+
+def pairs(facts: Sequence[tuple[str, str]]) -> str:
+    """Return names and values in two aligned columns."""
+    width = max(len(name) for name, _value in facts)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table: drawn by rich on a terminal, aligned columns without colour codes elsewhere."""
+    return _drawn_table(header, rows) if sys.stdout.isatty() else _plain_table(header, rows)
+
+
+def _plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = (
+        "  ".join(
+            _padded(cell, width, name) for cell, width, name in zip(line, widths, header, strict=True)
+        ).rstrip()
+        for line in (header, *rows)
+    )
+    return "\n".join(lines)
+
+
+def _padded(cell: str, width: int, column: str) -> str:
+    return cell.rjust(width) if column in _RIGHT else cell.ljust(width)
+
+
+def _drawn_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD)
+    for name in header:
+        drawn.add_column(name, justify="right" if name in _RIGHT else "left", overflow="fold")
+    for row in rows:
+        # As text, not markup: a reason may hold square brackets.
+        drawn.add_row(*map(Text, row))
+    console = Console(width=max(shutil.get_terminal_size().columns, 80))
+    with console.capture() as captured:
+        console.print(drawn)
+    return captured.get().rstrip("\n")
+
+
+def _entry_cells(entry: CachedEntry, now: float) -> tuple[str, ...]:
+    facts = entry.facts
+    return (
+        facts["id"][:_DIGITS],
+        facts["graph"][:_DIGITS],
+        facts["kind"],
+        f"{facts['partition'] + 1}/{facts['partitions']}",
+        str(facts["operators"]),
+        _sizes(facts["sizes"]) or "-",
+        _deployment(facts),
+        *(_microseconds(entry.medians_us.get(name)) for name in _DEPLOYMENTS),
+        facts["gpu"],
+        f"{human_duration(now - _known_since(facts))}/{facts['hits']}",
+        facts["reason"],
+    )
+
+
+def _known_since(facts: dict[str, Any]) -> float:
+    """Return when what an entry rests on was measured, or, of a rule, when it was decided."""
+    since = facts["created_at"] if facts["measured_at"] is None else facts["measured_at"]
+    assert isinstance(since, float)
+    return since
+
+
+def _deployment(facts: dict[str, object]) -> str:
+    return str(facts["deployment"]) if facts["final"] else f"{facts['deployment']}?"
+
+
+def _microseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _entry_facts(entry: CachedEntry, now: float) -> list[tuple[str, str]]:
+    facts = entry.facts
+    created, last = facts["created_at"], facts["last_hit"]
+    assert isinstance(created, float)
+    provisional = f" (provisional: {entry.provisional})" if entry.provisional else ""
+    last_hit = f", last {human_duration(now - last)} ago" if isinstance(last, float) else ""
+    return [
+        ("entry", str(facts["id"])),
+        ("graph", str(facts["graph"])),
+        ("kind", kind_text(facts)),
+        ("deployment", f"{facts['deployment']}{provisional}"),
+        ("reason", str(facts["reason"])),
+        (
+            "decided",
+            f"{human_duration(now - created)} ago by uid {facts['uid']}, policy {facts['policy']}",
+        ),
+        *_measured_when(facts, now),
+        ("hits", f"{facts['hits']}{last_hit}"),
+    ]
+
+
+def _measured_when(facts: dict[str, Any], now: float) -> list[tuple[str, str]]:
+    moment = facts["measured_at"]
+    return [] if moment is None else [("measured", f"{human_duration(now - moment)} ago")]
+
+
+def _environment_facts(environment: dict[str, object]) -> list[tuple[str, str]]:
+    return [("environment" if name == "id" else name, str(value)) for name, value in environment.items()]
+
+
+def _measured(details: EntryDetails, now: float) -> str:
+    if not details.measurements:
+        return "no measurements"
+    header = (*FIGURES, "HOST", "VERSION", "UID", "AGE")
+    return table(header, [_measurement_cells(row, now) for row in details.measurements])
+
+
+def _measurement_cells(row: dict[str, object], now: float) -> tuple[str, ...]:
+    measured_at = row["measured_at"]
+    assert isinstance(measured_at, float)
+    origin = (str(row["host"]), str(row["version"]), str(row["uid"]))
+    return (*figure_cells(row), *origin, human_duration(now - measured_at))
+
+
+def _running(status: Status) -> str:
+    if not status.running:
+        return "not running"
+    return f"{status.version} running, pid {status.pid}, up {human_duration(status.uptime_s or 0)}"
+
+
+def _setting(setting: dict[str, object]) -> str:
+    value = setting["value"]
+    assert isinstance(value, int | float)
+    return f"{human_duration(value) if value else 'never'} ({setting['origin']})"

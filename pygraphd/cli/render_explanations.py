@@ -1,0 +1,171 @@
+"""How `pygraphd cache explain` puts its answer into words: a block for each graph, with a table where there are figures."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from pygraphd.cli import render
+from pygraphd.schema.durations import human_duration
+from pygraphd.schema.summary import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from pygraphd.cli.catalogue import CachedEntry
+    from pygraphd.cli.explain import Answer, Explanation, Neighbour
+    from pygraphd.schema.summary import Deployed
+
+_DIGITS = 12
+_SOURCES = {
+    Source.CACHE: "looked up in the cache",
+    Source.MEASURED: "measured by this program",
+    Source.GROUP: "another rank of the process group",
+    Source.RULE: "a rule; nothing was measured",
+    Source.UNFINISHED: "unfinished; the program ended before it was decided",
+}
+_NOTES = {
+    "left_to_torch": "left to PyTorch",
+    "left_on_cpu": "left on CPU",
+    "graph_breaks": "graph break",
+    "fallbacks": "launched",
+    "failures": "failed",
+}
+_IN_SPOOL = "looked up in the spool, where it waits for a daemon"
+_UNKNOWN = "not known in any environment; recorded when a program that compiles it runs long enough"
+
+
+def answer_text(answer: Answer, now: float | None = None) -> str:
+    """Return the explanations, and what they leave out."""
+    moment = time.time() if now is None else now
+    blocks = [_explanation(each, moment) for each in answer.explanations]
+    return "\n\n".join(
+        [*(blocks or ["no graphs: the program compiled none"]), *_remarks(answer), *_notes(answer)]
+    )
+
+
+def _remarks(answer: Answer) -> Iterator[str]:
+    if answer.left_out:
+        yield f"and {answer.left_out} more, which the summary only counts"
+    if answer.spool_waiting:
+        files = render.plural(answer.spool_waiting, "file", "files")
+        yield f"{files} of results not in the cache yet; take them in with: pygraphd start"
+
+
+def _notes(answer: Answer) -> Iterator[str]:
+    """Yield what the summary says beside its graphs, as one block: the reasons of each kind, the most frequent first."""
+    said = [
+        (_NOTES[name], f"{reason} ({times} times)" if times > 1 else reason)
+        for name, reasons in answer.notes.items()
+        for reason, times in sorted(reasons.items(), key=lambda item: -item[1])
+    ]
+    if said:
+        yield render.pairs(said)
+
+
+def _explanation(explanation: Explanation, now: float) -> str:
+    facts = [
+        ("graph", explanation.graph),
+        ("kind", _kind(explanation)),
+        ("environment", _environment(explanation)),
+        *_said(explanation, now),
+        *_provisional(explanation),
+        *_not_used(explanation),
+        *_nearest(explanation.nearest, now),
+        *_measured(explanation.figures, now),
+    ]
+    text = render.pairs(facts)
+    return f"{text}\n{_table(explanation.figures)}" if explanation.figures else text
+
+
+def _kind(explanation: Explanation) -> str:
+    if explanation.entry is None:
+        sizes = explanation.ran.sizes if explanation.ran is not None else ()
+        return f"{explanation.kind}{render.sizes_text(sizes)}"
+    return render.kind_text(explanation.entry.facts)
+
+
+def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
+    """Yield what the program says and what the cache says, the latter without its reason where it is the same."""
+    ran, entry = explanation.ran, explanation.entry
+    if ran is not None:
+        times = f" ({explanation.times} times)" if explanation.times > 1 else ""
+        yield "ran as", f"{_deployment(ran.deployment, ran.final)}: {ran.reason}{times}"
+        yield "source", _source(ran, entry)
+        if ran.because:
+            yield "not taken", ran.because
+    if entry is None:
+        is_known = explanation.nearest is not None or (ran is not None and ran.because)
+        yield "cache", "not known in this environment" if is_known else _UNKNOWN
+        return
+    place = "spool" if entry.spooled else "cache"
+    if ran is not None and _agree(ran, entry):
+        yield place, f"the same, decided {_decided(entry, now)}"
+    else:
+        facts = entry.facts
+        yield place, f"{_deployment(facts['deployment'], facts['final'])}: {facts['reason']}"
+        yield "decided", _decided(entry, now)
+
+
+def _provisional(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    if explanation.entry is not None and explanation.entry.provisional:
+        yield "provisional", f"{explanation.entry.provisional}: the next program measures it anew"
+
+
+def _not_used(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    if explanation.not_used:
+        yield "not used", explanation.not_used
+
+
+def _source(ran: Deployed, entry: CachedEntry | None) -> str:
+    waits = ran.source is Source.CACHE and entry is not None and entry.spooled
+    return _IN_SPOOL if waits else _SOURCES[ran.source]
+
+
+def _agree(ran: Deployed, entry: CachedEntry) -> bool:
+    return all(getattr(ran, name) == entry.facts[name] for name in ("deployment", "reason", "final"))
+
+
+def _deployment(name: str, final: bool) -> str:
+    return name if final else f"{name}?"
+
+
+def _decided(entry: CachedEntry, now: float) -> str:
+    return f"{human_duration(now - entry.facts['created_at'])} ago by uid {entry.facts['uid']}"
+
+
+def _environment(explanation: Explanation) -> str:
+    factors = (f"{name} {value}" for name, value in explanation.factors.items() if value)
+    return f"{explanation.environment[:_DIGITS]} ({', '.join(factors)})"
+
+
+def _nearest(nearest: Neighbour | None, now: float) -> Iterator[tuple[str, str]]:
+    if nearest is None:
+        return
+    facts = nearest.entry.facts
+    where = "there, in the spool" if nearest.entry.spooled else "there"
+    by = f", by policy {facts['policy']}" if nearest.not_used else ""
+    decided = f"decided {_decided(nearest.entry, now)}{by}"
+    there = f"{_deployment(facts['deployment'], facts['final'])} {where}, {decided}"
+    changes = (f"{each.factor} {_value(each.there)} -> {_value(each.here)}" for each in nearest.differences)
+    yield "nearest", f"environment {facts['environment'][:_DIGITS]} ({there})"
+    yield "differs in", ", ".join(changes) or "no factor: its key is of another version"
+
+
+def _value(factor: str | int) -> str:
+    return str(factor) or "none"
+
+
+def _measured(figures: Sequence[dict[str, Any]], now: float) -> Iterator[tuple[str, str]]:
+    """Yield who has measured what when; as a rule that is one and the same."""
+    names: dict[str, list[str]] = {}
+    for row in figures:
+        age = human_duration(now - row["measured_at"])
+        origin = f"{age} ago on {row['host']} by uid {row['uid']}, pygraphd {row['version']}"
+        names.setdefault(origin, []).append(row["deployment"])
+    return (("measured", f"{', '.join(some)}: {origin}") for origin, some in names.items())
+
+
+def _table(figures: Sequence[dict[str, Any]]) -> str:
+    return render.table(render.FIGURES, [render.figure_cells(row) for row in figures])

@@ -1,0 +1,35 @@
+"""What waits in the spool, as a catalogue beside the cache's: programs that find no daemon go by it as well."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from pygraphd.cli.catalogue import Catalogue
+from pygraphd.daemon import queries, spool, tables
+from pygraphd.errors import CommandError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class SpoolCatalogue(Catalogue):
+    """What the daemon would make of the files, had it taken in each when it was left; in memory, and of this moment."""
+
+    is_spool = True
+
+    def __init__(self, folder: Path) -> None:
+        engine = sa.create_engine("sqlite://", poolclass=StaticPool)
+        tables.Base.metadata.create_all(engine)
+        try:
+            with engine.begin() as connection:
+                for file in spool.waiting(folder):
+                    queries.record(connection, file.request, file.uid, file.left_at)
+        except sa.exc.DBAPIError as error:
+            raise CommandError(
+                f"{folder}: cannot be read: {error.orig}; `pygraphd start` takes it in"
+            ) from error
+        self._path = folder
+        self._engine = engine

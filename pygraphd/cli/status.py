@@ -1,0 +1,136 @@
+"""What `pygraphd status` says: collected from the daemon if one answers, and from the files in any case."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sqlite3
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pygraphd import folders
+from pygraphd.daemon import control, database_files, lock, spool
+from pygraphd.errors import CommandError
+from pygraphd.schema import offline
+from pygraphd.schema.version import VERSION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pygraphd.schema.locations import Locations
+    from pygraphd.schema.messages import Ping
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of one daemon and its files; `problems` is empty when all is well. What is unknown is None."""
+
+    running: bool
+    socket: str
+    database: str
+    log: str
+    version: str | None = None
+    pid: int | None = None
+    entries: int | None = None
+    uptime_s: float | None = None
+    spool_waiting: int = 0
+    spool_bad: int = 0
+    problems: list[str] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the running daemon: value in seconds and origin, by name."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the state as `status --json` has it."""
+        return {"schema": 1, **dataclasses.asdict(self)}
+
+
+_COUNTERS = ("lookups", "graphs", "hits", "misses", "records", "spooled", "invalid", "refused", "failed")
+
+
+def collect(locations: Locations) -> Status:
+    """Return the state; starts nothing and raises nothing for a daemon that is not well."""
+    running = control.ping(locations.socket)
+    status = _from_files(locations)
+    return _with_daemon(status, locations, running) if running else _without_daemon(status, locations)
+
+
+def _from_files(locations: Locations) -> Status:
+    waiting = spool.state(locations.spool)
+    return Status(
+        running=False,
+        socket=str(locations.socket),
+        database=str(locations.database),
+        log=str(locations.log),
+        spool_waiting=waiting.waiting,
+        spool_bad=waiting.bad,
+        problems=_file_problems(locations, waiting),
+    )
+
+
+def _file_problems(locations: Locations, waiting: spool.SpoolState) -> list[str]:
+    problems = [
+        f"{file}: was damaged and set aside, a new database was begun; delete it when you no longer need it"
+        for file in database_files.files_set_aside(locations.database)
+    ]
+    if waiting.bad:
+        problems.append(
+            f"{locations.spool}: {waiting.bad} unreadable files (*.bad); the log says why, delete them"
+        )
+    for folder in dict.fromkeys((locations.runtime, locations.cache)):
+        with contextlib.suppress(OSError):
+            if problem := folders.why_not_private(folder):
+                problems.append(problem)
+    return problems
+
+
+def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
+    problems = list(status.problems)
+    if running.version != VERSION:
+        problems.append(
+            f"the daemon is version {running.version}, this command {VERSION}; run: pygraphd restart"
+        )
+    try:
+        stats = control.stats(locations.socket)
+    except CommandError as error:
+        stats = {"problems": [str(error)]}
+    told = stats.get("problems")
+    return dataclasses.replace(
+        status,
+        running=True,
+        version=running.version,
+        pid=running.pid,
+        entries=_whole(stats.get("entries")),
+        uptime_s=_number(stats.get("uptime_s")),
+        problems=[*(map(str, told) if isinstance(told, list) else ()), *problems],
+        counters={name: _whole(stats.get(name)) or 0 for name in _COUNTERS},
+        settings=settings if isinstance(settings := stats.get("settings"), dict) else {},
+    )
+
+
+def _without_daemon(status: Status, locations: Locations) -> Status:
+    problems = list(status.problems)
+    if lock.is_claimed(locations):
+        problems.insert(0, lock.hung_text(locations))
+    entries, problem = _count_entries(locations.database)
+    return dataclasses.replace(status, entries=entries, problems=[*problems, *([problem] if problem else [])])
+
+
+def _count_entries(path: Path) -> tuple[int | None, str | None]:
+    if not path.exists():
+        return 0, None
+    try:
+        with contextlib.closing(offline.connect(path)) as connection:
+            return int(
+                connection.execute("SELECT count(*) FROM decision").fetchone()[0]
+            ), database_files.why_read_only(path)
+    except sqlite3.Error as error:
+        return None, f"{path}: cannot be read: {error}; `pygraphd start` sets a damaged file aside"
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

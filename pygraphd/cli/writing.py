@@ -1,0 +1,112 @@
+"""Who writes for a command: the daemon, or, while nobody is the daemon, this process, under the daemon's lock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from pygraphd import folders
+from pygraphd.daemon import control
+from pygraphd.daemon.lock import claim, hung_text
+from pygraphd.daemon.store import Store, StoreError
+from pygraphd.errors import CommandError
+from pygraphd.schema.messages import API_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
+    from pygraphd.daemon.lock import Claim
+    from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
+    from pygraphd.daemon.rederiving import RederiveAnswer, RederiveRequest
+    from pygraphd.schema.locations import Locations
+    from pygraphd.schema.messages import Ping
+
+PATIENCE_S = 10.0
+"""How long to wait for who holds the lock: a daemon that is about to answer, or another command that is about to end."""
+_POLL_S = 0.05
+
+
+class Writer(Protocol):
+    """Changes the cache; each method raises CommandError or StoreError."""
+
+    def prune(self, request: PruneRequest) -> PruneAnswer:
+        """Delete entries."""
+
+    def rederive(self, request: RederiveRequest) -> RederiveAnswer:
+        """Derive decisions anew."""
+
+    def add_imported(self, request: ImportRequest) -> ImportAnswer:
+        """Store what was exported elsewhere."""
+
+
+@contextlib.contextmanager
+def writing(locations: Locations) -> Iterator[Writer]:
+    """Give whoever can write, for as long as it takes; raises CommandError."""
+    with contextlib.ExitStack() as stack:
+        found = _daemon_or_claim(locations)
+        try:
+            if isinstance(found, _Daemon):
+                yield found
+            else:
+                stack.enter_context(found)
+                yield _Here(stack.enter_context(Store(locations.database)))
+        except StoreError as error:
+            raise CommandError(str(error)) from error
+
+
+class _Daemon:
+    def __init__(self, locations: Locations, running: Ping) -> None:
+        self._socket = locations.socket
+        self._running = running
+
+    def prune(self, request: PruneRequest) -> PruneAnswer:
+        return control.prune(self._socket, request)
+
+    def rederive(self, request: RederiveRequest) -> RederiveAnswer:
+        self._check("derive decisions anew")
+        return control.rederive(self._socket, request)
+
+    def add_imported(self, request: ImportRequest) -> ImportAnswer:
+        self._check("import")
+        return control.add_imported(self._socket, request)
+
+    def _check(self, what: str) -> None:
+        if self._running.api != API_VERSION:
+            raise CommandError(
+                f"the daemon is version {self._running.version}, which cannot {what} for this one; run: pygraphd restart"
+            )
+
+
+class _Here:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.prune = store.prune
+        self.rederive = store.rederive
+
+    def add_imported(self, request: ImportRequest) -> ImportAnswer:
+        return self._store.add_imported(request, os.geteuid())
+
+
+def _daemon_or_claim(locations: Locations) -> _Daemon | Claim:
+    """Return the daemon as soon as it answers, or the claim if nobody has it; raises CommandError if neither comes to be."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        if (running := control.ping(locations.socket)) is not None:
+            return _Daemon(locations, running)
+        if (held := _claim(locations)) is not None:
+            return held
+        if time.monotonic() >= deadline:
+            raise CommandError(hung_text(locations))
+        time.sleep(_POLL_S)
+
+
+def _claim(locations: Locations) -> Claim | None:
+    os.umask(0o077)
+    folders.prepare_runtime(locations)
+    try:
+        return claim(locations)
+    except OSError as error:
+        raise CommandError(f"{locations.lock}: cannot be locked: {error.strerror}") from error

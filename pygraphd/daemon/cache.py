@@ -1,0 +1,263 @@
+"""The cache as the event loop sees it: lookups on one thread, everything that writes on another.
+
+Bodies are decoded on those threads too, so that a large one does not hold up the others' answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+
+from pygraphd.daemon import database_files, spool
+from pygraphd.daemon.exchange import ImportRequest
+from pygraphd.daemon.leases import Holder, Leases
+from pygraphd.daemon.pruning import PruneRequest
+from pygraphd.daemon.rederiving import RederiveRequest, summary
+from pygraphd.daemon.store import Store, StoreError
+from pygraphd.schema import offline
+from pygraphd.schema.messages import (
+    LeaseAnswer,
+    LeaseRequest,
+    LookupAnswer,
+    LookupRequest,
+    RecordAnswer,
+    RecordRequest,
+    decode,
+)
+from pygraphd.schema.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pygraphd.daemon import queries
+    from pygraphd.daemon.exchange import ImportAnswer
+    from pygraphd.daemon.peer import Peer
+    from pygraphd.daemon.pruning import PruneAnswer
+    from pygraphd.daemon.rederiving import Outcome, RederiveAnswer
+    from pygraphd.schema.locations import Locations
+    from pygraphd.schema.messages import Entry
+
+HITS_DELAY_S = 2.0
+"""How long after a hit its count reaches the database, at the latest."""
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was asked and answered since the daemon started; changed on the event loop's thread only."""
+
+    lookups: int = 0
+    graphs: int = 0
+    hits: int = 0
+    misses: int = 0
+    records: int = 0
+    spooled: int = 0
+    leases: int = 0
+    invalid: int = 0
+    refused: int = 0
+    failed: int = 0
+
+
+class Reader:
+    """The read-only connection of lookups; it follows the file when that is removed or replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._identity: database_files.FileIdentity | None = None
+
+    def lookup(self, request: LookupRequest) -> tuple[Entry, ...]:
+        """Return the entries that are there; none if there is no database. Raises sqlite3.Error."""
+        identity = database_files.identity(self._path)
+        if identity != self._identity or self._connection is None:
+            self.close()
+            if identity is None:
+                return ()
+            self._connection = offline.connect(self._path)
+            self._identity = identity
+        return offline.select_entries(self._connection, request)
+
+    def close(self) -> None:
+        """Close the connection; the next lookup opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class Cache:
+    """The store and its reader, each on a thread of its own."""
+
+    def __init__(self, locations: Locations, store: Store, leases: Leases) -> None:
+        self.counters = Counters()
+        self._leases = leases
+        self._spool = locations.spool
+        self._store = store
+        self._reader = Reader(locations.database)
+        self._writing = ThreadPoolExecutor(1, "writer")
+        self._reading = ThreadPoolExecutor(1, "reader")
+        self._hits: dict[queries.Key, tuple[int, float]] = {}
+        self._read_fault: str | None = None
+        self._writing_hits: asyncio.Task[None] | None = None
+
+    async def lookup(self, body: bytes) -> LookupAnswer:
+        """Answer one lookup; raises InvalidMessageError. A database that cannot be read answers with misses."""
+        spooled = self.counters.spooled
+        request, entries = await self._run(self._reading, self._find, body)
+        if len(entries) < len(request.graphs) and await self._spool_had_something(since=spooled):
+            request, entries = await self._run(self._reading, self._find, body)
+        self.counters.lookups += 1
+        self.counters.graphs += len(request.graphs)
+        self.counters.hits += len(entries)
+        self.counters.misses += len(request.graphs) - len(entries)
+        self._note_hits(request.environment, entries)
+        return LookupAnswer(request.environment, VERSION, entries)
+
+    async def record(self, body: bytes, peer: Peer) -> RecordAnswer:
+        """Store what a client sent; raises InvalidMessageError, StoreError."""
+        request, stored = await self._run(self._writing, self._store_body, body, peer.uid)
+        self.counters.records += stored
+        environment = request.environment.digest()
+        graphs = {
+            final: [each.graph.digest for each in request.records if each.decision.final is final]
+            for final in (True, False)
+        }
+        self._leases.recorded(environment, graphs[True], graphs[False], peer)
+        return RecordAnswer(environment, VERSION, stored)
+
+    def lease(self, body: bytes, peer: Peer) -> LeaseAnswer:
+        """Say which graphs a client may measure; raises InvalidMessageError."""
+        request = decode(LeaseRequest, body)
+        granted = request.graphs
+        if self._store.can_store:  # else no answer would come that the others could wait for
+            granted = self._leases.ask(request.environment, request.graphs, Holder.of(request.holder, peer))
+        self.counters.leases += len(granted)
+        return LeaseAnswer(request.environment, VERSION, granted, self._leases.seconds)
+
+    async def prune(self, body: bytes) -> PruneAnswer:
+        """Delete entries; raises InvalidMessageError, StoreError."""
+        request = decode(PruneRequest, body)
+        with contextlib.suppress(StoreError):
+            await self.write_hits()
+        return await self._run(self._writing, self._store.prune, request)
+
+    async def rederive(self, body: bytes) -> RederiveAnswer:
+        """Derive decisions anew; raises InvalidMessageError, StoreError."""
+        request = decode(RederiveRequest, body)
+        outcomes: list[Outcome] = []
+        for some in await self._run(self._writing, self._store.measured):
+            # A portion at a time, so that nobody's lookup or record has to wait for all of it.
+            one = functools.partial(self._store.rederive_some, some, dry_run=request.dry_run)
+            outcomes += await self._run(self._writing, one)
+        unmeasured = await self._run(self._writing, self._store.count_unmeasured)
+        return summary(outcomes, unmeasured, dry_run=request.dry_run)
+
+    async def add_imported(self, body: bytes, peer: Peer) -> ImportAnswer:
+        """Store what was exported elsewhere; raises InvalidMessageError, StoreError."""
+        return await self._run(self._writing, self._add_imported, body, peer.uid)
+
+    async def describe(self) -> tuple[int | None, list[str]]:
+        """Return the number of entries, if it can be counted, and what is wrong."""
+        return await self._run(self._writing, self._describe)
+
+    async def housekeep(self) -> None:
+        """Write hit counts and take in the spool; what cannot be done now is done next time."""
+        await self._run(self._writing, self._store.retry)
+        try:
+            await self.write_hits()
+            await self._take_in_spool()
+        except StoreError as error:
+            _log.warning("housekeeping: %s", error)
+
+    async def _spool_had_something(self, since: int) -> bool:
+        # Housekeeping may have been at it since we looked.
+        with contextlib.suppress(StoreError):
+            await self._take_in_spool()
+        return self.counters.spooled > since
+
+    async def _take_in_spool(self) -> int:
+        """Store what clients have left since; a miss may be answered there. Raises StoreError."""
+        taken = await self._run(self._writing, spool.ingest, self._spool, self._store.record)
+        self.counters.spooled += taken
+        return taken
+
+    async def _write_hits_soon(self) -> None:
+        # Soon enough for who looks at the cache next, late enough for a burst of lookups to be one write.
+        await asyncio.sleep(HITS_DELAY_S)
+        self._writing_hits = None
+        with contextlib.suppress(StoreError):
+            await self.write_hits()
+
+    async def write_hits(self) -> None:
+        """Add the hits counted so far to the database; raises StoreError, and then keeps them."""
+        hits, self._hits = self._hits, {}
+        try:
+            await self._run(self._writing, self._store.add_hits, hits)
+        except StoreError:
+            for (environment, graph), (count, last) in hits.items():
+                self._note_hit(environment, graph, count, last)
+            raise
+
+    async def close(self) -> None:
+        """Finish what was begun, write what is pending, close the database."""
+        if self._writing_hits is not None:
+            self._writing_hits.cancel()
+        with contextlib.suppress(StoreError):
+            await self.write_hits()
+        await self._run(self._reading, self._reader.close)
+        await self._run(self._writing, self._store.close)
+        self._reading.shutdown()
+        self._writing.shutdown()
+
+    def _find(self, body: bytes) -> tuple[LookupRequest, tuple[Entry, ...]]:
+        request = decode(LookupRequest, body)
+        try:
+            entries = self._reader.lookup(request)
+        except (sqlite3.Error, OSError, ValueError) as error:
+            self._read_fault = f"lookups fail: {error}"
+            self._reader.close()
+            self._writing.submit(self._store.check)
+            return request, ()
+        self._read_fault = None
+        return request, entries
+
+    def _store_body(self, body: bytes, uid: int) -> tuple[RecordRequest, int]:
+        request = decode(RecordRequest, body)
+        return request, self._store.record(request, uid)
+
+    def _add_imported(self, body: bytes, uid: int) -> ImportAnswer:
+        return self._store.add_imported(decode(ImportRequest, body), uid)
+
+    def _describe(self) -> tuple[int | None, list[str]]:
+        try:
+            entries = self._store.count_entries()
+        except StoreError:
+            return None, self._problems()
+        return entries, self._problems()
+
+    def _problems(self) -> list[str]:
+        return self._store.problems() + ([self._read_fault] if self._read_fault else [])
+
+    def _note_hits(self, environment: str, entries: tuple[Entry, ...]) -> None:
+        if entries and self._writing_hits is None:
+            self._writing_hits = asyncio.create_task(self._write_hits_soon())
+        now = time.time()
+        for entry in entries:
+            self._note_hit(environment, entry.graph, 1, now)
+
+    def _note_hit(self, environment: str, graph: str, count: int, last: float) -> None:
+        known, known_last = self._hits.get((environment, graph), (0, 0.0))
+        self._hits[environment, graph] = (known + count, max(known_last, last))
+
+    async def _run(self, executor: ThreadPoolExecutor, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)

@@ -1,0 +1,120 @@
+"""What a command asks of a running daemon, over its socket, with the standard library alone.
+
+Not the client's transport: a command may wait for seconds, and says what went wrong.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from typing import TYPE_CHECKING
+
+from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
+from pygraphd.daemon.peer import Peer, peer_of
+from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
+from pygraphd.daemon.rederiving import RederiveAnswer, RederiveRequest
+from pygraphd.errors import CommandError
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.messages import IMPORT_PATH, REDERIVE_PATH, Ping, decode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PING_TIMEOUT_S = 1.0
+_WRITING_TIMEOUT_S = 300.0
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("pygraphd", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = connect(self._path, self.timeout or _PING_TIMEOUT_S)
+
+
+def connect(path: Path, timeout_s: float) -> socket.socket:
+    """Return a socket connected to a daemon's path; raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(str(path))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def ping(path: Path, timeout_s: float = _PING_TIMEOUT_S) -> Ping | None:
+    """Return the daemon's answer, or None if nobody answers there: that, and nothing else, is "not running"."""
+    try:
+        status, body = _ask(path, "GET", "/v1/ping", timeout_s=timeout_s)
+        return decode(Ping, body) if status == http.HTTPStatus.OK else None
+    except (OSError, http.client.HTTPException, InvalidMessageError):
+        return None
+
+
+def listener(path: Path) -> Peer | None:
+    """Return the process that listens on a socket, in our namespaces, or None."""
+    try:
+        with connect(path, _PING_TIMEOUT_S) as connection:
+            return peer_of(connection)
+    except OSError:
+        return None
+
+
+def stats(path: Path) -> dict[str, object]:
+    """Return the daemon's counters; raises CommandError if it does not answer."""
+    answer = json.loads(_ask_successfully(path, "GET", "/v1/stats", b"", _PING_TIMEOUT_S))
+    assert isinstance(answer, dict)
+    return answer
+
+
+def prune(path: Path, request: PruneRequest) -> PruneAnswer:
+    """Have the daemon delete entries; raises CommandError if it cannot."""
+    body = json.dumps(request.as_json()).encode()
+    return decode(PruneAnswer, _ask_successfully(path, "POST", "/v1/prune", body, _WRITING_TIMEOUT_S))
+
+
+def rederive(path: Path, request: RederiveRequest) -> RederiveAnswer:
+    """Have the daemon derive decisions anew; raises CommandError if it cannot."""
+    body = json.dumps(request.as_json()).encode()
+    return decode(RederiveAnswer, _ask_successfully(path, "POST", REDERIVE_PATH, body, _WRITING_TIMEOUT_S))
+
+
+def add_imported(path: Path, request: ImportRequest) -> ImportAnswer:
+    """Have the daemon store what was exported elsewhere; raises CommandError if it cannot."""
+    body = json.dumps(request.as_json()).encode()
+    return decode(ImportAnswer, _ask_successfully(path, "POST", IMPORT_PATH, body, _WRITING_TIMEOUT_S))
+
+
+def _ask_successfully(path: Path, method: str, target: str, body: bytes, timeout_s: float) -> bytes:
+    try:
+        status, answer = _ask(path, method, target, body, timeout_s)
+    except (OSError, http.client.HTTPException) as error:
+        raise CommandError(f"the daemon did not answer {target}: {error}") from error
+    if status != http.HTTPStatus.OK:
+        raise CommandError(f"the daemon refused {target}: {_error_text(answer)}")
+    return answer
+
+
+def _ask(
+    path: Path, method: str, target: str, body: bytes = b"", timeout_s: float = _PING_TIMEOUT_S
+) -> tuple[int, bytes]:
+    connection = _Connection(path, timeout_s)
+    try:
+        connection.request(method, target, body or None)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def _error_text(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer)["error"])
+    except (ValueError, KeyError, TypeError):
+        return "no reason given"

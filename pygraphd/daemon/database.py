@@ -1,0 +1,167 @@
+"""Opening the SQLite file for its one writer: settings, health, migrations.
+
+The caller holds the daemon's lock. Nothing here reads or writes an entry: see `store`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from pygraphd.daemon.database_files import set_aside
+from pygraphd.daemon.tables import APPLICATION_ID
+from pygraphd.schema.offline import DATABASE_VERSION
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from sqlalchemy.engine.interfaces import DBAPIConnection
+    from sqlalchemy.pool import ConnectionPoolEntry
+
+_log = logging.getLogger(__name__)
+
+_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_BUSY_TIMEOUT_MS = 5000
+_WAL_BYTES = 4 * 2**20
+
+_PRAGMAS = (
+    "PRAGMA journal_mode=WAL",
+    "PRAGMA synchronous=NORMAL",
+    "PRAGMA foreign_keys=ON",
+    f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}",
+    f"PRAGMA journal_size_limit={_WAL_BYTES}",
+)
+
+
+class DamagedError(Exception):
+    """The file is no sound database of ours."""
+
+
+def open_writer(path: Path) -> sa.Engine:
+    """Return an engine on a sound, migrated database; what is damaged is set aside and begun anew.
+
+    The engine holds one connection, whose transactions take the write lock at once. Raises `sqlalchemy.exc.DBAPIError`
+    where the disk or the folder is at fault.
+    """
+    try:
+        return _open_sound(path)
+    except DamagedError as error:
+        _log.error("%s: %s", set_aside(path), error)
+        return _open_sound(path)
+
+
+def is_damage(error: sa.exc.DBAPIError) -> bool:
+    """Return whether SQLite says that the file is not, or no longer, a sound database."""
+    return primary_code(error) in _DAMAGE
+
+
+def primary_code(error: sa.exc.DBAPIError) -> int:
+    """Return SQLite's primary result code of an error: 13 is SQLITE_FULL, 8 SQLITE_READONLY."""
+    return int(getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
+
+
+def _open_sound(path: Path) -> sa.Engine:
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(path)),
+        poolclass=StaticPool,
+        # Opened on one thread, used and closed on another; never by two at a time.
+        connect_args={"check_same_thread": False},
+    )
+    is_new = not path.exists() or not path.stat().st_size
+    sa.event.listen(engine, "connect", _prepare_new if is_new else _configure)
+    sa.event.listen(engine, "begin", _begin_immediate)
+    try:
+        with engine.connect() as connection:
+            _check_health(connection)
+            _migrate(connection, path)
+    except sa.exc.DBAPIError as error:
+        engine.dispose()
+        if is_damage(error):
+            raise DamagedError(f"{path}: {error.orig}") from error
+        raise
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def _prepare_new(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+    assert isinstance(connection, sqlite3.Connection)
+    # Must come before the first page is written; in a file that has some it would write one more at each start.
+    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    _configure(connection, entry)
+
+
+def _configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+    assert isinstance(connection, sqlite3.Connection)
+    # The driver's own transactions would commit around DDL; ours begin in `_begin_immediate`.
+    connection.isolation_level = None
+    for pragma in _PRAGMAS:
+        connection.execute(pragma)
+
+
+def _begin_immediate(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _check_health(connection: sa.Connection) -> None:
+    verdict = _pragma(connection, "quick_check(1)")
+    if verdict != "ok":
+        raise DamagedError(f"quick_check says: {verdict}")
+    if _has_tables(connection) and _pragma(connection, "application_id") != APPLICATION_ID:
+        raise DamagedError("another program's database")
+    connection.rollback()
+
+
+def _migrate(connection: sa.Connection, path: Path) -> None:
+    version = _pragma(connection, "user_version")
+    has_tables = _has_tables(connection)
+    connection.rollback()
+    if version == DATABASE_VERSION:
+        return
+    if has_tables:
+        _copy(connection, path.with_name(f"{path.name}.backup-v{version}"))
+    with connection.begin():
+        upgrade(connection)
+
+
+def _copy(connection: sa.Connection, target: Path) -> None:
+    """Copy the whole database; outside a transaction, as VACUUM demands."""
+    target.unlink(missing_ok=True)
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    driver.execute("VACUUM INTO ?", (str(target),))
+
+
+def upgrade(connection: sa.Connection) -> None:
+    """Bring the tables up to date in the caller's transaction."""
+    # Imported here: it costs a quarter of a second, and only a new version needs it.
+    from alembic import command
+
+    command.upgrade(migration_config(connection), "head")
+    connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+    connection.exec_driver_sql(f"PRAGMA user_version={DATABASE_VERSION}")
+
+
+def migration_config(connection: sa.Connection) -> Config:
+    """Return Alembic's configuration for the migrations of this package, on one connection."""
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option(
+        "script_location", str(Path(__file__).parents[1] / "migrations").replace("%", "%%")
+    )
+    config.attributes["connection"] = connection
+    return config
+
+
+def _pragma(connection: sa.Connection, name: str) -> object:
+    return connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+
+
+def _has_tables(connection: sa.Connection) -> bool:
+    return bool(connection.exec_driver_sql("SELECT EXISTS (SELECT 1 FROM sqlite_schema)").scalar())

@@ -1,0 +1,223 @@
+"""Entries outside of a cache: the file that `cache export` writes and `cache import` reads, and what a command asks of the daemon.
+
+A file is UTF-8, a JSON object a line: first what it is and how many entries follow, then one entry each. It holds what a cache
+may be told and nothing more, so whoever writes one can make a graph slower, but not wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.daemon.old_names import translated
+from pygraphd.errors import UsageError
+from pygraphd.schema.checks import InvalidMessageError, check_bool, check_int, check_number, check_text
+from pygraphd.schema.keys import KEY_VERSION, Environment
+from pygraphd.schema.messages import MAX_TIME, Origin, Record, read
+from pygraphd.schema.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import BinaryIO, TextIO
+
+FORMAT = "pygraphd cache"
+FORMAT_VERSION = 2
+_OLD_NAMES = 1
+"""The format in which deployments had other names: `old_names`."""
+MAX_LINE_BYTES = 2**16
+MAX_ENTRIES = 64
+"""Entries in one request: few enough that what others ask does not have to wait, and that it fits into a body."""
+MOST_ENTRIES = 100_000
+"""In a file: all of them are in memory before the first is stored, some KB each."""
+IMPORTED = "import:"
+"""Stands before the host of what was imported. No host is named so: to whoever looks it up, it is always another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line. `keys` is the version of what graphs and environments are named by: no other finds these entries."""
+
+    format: str
+    version: int
+    keys: int
+    pygraphd: str
+    entries: int
+
+    def __post_init__(self) -> None:
+        check_text("format", self.format, maximum=64)
+        if self.format != FORMAT:
+            raise InvalidMessageError(f"format: {self.format!r:.40} is not {FORMAT!r}")
+        check_text("pygraphd", self.pygraphd, maximum=64)
+        check_int("version", self.version, maximum=2**53, minimum=1)
+        check_int("keys", self.keys, maximum=2**53)
+        check_int("entries", self.entries, maximum=MOST_ENTRIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Portable:
+    """One entry: a final decision and the measurements that it rests on, taken at `measured_at` (seconds since the epoch) by `origin`.
+
+    Raises InvalidMessageError for a decision that is not final: whoever has that measures all the same.
+    """
+
+    environment: Environment
+    origin: Origin
+    record: Record
+    measured_at: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.record.decision.final:
+            raise InvalidMessageError("decision: is not final")
+        if (self.measured_at is None) is bool(self.record.measurements):
+            raise InvalidMessageError("measured_at: expected a time if there are measurements, else null")
+        if self.measured_at is not None:
+            check_number("measured_at", self.measured_at, maximum=MAX_TIME)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return the digests of environment and graph."""
+        return self.environment.digest(), self.record.graph.digest
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """Entries to be stored unless their graph is known already in their environment: the body of `IMPORT_PATH`."""
+
+    entries: tuple[Portable, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.entries) > MAX_ENTRIES:
+            raise InvalidMessageError(f"entries: {len(self.entries)} items, at most {MAX_ENTRIES} allowed")
+
+    def as_json(self) -> dict[str, object]:
+        """Return the body."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportAnswer:
+    """What was stored, or with `dry_run` would be.
+
+    `added` were not known, `replaced` took the place of a guess or of an earlier import, `kept` were known here already.
+    `derived` of those stored were decided anew, since another version of the policy had decided them. `left_out` rest on
+    graphs of PyTorch, which are no choice any more.
+    """
+
+    added: int = 0
+    replaced: int = 0
+    kept: int = 0
+    derived: int = 0
+    left_out: int = 0
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            check_int(name, getattr(self, name), maximum=2**53)
+        check_bool("dry_run", self.dry_run)
+
+    def __add__(self, other: ImportAnswer) -> ImportAnswer:
+        counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        return ImportAnswer(**counts, dry_run=self.dry_run or other.dry_run)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the answer as JSON has it."""
+        return {"schema": 1, **dataclasses.asdict(self)}
+
+
+_COUNTS = ("added", "replaced", "kept", "derived", "left_out")
+
+
+def imported_host(host: str) -> str:
+    """Return the name under which what `host` has measured is kept where it is imported."""
+    return host if host.startswith(IMPORTED) else f"{IMPORTED}{host}"[:256]
+
+
+def requests(entries: Sequence[Portable]) -> Iterator[ImportRequest]:
+    """Yield the requests that store all entries, in their order."""
+    for start in range(0, len(entries), MAX_ENTRIES):
+        yield ImportRequest(tuple(entries[start : start + MAX_ENTRIES]))
+
+
+def check_count(entries: Sequence[Portable]) -> None:
+    """Raise UsageError for more entries than a file may have."""
+    if len(entries) > MOST_ENTRIES:
+        raise UsageError(
+            f"{len(entries)} entries, at most {MOST_ENTRIES} in a file: export some with --gpu or --graph"
+        )
+
+
+def write(entries: Sequence[Portable], stream: TextIO) -> None:
+    """Write a file's lines."""
+    header = Header(FORMAT, FORMAT_VERSION, KEY_VERSION, VERSION, len(entries))
+    lines: tuple[Header | Portable, ...] = (header, *entries)
+    for line in lines:
+        stream.write(json.dumps(dataclasses.asdict(line), separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def read_all(stream: BinaryIO, name: str) -> tuple[list[Portable], int]:
+    """Return all entries of a file, and how many an old one has that say nothing any more.
+
+    Raises UsageError naming the line if it is not wholly what `write` writes, or wrote.
+    """
+    with _refusing(name, 1):
+        value = _json_line(stream)
+        _check_version(value)
+        header = read(Header, value)
+    if header.keys != KEY_VERSION:
+        raise UsageError(
+            f"{name}: was written by pygraphd {header.pygraphd}, which names graphs otherwise, so that nothing of it would ever"
+            " be found here: export it anew with this version; nothing was imported"
+        )
+    found: list[Portable | None] = []
+    for number in range(2, header.entries + 2):
+        with _refusing(name, number):
+            found.append(_entry(_json_line(stream), header.version))
+    if stream.read(1):
+        raise UsageError(
+            f"{name}: goes on after {header.entries} entries, as many as it says; nothing was imported"
+        )
+    entries = [entry for entry in found if entry is not None]
+    return entries, len(found) - len(entries)
+
+
+def _entry(value: Any, version: int) -> Portable | None:
+    """Return what a line of a format's version says; None for an old one that says nothing any more."""
+    record = value.get("record") if isinstance(value, dict) else None
+    if version == _OLD_NAMES and isinstance(record, dict):
+        if (record := translated(record)) is None:
+            return None
+        value["record"] = record
+    return read(Portable, value)
+
+
+def _check_version(value: object) -> None:
+    """Raise InvalidMessageError for a header of a newer format, whatever else that has."""
+    if isinstance(value, dict) and value.get("format") == FORMAT:
+        version = value.get("version")
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise InvalidMessageError(
+                f"version {version!s:.20} of the format, and this pygraphd reads {FORMAT_VERSION}: upgrade it"
+            )
+
+
+@contextlib.contextmanager
+def _refusing(name: str, number: int) -> Iterator[None]:
+    """Say of which line of a file it is what is raised within."""
+    try:
+        yield
+    except (ValueError, RecursionError) as error:  # of which InvalidMessageError is one
+        raise UsageError(f"{name}: line {number}: {error}; nothing was imported") from error
+
+
+def _json_line(stream: BinaryIO) -> Any:
+    data = stream.readline(MAX_LINE_BYTES + 1)
+    if not data.endswith(b"\n"):
+        raise InvalidMessageError(
+            f"more than {MAX_LINE_BYTES} bytes"
+            if len(data) > MAX_LINE_BYTES
+            else "the file ends here, too early"
+        )
+    return json.loads(data)

@@ -1,0 +1,81 @@
+"""What the store does with entries that were exported elsewhere: they never take the place of what was found out here."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from pygraphd.daemon import queries, tables
+from pygraphd.daemon.exchange import IMPORTED, ImportAnswer, imported_host
+from pygraphd.schema.keys import entry_id
+from pygraphd.schema.messages import Origin, RecordRequest
+from pygraphd.schema.policy import POLICY_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.daemon.exchange import Portable
+
+
+class _Fate(enum.Enum):
+    """What becomes of an entry."""
+
+    ADDED = enum.auto()
+    REPLACED = enum.auto()
+    KEPT = enum.auto()
+
+
+def add(connection: sa.Connection, entries: Sequence[Portable], uid: int, now: float) -> ImportAnswer:
+    """Store entries as `uid`'s; `now` is when they came, and the latest that they can have been measured."""
+    fates: Counter[_Fate] = Counter()
+    outdated: list[str] = []
+    for entry in entries:
+        fate = _fate(connection, entry, now)
+        fates[fate] += 1
+        if fate is not _Fate.KEPT:
+            _store(connection, entry, uid, now)
+            if not _is_current(entry.record.decision.policy):
+                outdated.append(entry_id(*entry.key))
+    outcomes = queries.rederive_entries(connection, outdated, now, dry_run=False)
+    derived = sum(outcome.is_new for outcome in outcomes)
+    return ImportAnswer(fates[_Fate.ADDED], fates[_Fate.REPLACED], fates[_Fate.KEPT], derived)
+
+
+def foresee(connection: sa.Connection, entries: Sequence[Portable], now: float) -> ImportAnswer:
+    """Return what `add` would do, each key once, without what would be derived anew; only reads."""
+    unique = {entry.key: entry for entry in entries}
+    fates = Counter(_fate(connection, entry, now) for entry in unique.values())
+    return ImportAnswer(fates[_Fate.ADDED], fates[_Fate.REPLACED], fates[_Fate.KEPT], dry_run=True)
+
+
+def _fate(connection: sa.Connection, entry: Portable, now: float) -> _Fate:
+    decision, key = tables.Decision, entry.key
+    query = sa.select(decision.final, decision.host, decision.measured_at, decision.policy)
+    known = connection.execute(query.where(decision.environment == key[0], decision.graph == key[1])).first()
+    if known is None:
+        return _Fate.ADDED
+    if not known.final:
+        return _Fate.REPLACED
+    is_current = _is_current(entry.record.decision.policy)
+    if is_current is not _is_current(known.policy):
+        return _Fate.REPLACED if is_current else _Fate.KEPT  # nobody uses what another policy has decided
+    is_newer = (_measured_at(entry, now) or 0.0) > (known.measured_at or 0.0)
+    return _Fate.REPLACED if known.host.startswith(IMPORTED) and is_newer else _Fate.KEPT
+
+
+def _is_current(policy: int) -> bool:
+    return policy == POLICY_VERSION
+
+
+def _measured_at(entry: Portable, now: float) -> float | None:
+    # A clock that runs ahead elsewhere must not make theirs the newest for ever.
+    return None if entry.measured_at is None else min(entry.measured_at, now)
+
+
+def _store(connection: sa.Connection, entry: Portable, uid: int, now: float) -> None:
+    origin = Origin(imported_host(entry.origin.host), entry.origin.version)
+    request = RecordRequest(entry.environment, origin, (entry.record,))
+    queries.record(connection, request, uid, now, measured_at=_measured_at(entry, now))

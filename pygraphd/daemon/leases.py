@@ -1,0 +1,91 @@
+"""Who measures which graph: of many processes that meet an unknown one at once, one. In memory, for the event loop's thread.
+
+A lease ends when the answer is recorded, when its time is over, or when its holder is dead. A daemon that starts anew knows of
+none: then two may measure one graph, which costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pygraphd.daemon.peer import birth_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pygraphd.daemon.peer import Peer
+
+MAX_LEASES = 100_000
+"""Beyond this no new ones are kept: everybody may measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process as it calls itself, and as the kernel knows it; `pid` 0: not in our pid namespace, so only time tells."""
+
+    name: str
+    pid: int
+    birth: int | None
+
+    @classmethod
+    def of(cls, name: str, peer: Peer) -> Holder:
+        """Return the holder that a peer of our socket is."""
+        return cls(name, peer.pid, birth_of(peer.pid) if peer.pid else None)
+
+    def is_dead(self) -> bool:
+        """Whether it is known to live no more."""
+        return self.pid != 0 and birth_of(self.pid) != self.birth
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    holder: Holder
+    expires: float
+
+
+class Leases:
+    """All leases of a daemon, each for `seconds` on the clock."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        self._leases: dict[tuple[str, str], _Lease] = {}
+
+    def __len__(self) -> int:
+        """Return how many there are, of which some may be over."""
+        return len(self._leases)
+
+    def ask(self, environment: str, graphs: Sequence[str], holder: Holder) -> tuple[str, ...]:
+        """Return the graphs that `holder` may measure from now on; what it may already is prolonged."""
+        self._drop_old()
+        granted = tuple(graph for graph in graphs if self._is_free((environment, graph), holder))
+        if len(self._leases) < MAX_LEASES:
+            lease = _Lease(holder, self._clock() + self.seconds)
+            for graph in granted:
+                # Out first, so that they stay in the order in which they expire.
+                self._leases.pop((environment, graph), None)
+                self._leases[environment, graph] = lease
+        return granted
+
+    def recorded(self, environment: str, final: Iterable[str], others: Iterable[str], peer: Peer) -> None:
+        """End the leases for graphs of which a final decision was recorded, and of `others` those that `peer` holds."""
+        for graph in final:
+            self._leases.pop((environment, graph), None)
+        for graph in others:
+            lease = self._leases.get((environment, graph))
+            if lease is not None and lease.holder.pid == peer.pid != 0:
+                del self._leases[environment, graph]
+
+    def _is_free(self, key: tuple[str, str], holder: Holder) -> bool:
+        lease = self._leases.get(key)
+        return lease is None or lease.holder.name == holder.name or lease.holder.is_dead()
+
+    def _drop_old(self) -> None:
+        now = self._clock()
+        while self._leases:
+            key, lease = next(iter(self._leases.items()))
+            if lease.expires > now:
+                return
+            del self._leases[key]

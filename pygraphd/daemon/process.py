@@ -1,0 +1,103 @@
+"""Becoming the daemon: folders, log, and the claim that only one process gets. What it then does is `serving`'s."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from pygraphd import folders
+from pygraphd.daemon import control
+from pygraphd.daemon.lock import Claim, claim, hung_text
+from pygraphd.errors import CommandError, Exit
+
+if TYPE_CHECKING:
+    from pygraphd.config import Config
+    from pygraphd.schema.locations import Locations
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""How long a second daemon waits for the first to answer, and how long an ending one may take."""
+_POLL_S = 0.05
+_LOG_BYTES = 2**20
+
+
+def run(locations: Locations, config: Config) -> Exit:
+    """Be the daemon until told to stop, or leave at once if there is one; raises CommandError."""
+    os.umask(0o077)
+    folders.prepare_runtime(locations)
+    cache_problem = folders.prepare_cache(locations)
+    os.chdir("/")
+    _start_log(locations)
+    held = _claim_or_find_daemon(locations)
+    if held is None:
+        return Exit.OK
+    with held:
+        if _is_live(locations):
+            return _leave_to_the_other(locations)
+        if cache_problem:
+            _log.error("%s", cache_problem)
+        # Imported by the one that needs it: of many started at once, all others end without having read a megabyte
+        # of Python each.
+        from pygraphd.daemon.serving import serve
+
+        serve(locations, config)
+    return Exit.OK
+
+
+def _claim_or_find_daemon(locations: Locations) -> Claim | None:
+    """Return the claim, or None once another daemon answers; raises CommandError if its holder does neither for long."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            held = claim(locations)
+        except OSError as error:
+            raise CommandError(f"{locations.lock}: cannot be locked: {error.strerror}") from error
+        if held is not None:
+            return held
+        if running := control.ping(locations.socket):
+            _log.info("already running (pid %d)", running.pid)
+            return None
+        time.sleep(_POLL_S)
+    raise CommandError(hung_text(locations))
+
+
+def _is_live(locations: Locations) -> bool:
+    """Return whether somebody listens on our path although we hold the lock: a lock file was deleted."""
+    try:
+        control.connect(locations.socket, timeout_s=1.0).close()
+    except BlockingIOError:
+        # The queue of a listener that does not accept is full.
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _leave_to_the_other(locations: Locations) -> Exit:
+    """Never take a live socket: whoever answers on it is the daemon, lock or not."""
+    if running := control.ping(locations.socket):
+        _log.warning("pid %d serves %s without holding %s", running.pid, locations.socket, locations.lock)
+        return Exit.OK
+    raise CommandError(
+        f"{locations.socket}: another process listens there, but does not answer; end that one first"
+    )
+
+
+def _start_log(locations: Locations) -> None:
+    handler: logging.Handler
+    if sys.stderr.isatty():
+        handler = logging.StreamHandler()
+    else:
+        try:
+            handler = logging.handlers.RotatingFileHandler(locations.log, maxBytes=_LOG_BYTES, backupCount=1)
+        except OSError:
+            handler = logging.NullHandler()
+    logging.basicConfig(
+        level=logging.INFO, handlers=[handler], format="%(asctime)s %(process)d %(levelname)s %(message)s"
+    )
+    logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -1,0 +1,299 @@
+"""What the store does inside one transaction: messages to rows, and the statements. No faults, no files: see `store`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import insert
+
+from pygraphd.daemon import tables
+from pygraphd.daemon.exchange import IMPORTED
+from pygraphd.daemon.rederiving import rederive
+from pygraphd.schema.keys import entry_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pygraphd.daemon.pruning import PruneRequest
+    from pygraphd.daemon.rederiving import Outcome, Row
+    from pygraphd.schema.messages import Record, RecordRequest
+
+KEPT_MEASUREMENTS = 32
+"""Newest measurements kept for each deployment of an entry, beside those that its decision rests on."""
+_CHUNK = 64
+"""Entries changed in one transaction: few, so that the log of a nearly full disk stays small."""
+
+Key = tuple[str, str]
+"""(environment digest, graph digest)."""
+
+
+def record(
+    connection: sa.Connection, request: RecordRequest, uid: int, now: float, measured_at: float | None = None
+) -> None:
+    """Store a request's records and what they refer to; `measured_at` is `now` unless it was before."""
+    at = now if measured_at is None else measured_at
+    environment = request.environment.digest()
+    connection.execute(
+        insert(tables.Environment).on_conflict_do_nothing(),
+        {"id": environment, **request.environment.factors()},
+    )
+    for record in request.records:
+        connection.execute(insert(tables.Graph).on_conflict_do_nothing(), _graph_row(record))
+        connection.execute(_UPSERT_DECISION, _decision_row(environment, record, request, uid, now, at))
+        if record.measurements:
+            rows = _measurement_rows(environment, record, request, uid, at)
+            connection.execute(sa.insert(tables.Measurement), rows)
+            connection.execute(_DROP_OLD_MEASUREMENTS, rows)
+
+
+def _graph_row(record: Record) -> dict[str, Any]:
+    graph = record.graph
+    return {
+        "digest": graph.digest,
+        "kind": graph.kind.value,
+        "partition": graph.partition,
+        "partitions": graph.partitions,
+        "operators": graph.operators,
+        "sizes": ",".join(map(str, graph.sizes)),
+    }
+
+
+def _decision_row(
+    environment: str, record: Record, request: RecordRequest, uid: int, now: float, measured_at: float
+) -> dict[str, Any]:
+    decision = record.decision
+    return {
+        "id": entry_id(environment, record.graph.digest),
+        "environment": environment,
+        "graph": record.graph.digest,
+        "deployment": decision.deployment.value,
+        "reason": decision.reason,
+        "policy": decision.policy,
+        "final": int(decision.final),
+        "calls": decision.calls,
+        "uid": uid,
+        "created_at": now,
+        "hits": 0,
+        "last_hit": None,
+        "host": request.origin.host,
+        "measured_at": measured_at if record.measurements else None,
+    }
+
+
+def _measurement_rows(
+    environment: str, record: Record, request: RecordRequest, uid: int, measured_at: float
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "environment": environment,
+            "graph": record.graph.digest,
+            "deployment": measurement.deployment.value,
+            "samples": measurement.samples,
+            "median_us": measurement.median_us,
+            "mad_us": measurement.mad_us,
+            "host_us": measurement.host_us,
+            "span_us": measurement.span_us,
+            "host_mad_us": measurement.host_mad_us,
+            "span_mad_us": measurement.span_mad_us,
+            "busy": measurement.busy,
+            "host": request.origin.host,
+            "version": request.origin.version,
+            "uid": uid,
+            "measured_at": measured_at,
+        }
+        for measurement in record.measurements
+    ]
+
+
+_KEPT = frozenset({"id", "environment", "graph", "hits", "last_hit"})
+"""What stays of an entry whose decision is replaced."""
+_decision_insert = insert(tables.Decision)
+_UPSERT_DECISION = _decision_insert.on_conflict_do_update(
+    index_elements=["environment", "graph"],
+    set_={
+        column.name: _decision_insert.excluded[column.name]
+        for column in sa.inspect(tables.Decision).columns
+        if column.name not in _KEPT
+    },
+    where=sa.or_(
+        # A guess made because a program ended early never replaces what a longer one found out,
+        _decision_insert.excluded.final >= tables.Decision.final,
+        # but that is used by nobody if an older policy decided it,
+        _decision_insert.excluded.policy > tables.Decision.policy,
+        # and what was imported was not found out here: it was not used, or did not hold.
+        tables.Decision.host.startswith(IMPORTED) & _decision_insert.excluded.measured_at.is_not(None),
+    ),
+)
+
+_rests_on = (
+    sa.select(tables.Decision.measured_at)
+    .where(
+        tables.Decision.environment == sa.bindparam("environment"),
+        tables.Decision.graph == sa.bindparam("graph"),
+    )
+    .scalar_subquery()
+)
+_older = sa.orm.aliased(tables.Measurement)
+_DROP_OLD_MEASUREMENTS = sa.delete(tables.Measurement).where(
+    tables.Measurement.environment == sa.bindparam("environment"),
+    tables.Measurement.graph == sa.bindparam("graph"),
+    tables.Measurement.deployment == sa.bindparam("deployment"),
+    # Programs that end early add theirs for ever, and leave a final decision as it is.
+    tables.Measurement.measured_at.is_distinct_from(_rests_on),
+    tables.Measurement.id
+    <= sa.select(_older.id)
+    .where(
+        _older.environment == sa.bindparam("environment"),
+        _older.graph == sa.bindparam("graph"),
+        _older.deployment == sa.bindparam("deployment"),
+    )
+    .order_by(_older.id.desc())
+    .offset(KEPT_MEASUREMENTS)
+    .limit(1)
+    .scalar_subquery(),
+)
+
+_ADD_HITS = (
+    sa.update(tables.Decision)
+    .where(
+        tables.Decision.environment == sa.bindparam("of_environment"),
+        tables.Decision.graph == sa.bindparam("of_graph"),
+    )
+    .values(hits=tables.Decision.hits + sa.bindparam("more"), last_hit=sa.bindparam("at"))
+)
+
+
+def add_hits(connection: sa.Connection, hits: Mapping[Key, tuple[int, float]]) -> None:
+    """Add to entries' counts; a key without an entry is passed over."""
+    rows = [
+        {"of_environment": environment, "of_graph": graph, "more": count, "at": last}
+        for (environment, graph), (count, last) in hits.items()
+    ]
+    connection.execute(_ADD_HITS, rows)
+
+
+def prunable(connection: sa.Connection, request: PruneRequest, now: float) -> list[str]:
+    """Return the ids of the entries that a prune would delete."""
+    query = sa.select(tables.Decision.id).join(
+        tables.Environment, tables.Decision.environment == tables.Environment.id
+    )
+    if request.older_than_s:
+        last_use = sa.func.max(tables.Decision.created_at, sa.func.coalesce(tables.Decision.last_hit, 0.0))
+        query = query.where(last_use < now - request.older_than_s)
+    if request.gpu:
+        query = query.where(tables.Environment.gpu.icontains(request.gpu, autoescape=True))
+    return list(connection.scalars(query))
+
+
+def _of_entries(ids: Sequence[str]) -> sa.ColumnElement[bool]:
+    keys = sa.select(tables.Decision.environment, tables.Decision.graph).where(tables.Decision.id.in_(ids))
+    return sa.tuple_(tables.Measurement.environment, tables.Measurement.graph).in_(keys)
+
+
+def count_measurements(connection: sa.Connection, ids: Sequence[str]) -> int:
+    """Return how many measurements some entries have."""
+    count = sa.select(sa.func.count()).select_from(tables.Measurement)
+    return sum(connection.scalar(count.where(_of_entries(some))) or 0 for some in chunks(ids))
+
+
+def chunks(ids: Sequence[str]) -> list[Sequence[str]]:
+    """Return ids in portions for one transaction each."""
+    return [ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)]
+
+
+def delete_entries(connection: sa.Connection, ids: Sequence[str]) -> None:
+    """Delete entries and their measurements."""
+    connection.execute(sa.delete(tables.Measurement).where(_of_entries(ids)))
+    connection.execute(sa.delete(tables.Decision).where(tables.Decision.id.in_(ids)))
+
+
+def delete_orphans(connection: sa.Connection) -> None:
+    """Delete the graphs and environments that no entry names any more."""
+    graphs = sa.select(tables.Decision.graph)
+    connection.execute(sa.delete(tables.Graph).where(tables.Graph.digest.not_in(graphs)))
+    environments = sa.select(tables.Decision.environment)
+    connection.execute(sa.delete(tables.Environment).where(tables.Environment.id.not_in(environments)))
+
+
+def measured(connection: sa.Connection, policy_below: int | None = None) -> list[str]:
+    """Return the ids of the entries whose decision rests on measurements, or only those of older policies."""
+    query = sa.select(tables.Decision.id).where(tables.Decision.measured_at.is_not(None))
+    if policy_below is not None:
+        query = query.where(tables.Decision.policy < policy_below)
+    return list(connection.scalars(query))
+
+
+def rederive_entries(
+    connection: sa.Connection, ids: Sequence[str], now: float, *, dry_run: bool
+) -> list[Outcome]:
+    """Decide some entries anew from their measurements; returns what became of them."""
+    stored = rows_of(
+        connection, sa.select(*sa.inspect(tables.Decision).columns).where(tables.Decision.id.in_(ids))
+    )
+    rest_on = weighed(connection, tables.Decision.id.in_(ids))
+    outcomes = {
+        row["id"]: rederive(row, rest_on.get((row["environment"], row["graph"]), [])) for row in stored
+    }
+    rows = [_derived_row(id_, outcome, now) for id_, outcome in outcomes.items() if outcome.is_new]
+    if rows and not dry_run:
+        connection.execute(_REPLACE_DECISION, rows)
+    return list(outcomes.values())
+
+
+def weighed(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> dict[Key, list[Row]]:
+    """Return by entry, of those that `where` tells, the measurements that its decision rests on, one of each deployment."""
+    decision, measurement = tables.Decision, tables.Measurement
+    query = sa.select(*sa.inspect(measurement).columns).join(
+        decision,
+        (decision.environment == measurement.environment)
+        & (decision.graph == measurement.graph)
+        & (decision.measured_at == measurement.measured_at),
+    )
+    by_entry: dict[Key, dict[str, Row]] = {}
+    for row in rows_of(connection, query.where(*where).order_by(measurement.id)):
+        by_entry.setdefault((row["environment"], row["graph"]), {})[row["deployment"]] = row
+    return {key: list(rows.values()) for key, rows in by_entry.items()}
+
+
+def rows_of(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Return the rows that a query finds."""
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _derived_row(id_: str, outcome: Outcome, now: float) -> dict[str, Any]:
+    decision = outcome.after
+    assert decision is not None
+    return {
+        "of_id": id_,
+        "deployment": decision.deployment.value,
+        "reason": decision.reason,
+        "policy": decision.policy,
+        "final": int(decision.final),
+        "created_at": now,
+    }
+
+
+# Not whose it is: the facts are still theirs.
+_REPLACE_DECISION = (
+    sa.update(tables.Decision)
+    .where(tables.Decision.id == sa.bindparam("of_id"))
+    .values({name: sa.bindparam(name) for name in ("deployment", "reason", "policy", "final", "created_at")})
+)
+
+
+def count_unmeasured(connection: sa.Connection) -> int:
+    """Return how many entries' decisions rest on no measurement."""
+    count = sa.select(sa.func.count()).select_from(tables.Decision)
+    return connection.scalar(count.where(tables.Decision.measured_at.is_(None))) or 0
+
+
+def count_entries(connection: sa.Connection) -> int:
+    """Return how many entries there are."""
+    return connection.scalar(sa.select(sa.func.count()).select_from(tables.Decision)) or 0
+
+
+def size(connection: sa.Connection) -> int:
+    """Return the database's size in bytes, whether its pages lie in the file or still in the log."""
+    pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+    return int(pages) * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())

@@ -1,0 +1,152 @@
+"""What `cache rederive` does: decisions derived anew, by the policy of this version, from the facts that are stored.
+
+The request and its answer, as the daemon and a command pass them on, and what becomes of one entry. Nothing is measured.
+Only what was measured together is compared: the measurements that the entry's decision rests on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pygraphd.schema import policy
+from pygraphd.schema.checks import check_bool, check_int, check_text
+from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Measurement
+
+NOT_VALID = "what is stored of it is not valid"
+
+_Key = TypeVar("_Key", str, tuple[Deployment, Deployment])
+
+Row = Mapping[str, Any]
+"""Column values by name, of `pygraphd.daemon.tables`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RederiveRequest:
+    """All entries whose decision rests on measurements."""
+
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        check_bool("dry_run", self.dry_run)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the body of `REDERIVE_PATH`."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """How many entries went from one deployment to another."""
+
+    before: Deployment
+    after: Deployment
+    entries: int
+
+    def __post_init__(self) -> None:
+        check_int("entries", self.entries, maximum=2**62)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How many entries keep a decision that could not be derived anew, for one reason."""
+
+    reason: str
+    entries: int
+
+    def __post_init__(self) -> None:
+        check_text("reason", self.reason, maximum=MAX_REASON)
+        check_int("entries", self.entries, maximum=2**62)
+
+
+@dataclass(frozen=True, slots=True)
+class RederiveAnswer:
+    """What was done, or with `dry_run` would be. `entries` were looked at: the next four say what became of them.
+
+    `renewed` keep their deployment, but not their reason, policy or finality. `unmeasured` rest on no measurement and are left
+    alone.
+    """
+
+    policy: int
+    entries: int
+    unchanged: int
+    renewed: int
+    changed: tuple[Changed, ...]
+    kept: tuple[Kept, ...]
+    unmeasured: int
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        for name in ("policy", "entries", "unchanged", "renewed", "unmeasured"):
+            check_int(name, getattr(self, name), maximum=2**62)
+        check_bool("dry_run", self.dry_run)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the answer as JSON has it."""
+        return {"schema": 1, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of one entry: `after` is to be written in the place of `before`, unless there is a reason to keep that."""
+
+    before: Decision | None
+    after: Decision | None
+    kept: str | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is something to be written."""
+        return self.kept is None and self.after != self.before
+
+
+def rederive(stored: Row, measured: Sequence[Row]) -> Outcome:
+    """Return what becomes of an entry, of its row and the measurements that its decision rests on."""
+    try:
+        before, after = _decision(stored), policy.decide([measurement_of(row) for row in measured])
+    except ValueError:  # another program's deployment, or a time that is none
+        return Outcome(None, None, NOT_VALID)
+    if before.final and after.reason == policy.TOO_FEW_CALLS:
+        # That a policy needs more is no reason to give up what an earlier one, or a longer program, has decided.
+        return Outcome(before, after, after.reason)
+    return Outcome(before, dataclasses.replace(after, calls=before.calls))
+
+
+def _decision(row: Row) -> Decision:
+    return Decision(
+        Deployment(row["deployment"]), row["reason"], row["policy"], bool(row["final"]), row["calls"]
+    )
+
+
+def measurement_of(row: Row) -> Measurement:
+    """Return the measurement in a row; raises ValueError for another program's."""
+    values = {field.name: row[field.name] for field in dataclasses.fields(Measurement)}
+    return Measurement(**{**values, "deployment": Deployment(row["deployment"])})
+
+
+def summary(outcomes: Sequence[Outcome], unmeasured: int, *, dry_run: bool) -> RederiveAnswer:
+    """Return the answer that tells of all outcomes, the most frequent first."""
+    kept = Counter(outcome.kept for outcome in outcomes if outcome.kept is not None)
+    moves = Counter(
+        (outcome.before.deployment, outcome.after.deployment)
+        for outcome in outcomes
+        if outcome.is_new and outcome.before is not None and outcome.after is not None
+    )
+    changed = tuple(Changed(*move, count) for move, count in _ranked(moves) if move[0] is not move[1])
+    return RederiveAnswer(
+        policy=policy.POLICY_VERSION,
+        entries=len(outcomes),
+        unchanged=len(outcomes) - kept.total() - moves.total(),
+        renewed=moves.total() - sum(each.entries for each in changed),
+        changed=changed,
+        kept=tuple(Kept(reason, count) for reason, count in _ranked(kept)),
+        unmeasured=unmeasured,
+        dry_run=dry_run,
+    )
+
+
+def _ranked(counts: Counter[_Key]) -> list[tuple[_Key, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

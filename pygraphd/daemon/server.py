@@ -1,0 +1,190 @@
+"""The daemon's HTTP over a Unix socket: routes, who may use them, and what an error looks like.
+
+Knows nothing of processes, locks or SQL: see `daemon` and `cache`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from pygraphd.daemon.peer import peer_of, why_refused
+from pygraphd.daemon.store import DiskFullError, StoreError
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.messages import (
+    API_VERSION,
+    IMPORT_PATH,
+    LEASE_PATH,
+    LOOKUP_PATH,
+    MAX_BODY_BYTES,
+    RECORD_PATH,
+    REDERIVE_PATH,
+    Ping,
+    encode,
+)
+from pygraphd.schema.version import VERSION
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable
+
+    from pygraphd.config import Config
+    from pygraphd.daemon.cache import Cache
+    from pygraphd.daemon.peer import Peer
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_log = logging.getLogger(__name__)
+
+CAPABILITIES = ("lookup", "record", "lease", "stats", "prune", "rederive", "import")
+_SHUTDOWN_S = 5.0
+
+
+class Server:
+    """The handlers, and when one of them last did something for a client."""
+
+    def __init__(self, cache: Cache, config: Config) -> None:
+        self._cache = cache
+        self._config = config
+        self._started = time.monotonic()
+        self.last_used = self._started
+        """`time.monotonic()` of the last request but pings and statistics, which keep no daemon alive."""
+
+    async def listen(self, bound: socket.socket) -> web.AppRunner:
+        """Begin to serve on a socket that is bound already; `cleanup()` of the answer ends it."""
+        logging.getLogger("aiohttp.server").addFilter(_in_one_line)
+        runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=_SHUTDOWN_S)
+        await runner.setup()
+        await web.SockSite(runner, bound, backlog=256).start()
+        return runner
+
+    def _application(self) -> web.Application:
+        application = web.Application(
+            middlewares=[self._answer_errors, self._admit], client_max_size=MAX_BODY_BYTES
+        )
+        application.add_routes(
+            [
+                web.get("/v1/ping", self._ping),
+                web.post(LOOKUP_PATH, self._lookup),
+                web.post(RECORD_PATH, self._record),
+                web.post(LEASE_PATH, self._lease),
+                web.get("/v1/stats", self._stats),
+                web.post("/v1/prune", self._prune),
+                web.post(REDERIVE_PATH, self._rederive),
+                web.post(IMPORT_PATH, self._import),
+            ]
+        )
+        return application
+
+    @web.middleware
+    async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Turn every error into JSON with a reason, and count it."""
+        counters = self._cache.counters
+        try:
+            return await handler(request)
+        except InvalidMessageError as error:
+            counters.invalid += 1
+            return _error(HTTPStatus.BAD_REQUEST, str(error))
+        except web.HTTPException as error:
+            counters.invalid += 1
+            return _error(error.status, error.text or error.reason)
+        except ConnectionResetError:
+            # The client hung up in the middle of its request, as one with a deadline may.
+            counters.invalid += 1
+            return _error(HTTPStatus.BAD_REQUEST, "the request ended early")
+        except DiskFullError as error:
+            counters.failed += 1
+            return _error(HTTPStatus.INSUFFICIENT_STORAGE, str(error))
+        except StoreError as error:
+            counters.failed += 1
+            return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        except Exception:  # noqa: BLE001 - one request's fault must not take the others' daemon with it
+            counters.failed += 1
+            _log.exception("%s %s", request.method, request.path)
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in pygraphd; its log says more")
+
+    @web.middleware
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let our own user and root in, and nobody else."""
+        peer = _peer(request)
+        if reason := why_refused(peer):
+            self._cache.counters.refused += 1
+            return _error(HTTPStatus.FORBIDDEN, reason)
+        return await handler(request)
+
+    async def _ping(self, _request: web.Request) -> web.Response:
+        return _json(encode(Ping("pygraphd", VERSION, API_VERSION, os.getpid(), CAPABILITIES)))
+
+    async def _lookup(self, request: web.Request) -> web.Response:
+        self.last_used = time.monotonic()
+        return _json(encode(await self._cache.lookup(await request.read())))
+
+    async def _record(self, request: web.Request) -> web.Response:
+        self.last_used = time.monotonic()
+        return _json(encode(await self._cache.record(await request.read(), _peer(request))))
+
+    async def _lease(self, request: web.Request) -> web.Response:
+        self.last_used = time.monotonic()
+        return _json(encode(self._cache.lease(await request.read(), _peer(request))))
+
+    async def _prune(self, request: web.Request) -> web.Response:
+        self.last_used = time.monotonic()
+        answer = await self._cache.prune(await request.read())
+        return _json(json.dumps(answer.as_json()).encode())
+
+    async def _rederive(self, request: web.Request) -> web.Response:
+        self.last_used = time.monotonic()
+        answer = await self._cache.rederive(await request.read())
+        return _json(json.dumps(answer.as_json()).encode())
+
+    async def _import(self, request: web.Request) -> web.Response:
+        self.last_used = time.monotonic()
+        answer = await self._cache.add_imported(await request.read(), _peer(request))
+        return _json(json.dumps(answer.as_json()).encode())
+
+    async def _stats(self, _request: web.Request) -> web.Response:
+        entries, problems = await self._cache.describe()
+        stats = {
+            "schema": 1,
+            "version": VERSION,
+            "uptime_s": round(time.monotonic() - self._started, 3),
+            "entries": entries,
+            "problems": problems,
+            "settings": self._config.settings(),
+            **dataclasses.asdict(self._cache.counters),
+        }
+        return _json(json.dumps(stats).encode())
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Let a record pass, without the traceback if a client has sent what is no HTTP: that is no fault of ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.msg, record.args = f"{record.getMessage()}: {' '.join(str(error).split())[:200]}", ()
+        record.exc_info = None
+    return True
+
+
+def _peer(request: web.Request) -> Peer:
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the client is gone")
+    return peer_of(transport.get_extra_info("socket"))
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+def _error(status: int, reason: str) -> web.Response:
+    return web.Response(
+        status=status, body=json.dumps({"error": reason}).encode(), content_type="application/json"
+    )

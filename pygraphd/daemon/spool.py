@@ -1,0 +1,129 @@
+"""The spool: records that clients left as files because they found no daemon.
+
+A client writes a hidden temporary file and renames it to `*.json`. What cannot be read becomes `*.bad`, for a person to see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pygraphd.daemon.old_names import translated_request
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.messages import MAX_BODY_BYTES, RecordRequest, decode, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+MAX_FILES = 1000
+"""Files taken in one pass; the next pass takes the rest."""
+_ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolState:
+    """What lies in the folder: files not yet taken in, and files set aside as unreadable."""
+
+    waiting: int
+    bad: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a file holds, whose it is, and when it was left, in seconds since the epoch."""
+
+    request: RecordRequest
+    uid: int
+    left_at: float
+
+
+def state(folder: Path) -> SpoolState:
+    """Return what lies in the folder; one that cannot be read is empty."""
+    names = list(_names(folder))
+    waiting = sum(1 for name in names if _is_record(name))
+    return SpoolState(waiting, sum(1 for name in names if name.endswith(".bad")))
+
+
+def waiting(folder: Path) -> Iterator[Waiting]:
+    """Yield what the next pass would take in, oldest first; what it would set aside is passed over, and nothing is changed."""
+    for name in _records(folder):
+        with contextlib.suppress(OSError, InvalidMessageError):
+            yield _read(folder / name)
+
+
+def ingest(folder: Path, store: Callable[[RecordRequest, int], int]) -> int:
+    """Hand each file's records to `store` with its owner's uid, then delete it; returns how many were stored.
+
+    What `store` raises ends the pass, and the files stay.
+    """
+    return sum(_ingest_file(folder / name, store) for name in _records(folder))
+
+
+def _ingest_file(path: Path, store: Callable[[RecordRequest, int], int]) -> int:
+    try:
+        file = _read(path)
+    except FileNotFoundError:
+        return 0
+    except (OSError, InvalidMessageError) as error:
+        _log.warning("%s: set aside: %s", path, error)
+        _set_aside(path)
+        return 0
+    stored = store(file.request, file.uid)
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return stored
+
+
+def _read(path: Path) -> Waiting:
+    # Neither a link nor a pipe may make the daemon read, or wait for, something else.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as stream:  # noqa: PTH123 - it has been opened
+        status = os.fstat(descriptor)
+        if problem := _why_refused(status):
+            raise InvalidMessageError(problem)
+        return Waiting(_decoded(stream.read(MAX_BODY_BYTES + 1)), status.st_uid, status.st_mtime)
+
+
+def _decoded(body: bytes) -> RecordRequest:
+    try:
+        return decode(RecordRequest, body)
+    except InvalidMessageError:
+        with contextlib.suppress(ValueError, RecursionError):  # of which InvalidMessageError is one
+            return read(RecordRequest, translated_request(json.loads(body)))
+        raise
+
+
+def _why_refused(status: os.stat_result) -> str | None:
+    if not stat.S_ISREG(status.st_mode):
+        return "not a regular file"
+    if status.st_uid not in (os.geteuid(), _ROOT):
+        return f"belongs to uid {status.st_uid}"
+    if status.st_size > MAX_BODY_BYTES:
+        return f"{status.st_size} bytes, at most {MAX_BODY_BYTES} allowed"
+    return None
+
+
+def _set_aside(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rename(path.with_suffix(".bad"))
+
+
+def _records(folder: Path) -> list[str]:
+    return sorted(name for name in _names(folder) if _is_record(name))[:MAX_FILES]
+
+
+def _names(folder: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        yield from (entry.name for entry in entries)
+
+
+def _is_record(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(".")

@@ -1,0 +1,261 @@
+"""The one writer of the database. Synchronous, for one thread; the caller holds the daemon's lock.
+
+A fault of disk or file ends a call with a StoreError, and stays in `problems()` until a write succeeds; it never ends the
+store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import sqlalchemy as sa
+
+from pygraphd.daemon import database, database_files, importing, queries
+from pygraphd.daemon.pruning import PruneAnswer
+from pygraphd.daemon.rederiving import summary
+from pygraphd.schema.policy import POLICY_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
+    from pygraphd.daemon.pruning import PruneRequest
+    from pygraphd.daemon.rederiving import Outcome, RederiveAnswer, RederiveRequest
+    from pygraphd.schema.messages import RecordRequest
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class StoreError(Exception):
+    """The store cannot do this now; the text says why and what would help."""
+
+
+class DiskFullError(StoreError):
+    """No room for another page."""
+
+
+class Store:
+    """The open database. Without one that can be written, records are refused and the reason is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sa.Connection | None = None
+        self._identity: database_files.FileIdentity | None = None
+        self._fault: str | None = None
+        self._notes: list[str] = []
+        self._open()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write the log back into the database and close it."""
+        if self._connection is None:
+            return
+        _checkpoint(self._connection)
+        self._disconnect()
+
+    @property
+    def can_store(self) -> bool:
+        """Whether the latest write went well; may be asked by any thread."""
+        return self._fault is None
+
+    def problems(self) -> list[str]:
+        """Return what is wrong now, in words for `pygraphd status`."""
+        return ([self._fault] if self._fault else []) + self._notes
+
+    def record(self, request: RecordRequest, uid: int) -> int:
+        """Store a request's records, all or none; returns how many. Raises StoreError."""
+        now = time.time()
+        self._write(lambda connection: queries.record(connection, request, uid, now))
+        self._fault = None
+        return len(request.records)
+
+    def add_imported(self, request: ImportRequest, uid: int) -> ImportAnswer:
+        """Store what was exported elsewhere, unless it is known here, all or none. Raises StoreError."""
+        now = time.time()
+        answer = self._write(lambda connection: importing.add(connection, request.entries, uid, now))
+        self._fault = None
+        return answer
+
+    def add_hits(self, hits: Mapping[queries.Key, tuple[int, float]]) -> None:
+        """Add to entries' counts: (hits, time of the last) for each key. Raises StoreError."""
+        if hits:
+            self._write(lambda connection: queries.add_hits(connection, hits))
+
+    def prune(self, request: PruneRequest) -> PruneAnswer:
+        """Delete entries with their measurements, also on a full disk. Raises StoreError."""
+        ids = self._write(lambda connection: queries.prunable(connection, request, time.time()))
+        measurements = self._write(lambda connection: queries.count_measurements(connection, ids))
+        if request.dry_run:
+            return PruneAnswer(len(ids), measurements, 0, dry_run=True)
+        before = self._write(queries.size)
+        for some in queries.chunks(ids):
+            self._delete(some)
+        self._write(queries.delete_orphans)
+        self._shrink()
+        self._fault = None
+        return PruneAnswer(len(ids), measurements, max(before - self._write(queries.size), 0), dry_run=False)
+
+    def rederive(self, request: RederiveRequest) -> RederiveAnswer:
+        """Derive all decisions anew that rest on measurements. Raises StoreError; what was done until then stays."""
+        outcomes: list[Outcome] = []
+        for some in self.measured():
+            outcomes += self.rederive_some(some, dry_run=request.dry_run)
+        return summary(outcomes, self.count_unmeasured(), dry_run=request.dry_run)
+
+    def measured(self) -> list[Sequence[str]]:
+        """Return the ids of the entries that rest on measurements, in portions for `rederive_some`. Raises StoreError."""
+        return queries.chunks(self._write(queries.measured))
+
+    def count_unmeasured(self) -> int:
+        """Return how many entries rest on a rule. Raises StoreError."""
+        return self._write(queries.count_unmeasured)
+
+    def rederive_outdated(self, within_s: float) -> tuple[int, int]:
+        """Derive anew what older policies decided, for so long; returns how many were looked at, and how many were left.
+
+        Raises StoreError.
+        """
+        deadline = time.monotonic() + within_s
+        ids = self._write(lambda connection: queries.measured(connection, policy_below=POLICY_VERSION))
+        done = 0
+        for some in queries.chunks(ids):
+            if time.monotonic() >= deadline:
+                break
+            done += len(self.rederive_some(some, dry_run=False))
+        return done, len(ids) - done
+
+    def rederive_some(self, ids: Sequence[str], *, dry_run: bool) -> list[Outcome]:
+        """Derive the decisions of some entries anew, in one transaction. Raises StoreError."""
+        now = time.time()
+        outcomes = self._write(
+            lambda connection: queries.rederive_entries(connection, ids, now, dry_run=dry_run)
+        )
+        if not dry_run:
+            self._fault = None
+        return outcomes
+
+    def count_entries(self) -> int:
+        """Return the number of entries. Raises StoreError."""
+        return self._write(queries.count_entries)
+
+    def check(self) -> None:
+        """Open the database anew, with all that an opening checks. Raises nothing: see `problems`."""
+        self._disconnect()
+        self._open()
+
+    def retry(self) -> None:
+        """Open the database if that was not possible so far. Raises nothing: see `problems`."""
+        if self._connection is None:
+            self._open()
+
+    def _open(self) -> None:
+        self._identity = None
+        self._fault = database_files.why_read_only(self._path)
+        if self._fault:
+            return
+        try:
+            self._connection = database.open_writer(self._path).connect()
+        except (sa.exc.DBAPIError, database.DamagedError, OSError) as error:
+            self._fault = f"{self._path}: cannot be written: {_cause(error)}; nothing is stored"
+            _log.error("%s", self._fault)
+            return
+        self._identity = database_files.identity(self._path)
+        database_files.make_ballast(self._path)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            engine = self._connection.engine
+            with contextlib.suppress(sa.exc.DBAPIError):
+                self._connection.close()
+            engine.dispose()
+            self._connection = None
+
+    def _write(self, action: Callable[[sa.Connection], _T]) -> _T:
+        """Run `action` in one transaction; if the file proves damaged, once more in a new one."""
+        self._follow_file()
+        try:
+            return self._transact(action)
+        except database.DamagedError as error:
+            _log.error("%s", error)
+            self.check()
+            return self._transact(action)
+
+    def _follow_file(self) -> None:
+        """Leave a file that no longer lies where it should: what is written to it would be lost."""
+        if self._connection is None or database_files.identity(self._path) == self._identity:
+            return
+        note = f"{self._path}: was removed or replaced while in use; the daemon opened what is there now"
+        _log.warning("%s", note)
+        self._notes = [note]
+        self.check()
+
+    def _transact(self, action: Callable[[sa.Connection], _T]) -> _T:
+        if self._connection is None:
+            raise StoreError(self._fault or f"{self._path}: is not open")
+        try:
+            with self._connection.begin():
+                return action(self._connection)
+        except sa.exc.DBAPIError as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: sa.exc.DBAPIError) -> Exception:
+        if database.is_damage(error):
+            return database.DamagedError(f"{self._path}: {error.orig}")
+        if database.primary_code(error) == sqlite3.SQLITE_FULL:
+            self._fault = f"{self._path}: the disk is full, nothing is stored; free some room or run: pygraphd cache prune"
+            return DiskFullError(self._fault)
+        self._fault = f"{self._path}: {error.orig}; nothing is stored"
+        return StoreError(self._fault)
+
+    def _delete(self, ids: Sequence[str]) -> None:
+        def action(connection: sa.Connection) -> None:
+            queries.delete_entries(connection, ids)
+
+        try:
+            self._write(action)
+        except DiskFullError:
+            database_files.ballast_file(self._path).unlink(missing_ok=True)
+            self._write(action)
+            assert self._connection is not None
+            _checkpoint(self._connection)
+
+    def _shrink(self) -> None:
+        """Give free pages back to the file system, as far as there is room to do so, and reserve the ballast again."""
+        if self._connection is None:
+            return
+        _vacuum(self._connection)
+        _checkpoint(self._connection)
+        database_files.make_ballast(self._path)
+
+
+def _cause(error: Exception) -> object:
+    return error.orig if isinstance(error, sa.exc.DBAPIError) else error
+
+
+def _vacuum(connection: sa.Connection) -> None:
+    _outside_transaction(connection, "PRAGMA incremental_vacuum")
+
+
+def _checkpoint(connection: sa.Connection) -> None:
+    _outside_transaction(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _outside_transaction(connection: sa.Connection, statement: str) -> None:
+    """Run a statement that frees room if it can; a full disk or a busy file is no error here."""
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    with contextlib.suppress(sqlite3.Error):
+        # Not `execute`: a vacuum moves one page a step, and that would make one step only.
+        driver.executescript(statement)

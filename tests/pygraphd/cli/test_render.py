@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pygraphd.cli import render
+from pygraphd.cli.catalogue import CachedEntry, EntryDetails
+from pygraphd.cli.status import Status
+from pygraphd.daemon.pruning import PruneAnswer
+from pygraphd.daemon.rederiving import Changed, Kept, RederiveAnswer
+from pygraphd.schema.messages import Deployment
+from pygraphd.schema.policy import NOISY, TOO_FEW_CALLS
+
+_FACTS = {
+    "id": "a" * 64,
+    "graph": "b" * 64,
+    "kind": "backward",
+    "partition": 0,
+    "partitions": 3,
+    "operators": 12,
+    "sizes": [],
+    "deployment": "GRAPH",
+    "reason": "18 % faster than [bold]KERNELS[/bold]",
+    "policy": 1,
+    "final": True,
+    "calls": 24,
+    "uid": 1000,
+    "created_at": 1000.0,
+    "measured_at": 1000.0,
+    "hits": 5,
+    "last_hit": 2000.0,
+    "environment": "c" * 64,
+    "gpu": "NVIDIA H200",
+}
+_ENTRY = CachedEntry(_FACTS, {"KERNELS": 123.456, "GRAPH": 99.04})
+_MEASUREMENT = {
+    "deployment": "KERNELS", "samples": 12, "median_us": 123.456, "mad_us": 1.0, "host_us": 90.0, "span_us": 80.0,
+    "host_mad_us": 2.0, "span_mad_us": None, "busy": 0.25, "host": "host-a", "version": "0.1.0", "uid": 1000, "measured_at": 1000.0,
+}  # fmt: skip
+
+
+def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
+    header, line = render.entries_table([_ENTRY], now=1000.0 + 3 * 86400).splitlines()
+    assert header.split() == (
+        [
+            "ID",
+            "GRAPH",
+            "KIND",
+            "PART",
+            "OPS",
+            "SIZES",
+            "DEPLOYMENT",
+            "KERNELS",
+            "us",
+            "GRAPH",
+            "us",
+            "GPU",
+            "AGE/HITS",
+            "REASON",
+        ]
+    )
+    assert line.split() == (
+        [
+            "aaaaaaaaaaaa",
+            "bbbbbbbbbbbb",
+            "backward",
+            "1/3",
+            "12",
+            "-",
+            "GRAPH",
+            "123.5",
+            "99.0",
+            "NVIDIA",
+            "H200",
+            "3d/5",
+            "18",
+            "%",
+            "faster",
+            "than",
+            "[bold]KERNELS[/bold]",
+        ]
+    )
+    assert line.index("NVIDIA") == header.index("GPU")
+    assert header.index("KERNELS us") + len("KERNELS us") == line.index("123.5") + len("123.5")
+    assert "\x1b" not in header + line
+
+
+def test_a_terminal_gets_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "400")
+    text = render.entries_table([_ENTRY], now=1000.0)
+    assert "18 % faster than [bold]KERNELS[/bold]" in text
+    assert "123.5" in text
+
+
+def test_a_decision_that_is_not_final_is_marked() -> None:
+    entry = CachedEntry(_FACTS | {"final": False}, {})
+    assert " GRAPH? " in render.entries_table([entry], now=1000.0)
+
+
+def test_a_listing_as_json() -> None:
+    value = json.loads(render.entries_json([_ENTRY]))
+    medians = {"KERNELS": 123.456, "GRAPH": 99.04}
+    assert value == {"schema": 1, "entries": [_FACTS | {"medians_us": medians, "provisional": ""}]}
+
+
+@pytest.mark.parametrize(("measured_at", "age"), [(1000.0, "3d/5"), (None, "1d/5")])
+def test_an_entry_is_as_old_as_what_it_rests_on(measured_at: float | None, age: str) -> None:
+    """Which is what PYGRAPH_MAX_AGE looks at; a decision may have been derived anew since."""
+    entry = CachedEntry(_FACTS | {"measured_at": measured_at, "created_at": 1000.0 + 2 * 86400}, {})
+
+    assert f" {age} " in render.entries_table([entry], now=1000.0 + 3 * 86400)
+    text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0 + 3 * 86400)
+    assert ("measured    3d ago" in text.splitlines()) is (measured_at is not None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        (TOO_FEW_CALLS, "seen for 24 calls only"),
+        (f"GRAPH is faster{NOISY}", "its figures are too noisy"),
+        ("no memory", "it could not be measured where it was met"),
+    ],
+)
+def test_a_provisional_entry_says_why(reason: str, why: str) -> None:
+    entry = CachedEntry(_FACTS | {"final": False, "reason": reason}, {})
+
+    text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=0.0)
+
+    assert f"deployment  GRAPH (provisional: {why})" in text.splitlines()
+    assert entry.as_json()["provisional"] == why
+
+
+def test_one_entry_says_everything() -> None:
+    details = EntryDetails(_ENTRY, {"id": "c" * 64, "gpu": "NVIDIA H200", "driver": "580.1"}, [_MEASUREMENT])
+    text = render.entry_text(details, now=4600.0)
+    for expected in (
+        "a" * 64,
+        "partition 1 of 3, 12 operators",
+        "1h ago by uid 1000",
+        "5, last 43m ago",
+        "driver",
+    ):
+        assert expected in text
+    assert "KERNELS          12  123.5 ±1.0  90.0 ±2.0    80.0  25%" in text
+    assert json.loads(render.as_json(details.as_json()))["measurements"] == [_MEASUREMENT]
+
+
+def test_dynamic_sizes_are_said() -> None:
+    entry = CachedEntry(_FACTS | {"sizes": [8, -1]}, {})
+
+    assert "  8 x -1  " in render.entries_table([entry], now=1000.0)
+    text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0)
+    assert "backward, partition 1 of 3, 12 operators, at 8 x -1\n" in text
+
+
+def test_an_entry_without_measurements_says_so() -> None:
+    assert render.entry_text(EntryDetails(_ENTRY, {"id": "c"}, []), now=0.0).endswith("no measurements")
+
+
+def test_a_status_lists_every_problem() -> None:
+    status = Status(False, "/s", "/d", "/l", entries=None, problems=["first", "second"])
+    lines = render.status_text(status).splitlines()
+    assert lines[0] == "pygraphd  not running"
+    assert "entries   unknown" in lines
+    assert lines[-2:] == ["problem   first", "problem   second"]
+
+
+def test_a_running_status_says_since_when() -> None:
+    status = Status(
+        True,
+        "/s",
+        "/d",
+        "/l",
+        "0.1.0",
+        42,
+        3,
+        7300.0,
+        counters={"hits": 2, "misses": 1},
+        settings={"idle_exit": {"value": 1800.0, "origin": "default"}},
+    )
+    text = render.status_text(status)
+    assert "0.1.0 running, pid 42, up 2h" in text
+    assert "idle_exit    30m (default)" in text
+    assert "since start  2 hits, 1 misses" in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (PruneAnswer(1, 2, 2048, dry_run=False), "deleted 1 entry and 2 measurements, 2 KiB freed"),
+        (PruneAnswer(2, 1, 0, dry_run=True), "would delete 2 entries and 1 measurement"),
+    ],
+)
+def test_what_a_prune_did(answer: PruneAnswer, text: str) -> None:
+    assert render.prune_text(answer) == text
+
+
+def test_what_a_derivation_changed_and_why_it_did_not() -> None:
+    answer = RederiveAnswer(
+        policy=2,
+        entries=17,
+        unchanged=8,
+        renewed=4,
+        changed=(
+            Changed(Deployment.KERNELS, Deployment.GRAPH, 3),
+            Changed(Deployment.GRAPH, Deployment.KERNELS, 1),
+        ),
+        kept=(Kept("too few calls to measure", 1),),
+        unmeasured=5,
+        dry_run=False,
+    )
+    assert render.rederive_text(answer).splitlines() == [
+        "looked at         17 entries with measurements, policy 2",
+        "KERNELS -> GRAPH  3",
+        "GRAPH -> KERNELS  1",
+        "renewed           4 with the same deployment",
+        "unchanged         8",
+        "kept              1: too few calls to measure",
+        "left alone        5 that rest on no measurement",
+    ]

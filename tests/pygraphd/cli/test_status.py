@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pygraphd.cli.status import collect
+from pygraphd.daemon.lock import claim
+from pygraphd.daemon.store import Store
+from pygraphd.schema.locations import Locations, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pygraphd.schema.messages import RecordRequest
+
+
+def _locations(home: Path) -> Locations:
+    return locate({"PYGRAPHD_HOME": str(home)})
+
+
+def test_nothing_there_is_no_problem_and_makes_nothing(tmp_path: Path) -> None:
+    status = collect(_locations(tmp_path / "none"))
+    assert (status.running, status.entries, status.problems) == (False, 0, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_daemon_the_files_speak(tmp_path: Path, make_request: Callable[..., RecordRequest]) -> None:
+    locations = _locations(tmp_path)
+    with Store(locations.database) as store:
+        store.record(make_request("a", "b"), uid=0)
+    locations.spool.mkdir()
+    (locations.spool / "1.json").touch()
+    (locations.spool / "2.bad").touch()
+    status = collect(locations)
+    assert (status.entries, status.spool_waiting, status.spool_bad) == (2, 1, 1)
+    assert "1 unreadable files" in status.problems[0]
+
+
+def test_a_holder_that_does_not_answer_is_a_problem(tmp_path: Path) -> None:
+    held = claim(_locations(tmp_path))
+    assert held is not None
+    with held:
+        assert "holds the lock but does not answer" in collect(_locations(tmp_path)).problems[0]
+    assert collect(_locations(tmp_path)).problems == []
+
+
+def test_a_damaged_file_is_said_before_and_after_it_is_set_aside(tmp_path: Path) -> None:
+    locations = _locations(tmp_path)
+    locations.database.write_bytes(b"garbage" * 1000)
+    before = collect(locations)
+    assert before.entries is None
+    assert "cannot be read: file is not a database" in before.problems[0]
+    Store(locations.database).close()
+    after = collect(locations)
+    assert after.entries == 0
+    assert "was damaged and set aside" in after.problems[0]
+
+
+def test_a_folder_open_to_others_is_said(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert "chmod 700" in collect(_locations(tmp_path)).problems[0]
