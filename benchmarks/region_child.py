@@ -32,7 +32,7 @@ from benchmarks.workloads import WORKLOADS
 from pygraphd.client.analysis.graph_facts import GraphFacts, facts_of
 from pygraphd.client.backend import driver, torch_private
 from pygraphd.client.common.report import Report
-from pygraphd.client.recording.attention_host import relocatable as relocatable_of
+from pygraphd.client.recording.attention_host import make_recordings
 from pygraphd.client.recording.capture import CudaRecorder
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.schema.locations import locate
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.workloads.case import Case
-    from pygraphd.client.recording.recordings import Relocatable
+    from pygraphd.client.recording.recordings import Recordings
 
 WARM_UP = 40
 STEPS = 60
@@ -76,7 +76,7 @@ class RegionFigures:
 class Timed:
     """A region and the times of its calls."""
 
-    def __init__(self, run: Runnable, kind: str, relocatable: Relocatable | None) -> None:
+    def __init__(self, run: Runnable, kind: str, relocatable: Recordings | None) -> None:
         self.run = run
         self.kind = kind
         self.relocatable = relocatable
@@ -145,7 +145,7 @@ class Timed:
         )
 
 
-def _recording(relocatable: Relocatable | None) -> dict[str, float] | None:
+def _recording(relocatable: Recordings | None) -> dict[str, float] | None:
     if relocatable is None:
         return None
     replays = relocatable.replays
@@ -160,7 +160,7 @@ def _recording(relocatable: Relocatable | None) -> dict[str, float] | None:
     return {**(_costs(relocatable) or {}), **counts}
 
 
-def _costs(relocatable: Relocatable | None) -> dict[str, float] | None:
+def _costs(relocatable: Recordings | None) -> dict[str, float] | None:
     """Return what the latest recording came to."""
     costs = relocatable.costs if relocatable is not None else None
     return dataclasses.asdict(costs) if costs else None
@@ -207,7 +207,7 @@ class Regions:
             run = original(runnable, **kwargs)
         elif self.way == GRAPH:
             recorder = self._recorder(kwargs["device_index"])
-            run = relocatable = relocatable_of(runnable, recorder, self.report, next(self.outputs))
+            run = relocatable = make_recordings(runnable, recorder, self.report, next(self.outputs))
         self.all.append(Timed(run, kind, relocatable))
         return self.all[-1]
 
@@ -221,8 +221,8 @@ class Regions:
         """Have every region be recorded again: without what a process does once."""
         for each in self.all:
             if each.relocatable is not None:
-                for sizes in list(each.relocatable._replays):
-                    each.relocatable.let_go_at(sizes)
+                for slot in list(each.relocatable._slots.values()):
+                    each.relocatable.let_go_at(slot.size)
 
     def forget_since(self, counts: Sequence[tuple[int, int]]) -> None:
         """Forget the host's times but for these first ones of each region; see `counts`."""

@@ -10,7 +10,7 @@ from pygraphd.schema.messages import Deployment
 
 
 class Relocating(Protocol):
-    """A callable as relocatable graphs; `recordings.Relocatable`, which only those import who want it."""
+    """A callable as relocatable graphs; `recordings.Recordings`, which only those import who want it."""
 
     @property
     def refusal(self) -> str | None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import CompiledFacts, Runnable
     from pygraphd.client.dispatch.shapes import Bounds
     from pygraphd.client.recording.capture import CudaRecorder
-    from pygraphd.client.recording.recordings import Relocatable
+    from pygraphd.client.recording.recordings import Recordings
     from pygraphd.schema.keys import Environment
 
 
@@ -236,18 +236,18 @@ class Session:
         self._families[id(family)] = family
         return self._steps.setdefault(id(family), Steps(family))
 
-    def relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Relocatable | None:
+    def relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Recordings | None:
         """Return a callable as relocatable graphs, if these are wanted and can be had here; for the rest see there."""
         recorder = self._recorder_of(device_index)
         if recorder is None:
             return None
-        from pygraphd.client.recording.attention_host import relocatable
+        from pygraphd.client.recording.attention_host import make_recordings
         from pygraphd.client.recording.recordings import MAX_RECORDINGS
         from pygraphd.client.replay.exec_cache import MAX_EXECUTABLES
 
         recordings = max(self.options.sizes.sizes, MAX_RECORDINGS)
         self.report.bounds |= {"recordings": recordings, "executables": MAX_EXECUTABLES}
-        return relocatable(launch, recorder, self.report, facts, recordings, self.options.recheck_s)
+        return make_recordings(launch, recorder, self.report, facts, recordings, self.options.recheck_s)
 
     def _recorder_of(self, device_index: int) -> CudaRecorder | None:
         if device_index not in self._recorders:

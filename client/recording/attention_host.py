@@ -1,4 +1,4 @@
-"""Relocatable graphs of memory-efficient attention that is trained: where its random numbers began stays on the CPU, as if launched.
+"""Recordings graphs of memory-efficient attention that is trained: where its random numbers began stays on the CPU, as if launched.
 
 Captured, that attention leaves it on the GPU, and a backward takes it from where a forward that was run in the same way has
 left it. Here it is handed over as numbers of the host, whichever way either of the two runs, so that they need not run alike:
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client.recording.recordings import IN_A_CAPTURE, MAX_RECORDINGS, Relocatable
+from pygraphd.client.recording.recordings import IN_A_CAPTURE, MAX_RECORDINGS, Recordings
 from pygraphd.client.replay.native.ffi import Piece, helper
 
 if TYPE_CHECKING:
@@ -36,18 +36,18 @@ _SIGN, _WORDS = 1 << 63, 1 << 64
 _CPU = torch.device("cpu")
 
 
-def relocatable(
+def make_recordings(
     launch: Runnable,
     recorder: Recorder,
     report: Report,
     facts: GraphFacts,
     max_recordings: int = MAX_RECORDINGS,
     recheck_s: float = 0.0,
-) -> Relocatable:
+) -> Recordings:
     """Return a callable as relocatable graphs, of the kind that its graph needs."""
     if facts.state:
         return WithHostState(launch, recorder, report, facts, max_recordings)
-    return Relocatable(launch, recorder, report, facts, max_recordings, recheck_s)
+    return Recordings(launch, recorder, report, facts, max_recordings, recheck_s)
 
 
 class _Call(threading.local):
@@ -70,8 +70,8 @@ class _Begun:
     fill: Callable[[list[Any], list[Any], list[Any]], None]
 
 
-class WithHostState(Relocatable):
-    """A `Relocatable` whose graph has a `State`. What is recorded and verified has it on the GPU, callers have it on the CPU."""
+class WithHostState(Recordings):
+    """A `Recordings` whose graph has a `State`. What is recorded and verified has it on the GPU, callers have it on the CPU."""
 
     _hears_of_draws = True
     _asks_of_captures = False  # as `_why_as_compiled` does so before
@@ -84,7 +84,7 @@ class WithHostState(Relocatable):
         facts: GraphFacts,
         max_recordings: int = MAX_RECORDINGS,
     ) -> None:
-        """Run `launch` so; for the rest see `Relocatable`."""
+        """Run `launch` so; for the rest see `Recordings`."""
         super().__init__(self._on_gpu, recorder, report, facts, max_recordings)
         self._as_compiled = launch
         self._state = facts.state

@@ -1,7 +1,7 @@
-"""Calls that a recording does not fit for where their inputs lie, and what the next recording has to allow for.
+"""Calls whose inputs are aligned or overlap otherwise than their recording can serve, and what the next recording has to support.
 
-A recording holds for inputs that are aligned as well as they were, and that overlap as they did if they overlapped. One that was
-made with inputs that are aligned worse, or lie apart, holds for all of these: so after a few misfits none are left.
+A recording serves inputs that are aligned at least as well as at its capture, and that overlap as they did if they did. A recording that
+is made with the worst alignment seen, and with inputs apart, serves all of these calls: so a few recordings end the mismatches.
 """
 
 from __future__ import annotations
@@ -13,54 +13,46 @@ from typing import TYPE_CHECKING
 import torch
 
 from pygraphd.client.backend.errors import Misfit
+from pygraphd.client.recording.refusals import CallBackoff
 from pygraphd.client.replay.relocation_table import MAX_ALIGNMENT, alignment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    Sizes = tuple[int, ...]
-
 FIRST = 2
-"""Misfits after which it is recorded anew: once may be by chance."""
-LESS_OFTEN = 4
-"""How many times as many it takes the next time."""
+"""Mismatches of a size after which it is recorded again: a single one may be chance."""
+FACTOR = 4
+"""How many times as many mismatches the next recording takes: each recording costs as much as hundreds of calls."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leeway:
-    """What a recording has to allow for: the worst alignment of inputs, in bytes by index, and that they need not overlap as they do."""
+class LayoutConstraints:
+    """What a recording has to support."""
 
     alignments: Mapping[int, int] = field(default_factory=dict)
+    """The worst alignment of each input, in bytes by index of the input."""
     apart: bool = False
+    """Whether inputs that overlap in this call need not do so in others."""
 
 
-class Misfits:
-    """What did not fit the recordings of one callable, by its sizes."""
+class LayoutMismatches:
+    """The calls of one size whose inputs did not match the layout of its recording."""
 
     def __init__(self) -> None:
-        self._calls: dict[Sizes, int] = {}
-        self._alignments: dict[Sizes, dict[int, int]] = {}
-        self._apart: set[Sizes] = set()
+        self._alignments: dict[int, int] = {}
+        self._apart = False
+        self._backoff = CallBackoff(FIRST, FACTOR)
 
-    def note(self, sizes: Sizes, inputs: Sequence[Any], misfit: Misfit) -> bool:
-        """Note a call whose inputs did not fit; return whether it is to be recorded."""
-        if misfit is Misfit.OVERLAP:
-            self._apart.add(sizes)
-        worst = self._alignments.setdefault(sizes, {})
+    def add(self, inputs: Sequence[Any], mismatch: Misfit) -> bool:
+        """Note the layout of a call that did not match; return whether the size is to be recorded again."""
+        self._apart |= mismatch is Misfit.OVERLAP
         for index, value in enumerate(inputs):
             if isinstance(value, torch.Tensor) and (found := alignment(value.data_ptr())) < MAX_ALIGNMENT:
-                worst[index] = min(found, worst.get(index, MAX_ALIGNMENT))
-        calls = self._calls[sizes] = self._calls.get(sizes, 0) + 1
-        return _is_due(calls)
+                self._alignments[index] = min(found, self._alignments.get(index, MAX_ALIGNMENT))
+        return self._backoff.is_due()
 
-    def leeway(self, sizes: Sizes) -> Leeway:
-        """Return what a recording of some sizes is to allow for."""
-        return Leeway(self._alignments.get(sizes, {}), sizes in self._apart)
-
-
-def _is_due(calls: int) -> bool:
-    due = FIRST
-    while due < calls:
-        due *= LESS_OFTEN
-    return due == calls
+    @property
+    def constraints(self) -> LayoutConstraints:
+        """What the next recording has to support."""
+        return LayoutConstraints(self._alignments, self._apart)

@@ -22,7 +22,7 @@ from pygraphd.client.recording import builder, stand_ins, verification
 from pygraphd.client.recording.false_pointers import OTHERWISE, UNCLEAR
 from pygraphd.client.recording.output_reserves import ROUNDS, ground_for, rooms_for
 from pygraphd.client.recording.recorded_call import Call
-from pygraphd.client.recording.refusals import Lasts
+from pygraphd.client.recording.refusals import Persistence, Refusal
 from pygraphd.client.replay.node_params import OpaqueError, PassingError
 from pygraphd.client.replay.replay import Replay
 from pygraphd.client.replay.rng import Generators, generators_in
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.builder import Capture
     from pygraphd.client.recording.comparison import Disagreement
-    from pygraphd.client.recording.layout_mismatch import Leeway
+    from pygraphd.client.recording.layout_mismatch import LayoutConstraints
     from pygraphd.client.recording.output_reserves import Room
     from pygraphd.client.recording.recorded_call import Stood
     from pygraphd.client.recording.verification import Generator
@@ -136,14 +136,6 @@ class Attempt:
         self.trial.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a call was not recorded, and for how long its sizes are refused; None: they are tried again."""
-
-    reason: str
-    lasts: Lasts | None
-
-
 class Attempts:
     """Makes the recordings of one callable."""
 
@@ -167,55 +159,61 @@ class Attempts:
         self._threads.has_launched = True
 
     def begin(
-        self, inputs: list[Any], staged: frozenset[int], leeway: Leeway, *, is_doubted: bool = False
-    ) -> Attempt | Failure:
+        self,
+        inputs: list[Any],
+        staged: frozenset[int],
+        constraints: LayoutConstraints,
+        *,
+        is_doubted: bool = False,
+    ) -> Attempt | Refusal:
         """Record a call, with buffers for the inputs that are `staged`, and replay it on copies of its inputs.
 
         If it `is_doubted`, as an earlier recording seemed to differ, inputs are kept for finding out how much it differs from itself.
         """
         try:
             with self._report.recording(), _collecting_later():
-                return self._try(inputs, staged, leeway, is_doubted=is_doubted)
+                return self._try(inputs, staged, constraints, is_doubted=is_doubted)
         except (PassingError, torch.OutOfMemoryError) as error:
-            return Failure(_first_line(error), Lasts.FOR_NOW)
+            return Refusal(_first_line(error), Persistence.TRANSIENT)
         except OpaqueError as error:
-            return Failure(_first_line(error), Lasts.IN_THE_GRAPH)
+            return Refusal(_first_line(error), Persistence.PERMANENT)
         except _OURS as error:
-            return Failure(_first_line(error), self._lasts(error))
+            return Refusal(_first_line(error), self._persistence(error))
         except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can be launched as if nothing had been
-            return Failure(f"recording failed: {_first_line(error)}", Lasts.IN_THIS_PROCESS)
+            return Refusal(f"recording failed: {_first_line(error)}", Persistence.PROCESS)
 
-    def end(self, attempt: Attempt, outputs: Sequence[Any]) -> Disagreement | Failure | None:
+    def end(self, attempt: Attempt, outputs: Sequence[Any]) -> Disagreement | Refusal | None:
         """Return why an attempt is not to be used, in view of what the callable has returned; None if it is."""
         began = time.perf_counter()
         try:
             with self._report.recording(), _collecting_later():
                 found = attempt.trial.disagreement(outputs, self._launch)
         except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
-            lasts = Lasts.FOR_NOW if isinstance(error, torch.OutOfMemoryError) else Lasts.IN_THIS_PROCESS
-            return Failure(f"verification failed: {_first_line(error)}", lasts)
+            is_short = isinstance(error, torch.OutOfMemoryError)
+            persistence = Persistence.TRANSIENT if is_short else Persistence.PROCESS
+            return Refusal(f"verification failed: {_first_line(error)}", persistence)
         if self.costs is not None:
             self.costs = dataclasses.replace(self.costs, compare_ms=(time.perf_counter() - began) * 1e3)
         return found
 
-    def _lasts(self, error: Exception) -> Lasts | None:
+    def _persistence(self, error: Exception) -> Persistence:
         # Which stream a call is on, or what others do, is no matter of its sizes; but a capture is much to pay for it each time.
         reason = str(error)
         if reason in {OTHER_STREAM, INTERRUPTED, NEW_THREAD, UNCLEAR, OTHERWISE}:
             self._disturbed[reason] += 1
-            return None if self._disturbed[reason] <= MAX_DISTURBED else Lasts.IN_THIS_PROCESS
-        return Lasts.IN_THIS_PROCESS
+            return Persistence.ONE_CALL if self._disturbed[reason] <= MAX_DISTURBED else Persistence.PROCESS
+        return Persistence.PROCESS
 
     def _try(
-        self, inputs: list[Any], to_stage: frozenset[int], leeway: Leeway, *, is_doubted: bool
+        self, inputs: list[Any], to_stage: frozenset[int], constraints: LayoutConstraints, *, is_doubted: bool
     ) -> Attempt:
         if reason := _why_not_bind(inputs, self._recorder.device, self._facts):
             raise OpaqueError(reason)
         moving = builder.input_groups(inputs, ())
         copies = stand_ins.bytes_to_copy(inputs, moving)
-        self._make_sure_of(max(copies, stand_ins.bytes_to_stand_in(inputs, leeway, moving)))
+        self._make_sure_of(max(copies, stand_ins.bytes_to_stand_in(inputs, constraints, moving)))
         staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
-        call = Call(inputs, staged, leeway, moving)
+        call = Call(inputs, staged, constraints, moving)
         times = [time.perf_counter()]
         stood, capture = self._capture(call)
         times.append(time.perf_counter())

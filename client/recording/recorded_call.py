@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pygraphd.client.recording.builder import Moving
-from pygraphd.client.recording.layout_mismatch import Leeway
+from pygraphd.client.recording.layout_mismatch import LayoutConstraints
 from pygraphd.client.recording.stand_ins import bytes_to_stand_in, elsewhere_for, stand_ins_for
 
 
@@ -28,17 +28,17 @@ class Call:
 
     inputs: list[Any]
     staged: Mapping[int, torch.Tensor]
-    leeway: Leeway
+    constraints: LayoutConstraints
     moving: Moving
 
     def stood(self, *, together: bool = False) -> Stood:
         """Return what stands in for the inputs, side by side in one allocation if they are to be `together`."""
         make = elsewhere_for if together else stand_ins_for
-        stand_ins, places = make(self.inputs, self.leeway, self.moving)
+        stand_ins, places = make(self.inputs, self.constraints, self.moving)
         bound = [self.staged.get(index, value) for index, value in enumerate(stand_ins)]
         return Stood(stand_ins, places, bound)
 
     @property
     def bytes_to_stand_in(self) -> int:
         """How much memory that takes."""
-        return bytes_to_stand_in(self.inputs, self.leeway, self.moving)
+        return bytes_to_stand_in(self.inputs, self.constraints, self.moving)

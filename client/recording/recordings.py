@@ -1,13 +1,13 @@
-"""A compiled callable that runs as relocatable graphs: what is recorded, verified, kept, bounded, and when it is launched.
+"""The recordings of one compiled callable: when they are made, how many are kept, and which one serves a call.
 
-There is one recording for each set of integer inputs (dynamic sizes) that comes back. Whatever cannot be recorded or does not
-fit a call is launched, and counted with its reason.
+Each size (the values of a call's integer inputs) that comes back has a recording of its own. A call without one, or which its
+recording cannot serve, runs as KERNELS, and is counted as a fallback with the reason.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,27 +16,30 @@ from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import UnfitError
-from pygraphd.client.recording.layout_mismatch import Misfits
-from pygraphd.client.recording.pipeline import Attempts, Failure
-from pygraphd.client.recording.refusals import Disagreements, Lasts, Refusals
+from pygraphd.client.recording.layout_mismatch import LayoutMismatches
+from pygraphd.client.recording.pipeline import Attempts
+from pygraphd.client.recording.refusals import CallBackoff, Disagreements, Persistence, Refusal
 from pygraphd.client.recording.result_check import ResultCheck
 from pygraphd.client.replay.native.ffi import helper
+from pygraphd.client.replay.replay import Replay
 
 if TYPE_CHECKING:
     from pygraphd.client.backend.errors import Misfit
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.pipeline import Attempt, Costs, Recorder
-    from pygraphd.client.replay.replay import Replay
     from pygraphd.client.replay.rng import Draw
 
+    Size = tuple[int, ...]
+
 MAX_RECORDINGS = 8
-"""Recordings of one callable, if nobody says otherwise; the one that was not used for longest goes first."""
+"""Recordings of one callable by default. Beyond that the least recently used one is dropped."""
 CAPTURES_OF_EACH = 4
-"""Times that bound is how often a callable is captured in all: sizes that take turns must not be recorded for ever."""
-MAX_CAPTURES = CAPTURES_OF_EACH * MAX_RECORDINGS
+"""Captures of one callable at most, as a multiple of its recordings: sizes that alternate are not recorded for ever."""
 MAX_SIZES = 64
-"""Sets of integer inputs that are remembered, whether or not they were recorded; others are launched."""
+"""Sizes of one callable that are remembered, recorded or not. Calls of others run as KERNELS."""
+FIRST_RETRY = 16
+"""Calls of a size that is refused for a transient reason before it is tried again; then twice as many each time."""
 
 NOT_YET = "sizes that had not come back yet"
 HELPER_IS_COMING = "the compiled helper was still being compiled"
@@ -48,12 +51,28 @@ NO_MEMORY = "out of memory in a replay"
 SEEN_BY_HOOKS = "hooks see what is saved for the backward, which shares storages since no hooks saw it when it was recorded"
 
 
-class Relocatable:
-    """Runs a compiled callable as relocatable graphs where it can; call it with Inductor's list of inputs."""
+@dataclass(slots=True, eq=False)
+class SizeSlot:
+    """What is known of one size of a callable that has come: its recording, or why there is none, and what the next one needs."""
+
+    size: Size
+    replay: Replay | None = None
+    nodes: int = 0
+    """Nodes of `replay`, for the summary."""
+    last_use: int = 0
+    """Position in the order of use; see `Recordings._note_use`."""
+    refusal: Refusal | None = None
+    retries: CallBackoff = field(default_factory=lambda: CallBackoff(FIRST_RETRY, 2))
+    disagreements: Disagreements = field(default_factory=Disagreements)
+    mismatches: LayoutMismatches = field(default_factory=LayoutMismatches)
+
+
+class Recordings:
+    """Runs a compiled callable as GRAPH where it can; call it with Inductor's list of inputs."""
 
     _hears_of_draws = False
     _asks_of_captures = True
-    """Whether it has to be asked if a call that can be replayed is a part of a capture of the user's."""
+    """Whether each call has to ask if the user is capturing the current stream; a call within such a capture runs as KERNELS."""
 
     def __init__(
         self,
@@ -64,26 +83,25 @@ class Relocatable:
         max_recordings: int = MAX_RECORDINGS,
         recheck_s: float = 0.0,
     ) -> None:
-        """Run `launch` so; `recheck_s`: how often its results are checked, in seconds; 0: never."""
+        """Record `launch`, which runs the kernels; results are checked every `recheck_s` seconds (0: never)."""
         self._check = ResultCheck(launch, recorder, report, facts, recheck_s)
         self._max_recordings = max_recordings
         self._launch = launch
         self.facts = facts
-        """What is known of it beforehand."""
+        """What the analysis of the graph found."""
         self._recorder = recorder
         self._attempts = Attempts(launch, recorder, report, facts)
         self._report = report
-        self._replays: dict[tuple[int, ...], Replay] = {}
-        self._nodes: dict[tuple[int, ...], int] = {}
-        self._refused = Refusals()
-        self._disagreements = Disagreements()
-        self._misfits = Misfits()
-        self._seen: set[tuple[int, ...]] = set()
-        self._latest: tuple[int, ...] | None = None
+        self._slots: dict[Size, SizeSlot] = {}
+        self._latest: SizeSlot | None = None
+        self._uses = 0
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._put_off = 0
         self._recording = threading.Lock()
         self._changing = threading.Lock()
+        """Guards `_slots` and the recordings in them; held only while they change."""
+
+    # --- a call ---
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         on_device = self._recorder.on_device()
@@ -93,199 +111,123 @@ class Relocatable:
             return self._run(inputs)
 
     def _run(self, inputs: list[Any]) -> Any:
-        sizes = self._sizes_of(inputs)
-        replay = self._replays.get(sizes)
-        if replay is None:
-            return self._without_replay(sizes, inputs)
+        size = self._size_of(inputs)
+        slot = self._slots.get(size)
+        if slot is None or (replay := slot.replay) is None:
+            return self._without_replay(size, inputs)
         if self._asks_of_captures and self._recorder.in_capture():
             return self._step_aside(IN_A_CAPTURE, inputs)
         if replay.layout.saves_together and torch_private.saves_by_hooks():
             return self._step_aside(SEEN_BY_HOOKS, inputs)
         if replay.counts.replays >= replay.look_at:
-            return self._looked_at(sizes, replay, inputs)
-        return self._replay(sizes, replay, inputs)
+            return self._looked_at(slot, replay, inputs)
+        return self._replay(slot, replay, inputs)
 
-    def _looked_at(self, sizes: tuple[int, ...], replay: Replay, inputs: list[Any]) -> Any:
+    def _looked_at(self, slot: SizeSlot, replay: Replay, inputs: list[Any]) -> Any:
         """Run a call at which it may be time to check results."""
         if reason := self._check.verdict(replay):
-            self._drop(sizes)
-            self._refused.add(sizes, reason, Lasts.IN_THIS_PROCESS)
+            self._drop(slot)
+            slot.refusal = Refusal(reason, Persistence.PROCESS)
             return self._step_aside(reason, inputs)
         given = self._check.begin(replay, inputs)
-        outputs = self._replay(sizes, replay, inputs)
+        outputs = self._replay(slot, replay, inputs)
         if given is not None:
             self._check.end(replay, given, outputs)
         return outputs
 
-    def _replay(self, sizes: tuple[int, ...], replay: Replay, inputs: list[Any]) -> Any:
-        reason = misfit = None
+    def _replay(self, slot: SizeSlot, replay: Replay, inputs: list[Any]) -> Any:
+        reason = mismatch = None
         try:
             outputs, drawn = replay.drawing(inputs)
         except UnfitError as error:
-            reason, misfit = str(error), error.misfit
+            reason, mismatch = str(error), error.misfit
         except torch.OutOfMemoryError:
             reason = NO_MEMORY
         except DriverError as error:
             reason = str(error)
-            self._drop(sizes)
-            self._refused.add(sizes, reason, Lasts.IN_THIS_PROCESS)
+            self._drop(slot)
+            slot.refusal = Refusal(reason, Persistence.PROCESS)
         if reason is not None:
             # Not within `except`: the error's traceback keeps what was allocated for the replay.
-            return self._otherwise(sizes, inputs, reason, misfit)
-        if sizes != self._latest:
-            self._note_use(sizes)
+            return self._otherwise(slot, inputs, reason, mismatch)
+        if slot is not self._latest:
+            self._note_use(slot)
         if self._hears_of_draws:
             self._drew(replay, outputs, drawn)
         return outputs
 
-    def _sizes_of(self, inputs: list[Any]) -> tuple[int, ...]:
+    def _size_of(self, inputs: list[Any]) -> Size:
         integers = self._integers
         if integers is None:
             integers = self._integers = [index for index, value in enumerate(inputs) if type(value) is int]
         return tuple([inputs[index] for index in integers]) if integers else ()
 
     def _drew(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
-        """Note what random numbers a replay was given, if `_hears_of_draws`."""
-
-    @property
-    def refusal(self) -> str | None:
-        """Why no call so far could be recorded; None if one could, or none was tried."""
-        if self._replays:
-            return None
-        return self._refused.first or (TOO_MANY_CAPTURES if self._has_used_up_captures() else None)
-
-    @property
-    def refused_for_good(self) -> bool:
-        """Whether that lies in the graph itself, and will be so in the next process."""
-        return self.refusal is not None and self.lies_in_the_graph(self.refusal)
-
-    @property
-    def prepared(self) -> int:
-        """How many recordings and executables were made, or put off: a call that has changed it has done what later calls need not do."""
-        made = sum(replay.executables for replay in list(self._replays.values()))
-        return self._attempts.captures + self._put_off + made
-
-    def at(self, sizes: tuple[int, ...]) -> OfSizes:
-        """Return what this is for one set of integer inputs; closing it lets go of their recording alone."""
-        return OfSizes(self, sizes)
-
-    def refusal_at(self, sizes: tuple[int, ...]) -> str | None:
-        """Return why these sizes could not be recorded, or will not be; None if they are, or may be."""
-        if sizes in self._replays:
-            return None
-        return self._refused.of(sizes) or self._why_no_more(sizes)
-
-    def lies_in_the_graph(self, refusal: str) -> bool:
-        """Whether what was refused for this reason will be so in the next process, too."""
-        is_bound = refusal in {TOO_MANY_SIZES, TOO_MANY_CAPTURES}
-        return not is_bound and self._refused.lasts(refusal) is Lasts.IN_THE_GRAPH
-
-    def is_for_now(self, refusal: str) -> bool:
-        """Whether what was refused for this reason may not be so at any time."""
-        return self._refused.lasts(refusal) is Lasts.FOR_NOW
-
-    def let_go_at(self, sizes: tuple[int, ...]) -> None:
-        """Let go of the recording for some sizes, if there is one, and of having seen them."""
-        self._drop(sizes)
-        self._seen.discard(sizes)
-
-    @property
-    def costs(self) -> Costs | None:
-        """What making the latest recording came to."""
-        return self._attempts.costs
-
-    @property
-    def recordings(self) -> int:
-        """How many recordings there are."""
-        return len(self._replays)
-
-    @property
-    def replays(self) -> tuple[Replay, ...]:
-        """What there is of each recording; the one that was used last is the last."""
-        return tuple(self._replays.values())
-
-    def close(self) -> None:
-        """Let go of all recordings."""
-        while self._replays:
-            self._drop(next(iter(self._replays)))
-
-    # --- launching instead ---
+        """Note the range of random numbers that a replay was given, if `_hears_of_draws`."""
 
     def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
         self._report.step_aside(reason)
         self._attempts.note_launch()
         return self._launch(inputs)
 
-    def _without_replay(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
-        reason = self._why_not_record(sizes)
+    def _otherwise(self, slot: SizeSlot, inputs: list[Any], reason: str, mismatch: Misfit | None) -> Any:
+        """Run a call that its recording cannot serve: as KERNELS, or recorded again if the layout has mismatched often enough."""
+        is_due = mismatch is not None and slot.mismatches.add(inputs, mismatch)
+        if not is_due or self._why_no_more(slot.size) or not self._recording.acquire(blocking=False):
+            return self._step_aside(reason, inputs)
+        try:
+            return self._record(slot, inputs)
+        finally:
+            self._recording.release()
+
+    def _without_replay(self, size: Size, inputs: list[Any]) -> Any:
+        slot = self._slots.get(size)
+        if slot is None:
+            return self._step_aside(self._add_slot(size), inputs)
+        reason = self._why_not_record(slot)
         if reason is not None:
             return self._step_aside(reason, inputs)
         if not self._recording.acquire(blocking=False):
             return self._step_aside(BEING_RECORDED, inputs)
         try:
-            return self._record(sizes, inputs)
+            return self._record(slot, inputs)
         finally:
             self._recording.release()
 
-    def _otherwise(
-        self, sizes: tuple[int, ...], inputs: list[Any], reason: str, misfit: Misfit | None
-    ) -> Any:
-        """Run a call that its recording does not fit; such calls that come again are recorded so that it does."""
-        is_due = misfit is not None and self._misfits.note(sizes, inputs, misfit)
-        if not is_due or self._why_no_more(sizes) or not self._recording.acquire(blocking=False):
-            return self._step_aside(reason, inputs)
-        try:
-            return self._record(sizes, inputs)
-        finally:
-            self._recording.release()
-
-    def _why_not_record(self, sizes: tuple[int, ...]) -> str | None:
-        refused = self._refused.of(sizes)
-        if refused is not None:
-            if not self._may_be_over(sizes, refused):
-                return refused
-            self._refused.drop(sizes)
-        if reason := self._why_no_more(sizes):
+    def _why_not_record(self, slot: SizeSlot) -> str | None:
+        if slot.refusal is not None:
+            if not self._may_be_over(slot, slot.refusal):
+                return slot.refusal.reason
+            slot.refusal = None
+        if reason := self._why_no_more(slot.size):
             return reason
-        if sizes not in self._seen:
-            self._seen.add(sizes)
-            return NOT_YET
         if helper.is_coming():
             self._put_off += 1
             return HELPER_IS_COMING
         return IN_A_CAPTURE if self._recorder.in_capture() else None
 
-    def _may_be_over(self, sizes: tuple[int, ...], refused: str) -> bool:
-        if not self.is_for_now(refused) or self._recorder.in_capture():
+    def _may_be_over(self, slot: SizeSlot, refusal: Refusal) -> bool:
+        if refusal.persistence is not Persistence.TRANSIENT or self._recorder.in_capture():
             return False
-        if refused in self._attempts.of_recorder:
+        if refusal.reason in self._attempts.of_recorder:
             return self._recorder.why_not() is None
-        return self._refused.is_due(sizes)
-
-    def _why_no_more(self, sizes: tuple[int, ...]) -> str | None:
-        if sizes not in self._seen and len(self._seen) >= max(
-            MAX_SIZES, CAPTURES_OF_EACH * self._max_recordings
-        ):
-            return TOO_MANY_SIZES
-        return TOO_MANY_CAPTURES if self._has_used_up_captures() else None
-
-    def _has_used_up_captures(self) -> bool:
-        return self._attempts.captures >= CAPTURES_OF_EACH * self._max_recordings
+        return slot.retries.is_due()
 
     # --- recording ---
 
-    def _record(self, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
+    def _record(self, slot: SizeSlot, inputs: list[Any]) -> Any:
+        """Run a call as KERNELS, and keep a recording of it if that does the same."""
         attempt = self._attempts.begin(
             inputs,
-            self._disagreements.staged(sizes),
-            self._misfits.leeway(sizes),
-            is_doubted=self._disagreements.is_doubted(sizes),
+            slot.disagreements.staged,
+            slot.mismatches.constraints,
+            is_doubted=slot.disagreements.in_values,
         )
-        if isinstance(attempt, Failure):
-            self._note_failure(sizes, attempt)
+        if isinstance(attempt, Refusal):
+            self._refuse(slot, attempt)
             self._attempts.note_launch()
             return self._launch(inputs)
-        # The launched call is to take what recording had, and not more of the device beside it.
+        # The kernels are to use the memory that recording has used, and no more of the device beside it.
         self.trim()
         try:
             outputs = self._launch(inputs)
@@ -294,95 +236,177 @@ class Relocatable:
             raise  # the user's own, as without us
         found = self._attempts.end(attempt, outputs)
         if found is None:
-            self._disagreements.forget(sizes)
-            self._keep(sizes, attempt)
+            self._keep(slot, attempt)
             return outputs
         attempt.close()
-        if not isinstance(found, Failure):
-            found = Failure(str(found), self._disagreements.add(sizes, found, attempt.unseen))
-        self._note_failure(sizes, found)
+        if not isinstance(found, Refusal):
+            found = Refusal(str(found), slot.disagreements.add(found, attempt.unseen))
+        self._refuse(slot, found)
         return outputs
 
-    def _note_failure(self, sizes: tuple[int, ...], failure: Failure) -> None:
-        self._report.step_aside(failure.reason)
-        if failure.lasts is not None:
-            self._refused.add(sizes, failure.reason, failure.lasts)
+    def _refuse(self, slot: SizeSlot, refusal: Refusal) -> None:
+        self._report.step_aside(refusal.reason)
+        if refusal.persistence is not Persistence.ONE_CALL:
+            slot.refusal = refusal
 
-    def _keep(self, sizes: tuple[int, ...], attempt: Attempt) -> None:
+    def _keep(self, slot: SizeSlot, attempt: Attempt) -> None:
+        slot.disagreements.latest = None
         replay = attempt.keep()
         replay.look_at = self._check.first_look(replay)
         with self._changing:
-            before = self._replays.pop(sizes, None)
-            self._replays[sizes] = replay
-            self._latest = sizes
-            nodes, known = attempt.nodes, self._nodes.get(sizes, 0)
-            self._nodes[sizes] = nodes
-        self._report.note_nodes(nodes - known)
+            self._slots[slot.size] = slot  # another thread may have let go of it meanwhile
+            before, slot.replay = slot.replay, replay
+            more, slot.nodes = attempt.nodes - slot.nodes, attempt.nodes
+        self._note_use(slot)
+        self._report.note_nodes(more)
         self.trim()
         self._report.count(captured=1, staged=attempt.staged)
         if before is not None:
             before.close()
-        if len(self._replays) > self._max_recordings:
-            self._drop(next(iter(self._replays)))
+        if len(recorded := self._recorded()) > self._max_recordings:
+            self._drop(recorded[0])
 
     def trim(self) -> None:
-        """Give back what launching has left: memory that is free, and the workspaces of BLAS libraries. Raises nothing."""
+        """Give back free memory and the workspaces of BLAS libraries. Raises nothing."""
         try:
             with self._report.recording():
                 self._recorder.trim()
         except Exception as error:  # noqa: BLE001 - one of CUDA's, which is the user's to meet in a call of theirs
             self._report.fail(f"giving memory back: {type(error).__name__}")
 
-    def _drop(self, sizes: tuple[int, ...]) -> None:
+    # --- slots ---
+
+    def _add_slot(self, size: Size) -> str:
+        """Remember a size at its first call; return why that call is not recorded."""
+        if reason := self._why_no_more(size):
+            return reason
         with self._changing:
-            replay = self._replays.pop(sizes, None)
-            nodes = self._nodes.pop(sizes, 0)
+            self._slots.setdefault(size, SizeSlot(size))
+        return NOT_YET
+
+    def _why_no_more(self, size: Size | None) -> str | None:
+        bound = max(MAX_SIZES, CAPTURES_OF_EACH * self._max_recordings)
+        if size is not None and size not in self._slots and len(self._slots) >= bound:
+            return TOO_MANY_SIZES
+        is_used_up = self._attempts.captures >= CAPTURES_OF_EACH * self._max_recordings
+        return TOO_MANY_CAPTURES if is_used_up else None
+
+    def _note_use(self, slot: SizeSlot) -> None:
+        self._latest = slot
+        self._uses += 1
+        slot.last_use = self._uses
+
+    def _recorded(self) -> list[SizeSlot]:
+        """Return the slots that have a recording, the least recently used one first."""
+        recorded = [slot for slot in list(self._slots.values()) if slot.replay is not None]
+        return sorted(recorded, key=lambda slot: slot.last_use)
+
+    def _drop(self, slot: SizeSlot) -> None:
+        """Destroy the recording of a size, if there is one."""
+        with self._changing:
+            replay, slot.replay = slot.replay, None
+            nodes, slot.nodes = slot.nodes, 0
         if replay is not None:
             replay.close()
             self._report.note_nodes(-nodes)
 
-    def _note_use(self, sizes: tuple[int, ...]) -> None:
-        with self._changing:
-            replay = self._replays.pop(sizes, None)
-            if replay is not None:
-                self._replays[sizes] = replay
-            self._latest = sizes
+    def let_go_at(self, size: Size) -> None:
+        """Destroy the recording of a size, if there is one, and forget the size unless it is refused."""
+        if (slot := self._slots.get(size)) is not None:
+            self._drop(slot)
+            if slot.refusal is None:
+                self._slots.pop(size, None)
 
+    def close(self) -> None:
+        """Destroy all recordings."""
+        for slot in self._recorded():
+            self._drop(slot)
 
-@dataclass(frozen=True, slots=True)
-class OfSizes:
-    """A `Relocatable` as those see it who call it with one set of integer inputs only."""
+    # --- what others ask ---
 
-    whole: Relocatable
-    sizes: tuple[int, ...]
-
-    def __call__(self, inputs: list[Any]) -> Any:
-        """Run on Inductor's list of inputs."""
-        return self.whole(inputs)
+    def at(self, size: Size) -> RecordingsAtSize:
+        """Return a view of these recordings for one size."""
+        return RecordingsAtSize(self, size)
 
     @property
     def refusal(self) -> str | None:
-        """Why these sizes could not be recorded."""
-        return self.whole.refusal_at(self.sizes)
+        """Why no size could be recorded so far; None if one could, or none was tried."""
+        refusal = self.refusal_of()
+        return refusal.reason if refusal is not None else None
 
     @property
     def refused_for_good(self) -> bool:
-        """Whether that lies in the graph itself, and will be so in the next process."""
-        return self.refusal is not None and self.whole.lies_in_the_graph(self.refusal)
+        """Whether no size could be recorded, and the reason holds in the next process too."""
+        refusal = self.refusal_of()
+        return refusal is not None and refusal.persistence is Persistence.PERMANENT
+
+    def refusal_of(self, size: Size | None = None) -> Refusal | None:
+        """Return why a size (None: any size) could not or will not be recorded; None if it is recorded, or may be."""
+        slots = [slot for slot in list(self._slots.values()) if size is None or slot.size == size]
+        if any(slot.replay is not None for slot in slots):
+            return None
+        reason = self._why_no_more(size)
+        bound = Refusal(reason, Persistence.PROCESS) if reason else None
+        return next((slot.refusal for slot in slots if slot.refusal is not None), bound)
 
     @property
     def prepared(self) -> int:
-        """How many recordings and executables were made, for whichever sizes."""
-        return self.whole.prepared
+        """A number that changes with each recording or executable that is made or put off: such a call is no steady-state call."""
+        made = sum(replay.executables for replay in self.replays)
+        return self._attempts.captures + self._put_off + made
 
-    def at(self, sizes: tuple[int, ...]) -> OfSizes:
-        """Return the same for other sizes."""
-        return OfSizes(self.whole, sizes)
+    @property
+    def costs(self) -> Costs | None:
+        """What making the latest recording cost."""
+        return self._attempts.costs
+
+    @property
+    def recordings(self) -> int:
+        """The number of recordings."""
+        return len(self._recorded())
+
+    @property
+    def replays(self) -> tuple[Replay, ...]:
+        """The recordings, the most recently used one last."""
+        return tuple(slot.replay for slot in self._recorded() if slot.replay is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingsAtSize:
+    """A view of `Recordings` for a caller with one size only."""
+
+    all: Recordings
+    size: Size
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """Run on Inductor's list of inputs."""
+        return self.all(inputs)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why this size could not be recorded."""
+        refusal = self.all.refusal_of(self.size)
+        return refusal.reason if refusal is not None else None
+
+    @property
+    def refused_for_good(self) -> bool:
+        """Whether this size could not be recorded, and the reason holds in the next process too."""
+        refusal = self.all.refusal_of(self.size)
+        return refusal is not None and refusal.persistence is Persistence.PERMANENT
+
+    @property
+    def prepared(self) -> int:
+        """See `Recordings.prepared`: a recording of any size counts."""
+        return self.all.prepared
+
+    def at(self, size: Size) -> RecordingsAtSize:
+        """Return a view for another size."""
+        return RecordingsAtSize(self.all, size)
 
     def trim(self) -> None:
-        """Give back what launching has left."""
-        self.whole.trim()
+        """Give back free memory; see `Recordings.trim`."""
+        self.all.trim()
 
     def close(self) -> None:
-        """Let go of their recording."""
-        self.whole.let_go_at(self.sizes)
+        """Destroy the recording of this size."""
+        self.all.let_go_at(self.size)

@@ -1,102 +1,75 @@
-"""What becomes of sizes whose recording failed: they are tried again, with buffers for unseen inputs, or refused, and for how long."""
+"""What becomes of a size whose recording failed: for how long it is refused, and when it is tried again with buffers for inputs."""
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from pygraphd.client.recording.comparison import Disagreement
-
-    Sizes = tuple[int, ...]
+from pygraphd.client.recording.comparison import Disagreement
 
 
-FIRST_LOOK = 16
-"""Calls that are refused for now before it is tried again; then twice as many each time."""
-
-
-class Lasts(enum.Enum):
+class Persistence(enum.Enum):
     """How long a refusal holds."""
 
-    IN_THE_GRAPH = enum.auto()
-    """It lies in the graph, and will be so in the next process."""
-    IN_THIS_PROCESS = enum.auto()
-    """The next process may find it otherwise: a driver's call that failed, a bound that was reached."""
-    FOR_NOW = enum.auto()
-    """It lies in how this process is set up, or in the memory that is free: what was decided meanwhile is provisional."""
+    PERMANENT = enum.auto()
+    """The reason lies in the graph, and holds in the next process too."""
+    PROCESS = enum.auto()
+    """The next process may succeed: a call of the driver failed, or a bound was reached."""
+    TRANSIENT = enum.auto()
+    """The reason is the setup of this process or the memory that is free. What is decided meanwhile is provisional."""
+    ONE_CALL = enum.auto()
+    """Nothing is refused: the next call of the size is recorded again."""
 
 
-class Refusals:
-    """Why the sizes of one callable are launched."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a size was not recorded, and for how long that holds."""
 
-    def __init__(self) -> None:
-        self._reasons: dict[Sizes, str] = {}
-        self._lasts: dict[str, Lasts] = {}
-        self._calls: dict[Sizes, int] = {}
-
-    def add(self, sizes: Sizes, reason: str, lasts: Lasts) -> None:
-        """Refuse some sizes for a reason."""
-        self._lasts[reason] = lasts
-        self._reasons[sizes] = reason
-
-    def drop(self, sizes: Sizes) -> None:
-        """Let some sizes be recorded after all."""
-        self._reasons.pop(sizes, None)
-
-    def of(self, sizes: Sizes) -> str | None:
-        """Return why some sizes are refused; None if they are not."""
-        return self._reasons.get(sizes)
-
-    def is_due(self, sizes: Sizes) -> bool:
-        """Count a call that is refused for now; return whether to look if that is over: more and more seldom."""
-        calls = self._calls[sizes] = self._calls.get(sizes, 0) + 1
-        return calls >= FIRST_LOOK and calls & (calls - 1) == 0
-
-    @property
-    def first(self) -> str | None:
-        """The reason of what was refused first."""
-        return next(iter(self._reasons.values()), None)
-
-    def lasts(self, reason: str) -> Lasts:
-        """Return how long what was refused for a reason is."""
-        return self._lasts.get(reason, Lasts.IN_THE_GRAPH)
+    reason: str
+    persistence: Persistence
 
 
+@dataclass(slots=True)
+class CallBackoff:
+    """Says at which calls to try again: after `due` calls, and each time after `factor` times as many."""
+
+    due: int
+    factor: int
+    calls: int = 0
+
+    def is_due(self) -> bool:
+        """Count a call; return whether to try again at it."""
+        self.calls += 1
+        if self.calls < self.due:
+            return False
+        self.due *= self.factor
+        return True
+
+
+@dataclass(slots=True)
 class Disagreements:
-    """Recordings of one callable that did something else than the launched call did on the same inputs.
+    """Recordings of one size that differed from KERNELS on the same inputs, and what follows for the next recording.
 
-    Kernels that add in an order of their own may differ by chance. So each is made once more, and it is found out how much the callable
-    differs from itself; if it disagrees again, with buffers for inputs that show up in no node, one of which may be used after all.
+    Kernels that add in an order of their own may differ by chance. So a recording that differs is made once more, and the callable is
+    compared with itself as well. If values differ again, the next recording has buffers for the inputs that no node refers to: one of
+    them may be read after all.
     """
 
-    def __init__(self) -> None:
-        self._doubted: set[Sizes] = set()
-        self._before: dict[Sizes, Disagreement] = {}
-        self._unseen: dict[Sizes, frozenset[int]] = {}
+    latest: Disagreement | None = None
+    """Of the latest recording, unless one has agreed since."""
+    in_values: bool = False
+    """Whether any recording has computed other values. Then the callable may differ from itself, and is compared with itself."""
+    staged: frozenset[int] = frozenset()
+    """Indices of the inputs for which the next recording has buffers."""
 
-    def staged(self, sizes: Sizes) -> frozenset[int]:
-        """Return the inputs that are to have buffers."""
-        return self._unseen.get(sizes, frozenset())
-
-    def is_doubted(self, sizes: Sizes) -> bool:
-        """Whether a recording of some sizes has computed other values: the callable may differ from itself."""
-        return sizes in self._doubted
-
-    def add(self, sizes: Sizes, found: Disagreement, unseen: frozenset[int]) -> Lasts | None:
-        """Note what a recording came to, and the inputs that nobody sees in it; return how long it is refused, None: try again."""
-        before = self._before.get(sizes)
-        self._before[sizes] = found
-        if found.in_values:
-            self._doubted.add(sizes)
+    def add(self, found: Disagreement, unreferenced: frozenset[int]) -> Persistence:
+        """Note how a recording differs and which inputs no node of it refers to; return how long the size is refused."""
+        before, self.latest = self.latest, found
+        self.in_values |= found.in_values
         if before is None:
-            return None
-        staged = self.staged(sizes)
-        if found.in_values and not unseen <= staged:
-            self._unseen[sizes] = staged | unseen
-            return None
-        is_the_same = before.what == found.what or sizes in self._unseen
-        return Lasts.IN_THE_GRAPH if is_the_same else Lasts.IN_THIS_PROCESS
-
-    def forget(self, sizes: Sizes) -> None:
-        """Note that a recording of these sizes agreed: what comes later is another matter."""
-        self._before.pop(sizes, None)
+            return Persistence.ONE_CALL
+        if found.in_values and not unreferenced <= self.staged:
+            self.staged |= unreferenced
+            return Persistence.ONE_CALL
+        is_the_same = before.what == found.what or self.staged
+        return Persistence.PERMANENT if is_the_same else Persistence.PROCESS

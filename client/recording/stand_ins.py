@@ -8,7 +8,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.recording.builder import input_groups
-from pygraphd.client.recording.layout_mismatch import Leeway
+from pygraphd.client.recording.layout_mismatch import LayoutConstraints
 from pygraphd.client.replay.addresses import extent
 from pygraphd.client.replay.arena import Arena
 from pygraphd.client.replay.graph_exec import InputGroup
@@ -59,7 +59,7 @@ def _device_of(inputs: Sequence[Any]) -> torch.device:
 
 def stand_ins_for(
     inputs: Sequence[Any],
-    leeway: Leeway = Leeway(),  # noqa: B008 - it is frozen
+    constraints: LayoutConstraints = LayoutConstraints(),  # noqa: B008 - it is frozen
     moving: Moving | None = None,
 ) -> tuple[list[Any], list[torch.Tensor]]:
     """Return tensors like the inputs in memory of their own, without their values, and that memory as 64-bit integers.
@@ -67,9 +67,9 @@ def stand_ins_for(
     They are aligned as the inputs are, or worse, and overlap as these do unless they are to lie apart. `moving` are the inputs' groups.
     """
     copies, places = list(inputs), []
-    for group, span in _groups(inputs, leeway, moving):
+    for group, span in _groups(inputs, constraints, moving):
         members = [(index, inputs[index]) for index, _ in group.members]
-        copy, base = _room_for(*members[0], span, leeway if len(members) == 1 else Leeway())
+        copy, base = _room_for(*members[0], span, constraints if len(members) == 1 else LayoutConstraints())
         places.append(copy.view(torch.int64))
         for index, tensor in members:
             start = base + tensor.data_ptr() - span.start
@@ -82,10 +82,10 @@ def stand_ins_for(
 
 
 def _groups(
-    inputs: Sequence[Any], leeway: Leeway, moving: Moving | None
+    inputs: Sequence[Any], constraints: LayoutConstraints, moving: Moving | None
 ) -> Iterator[tuple[InputGroup, Span]]:
     """Yield the inputs that can move, those that overlap together unless they are to lie apart."""
-    if not leeway.apart:
+    if not constraints.apart:
         yield from moving_of(inputs, moving)
         return
     for index, value in enumerate(inputs):
@@ -94,40 +94,46 @@ def _groups(
             yield InputGroup(((index, 0),), alignment(span.start), span.start), span
 
 
-def bytes_to_stand_in(inputs: Sequence[Any], leeway: Leeway, moving: Moving | None = None) -> int:
+def bytes_to_stand_in(
+    inputs: Sequence[Any], constraints: LayoutConstraints, moving: Moving | None = None
+) -> int:
     """Return how much memory `stand_ins_for` takes."""
-    return sum(_room(span) for _, span in _groups(inputs, leeway, moving))
+    return sum(_room(span) for _, span in _groups(inputs, constraints, moving))
 
 
 def elsewhere_for(
     inputs: Sequence[Any],
-    leeway: Leeway = Leeway(),  # noqa: B008 - it is frozen
+    constraints: LayoutConstraints = LayoutConstraints(),  # noqa: B008 - it is frozen
     moving: Moving | None = None,
 ) -> tuple[list[Any], list[torch.Tensor]]:
     """Return tensors as `stand_ins_for` does, but side by side in one allocation, and that: it takes less time to make."""
-    copies, groups = list(inputs), list(_groups(inputs, leeway, moving))
+    copies, groups = list(inputs), list(_groups(inputs, constraints, moving))
     if not groups:
         return copies, []
     arena = Arena(sum(_room(span) for _, span in groups), _device_of(inputs))
     for group, span in groups:
         first = group.members[0][0]
-        like = _base_like(first, inputs[first], span, leeway if len(group.members) == 1 else Leeway())
+        like = _base_like(
+            first, inputs[first], span, constraints if len(group.members) == 1 else LayoutConstraints()
+        )
         start = arena.take(span.size, like)
         for index, _ in group.members:
             copies[index] = arena.tensor(start + inputs[index].data_ptr() - span.start, inputs[index])
     return copies, [arena.whole]
 
 
-def _room_for(index: int, member: torch.Tensor, span: Span, leeway: Leeway) -> tuple[torch.Tensor, int]:
+def _room_for(
+    index: int, member: torch.Tensor, span: Span, constraints: LayoutConstraints
+) -> tuple[torch.Tensor, int]:
     """Return bytes that a span has room in, and where in them its member is aligned as it is, or worse."""
     room = torch.empty(_room(span), dtype=torch.uint8, device=member.device)
-    return room, (_base_like(index, member, span, leeway) - room.data_ptr()) % BLOCK
+    return room, (_base_like(index, member, span, constraints) - room.data_ptr()) % BLOCK
 
 
-def _base_like(index: int, member: torch.Tensor, span: Span, leeway: Leeway) -> int:
+def _base_like(index: int, member: torch.Tensor, span: Span, constraints: LayoutConstraints) -> int:
     """Return an address that a span's is to be like, up to multiples of a block, for its member to be aligned as it is, or worse."""
     address: int = member.data_ptr()
-    worst = leeway.alignments.get(index, BLOCK)
+    worst = constraints.alignments.get(index, BLOCK)
     like = worst if worst < alignment(address) else address
     return like - (address - span.start)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pygraphd.client.recording.comparison import Disagreement
-    from pygraphd.client.recording.recordings import Relocatable
+    from pygraphd.client.recording.recordings import Recordings
     from pygraphd.client.recording.verification import Generator
     from tests.gpu.guards import Guarded
 
@@ -30,7 +30,7 @@ class Beside:
     def __init__(
         self,
         launch: Callable[[list[Any]], Any],
-        relocatable: Relocatable,
+        relocatable: Recordings,
         guarded: Guarded,
         generator: Generator,
     ) -> None:
@@ -117,7 +117,7 @@ class Beside:
 
     def expect_moved_calls(self) -> None:
         """Assert that all calls were replays but for one that was launched and one or two that were recorded, and moved each time."""
-        for replay in self.relocatable._replays.values():
+        for replay in self.relocatable.replays:
             # The trial of the recording is a replay, too.
             counts = replay.counts
             assert counts.replays >= max(self.calls - 2, 2), (self.calls, counts)

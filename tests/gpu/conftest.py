@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.common.report import Report
     from pygraphd.client.frontend.runtime import Session
-    from pygraphd.client.recording.recordings import Relocatable
+    from pygraphd.client.recording.recordings import Recordings
     from tests.gpu.beside import Beside
     from tests.gpu.seen import Seeing
 
@@ -125,7 +125,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
 
 
 class Relocated:
-    """Relocatable graphs in the place of PyTorch's own CUDA graphs, and their counters."""
+    """Recordings graphs in the place of PyTorch's own CUDA graphs, and their counters."""
 
     def __init__(self) -> None:
         from pygraphd.client.common.report import Report
@@ -133,7 +133,7 @@ class Relocated:
 
         self.report = Report()
         self.seen = Seen()
-        self.made: list[Relocatable] = []
+        self.made: list[Recordings] = []
         self._recorders: dict[int, Seeing] = {}
         self._is_launching = False
         self.outputs: Iterator[GraphFacts] = iter(())
@@ -143,10 +143,10 @@ class Relocated:
         outputs = next(self.outputs)
         if self._is_launching:
             return runnable
-        from pygraphd.client.recording.attention_host import relocatable
+        from pygraphd.client.recording.attention_host import make_recordings
 
         recorder = self._recorder(device_index)
-        self.made.append(relocatable(runnable, recorder, self.report, outputs))
+        self.made.append(make_recordings(runnable, recorder, self.report, outputs))
         return self.made[-1]
 
     def _recorder(self, device_index: int) -> Seeing:
@@ -195,7 +195,7 @@ class Relocated:
         self.expect(captured=len(self.made))
         assert self.made
         for each in self.made:
-            (replay,) = each._replays.values()
+            (replay,) = each.replays
             assert replay.counts.replays > 1  # one is the trial of the recording
 
 

@@ -65,7 +65,7 @@ def test_two_graphs_on_two_streams_draw_what_they_draw_on_one(
     streams = [torch.cuda.Stream() for _ in range(2)]
     with torch.no_grad():
         expected = drawn(streams[:1], runs, x)
-        replays = sum(replay.counts.replays for each in relocated.made for replay in each._replays.values())
+        replays = sum(replay.counts.replays for each in relocated.made for replay in each.replays)
         assert OTHER_STREAM not in relocated.report.fallbacks  # it may go to a stream when all is done
         found = drawn(streams, runs, x)
 
@@ -74,7 +74,7 @@ def test_two_graphs_on_two_streams_draw_what_they_draw_on_one(
     # What is on the stream that does not have its turn is launched, and the rest is not; from torch 2.13 on each has a state of its own.
     launched = relocated.report.fallbacks[OTHER_STREAM]
     assert 0 < launched < CALLS if torch_private.graphs_share_random_state() else launched == 0
-    after = sum(replay.counts.replays for each in relocated.made for replay in each._replays.values())
+    after = sum(replay.counts.replays for each in relocated.made for replay in each.replays)
     assert after > replays
 
 

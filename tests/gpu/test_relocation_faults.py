@@ -74,7 +74,7 @@ def test_an_input_whose_address_is_hidden_is_staged(relocated: Relocated) -> Non
         assert torch.equal(result, each + 1)
     assert relocated.report.counts["captured"] == relocated.report.counts["staged"] == 1
     assert any(reason.startswith("verification: output 0 differs") for reason in relocated.report.fallbacks)
-    (replay,) = relocated.made[0]._replays.values()
+    (replay,) = relocated.made[0].replays
     assert replay.counts.replays > 3
 
 
@@ -92,11 +92,11 @@ def room(size: int) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def recorder_of(launch: Callable[[list[Any]], Any], relocated: Relocated) -> recordings.Relocatable:
+def recorder_of(launch: Callable[[list[Any]], Any], relocated: Relocated) -> recordings.Recordings:
     from pygraphd.client.backend import driver
     from pygraphd.client.recording.capture import CudaRecorder
 
-    return recordings.Relocatable(launch, CudaRecorder(driver.load(), 0), relocated.report)
+    return recordings.Recordings(launch, CudaRecorder(driver.load(), 0), relocated.report)
 
 
 def test_memory_may_run_out_at_any_point_of_recording(relocated: Relocated) -> None:

@@ -1,4 +1,4 @@
-"""Relocatable graphs as one of the deployments that are measured, decided and remembered."""
+"""Recordings graphs as one of the deployments that are measured, decided and remembered."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.recording.pipeline import Failure
-from pygraphd.client.recording.recordings import NOT_YET, Relocatable
-from pygraphd.client.recording.refusals import Lasts
+from pygraphd.client.recording.recordings import NOT_YET, Recordings, SizeSlot
+from pygraphd.client.recording.refusals import Persistence, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,15 +63,15 @@ def test_both_are_measured_and_the_result_is_right(watched: Watched) -> None:
 def test_a_forward_is_recorded_beside_a_backward_that_cannot_be(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = Relocatable._record
+    record = Recordings._record
 
-    def refusing(one: Relocatable, sizes: tuple[int, ...], inputs: list[Any]) -> Any:
+    def refusing(one: Recordings, slot: SizeSlot, inputs: list[Any]) -> Any:
         if torch._C._current_graph_task_id() != -1:  # autograd has called it
-            one._note_failure(sizes, Failure("refused for a test", Lasts.IN_THE_GRAPH))
+            one._refuse(slot, Refusal("refused for a test", Persistence.PERMANENT))
             return one._launch(inputs)
-        return record(one, sizes, inputs)
+        return record(one, slot, inputs)
 
-    monkeypatch.setattr(Relocatable, "_record", refusing)
+    monkeypatch.setattr(Recordings, "_record", refusing)
     mine, plain = network(), network()
 
     losses = train(torch.compile(mine, mode="reduce-overhead"), list(mine.parameters()))
@@ -83,7 +82,7 @@ def test_a_forward_is_recorded_beside_a_backward_that_cannot_be(
 
 
 def test_what_is_deployed_stays_right(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relocatable graphs win whatever is measured."""
+    """Recordings graphs win whatever is measured."""
     from pygraphd.schema import policy
     from pygraphd.schema.messages import Decision, Deployment
 

@@ -1,4 +1,4 @@
-"""Relocatable graphs in whole processes of users': several ranks, an allocator that is set otherwise, captures of theirs."""
+"""Recordings graphs in whole processes of users': several ranks, an allocator that is set otherwise, captures of theirs."""
 
 from __future__ import annotations
 

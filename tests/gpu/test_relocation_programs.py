@@ -108,7 +108,7 @@ def test_inputs_and_results_that_never_lie_where_any_has_lain(relocated: Relocat
 
     run = compiled(affine if kernels == 1 else halved)
     warm(run, x())
-    ((replay,),) = ([*each._replays.values()] for each in relocated.made)
+    ((replay,),) = (each.replays for each in relocated.made)
     before, inputs = replay.counts.written, [x() for _ in range(400)]
 
     results = [run(each) for each in inputs]
@@ -165,7 +165,7 @@ def test_views_with_odd_offsets(relocated: Relocated) -> None:
 
     # Of what is not aligned to 16 bytes Inductor makes copies. The second that is aligned to 16 or 64 is recorded anew, and all later ones fit.
     [region] = relocated.made
-    [replay] = region._replays.values()
+    [replay] = region.replays
     assert relocated.report.fallbacks == {recordings.NOT_YET: 1, Misfit.ALIGNMENT.value: 1}
     assert relocated.report.counts["captured"] == 2
     assert replay.counts.replays >= 5  # one is the trial of the recording
@@ -487,9 +487,9 @@ def test_every_driver_call_may_fail(
     def attempt(fail_at: int) -> int:
         from pygraphd.client.backend import driver
         from pygraphd.client.recording.capture import CudaRecorder
-        from pygraphd.client.recording.recordings import Relocatable
+        from pygraphd.client.recording.recordings import Recordings
 
-        run = Relocatable(runnable, CudaRecorder(driver.load(), 0), relocated.report)
+        run = Recordings(runnable, CudaRecorder(driver.load(), 0), relocated.report)
         failing.count, failing.fail_at = 0, fail_at
         found, offset = three_calls(run, a)
         assert all(map(torch.equal, found, expected))

@@ -101,7 +101,7 @@ def test_an_optimizer_that_replaces_the_storage_of_parameters(relocated: Relocat
     torch.testing.assert_close([*mine.parameters()], [*plain.parameters()], rtol=1e-3, atol=1e-5)
     relocated.expect_all_captured()
     for region in relocated.made:
-        (replay,) = region._replays.values()
+        (replay,) = region.replays
         assert replay.counts.relocated >= 8
 
 

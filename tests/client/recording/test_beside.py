@@ -17,7 +17,7 @@ from tests.gpu.seen import Seen
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pygraphd.client.recording.recordings import Relocatable
+    from pygraphd.client.recording.recordings import Recordings
     from tests.support.emulator import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -48,7 +48,7 @@ def guarded(case: Case, monkeypatch: pytest.MonkeyPatch) -> Guarded:
 class Spoilt:
     """A relocatable callable of which each call is followed by a mistake."""
 
-    def __init__(self, whole: Relocatable, spoil: Callable[[list[Any], Any], Any]) -> None:
+    def __init__(self, whole: Recordings, spoil: Callable[[list[Any], Any], Any]) -> None:
         self.whole = whole
         self.spoil = spoil
 
@@ -79,7 +79,7 @@ def test_a_replay_that_is_right_moves_at_every_call(case: Case, guarded: Guarded
 
     run.expect_moved_calls()
     case.expect(captured=1, staged=0)
-    (replay,) = run.relocatable._replays.values()
+    (replay,) = run.relocatable.replays
     assert (replay.counts.replays, replay.counts.relocated) == (4, 4)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import Misfit
 from pygraphd.client.recording import comparison, pipeline, recordings, stand_ins
-from pygraphd.client.recording.layout_mismatch import FIRST, LESS_OFTEN, Leeway, Misfits
+from pygraphd.client.recording.layout_mismatch import FACTOR, FIRST, LayoutConstraints, LayoutMismatches
 from pygraphd.client.replay.relocation_table import BLOCK, MAX_ALIGNMENT, alignment
 from tests.client.recording.test_recordings import Case, add
 
@@ -170,7 +170,7 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
     inputs: list[Any] = [room[start + each : start + each + 8].view(torch.float32) for each in offsets]
 
     make = stand_ins.elsewhere_for if side_by_side else stand_ins.stand_ins_for
-    made, places = make(inputs, Leeway(worst, apart))
+    made, places = make(inputs, LayoutConstraints(worst, apart))
 
     spans = sorted((each.data_ptr(), each.data_ptr() + 8) for each in made)
     if apart:
@@ -186,23 +186,22 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
     rooms = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in places]
     assert all(any(begin <= start and end <= stop for begin, stop in rooms) for start, end in spans)
     taken = sum(each.nbytes for each in places)
-    assert taken == stand_ins.bytes_to_stand_in(inputs, Leeway(worst, apart))
+    assert taken == stand_ins.bytes_to_stand_in(inputs, LayoutConstraints(worst, apart))
 
 
 def test_calls_that_do_not_fit_are_recorded_ever_more_seldom() -> None:
-    misfits, inputs = Misfits(), [torch.zeros(4), 3, None]
+    mismatches, inputs = LayoutMismatches(), [torch.zeros(4), 3, None]
 
-    due = [call for call in range(1, 600) if misfits.note((3,), inputs, Misfit.ALIGNMENT)]
+    due = [call for call in range(1, 600) if mismatches.add(inputs, Misfit.ALIGNMENT)]
 
     assert due == [
         FIRST,
-        FIRST * LESS_OFTEN,
-        FIRST * LESS_OFTEN**2,
-        FIRST * LESS_OFTEN**3,
-        FIRST * LESS_OFTEN**4,
+        FIRST * FACTOR,
+        FIRST * FACTOR**2,
+        FIRST * FACTOR**3,
+        FIRST * FACTOR**4,
     ]
-    assert misfits.leeway((3,)).apart is False
-    assert misfits.leeway((4,)) == Leeway()
+    assert mismatches.constraints == LayoutConstraints()
 
 
 def test_any_order_of_alignments_ends_in_replays(case: Case) -> None:

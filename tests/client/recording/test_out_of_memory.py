@@ -10,12 +10,12 @@ import torch
 from pygraphd.client.recording import builder, pipeline, recorded_call, verification
 from pygraphd.client.recording.builder import Capture
 from pygraphd.client.replay.replay import Replay
-from tests.client.recording.test_recordings import Case, HostRecorder, add
+from tests.client.recording.test_recordings import Case, HostRecorder, add, is_transient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pygraphd.client.recording.recordings import Relocatable
+    from pygraphd.client.recording.recordings import Recordings
     from tests.support.emulator import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -45,7 +45,7 @@ def full(*_: object, **__: object) -> Any:
     raise torch.OutOfMemoryError(f"{FULL} GPU 0 has a total capacity of 80 GiB.\nA second line.")
 
 
-def call(case: Case, run: Relocatable, times: int = 1) -> None:
+def call(case: Case, run: Recordings, times: int = 1) -> None:
     for i in range(times):
         assert run([case.floats(i), case.floats(2)])[0].tolist() == [i + 2]
 
@@ -104,7 +104,7 @@ def test_it_may_happen_to_an_input_that_is_to_be_staged(case: Case, monkeypatch:
     expect_nothing_left(case, before)
     case.expect(captured=0, staged=0)
     assert str(run.refusal).startswith(FULL)
-    assert run.is_for_now(str(run.refusal))
+    assert is_transient(run)
     assert not run.refused_for_good
 
 

@@ -20,6 +20,7 @@ from pygraphd.client.common.report import Report
 from pygraphd.client.recording import attention_host, builder, comparison, pipeline, recordings, verification
 from pygraphd.client.recording.builder import Capture
 from pygraphd.client.recording.output_reserves import Room, Rooms
+from pygraphd.client.recording.refusals import Persistence
 from pygraphd.client.replay.node_params import OpaqueError, Parameters, PassingError
 from pygraphd.client.replay.relocation_table import BLOCK, Share, Span
 from pygraphd.client.replay.rng import Draw
@@ -28,7 +29,7 @@ from pygraphd.client.replay.stream_affinity import OTHER_STREAM, OneStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from pygraphd.client.recording.recordings import Relocatable
+    from pygraphd.client.recording.recordings import Recordings
     from tests.support.emulator import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -348,7 +349,7 @@ class Case:
         self.allocator = allocator
         self.recorder = HostRecorder(emulator, allocator)
         self.report = Report()
-        self._made: list[Relocatable] = []
+        self._made: list[Recordings] = []
 
     def make(
         self,
@@ -356,7 +357,7 @@ class Case:
         undefined: frozenset[int] = frozenset(),
         max_recordings: int = recordings.MAX_RECORDINGS,
         state: State = State(),  # noqa: B008 - it is frozen
-    ) -> Relocatable:
+    ) -> Recordings:
         return self.made(body, GraphFacts(undefined, state=state), max_recordings)
 
     def made(
@@ -365,9 +366,9 @@ class Case:
         facts: GraphFacts,
         max_recordings: int = recordings.MAX_RECORDINGS,
         recheck_s: float = 0.0,
-    ) -> Relocatable:
+    ) -> Recordings:
         launch = self.recorder.compiled(body)
-        made = attention_host.relocatable(
+        made = attention_host.make_recordings(
             launch, self.recorder, self.report, facts, max_recordings, recheck_s
         )
         self._made.append(made)
@@ -392,6 +393,11 @@ def case(emulator: Emulator, allocator: Allocator) -> Any:
     case = Case(emulator, allocator)
     yield case
     case.close()
+
+
+def is_transient(run: Recordings) -> bool:
+    refusal = run.refusal_of()
+    return refusal is not None and refusal.persistence is Persistence.TRANSIENT
 
 
 def add(operations: Operations, inputs: list[Any]) -> Any:
@@ -596,7 +602,7 @@ def test_sizes_are_recorded_when_they_come_back_and_never_without_end(case: Case
         for n in range(1, 21):
             call(n)
 
-    case.expect(captured=recordings.MAX_CAPTURES)
+    case.expect(captured=recordings.CAPTURES_OF_EACH * recordings.MAX_RECORDINGS)
     assert run.recordings == recordings.MAX_RECORDINGS
     assert case.report.fallbacks[recordings.TOO_MANY_CAPTURES] > 0
     _, executables = case.emulator.live()
@@ -644,7 +650,7 @@ def test_each_size_has_its_part_which_can_be_let_go_of(case: Case) -> None:
     first, second = run.replays
     parts[1]([case.floats(5, 6), 1])
     assert run.replays == (second, first)  # in the order of use
-    assert run.replays[-1] is run._replays[(1,)]
+    assert run.replays[-1] is run._slots[(1,)].replay
     parts[1].close()
     parts[3].close()
     assert run.recordings == 1
@@ -842,7 +848,7 @@ def test_memory_that_is_short_while_results_are_compared_refuses_nothing_for_goo
             assert run([case.floats(1), case.floats(i)])[0].tolist() == [i]
 
     assert (run.refusal, run.refused_for_good) == ("verification failed: CUDA out of memory", False)
-    assert run.is_for_now(str(run.refusal))
+    assert is_transient(run)
     case.expect(captured=0, staged=0)
 
 
@@ -1346,7 +1352,7 @@ def test_what_the_recorder_refuses_is_recorded_once_that_is_over(case: Case) -> 
     for i in range(4):
         assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
     assert (run.refusal, run.refused_for_good) == ("the history is being recorded", False)
-    assert run.is_for_now("the history is being recorded")
+    assert is_transient(run)
     assert case.recorder.captures == 1  # it is only asked whether that is over
 
     case.recorder.refuses = None
@@ -1378,7 +1384,7 @@ def test_room_that_is_there_again_is_found_after_some_calls(case: Case) -> None:
     for i in range(3):
         assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
     assert run.refusal == pipeline.NO_ROOM
-    assert run.is_for_now(pipeline.NO_ROOM)
+    assert is_transient(run)
     case.recorder.free = 1 << 40
 
     for i in range(20):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.client.recording.comparison import Disagreement
-from pygraphd.client.recording.refusals import FIRST_LOOK, Disagreements, Lasts, Refusals
+from pygraphd.client.recording.recordings import FIRST_RETRY
+from pygraphd.client.recording.refusals import CallBackoff, Disagreements, Persistence
 
 pytestmark = pytest.mark.torch
 
@@ -18,30 +19,31 @@ DIFFERS = Disagreement("output 0 differs", in_values=True)
 def test_whatever_is_unseen_each_time_it_comes_to_an_end(unseen: list[frozenset[int]]) -> None:
     """What shows up in no node may be another input each time."""
     found = Disagreements()
-    said = [found.add((), DIFFERS, each) for each in unseen]
+    said = [found.add(DIFFERS, each) for each in unseen]
 
-    assert said[0] is None  # by chance
-    assert said.count(None) <= 1 + 4  # each further one has a buffer more
-    assert said[said.index(next(filter(None, said)))] is Lasts.IN_THE_GRAPH
+    again = [each for each in said if each is Persistence.ONE_CALL]
+    assert said[0] is Persistence.ONE_CALL  # by chance
+    assert len(again) <= 1 + 4  # each further one has a buffer more
+    assert next(each for each in said if each is not Persistence.ONE_CALL) is Persistence.PERMANENT
 
 
 def test_another_reason_each_time_says_nothing_of_the_graph() -> None:
     found = Disagreements()
-    found.add((), DIFFERS, frozenset())
+    found.add(DIFFERS, frozenset())
 
-    assert found.add((), Disagreement("output 1 differs"), frozenset()) is Lasts.IN_THIS_PROCESS
+    assert found.add(Disagreement("output 1 differs"), frozenset()) is Persistence.PROCESS
 
 
 def test_what_has_agreed_since_may_disagree_once_more() -> None:
     found = Disagreements()
-    found.add((), DIFFERS, frozenset())
-    found.forget(())
+    found.add(DIFFERS, frozenset())
+    found.latest = None
 
-    assert found.add((), DIFFERS, frozenset()) is None
+    assert found.add(DIFFERS, frozenset()) is Persistence.ONE_CALL
 
 
 def test_what_is_refused_for_now_is_looked_at_more_and_more_seldom() -> None:
-    refusals = Refusals()
-    due = [call for call in range(1, 300) if refusals.is_due(())]
+    backoff = CallBackoff(FIRST_RETRY, 2)
+    due = [call for call in range(1, 300) if backoff.is_due()]
 
-    assert due == [FIRST_LOOK * 2**n for n in range(5)]
+    assert due == [FIRST_RETRY * 2**n for n in range(5)]

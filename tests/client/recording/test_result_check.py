@@ -15,7 +15,7 @@ from tests.client.recording.test_unsteady import SIZE, Noise
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pygraphd.client.recording.recordings import Relocatable
+    from pygraphd.client.recording.recordings import Recordings
     from tests.client.recording.test_recordings import Operations
     from tests.support.emulator import Allocator, Emulator
 
@@ -48,11 +48,11 @@ class Constant:
         return (operations.add(inputs[0], constant),)
 
 
-def made(case: Case, body: Any, recheck_s: float = 1e-9, facts: GraphFacts | None = None) -> Relocatable:
+def made(case: Case, body: Any, recheck_s: float = 1e-9, facts: GraphFacts | None = None) -> Recordings:
     return case.made(body, facts or GraphFacts(), recheck_s=recheck_s)
 
 
-def call(case: Case, run: Relocatable, times: int) -> list[float]:
+def call(case: Case, run: Recordings, times: int) -> list[float]:
     return [run([case.floats(i, i)])[0][0].item() - i for i in range(times)]
 
 
