@@ -1,4 +1,4 @@
-"""What stands in Inductor's place for one partition, for good: whatever runs the partition is put into it, and taken out again."""
+"""What stands in Inductor's place for one partition, for as long as its compiled graph lives: whatever runs the partition is put into it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 class Slot:
-    """One partition's callable; call it with the list of inputs that Inductor hands over."""
+    """One partition's callable; call it with the list of inputs that Inductor hands over.
+
+    A call runs `run` without a Python frame of its own: `__call__` is the descriptor of `run`, which the interpreter resolves in C.
+    """
 
     __slots__ = ("__weakref__", "_changing", "run")
 
@@ -19,8 +22,10 @@ class Slot:
         self.run = run
         self._changing = threading.Lock()
 
-    def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
-        return self.run(inputs)
+    if TYPE_CHECKING:
+
+        def __call__(self, inputs: list[Any]) -> Any:
+            """Run the partition on Inductor's list of inputs."""
 
     def replace(self, one: Runnable, other: Runnable) -> bool:
         """Put one callable in the place of another; return whether that was there."""
@@ -29,3 +34,6 @@ class Slot:
                 return False
             self.run = other
             return True
+
+
+Slot.__call__ = Slot.__dict__["run"]  # type: ignore[method-assign]
