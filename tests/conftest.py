@@ -12,10 +12,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
 
+from tests.support.warm_python import WarmPython
+
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
 
 COMPILER = Path(__file__).with_name("compiler") / "g++"
 _FOLDER = "REMEMBERED_COMPILATIONS"
@@ -36,3 +39,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ |= {_FOLDER: folder, "CXX": str(COMPILER), "REMEMBERED_COMPILER": compiler}
     # Or each process asks compiler and linker for every instruction set the CPU names, before its first kernel.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Return what runs programs that have PyTorch imported already."""
+    started = WarmPython()
+    yield started
+    started.close()

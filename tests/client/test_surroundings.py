@@ -21,6 +21,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.support.warm_python import WarmPython
+
 pytestmark = pytest.mark.torch
 
 LIMIT_S = 240
@@ -74,8 +76,31 @@ def inductor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("inductor")
 
 
+def run_anew(
+    flags: tuple[str, ...],
+    program: str,
+    environ: dict[str, str],
+    folder: Path,
+    stderr: int,
+    prepare: Callable[[], None] | None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program as `WarmPython` does, in a Python that starts as the case asks for."""
+    return subprocess.run(
+        [sys.executable, *flags, "-c", program],
+        env=environ,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        preexec_fn=prepare,
+    )
+
+
 @pytest.fixture
-def run(tmp_path: Path, inductor: Path) -> Run:
+def run(tmp_path: Path, inductor: Path, warm_python: WarmPython) -> Run:
     def run_once(
         *,
         before: str = "",
@@ -100,18 +125,11 @@ def run(tmp_path: Path, inductor: Path) -> Run:
             **({"PYGRAPH": "1"} if hook else {}),
             **environ,
         }
-        done = subprocess.run(
-            [sys.executable, *flags, "-c", program],
-            env={name: value for name, value in variables.items() if value is not None},
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-            preexec_fn=prepare,
-        )
+        kept = {name: value for name, value in variables.items() if value is not None}
+        if not flags and prepare is None:
+            done = warm_python.run(["-c", program], kept, tmp_path, LIMIT_S, stderr)
+        else:
+            done = run_anew(flags, program, kept, tmp_path, stderr, prepare)
         left = json.loads(summary.read_text()) if summary.exists() else None
         return Outcome(done.returncode, done.stdout, done.stderr or "", left)
 

@@ -15,6 +15,10 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.warm_python import WarmPython
+
+LIMIT_S = 240
+
 # Matrix products alone: Inductor calls the library for them, and no C++ compiler takes its seconds.
 TRAINING = """
 import torch
@@ -51,7 +55,7 @@ class Run(Protocol):
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, warm_python: WarmPython) -> Run:
     """Return a function that runs a program without a daemon; environment variables may be added."""
     count = 0
 
@@ -72,14 +76,17 @@ def run(tmp_path: Path) -> Run:
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
             **environ,
         }
-        done = subprocess.run(
-            [sys.executable, *through, script],
-            env=variables,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        if through:
+            done = subprocess.run(
+                [sys.executable, *through, script],
+                env=variables,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        else:
+            done = warm_python.run([script], variables, folder, LIMIT_S)
         assert done.returncode == 0, done.stderr
         return Outcome(
             done.stdout, json.loads((folder / "summary.json").read_text()), digests(folder / "home")

@@ -1,0 +1,109 @@
+"""Starts programs in forks of a process that has imported PyTorch; `WarmPython` starts it, as a script, and talks to it.
+
+Importing PyTorch and Inductor takes seconds, and a test's program little else. A fork that runs a program looks to it like a
+new process: `import torch` there is the first one, with what PyTorch does last in it, and `torch._inductor.compile_fx`, which
+PyGraph's hook waits for, has not been imported.
+"""
+
+import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import socket
+import sys
+import traceback
+import types
+from pathlib import Path
+
+import torch
+import torch._dynamo.backends.registry
+import torch._inductor.codecache
+import torch._inductor.fx_passes.fuse_attention
+import torch._inductor.graph
+import torch._inductor.output_code
+import torch._inductor.scheduler
+
+BEFORE_THE_HOOK = "torch._inductor.compile_fx"
+
+
+class _TorchAgain(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds torch, which is here already, once, and does what its import does at its end."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            return importlib.machinery.ModuleSpec(name, self)
+        if name.startswith("torch."):  # its parent is here, so nothing else would ask for torch first
+            importlib.import_module("torch")
+        return None
+
+    def create_module(self, spec):
+        self._spec = torch.__spec__
+        return torch
+
+    def exec_module(self, module):
+        sys.meta_path.remove(self)
+        module.__spec__ = self._spec
+        if module._is_device_backend_autoload_enabled():
+            module._import_device_backends()
+
+
+def _become(request, streams):
+    """Be the new process: its streams, variables, folder and arguments."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.chdir(request["folder"])
+    first, *rest = request["arguments"]
+    if first == "-c":
+        sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
+        name, text = "<string>", rest[0]
+    else:
+        sys.argv, sys.path[0] = [first, *rest], str(Path(first).parent)
+        name, text = first, Path(first).read_text()
+    del sys.modules["torch"]
+    sys.meta_path.insert(0, _TorchAgain())
+    main = types.ModuleType("__main__")
+    main.__builtins__ = __builtins__
+    if first != "-c":
+        main.__file__ = first
+    sys.modules["__main__"] = main
+    return name, text, main
+
+
+def _serve(connection):
+    """Fork for each request and tell how its process has ended; returns in the fork, with the request and its streams."""
+    while True:
+        data, streams, _, _ = socket.recv_fds(connection, 4, 3)
+        if not data:
+            os._exit(0)
+        size = int.from_bytes(data, "big")
+        data = b""
+        while len(data) < size:
+            data += connection.recv(size - len(data))
+        process = os.fork()
+        if process == 0:
+            connection.close()
+            return json.loads(data), streams
+        for stream in streams:
+            os.close(stream)
+        connection.sendall(b"%d\n" % process)
+        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+
+
+if __name__ == "__main__":
+    if BEFORE_THE_HOOK in sys.modules:
+        sys.exit(f"{BEFORE_THE_HOOK} has been imported: programs would not see it come")
+    gc.collect()
+    gc.freeze()  # or the first collection in a fork copies all that it shares
+    _server = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        _name, _text, _main = _become(*_serve(_server))
+    except Exception:  # noqa: BLE001 - nor may this fork go on as a server
+        traceback.print_exc()
+        os._exit(70)
+    del _server
+    exec(compile(_text, _name, "exec", dont_inherit=True), _main.__dict__)
