@@ -7,35 +7,39 @@ VENV ?= .venv
 TORCH ?=
 DEFAULT_TORCH := 2.13.0
 
-# What watches a clock, and programs of four ranks, which come late beside others, are marked: they run alone.
-SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
+# Markers are explained in pyproject.toml. `$(call pytest,MARKERS)` runs what they select, and on a machine with a GPU the GPU tests.
+WORKERS ?= 2
+define pytest
+$(BIN)/python -m pytest -m '$(1)' --numprocesses $(WORKERS) --dist worksteal
+@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	set -x; $(BIN)/python -m pytest -m gpu; \
+else echo 'no CUDA device: GPU tests left out'; fi
+endef
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 # What the makefile exports would change what a recipe's programs see, so nothing is exported.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint wheel torch check clean
+.PHONY: help demo test test-all lint wheel torch check clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo    train and test a small model twice through PyGraph; the second run measures nothing'
-	@echo 'make test    all tests this machine can run (GPU tests if there is a CUDA device)'
-	@echo 'make lint    ruff, mypy, import-linter'
-	@echo 'make wheel   build the wheel and try it in a bare environment'
-	@echo 'make clean   remove everything these make'
+	@echo 'make demo      train and test a small model twice through PyGraph; the second run measures nothing'
+	@echo 'make test      the tests, in a few minutes (with those for a GPU if there is a CUDA device)'
+	@echo 'make test-all  these and the slow ones'
+	@echo 'make lint      ruff, mypy, import-linter'
+	@echo 'make wheel     build the wheel and try it in a bare environment'
+	@echo 'make clean     remove everything these make'
 
 demo: check torch
 	@$(BIN)/python examples/demo.py
 
 test: check torch $(STAMPS)/test
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
-	$(BIN)/python -m pytest -m 'torch and not daemon and not gpu' $(SIDE_BY_SIDE)
-	$(BIN)/python -m pytest -m 'daemon and not alone and not gpu' $(SIDE_BY_SIDE)
-	$(BIN)/python -m pytest -m 'alone and not gpu'
-	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-		set -x; $(BIN)/python -m pytest -m gpu; \
-	else echo 'no CUDA device: GPU tests left out'; fi
+	$(call pytest,not slow and not gpu)
+
+test-all: check torch $(STAMPS)/test
+	$(call pytest,not gpu)
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

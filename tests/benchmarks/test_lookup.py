@@ -10,7 +10,7 @@ from benchmarks.lookup import measure_lookup
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.daemon, pytest.mark.alone]
+pytestmark = [pytest.mark.daemon]
 
 
 def test_lookups_in_a_real_daemon(tmp_path: Path) -> None:

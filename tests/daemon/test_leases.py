@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.daemon.conftest import Home
 
-pytestmark = [pytest.mark.daemon, pytest.mark.alone]
+pytestmark = [pytest.mark.daemon]
 
 # Asks for the graphs it is told, says which it may measure, and lives on.
 PROCESS = """

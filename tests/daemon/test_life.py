@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import RecordRequest
     from tests.daemon.conftest import Home
 
-pytestmark = [pytest.mark.daemon, pytest.mark.alone]
+pytestmark = [pytest.mark.daemon]
 
 
 def test_start_status_stop(home: Home) -> None:

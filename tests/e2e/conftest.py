@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.schema.locations import Locations, locate
+from tests.support.patience import patient as with_patience
+from tests.support.warm_python import WarmPython
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,6 @@ class Outcome:
     code: int
     stdout: str
     stderr: str
-    seconds: float
     summary: dict[str, Any] | None
 
     @property
@@ -51,6 +51,7 @@ class Sandbox:
 
     home: Path
     inductor: Path
+    python: WarmPython
     _pids: list[int] = field(default_factory=list)
     _runs: int = 0
 
@@ -72,26 +73,38 @@ class Sandbox:
         }
 
     def run(
-        self, *arguments: str, command: tuple[str, ...] = (), hook: bool = True, **variables: str
+        self,
+        *arguments: str,
+        command: tuple[str, ...] = (),
+        hook: bool = True,
+        patient: bool = True,
+        **variables: str,
     ) -> Outcome:
-        """Run the program, under `PYGRAPH=1` if `hook`; `command` stands before its path instead of Python."""
+        """Run the program, under `PYGRAPH=1` if `hook`; `command` stands before its path, and starts a new Python.
+
+        It waits for a daemon as long as that takes, unless it is not `patient`.
+        """
         self._runs += 1
         path = self.home / f"summary-{self._runs}.json"
         if hook:
             variables = {"PYGRAPH": "1", **variables}
-        began = time.monotonic()
-        finished = subprocess.run(
-            [*(command or (sys.executable,)), str(PROGRAM), *arguments],
-            env=self.environment(**{"PYGRAPH_SUMMARY": str(path), **variables}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=RUN_TIMEOUT_S,
-            check=False,
-        )
-        seconds = time.monotonic() - began
+        environ = self.environment(**{"PYGRAPH_SUMMARY": str(path), **variables})
+        if command:
+            finished = subprocess.run(
+                [*command, str(PROGRAM), *arguments],
+                env=with_patience(environ) if patient else environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=RUN_TIMEOUT_S,
+                check=False,
+            )
+        else:
+            finished = self.python.run(
+                [PROGRAM, *arguments], environ, Path.cwd(), RUN_TIMEOUT_S, patient=patient
+            )
         summary = json.loads(path.read_text()) if path.exists() else None
-        return Outcome(finished.returncode, finished.stdout, finished.stderr, seconds, summary)
+        return Outcome(finished.returncode, finished.stdout, finished.stderr, summary)
 
     def pygraphd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run one `pygraphd` command."""
@@ -141,14 +154,17 @@ class Sandbox:
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Inductor's cache, kept from test to test: most tests are not about compiling."""
-    return tmp_path_factory.mktemp("inductor")
+    """Inductor's cache, kept from test to test, and shared by pytest's workers: most tests are not about compiling."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return folder / "inductor-of-programs"
 
 
 @pytest.fixture
-def sandbox(compiled: Path) -> Iterator[Sandbox]:
+def sandbox(compiled: Path, warm_python: WarmPython) -> Iterator[Sandbox]:
     """An empty home. It lies directly under the temporary folder: a socket's path has to be short."""
-    made = Sandbox(Path(tempfile.mkdtemp(prefix="pygraphd-")), compiled)
+    made = Sandbox(Path(tempfile.mkdtemp(prefix="pygraphd-")), compiled, warm_python)
     try:
         yield made
     finally:
@@ -156,12 +172,10 @@ def sandbox(compiled: Path) -> Iterator[Sandbox]:
 
 
 @pytest.fixture(scope="session")
-def plain(compiled: Path) -> Iterator[Outcome]:
-    """The program without PyGraph, its code compiled already: what every other run is compared with."""
-    made = Sandbox(Path(tempfile.mkdtemp(prefix="pygraphd-")), compiled)
+def plain(compiled: Path, warm_python: WarmPython) -> Iterator[Outcome]:
+    """The program without PyGraph: what every other run is compared with."""
+    made = Sandbox(Path(tempfile.mkdtemp(prefix="pygraphd-")), compiled, warm_python)
     try:
-        made.run()  # compiles what the others then find compiled, with the hook and without
-        made.run(hook=False)
         outcome = made.run(hook=False)
         assert outcome.code == 0, outcome.stderr
         assert outcome.summary is None

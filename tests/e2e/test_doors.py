@@ -39,7 +39,7 @@ def test_backend(sandbox: Sandbox, plain: Outcome) -> None:
 def test_all_doors_lead_to_the_same_graphs(sandbox: Sandbox, plain: Outcome) -> None:
     sandbox.start_daemon()
 
-    first = sandbox.run()
+    first = sandbox.run(command=(sys.executable,))
     others = [sandbox.run("--enable", hook=False), sandbox.run(hook=False, command=RUN)]
 
     assert first.counts["graphs"] > 0
@@ -55,11 +55,11 @@ def test_closed_doors_leave_torch_alone(sandbox: Sandbox, plain: Outcome) -> Non
     assert (outcome.code, outcome.stdout, outcome.summary) == (0, plain.stdout, None)
 
 
-@pytest.mark.parametrize("command", [(), RUN], ids=["variable", "run"])
+@pytest.mark.parametrize("command", [(sys.executable,), RUN], ids=["variable", "run"])
 def test_exception_keeps_exit_code_and_traceback(
     sandbox: Sandbox, plain: Outcome, command: tuple[str, ...]
 ) -> None:
-    outcome = sandbox.run("--fail", command=command, hook=not command)
+    outcome = sandbox.run("--fail", command=command, hook=command != RUN)
 
     assert (outcome.code, outcome.stdout) == (1, plain.stdout)
     assert outcome.stderr.rstrip().endswith("LookupError: the user's own mistake")

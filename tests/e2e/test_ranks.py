@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.patience import patient
+
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
 
@@ -26,11 +28,13 @@ def run(sandbox: Sandbox, name: str, **variables: str) -> tuple[list[str], list[
     ranks = [
         subprocess.Popen(
             [sys.executable, PROGRAM, str(rank), str(WORLD), folder / "meeting"],
-            env=sandbox.environment(
-                PYGRAPH_SUMMARY=str(folder / f"summary.{rank}"),
-                CUDA_VISIBLE_DEVICES="",
-                OMP_NUM_THREADS="1",
-                **variables,
+            env=patient(
+                sandbox.environment(
+                    PYGRAPH_SUMMARY=str(folder / f"summary.{rank}"),
+                    CUDA_VISIBLE_DEVICES="",
+                    OMP_NUM_THREADS="1",
+                    **variables,
+                )
             ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.patience import patient as with_patience
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -46,8 +48,12 @@ class WarmPython:
         folder: Path,
         timeout_s: float,
         stderr: int = subprocess.PIPE,
+        *,
+        patient: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Run `python ARGUMENT...`, which starts with `-c` or a script's path, to its end.
+
+        `patient`: its client waits long for a daemon; see `patience.py`.
 
         On a machine with GPUs, and with variables that are read before a program begins, in a new process: CUDA may
         have been asked for devices while PyTorch was imported, and is then of no use in a fork.
@@ -56,7 +62,7 @@ class WarmPython:
         if Path("/dev/nvidiactl").exists() or _read_before(environ) != _read_before(os.environ):
             return subprocess.run(
                 [sys.executable, *words],
-                env=dict(environ),
+                env=with_patience(environ) if patient else dict(environ),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -65,7 +71,9 @@ class WarmPython:
                 timeout=timeout_s,
                 check=False,
             )
-        request = json.dumps({"arguments": words, "environ": dict(environ), "folder": str(folder)})
+        request = json.dumps(
+            {"arguments": words, "environ": dict(environ), "folder": str(folder), "patient": patient}
+        )
         with (
             Path(os.devnull).open("rb") as nothing,
             tempfile.TemporaryFile("w+") as out,

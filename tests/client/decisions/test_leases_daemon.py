@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["relocating", "session"]  # fixtures
 
-pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.alone]
+pytestmark = [pytest.mark.torch, pytest.mark.daemon]
 
 LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
 GRAPHS = 3

@@ -20,7 +20,7 @@ from pygraphd.schema.policy import LONGER_ON_THE_GPU, SAVES_HOST_TIME
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.alone]
+pytestmark = [pytest.mark.torch, pytest.mark.daemon]
 
 ROOT = Path(__file__).parents[4]
 RECORDED = {"KERNELS": 0, "GRAPH": 2}
