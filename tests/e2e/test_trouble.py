@@ -1,7 +1,7 @@
 """No daemon, a hung one, one that answers garbage, a home that cannot be used: the user's program must not notice.
 
-Each run is compared with one without PyGraph: same output, same exit code, and not kept waiting more often than
-`MOST_QUESTIONS` times; each question has an end (`test_transport.py`). The summary must say what happened.
+Each run is compared with one without PyGraph: same output, same exit code, and kept waiting `MOST_TIMES` at most, each
+time for as long as a question may take (`test_transport.py`). The summary must say what happened.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.torch, pytest.mark.daemon]
 
-MOST_QUESTIONS = 3
+WAITED = "daemon: no answer in time"
+MOST_TIMES = 2
 Answer = Callable[[socketserver.StreamRequestHandler], None]
 
 
@@ -34,8 +35,7 @@ def assert_unharmed(outcome: Outcome, plain: Outcome) -> None:
     assert "Traceback" not in outcome.stderr
     assert outcome.counts["graphs"] > 0
     assert outcome.counts["hits"] == 0
-    failures = outcome.counts["failures"]
-    assert sum(times for name, times in failures.items() if name.startswith("daemon: ")) <= MOST_QUESTIONS
+    assert outcome.counts["failures"].get(WAITED, 0) <= MOST_TIMES
 
 
 def read_request(handler: socketserver.StreamRequestHandler) -> None:
@@ -126,7 +126,7 @@ def test_hung_daemon(sandbox: Sandbox, plain: Outcome) -> None:
     assert outcome.counts["daemon"]["version"] is None
     assert outcome.counts["failures"] == {
         "daemon: not started: no answer in time": 1,
-        "daemon: no answer in time": 2,
+        WAITED: 2,
     }
 
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pygraphd.client.transport import Transport
+from pygraphd.client.decisions.transport import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
