@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.support import patience
 from tests.support.warm_python import WarmPython
 
 if TYPE_CHECKING:
@@ -47,3 +48,9 @@ def warm_python() -> Iterator[WarmPython]:
     started = WarmPython()
     yield started
     started.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process's clients wait for a daemon as long as that takes; see `patience`."""
+    patience.be_patient(monkeypatch)

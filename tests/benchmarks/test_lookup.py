@@ -10,7 +10,7 @@ from benchmarks.lookup import measure_lookup
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.daemon]
+pytestmark = [pytest.mark.daemon, pytest.mark.usefixtures("patient")]
 
 
 def test_lookups_in_a_real_daemon(tmp_path: Path) -> None:

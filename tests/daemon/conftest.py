@@ -122,7 +122,8 @@ class Home:
             response = connection.getresponse()
             return response.status, json.loads(response.read())
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Wait for something to come true; the limit is there to end a test that hangs."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "the condition did not come true"
@@ -135,7 +136,7 @@ class Home:
             _kill(peer.pid)
         for process in self.processes:
             _kill(process.pid)
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
 
 
 def _kill(pid: int) -> None:

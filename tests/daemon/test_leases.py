@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,13 +12,14 @@ import pytest
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.service import Cache
 from pygraphd.schema.messages import LeaseAnswer, LeaseRequest, RecordRequest, decode, encode
+from tests.support.patience import patient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.daemon.conftest import Home
 
-pytestmark = [pytest.mark.daemon]
+pytestmark = [pytest.mark.daemon, pytest.mark.usefixtures("patient")]
 
 # Asks for the graphs it is told, says which it may measure, and lives on.
 PROCESS = """
@@ -41,7 +41,7 @@ def _start(home: Home, request: RecordRequest) -> subprocess.Popen[str]:
     what = json.dumps([request.environment.factors(), [each.graph.digest for each in request.records]])
     return subprocess.Popen(
         [sys.executable, "-c", PROCESS, what],
-        env=home.environ,
+        env=patient(home.environ),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -59,6 +59,13 @@ def _end(processes: list[subprocess.Popen[str]]) -> None:
     for process in processes:
         process.kill()
         process.communicate()
+
+
+def granted(cache: Cache, request: RecordRequest) -> int:
+    """Ask for a lease; return how many graphs it is for."""
+    answer = cache.lease(request.environment, [each.graph.digest for each in request.records])
+    assert answer is not None
+    return len(answer.granted)
 
 
 def test_of_many_processes_one_measures(home: Home, make_request: Callable[..., RecordRequest]) -> None:
@@ -88,15 +95,14 @@ def test_a_measurer_that_is_killed_frees_its_graphs(
         graphs = [each.graph.digest for each in request.records]
         held = ours.lease(request.environment, graphs)
         first.kill()  # and nobody asks for its exit code yet
-        deadline = time.monotonic() + 10
-        while not (free := ours.lease(request.environment, graphs)) or not free.granted:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        home.wait_until(lambda: granted(ours, request) == 1)
+        free = ours.lease(request.environment, graphs)
     finally:
         _end([first])
 
     assert held is not None
     assert held.granted == ()
+    assert free is not None
     assert free.granted == tuple(graphs)
 
 
@@ -108,14 +114,14 @@ def test_an_answer_frees_what_was_measured(home: Home, make_request: Callable[..
         for name in ("first", "second")
     ]
 
-    def granted(body: bytes) -> int:
+    def asked(body: bytes) -> int:
         status, answer = home.ask("POST", "/v2/lease", body)
         assert status == 200
         return len(decode(LeaseAnswer, json.dumps(answer).encode()).granted)
 
-    assert [granted(body) for body in ask] == [1, 0]
+    assert [asked(body) for body in ask] == [1, 0]
     assert home.ask("POST", "/v2/record", encode(request))[0] == 200
-    assert granted(ask[1]) == 1
+    assert asked(ask[1]) == 1
 
 
 def test_a_lease_has_an_end(home: Home, make_request: Callable[..., RecordRequest]) -> None:
@@ -125,13 +131,11 @@ def test_a_lease_has_an_end(home: Home, make_request: Callable[..., RecordReques
     graphs = [request.records[0].graph.digest]
     first, second = (Cache(home.locations, "here", Report()) for _ in range(2))
 
-    answers = [each.lease(request.environment, graphs) for each in (first, second)]
-    time.sleep(0.6)
-    answers.append(second.lease(request.environment, graphs))
+    answer = first.lease(request.environment, graphs)
+    home.wait_until(lambda: granted(second, request) == 1)
 
-    assert [answer and len(answer.granted) for answer in answers] == [1, 0, 1]
-    assert answers[0] is not None
-    assert answers[0].seconds == 0.5
+    assert answer is not None
+    assert (answer.granted, answer.seconds) == (tuple(graphs), 0.5)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.service import Cache
 from pygraphd.daemon import control
+from tests.support.patience import patient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import RecordRequest
     from tests.daemon.conftest import Home
 
-pytestmark = pytest.mark.daemon
+pytestmark = [pytest.mark.daemon, pytest.mark.usefixtures("patient")]
 
 # Starts the daemon as the hook does, and asks it from then on, as fast as it can, until it answers.
 PROGRAM = """
@@ -35,7 +36,7 @@ environment, graphs = Environment(**json.loads(sys.argv[1])), ["a" * 64]
 report = Report()
 cache = Cache(locate(), "here", report)
 reason = daemon_start.ensure(Transport(locate().socket))
-asked, deadline = 0, time.monotonic() + 9
+asked, deadline = 0, time.monotonic() + 60
 while report.daemon_version is None and time.monotonic() < deadline:
     cache.lookup(environment, graphs)
     cache.lease(environment, graphs)
@@ -51,7 +52,11 @@ def test_a_program_that_starts_its_daemon_counts_no_failure(
     factors = json.dumps(make_request().environment.factors())
 
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, factors], env=home.environ, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM, factors],
+        env=patient(home.environ),
+        capture_output=True,
+        text=True,
+        check=True,
     )
 
     reason, asked, version, failures = json.loads(done.stdout)

@@ -15,13 +15,15 @@ from pygraphd.client.decisions.transport import Transport
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pytest
+
 PATIENCE_S = 60.0
 _FOLDER = Path(__file__).with_name("patient")
 
 
-def be_patient() -> None:
-    """Have every client of this process wait."""
-    Transport.__init__.__defaults__ = (PATIENCE_S, PATIENCE_S)
+def be_patient(patch: pytest.MonkeyPatch) -> None:
+    """Have every client of this process wait, those of later on, too."""
+    patch.setattr(Transport.__init__, "__defaults__", (PATIENCE_S, PATIENCE_S))
 
 
 def patient(environ: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -180,13 +179,20 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
     for _ in range(WARM_UP_CALLS):
         one([])
 
+    results: list[Any] = []
+    others_have_called = threading.Event()
+
+    def call() -> None:
+        results.append(one([]))
+        if len(results) == 7:
+            others_have_called.set()
+
     def why_not_measure() -> str:
-        time.sleep(0.05)
+        assert others_have_called.wait(60)
         return rules.NO_MEMORY
 
     monkeypatch.setattr(one, "_why_not_measure", why_not_measure)
-    results: list[Any] = []
-    threads = [threading.Thread(target=lambda: results.append(one([]))) for _ in range(8)]
+    threads = [threading.Thread(target=call) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

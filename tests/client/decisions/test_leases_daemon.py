@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["relocating", "session"]  # fixtures
 
-pytestmark = [pytest.mark.torch, pytest.mark.daemon]
+pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.usefixtures("patient")]
 
 LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
 GRAPHS = 3
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 # Begins to measure the graphs that `models` makes, says so, ends that when it is told to, and lives on.
 MEASURER = """
 import sys
@@ -41,8 +41,11 @@ from pygraphd.client.autotune import partition_trial
 from pygraphd.client.frontend.runtime import Session
 from tests.client.decisions.test_leases_daemon import models
 from tests.client.dispatch.test_compiled_graph import ENOUGH, pretend_there_is_a_gpu, run
+from tests.support.patience import be_patient
 
-pretend_there_is_a_gpu(pytest.MonkeyPatch())
+patch = pytest.MonkeyPatch()
+pretend_there_is_a_gpu(patch)
+be_patient(patch)
 with inductor_config.patch({"triton.cudagraphs": True}):
     session = Session()
     graphs = models(session)

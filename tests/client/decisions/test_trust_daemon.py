@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["relocating", "session"]  # fixtures
 
-pytestmark = [pytest.mark.torch, pytest.mark.daemon]
+pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.usefixtures("patient")]
 
 LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
 SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0}

@@ -34,12 +34,15 @@ from tests.client.dispatch.test_compiled_graph import (
     run,
 )
 from tests.support.clock import Clock
+from tests.support.patience import be_patient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 RANK, PORT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-STEPS = 120
+STEPS = 120  # more than what is decided takes to be run
+WORLD = 4
+HANGS_S = 120
 FAST = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 50.0}
 SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0}
 Pair = tuple[Compiled, Compiled]
@@ -70,12 +73,15 @@ class Case:
             self.steps.append(ahead if ahead == behind else "apart")
 
     def train(self, *pairs: Pair) -> None:
-        """Make steps in which all ranks meet, as they do where gradients are reduced."""
-        for _ in range(STEPS):
+        """Make steps in which all ranks meet, as they do where gradients are reduced, until all have decided and one more."""
+        decided = [False] * WORLD
+        while not all(decided):
             for pair in pairs:
                 self.step(pair)
-            dist.barrier()
-            time.sleep(0.005)
+            deployed = self.session.report.summary()["deployed"]
+            dist.all_gather_object(decided, sum(deployed.values()) == 2 * len(pairs))
+        for pair in pairs:
+            self.step(pair)
 
     def end(self) -> None:
         """Write down how it went."""
@@ -167,10 +173,8 @@ def store_hangs(first_pid: int) -> None:
     if RANK == 1:
         os.kill(first_pid, signal.SIGSTOP)
     if RANK != 0:
-        time.sleep(0.2)
-        began = time.monotonic()
+        wait_until(lambda: is_in_state("T", first_pid))
         case.step(case.compile(), 5)
-        assert time.monotonic() - began < 5
         case.end()
         (FOLDER / f"asked.{RANK}").touch()
     if RANK == 1:
@@ -186,21 +190,24 @@ def store_goes(first_pid: int) -> None:
     dist.barrier()
     if RANK == 0:
         os._exit(0)
-    wait_until(lambda: has_ended(first_pid))
+    wait_until(lambda: is_in_state("Z", first_pid))
     case.step(pair, STEPS)
     case.end()
 
 
-def has_ended(pid: int) -> bool:
-    """Return whether a process is a zombie, or waited for: that may happen between opening its file and reading it."""
+def is_in_state(letter: str, pid: int) -> bool:
+    """Return whether a process is stopped (T) or a zombie (Z); also whether it has been waited for.
+
+    That may happen between opening its file and reading it.
+    """
     try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+        return f"\nState:\t{letter}" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return True
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANGS_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -228,7 +235,9 @@ def start_daemon() -> subprocess.Popen[bytes]:
 def main() -> None:
     import torch._inductor.config as inductor_config
 
-    pretend_there_is_a_gpu(pytest.MonkeyPatch())
+    patch = pytest.MonkeyPatch()
+    pretend_there_is_a_gpu(patch)
+    be_patient(patch)
     with ExitStack() as stack:
         stack.enter_context(inductor_config.patch({"triton.cudagraphs": True}))
         daemon = start_daemon() if RANK == 0 else None
@@ -242,10 +251,10 @@ def main() -> None:
             "gloo",
             init_method=f"tcp://127.0.0.1:{PORT}",
             rank=RANK,
-            world_size=4,
-            timeout=datetime.timedelta(seconds=60),
+            world_size=WORLD,
+            timeout=datetime.timedelta(seconds=HANGS_S),
         )
-        pids: list[Any] = [None] * 4
+        pids: list[Any] = [None] * WORLD
         dist.all_gather_object(pids, os.getpid())
         for case in (hit_on_the_leader, hit_on_another_rank, nobody_knows, late_rank, late_leader):
             case()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,10 +50,10 @@ class HangingStore(MemoryStore):
         self.opened = threading.Event()
 
     def check(self, keys: list[str]) -> bool:
-        return self.opened.wait(60) and super().check(keys)
+        return self.opened.wait() and super().check(keys)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        self.opened.wait(60)
+        self.opened.wait()
         return super().compare_set(key, expected, desired)
 
 
@@ -67,7 +66,6 @@ def hanging() -> Iterator[HangingStore]:
 
 def test_a_store_that_hangs_is_not_waited_for(hanging: HangingStore) -> None:
     registers = Registers(hanging, "0", limit_s=0.1)
-    began = time.monotonic()
 
     for action in (
         lambda: registers.claim(GRAPH),
@@ -76,8 +74,6 @@ def test_a_store_that_hangs_is_not_waited_for(hanging: HangingStore) -> None:
     ):
         with pytest.raises(RegisterError, match="no answer in time"):
             action()
-
-    assert time.monotonic() - began < 5
 
 
 def test_an_error_of_the_store_is_named() -> None:

