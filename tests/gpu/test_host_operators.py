@@ -323,7 +323,7 @@ def test_checkpoints_draw_what_they_draw_without_graphs(relocated: Relocated) ->
 
 def test_checkpoints_beside_a_custom_operator_are_launched(relocated: Relocated) -> None:
     """It may not be capturable: up to torch 2.12 a capture that fails leaves the generators as if they still were captured."""
-    from tests.gpu.test_relocation_programs import waits
+    from tests.gpu.programs import waits
 
     def function(x: torch.Tensor) -> torch.Tensor:
         y = checkpointed(x)

@@ -10,7 +10,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
-from tests.gpu.test_relocation_programs import compiled
+from tests.gpu.programs import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pygraphd.client.recording import comparison, pipeline, recordings, verification
-from tests.gpu.test_relocation_programs import compiled, x
+from tests.gpu.programs import compiled, x
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

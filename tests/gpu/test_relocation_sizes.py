@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pygraphd.client.recording import recordings
-from tests.gpu.test_relocation_programs import affine
+from tests.gpu.programs import affine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

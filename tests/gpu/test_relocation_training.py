@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.utils.deterministic
 
-from tests.gpu.test_relocation_programs import compiled, network, warm
+from tests.gpu.programs import compiled, network, warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,8 +17,8 @@ import pytest
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import Region
 from pygraphd.schema.messages import Deployment, Graph, Kind
-from tests.client.autotune.test_partition_trial import Host
 from tests.support.simulated import Machine
+from tests.support.trial_host import Host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

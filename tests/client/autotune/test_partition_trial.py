@@ -1,19 +1,15 @@
-"""A region's states: what may follow what, and what it does before it may measure. Timing itself needs a GPU: tests/gpu."""
+"""How a partition comes to a decision: states, waiting for others, refusals and provisional answers."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-import torch
 
-from pygraphd.client.autotune import trial
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import (
-    OTHER_THREAD,
     TRANSITIONS,
     WAITING,
     WARM_UP_CALLS,
@@ -21,90 +17,26 @@ from pygraphd.client.autotune.partition_trial import (
     Region,
     State,
 )
-from pygraphd.client.autotune.trial import Trial
-from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
-from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.leases import Turn
-from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Measurement
+from pygraphd.schema.messages import Decision, Deployment, Entry, Measurement
 from pygraphd.schema.policy import NOISY, POLICY_VERSION
-from tests.support.clock import Clock
+from tests.support.trial_host import (
+    FAST,
+    LAUNCHED,
+    Host,
+    Measured,
+    Relocating,
+    gpu,
+    host,
+    judged,
+    launch,
+    region,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = ["gpu", "host"]  # fixtures
 
 pytestmark = pytest.mark.torch
-
-ENOUGH = WARM_UP_CALLS + RECORDING_CALLS + 2 * SAMPLES + 4
-"""Calls until there is a decision, with one more that is the first in it."""
-
-
-class Host:
-    """A session that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.report = Report()
-        self.results: list[Decided] = []
-        self.turns: list[Entry | Turn] = []
-        self.calls_until_helper = 0
-
-    def helper_is_coming(self) -> bool:
-        self.calls_until_helper -= 1
-        return self.calls_until_helper >= 0
-
-    def turn(self, region: Region) -> Entry | Turn:
-        return self.turns.pop(0) if self.turns else Turn.OURS
-
-    def keep_turn(self, region: Region) -> None:
-        pass
-
-    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
-        return result.decision
-
-    def decided(self, region: Region, result: Decided, runs: Decision) -> None:
-        self.results.append(result)
-
-
-def launch(inputs: list[Any]) -> str:
-    return "launched"
-
-
-class Relocating:
-    """Stands where relocatable graphs do; the second call makes an executable."""
-
-    refused_for_good = False
-    prepared = 0
-    calls = 0
-    trimmed = closed = 0
-
-    def __init__(self, refusal: str | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
-        self.refusal = refusal
-        self.meanwhile = meanwhile
-
-    def __call__(self, inputs: list[Any]) -> str:
-        self.meanwhile()
-        self.calls += 1
-        self.prepared += self.calls == 2
-        return "relocated"
-
-    def at(self, sizes: tuple[int, ...]) -> Relocating:
-        return self
-
-    def trim(self) -> None:
-        self.trimmed += 1
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-@pytest.fixture
-def host() -> Host:
-    return Host()
-
-
-def region(host: Host, warm_up_calls: int = 0, relocate: Relocating | None = None) -> Region:
-    ways = Candidates(launch, 0, relocate or Relocating())
-    return Region(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ways, host, lambda *_: None, warm_up_calls)
 
 
 def test_the_table_of_transitions_is_complete_and_ends() -> None:
@@ -201,32 +133,6 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
     assert results == ["launched"] * 8
     assert len(host.results) == 1
     assert host.report.failures == {}
-
-
-LAUNCHED = Measurement(Deployment.KERNELS, 8, 100.0, 1.0, 80.0, 100.0, 0.0)
-FAST = Measurement(Deployment.GRAPH, 8, 10.0, 0.1, 10.0, 10.0, 0.0)
-
-
-class Measured(Trial):
-    """A trial that is over, and has measured this."""
-
-    def __init__(self, *measurements: Measurement) -> None:
-        self._measurements = measurements
-
-    def is_over(self) -> bool:
-        return True
-
-    def measurements(self) -> tuple[Measurement, ...]:
-        return self._measurements
-
-    def price_ms(self, deployment: Deployment) -> float:
-        return 0.0
-
-
-def judged(one: Region, *measurements: Measurement) -> Region:
-    one.state = State.MEASURE
-    one._decide(Measured(*measurements))
-    return one
 
 
 def test_what_has_come_to_refuse_is_not_chosen(host: Host) -> None:
@@ -387,147 +293,3 @@ def test_who_is_interrupted_while_it_is_decided_goes_on_launched(
         one([]) if state is State.WAIT else one._decide(Measured())
 
     assert [one([]) for _ in range(3)] == ["launched"] * 3
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Find what the clock says, and always enough memory."""
-    monkeypatch.setattr(trial, "Sampler", Clock)
-    monkeypatch.setattr(Region, "_why_not_measure", lambda region: None)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-
-
-@pytest.mark.usefixtures("gpu")
-def test_two_dozen_calls_lead_to_a_decision(host: Host) -> None:
-    one = region(host)
-    before = [one([]) for _ in range(ENOUGH - 1)]
-    assert host.results == []
-
-    assert one([]) == "relocated"
-
-    assert {each: before.count(each) for each in before} == {
-        "launched": WARM_UP_CALLS + 2 + SAMPLES,
-        "relocated": RECORDING_CALLS + 1 + SAMPLES,
-    }
-    assert one.state is State.DEPLOYED
-    (result,) = host.results
-    assert (result.decision.deployment, result.decision.final) == (Deployment.GRAPH, True)
-    assert {each.samples for each in result.measurements} == {SAMPLES}
-    assert host.report.failures == {}
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_server_with_a_thread_for_each_request_is_measured_too(host: Host) -> None:
-    one = region(host)
-    for _ in range(ENOUGH):
-        thread = threading.Thread(target=one, args=([],))
-        thread.start()
-        thread.join()
-
-    assert one.state is State.DEPLOYED
-    assert host.report.fallbacks == {}
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_call_while_another_thread_is_in_a_measured_one_is_launched(host: Host) -> None:
-    seen: list[str] = []
-
-    def call_in_another_thread() -> None:
-        other = threading.Thread(target=lambda: seen.append(one([])))
-        other.start()
-        other.join()
-
-    one = region(host, relocate=Relocating(meanwhile=call_in_another_thread))
-    for _ in range(WARM_UP_CALLS + 1):
-        one([])
-
-    assert one([]) == "relocated"
-    assert seen == ["launched"]
-    assert host.report.fallbacks == {OTHER_THREAD: 1}
-
-
-@pytest.mark.usefixtures("gpu")
-def test_calls_of_many_threads_at_once_end_in_one_decision(host: Host) -> None:
-    one = region(host)
-    threads = [threading.Thread(target=lambda: [one([]) for _ in range(200)]) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert one.state is State.DEPLOYED
-    assert len(host.results) == 1
-    assert host.report.failures == {}
-    assert one([]) == "relocated"
-
-
-@pytest.mark.usefixtures("gpu")
-def test_calls_with_other_sizes_are_launched_and_do_not_count(host: Host) -> None:
-    one = region(host)
-    for _ in range(WARM_UP_CALLS + 2):
-        one([3])
-    results = []
-    while one.state is State.MEASURE:
-        assert one([4]) == "launched"
-        results.append(one([3]))
-
-    assert len(results) == ENOUGH - WARM_UP_CALLS - 2
-    assert host.report.fallbacks == {"called with other sizes while it was measured": len(results)}
-
-
-@pytest.mark.usefixtures("gpu")
-def test_calls_within_a_capture_of_the_users_are_launched_and_not_timed(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = region(host)
-    for _ in range(WARM_UP_CALLS + 2):
-        one([])
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(Clock, "start", lambda self, deployment: pytest.fail("an event in the user's graph"))
-
-    assert [one([]) for _ in range(3 * ENOUGH)] == ["launched"] * 3 * ENOUGH
-    assert one.state is State.MEASURE
-    assert host.report.failures == {}
-
-
-def test_an_error_of_ours_is_counted_and_the_call_goes_on(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = region(host)
-    for _ in range(WARM_UP_CALLS):
-        one([])
-
-    def fail(trial: Trial) -> None:
-        raise ValueError("ours")
-
-    monkeypatch.setattr(one, "_judge", fail)
-    one._enter(State.MEASURE)
-    one._decide(Measured())
-
-    assert one([]) == "launched"
-    assert host.report.failures == {"measuring: ValueError": 1}
-    assert host.results[0].decision.reason == rules.FAILED
-
-
-def test_an_error_of_the_users_is_the_users(host: Host) -> None:
-    def fail(inputs: list[Any]) -> None:
-        raise ZeroDivisionError
-
-    one = Region(
-        Graph("a" * 64, Kind.INFERENCE, 0, 1, 1),
-        Candidates(fail, 0),
-        host,
-        lambda *_: None,
-    )
-    with pytest.raises(ZeroDivisionError):
-        one([])
-
-
-def test_a_region_that_was_measured_too_little_is_launched_and_says_how_often_it_ran(host: Host) -> None:
-    one = region(host)
-    one.tally.calls = 17
-    few = tuple(
-        Measurement(each, 3, 100.0, 0.0, 100.0, 100.0, 0.0) for each in (Deployment.KERNELS, Deployment.GRAPH)
-    )
-    assert one._judge(Measured(*few)) == Decided(one.graph, rules.too_few_calls(17), few)

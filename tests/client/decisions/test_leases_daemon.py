@@ -19,8 +19,8 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from pygraphd.client.autotune import partition_trial
 from pygraphd.client.decisions import leases
 from pygraphd.client.frontend.runtime import Session
-from tests.client.dispatch.test_compiled_graph import ENOUGH, compile_once, relocating, run, session, sources
 from tests.daemon.conftest import Home
+from tests.support.compiled import ENOUGH, compile_once, relocating, run, session, sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ import torch._inductor.config as inductor_config
 from pygraphd.client.autotune import partition_trial
 from pygraphd.client.frontend.runtime import Session
 from tests.client.decisions.test_leases_daemon import models
-from tests.client.dispatch.test_compiled_graph import ENOUGH, pretend_there_is_a_gpu, run
+from tests.support.compiled import ENOUGH, pretend_there_is_a_gpu, run
 from tests.support.patience import be_patient
 
 patch = pytest.MonkeyPatch()

@@ -15,13 +15,13 @@ from pygraphd.client.decisions.rejection import other_policy
 from pygraphd.client.frontend import settings
 from pygraphd.schema.messages import Decision, Deployment, RecordRequest, decode, encode
 from pygraphd.schema.policy import POLICY_VERSION
-from tests.client.dispatch.test_compiled_graph import (
+from tests.support.clock import Clock
+from tests.support.compiled import (
     ENOUGH,
     relocating,
     session,
     trained,
 )
-from tests.support.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

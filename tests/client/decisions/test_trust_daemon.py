@@ -25,15 +25,15 @@ from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
 from pygraphd.daemon.store import Store
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, RecordRequest, decode
-from tests.client.dispatch.test_compiled_graph import (
+from tests.daemon.conftest import Home
+from tests.support.clock import Clock
+from tests.support.compiled import (
     ENOUGH,
     relocating,
     session,
     sources,
     trained,
 )
-from tests.daemon.conftest import Home
-from tests.support.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

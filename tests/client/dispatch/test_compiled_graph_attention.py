@@ -11,7 +11,8 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from pygraphd.client.analysis.attention_rng import State
 from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.messages import Deployment
-from tests.client.dispatch.test_compiled_graph import (  # noqa: F401 - fixtures
+from tests.support.clock import Clock
+from tests.support.compiled import (  # noqa: F401 - fixtures
     ENOUGH,
     Compiled,
     Relocating,
@@ -21,7 +22,6 @@ from tests.client.dispatch.test_compiled_graph import (  # noqa: F401 - fixtures
     run,
     session,
 )
-from tests.support.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import pytest
 from pygraphd.client.decisions import rules
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Session
-from tests.client.dispatch.test_compiled_graph import (  # noqa: F401 - fixtures
+from tests.support.compiled import (  # noqa: F401 - fixtures
     Compiled,
     Relocating,
     compile_whole,

@@ -21,7 +21,8 @@ from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, LeaseAnswer
 from pygraphd.schema.policy import SAVES_HOST_TIME
-from tests.client.dispatch.test_compiled_graph import (
+from tests.support.clock import Clock
+from tests.support.compiled import (
     ENOUGH,
     Compiled,
     Relocating,
@@ -30,7 +31,6 @@ from tests.client.dispatch.test_compiled_graph import (
     pretend_there_is_a_gpu,
     run,
 )
-from tests.support.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

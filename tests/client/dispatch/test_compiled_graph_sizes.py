@@ -18,7 +18,8 @@ from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import LONGER_ON_THE_GPU, SAVES_HOST_TIME
-from tests.client.dispatch.test_compiled_graph import (
+from tests.support.clock import Clock
+from tests.support.compiled import (
     ENOUGH,
     Compiled,
     Relocating,
@@ -26,7 +27,6 @@ from tests.client.dispatch.test_compiled_graph import (
     relocating,
     session,
 )
-from tests.support.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -17,14 +17,14 @@ from pygraphd.client.analysis.attention_rng import State
 from pygraphd.client.recording import recordings
 from pygraphd.client.recording.attention_host import NOT_SENT, ON_THE_GPU, READ_BACK, WithHostState
 from pygraphd.client.replay.native.ffi import helper
-from tests.client.recording.test_recordings import Case
+from tests.support.recording_case import Case
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from tests.client.recording.test_recordings import Operations
     from tests.support.emulator import Allocator, Emulator
+    from tests.support.recording_case import Operations
 
 pytestmark = pytest.mark.torch
 

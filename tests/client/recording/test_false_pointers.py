@@ -19,13 +19,13 @@ from pygraphd.client.replay.arena import Arena
 from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.node_params import Parameters
 from pygraphd.client.replay.relocation_table import Segment, Span, find, scan
-from tests.client.recording.test_recordings import Case, add
+from tests.support.recording_case import Case, add
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.client.recording.test_recordings import Operations
     from tests.support.emulator import Allocator, Emulator
+    from tests.support.recording_case import Operations
 
 pytestmark = pytest.mark.torch
 

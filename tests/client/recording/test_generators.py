@@ -12,14 +12,14 @@ from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.replay.replay import OTHER_GENERATOR
 from pygraphd.client.replay.rng import Generators, GeneratorTicket
 from pygraphd.client.replay.stream_affinity import OneStream
-from tests.client.recording.test_recordings import Case
 from tests.client.replay.test_rng import Generator, as_signed
+from tests.support.recording_case import Case
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.client.recording.test_recordings import Operations
     from tests.support.emulator import Allocator, Emulator
+    from tests.support.recording_case import Operations
 
 pytestmark = pytest.mark.torch
 

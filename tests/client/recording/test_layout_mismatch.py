@@ -15,13 +15,13 @@ from pygraphd.client.backend.errors import Misfit
 from pygraphd.client.recording import comparison, pipeline, recordings, stand_ins
 from pygraphd.client.recording.layout_mismatch import FACTOR, FIRST, LayoutConstraints, LayoutMismatches
 from pygraphd.client.replay.relocation_table import BLOCK, MAX_ALIGNMENT, alignment
-from tests.client.recording.test_recordings import Case, add
+from tests.support.recording_case import Case, add
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.client.recording.test_recordings import Operations
     from tests.support.emulator import Allocator, Emulator
+    from tests.support.recording_case import Operations
 
 pytestmark = pytest.mark.torch
 

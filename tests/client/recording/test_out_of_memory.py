@@ -10,7 +10,7 @@ import torch
 from pygraphd.client.recording import builder, pipeline, recorded_call, verification
 from pygraphd.client.recording.builder import Capture
 from pygraphd.client.replay.replay import Replay
-from tests.client.recording.test_recordings import Case, HostRecorder, add, is_transient
+from tests.support.recording_case import Case, HostRecorder, add, is_transient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

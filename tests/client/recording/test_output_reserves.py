@@ -15,14 +15,14 @@ from pygraphd.client.recording.builder import Capture
 from pygraphd.client.recording.output_reserves import LARGE, Room, Rooms, ground_for, rooms_for
 from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.relocation_table import BLOCK, Span, merge
-from tests.client.recording.test_recordings import Case, case
+from tests.support.recording_case import Case, case
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.client.recording.test_recordings import Operations
     from tests.support.emulator import Allocator, Emulator
     from tests.support.recorder import Recorder
+    from tests.support.recording_case import Operations
 
 __all__ = ["case"]  # a fixture
 pytestmark = pytest.mark.torch

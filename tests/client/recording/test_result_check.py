@@ -9,15 +9,15 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording.result_check import DIFFERS, LOOK, UNTIL_READ
-from tests.client.recording.test_recordings import Case
 from tests.client.recording.test_unsteady import SIZE, Noise
+from tests.support.recording_case import Case
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pygraphd.client.recording.recordings import Recordings
-    from tests.client.recording.test_recordings import Operations
     from tests.support.emulator import Allocator, Emulator
+    from tests.support.recording_case import Operations
 
 pytestmark = pytest.mark.torch
 

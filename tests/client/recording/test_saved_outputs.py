@@ -10,12 +10,12 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.recording.recordings import SEEN_BY_HOOKS
-from tests.client.recording.test_recordings import Case, case
+from tests.support.recording_case import Case, case
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from tests.client.recording.test_recordings import Operations
+    from tests.support.recording_case import Operations
 
 __all__ = ["case"]  # a fixture
 pytestmark = pytest.mark.torch

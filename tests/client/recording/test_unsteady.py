@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from pygraphd.client.backend.driver import Driver
-from tests.client.recording.test_recordings import Case
+from tests.support.recording_case import Case
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.client.recording.test_recordings import Operations
     from tests.support.emulator import Allocator, Emulator
+    from tests.support.recording_case import Operations
 
 pytestmark = pytest.mark.torch
 

@@ -26,14 +26,14 @@ from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
-from tests.client.dispatch.test_compiled_graph import (
+from tests.support.clock import Clock
+from tests.support.compiled import (
     ENOUGH,
     Compiled,
     compile_once,
     pretend_there_is_a_gpu,
     run,
 )
-from tests.support.clock import Clock
 from tests.support.patience import be_patient
 
 if TYPE_CHECKING:

@@ -1,0 +1,165 @@
+"""Which calls of a partition are measured: those of threads, of other sizes, in captures, and calls that fail."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client.autotune.candidates import Candidates
+from pygraphd.client.autotune.partition_trial import (
+    OTHER_THREAD,
+    WARM_UP_CALLS,
+    Decided,
+    Region,
+    State,
+)
+from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
+from pygraphd.client.decisions import rules
+from pygraphd.schema.messages import Deployment, Graph, Kind, Measurement
+from tests.support.clock import Clock
+from tests.support.trial_host import ENOUGH, Host, Measured, Relocating, gpu, host, region
+
+if TYPE_CHECKING:
+    from pygraphd.client.autotune.trial import Trial
+
+__all__ = ["gpu", "host"]  # fixtures
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.usefixtures("gpu")
+def test_two_dozen_calls_lead_to_a_decision(host: Host) -> None:
+    one = region(host)
+    before = [one([]) for _ in range(ENOUGH - 1)]
+    assert host.results == []
+
+    assert one([]) == "relocated"
+
+    assert {each: before.count(each) for each in before} == {
+        "launched": WARM_UP_CALLS + 2 + SAMPLES,
+        "relocated": RECORDING_CALLS + 1 + SAMPLES,
+    }
+    assert one.state is State.DEPLOYED
+    (result,) = host.results
+    assert (result.decision.deployment, result.decision.final) == (Deployment.GRAPH, True)
+    assert {each.samples for each in result.measurements} == {SAMPLES}
+    assert host.report.failures == {}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_server_with_a_thread_for_each_request_is_measured_too(host: Host) -> None:
+    one = region(host)
+    for _ in range(ENOUGH):
+        thread = threading.Thread(target=one, args=([],))
+        thread.start()
+        thread.join()
+
+    assert one.state is State.DEPLOYED
+    assert host.report.fallbacks == {}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_call_while_another_thread_is_in_a_measured_one_is_launched(host: Host) -> None:
+    seen: list[str] = []
+
+    def call_in_another_thread() -> None:
+        other = threading.Thread(target=lambda: seen.append(one([])))
+        other.start()
+        other.join()
+
+    one = region(host, relocate=Relocating(meanwhile=call_in_another_thread))
+    for _ in range(WARM_UP_CALLS + 1):
+        one([])
+
+    assert one([]) == "relocated"
+    assert seen == ["launched"]
+    assert host.report.fallbacks == {OTHER_THREAD: 1}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_calls_of_many_threads_at_once_end_in_one_decision(host: Host) -> None:
+    one = region(host)
+    threads = [threading.Thread(target=lambda: [one([]) for _ in range(200)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert one.state is State.DEPLOYED
+    assert len(host.results) == 1
+    assert host.report.failures == {}
+    assert one([]) == "relocated"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_calls_with_other_sizes_are_launched_and_do_not_count(host: Host) -> None:
+    one = region(host)
+    for _ in range(WARM_UP_CALLS + 2):
+        one([3])
+    results = []
+    while one.state is State.MEASURE:
+        assert one([4]) == "launched"
+        results.append(one([3]))
+
+    assert len(results) == ENOUGH - WARM_UP_CALLS - 2
+    assert host.report.fallbacks == {"called with other sizes while it was measured": len(results)}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_calls_within_a_capture_of_the_users_are_launched_and_not_timed(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = region(host)
+    for _ in range(WARM_UP_CALLS + 2):
+        one([])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(Clock, "start", lambda self, deployment: pytest.fail("an event in the user's graph"))
+
+    assert [one([]) for _ in range(3 * ENOUGH)] == ["launched"] * 3 * ENOUGH
+    assert one.state is State.MEASURE
+    assert host.report.failures == {}
+
+
+def test_an_error_of_ours_is_counted_and_the_call_goes_on(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = region(host)
+    for _ in range(WARM_UP_CALLS):
+        one([])
+
+    def fail(trial: Trial) -> None:
+        raise ValueError("ours")
+
+    monkeypatch.setattr(one, "_judge", fail)
+    one._enter(State.MEASURE)
+    one._decide(Measured())
+
+    assert one([]) == "launched"
+    assert host.report.failures == {"measuring: ValueError": 1}
+    assert host.results[0].decision.reason == rules.FAILED
+
+
+def test_an_error_of_the_users_is_the_users(host: Host) -> None:
+    def fail(inputs: list[Any]) -> None:
+        raise ZeroDivisionError
+
+    one = Region(
+        Graph("a" * 64, Kind.INFERENCE, 0, 1, 1),
+        Candidates(fail, 0),
+        host,
+        lambda *_: None,
+    )
+    with pytest.raises(ZeroDivisionError):
+        one([])
+
+
+def test_a_region_that_was_measured_too_little_is_launched_and_says_how_often_it_ran(host: Host) -> None:
+    one = region(host)
+    one.tally.calls = 17
+    few = tuple(
+        Measurement(each, 3, 100.0, 0.0, 100.0, 100.0, 0.0) for each in (Deployment.KERNELS, Deployment.GRAPH)
+    )
+    assert one._judge(Measured(*few)) == Decided(one.graph, rules.too_few_calls(17), few)

@@ -1,0 +1,266 @@
+"""Errors of the user's, of ours and of the driver while a call is recorded or replayed; and other threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from pygraphd.client.recording import pipeline, recordings
+from pygraphd.client.replay.relocation_table import BLOCK
+from tests.support.recording_case import Case, Operations, add, case
+
+__all__ = ["case"]  # fixtures
+
+pytestmark = pytest.mark.torch
+
+
+def test_an_error_of_the_users_while_it_is_recorded_is_the_users(case: Case) -> None:
+    fail = False
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if fail and operations is case.recorder.launching:
+            raise ValueError("mine")
+        return (operations.add(inputs[0], inputs[0]),)
+
+    run = case.make(body)
+    run([case.floats(1)])
+    fail = True
+    with pytest.raises(ValueError, match="mine"):
+        run([case.floats(1)])
+    fail = False
+
+    assert run([case.floats(1)])[0].tolist() == [2]
+    case.expect(captured=1)
+
+
+@pytest.mark.parametrize("value", [1.5, "text"])
+def test_an_input_of_another_kind_is_named(case: Case, value: object) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return (operations.add(inputs[0], inputs[0]),)
+
+    run = case.make(body)
+    for _ in range(3):
+        run([case.floats(1), value])
+
+    assert run.refusal == f"input 1 is a {type(value).__name__}"
+    assert case.recorder.captures == 0
+
+
+def test_no_room_for_copies_is_a_reason(case: Case) -> None:
+    run = case.make(add)
+    case.recorder.free = 3 * BLOCK
+
+    for _ in range(3):
+        run([case.floats(1), case.floats(2)])
+
+    assert run.refusal == pipeline.NO_ROOM
+    assert not run.refused_for_good
+    assert case.recorder.captures == 0
+
+
+def test_no_room_for_the_launched_call_beside_a_trial_is_a_reason(case: Case) -> None:
+    """Known only when it is recorded: what a call takes beside its inputs."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return tuple(operations.add(inputs[0], inputs[0]) for _ in range(20))
+
+    run = case.make(body)
+    case.recorder.free = 8 * BLOCK
+
+    for _ in range(3):
+        assert run([case.floats(*[1] * 100)])[19].tolist() == [2] * 100
+
+    assert run.refusal == pipeline.NO_ROOM
+    assert case.recorder.captures == 1
+
+
+def test_within_a_capture_of_the_users_it_is_launched(case: Case) -> None:
+    run = case.make(add)
+    for _ in range(2):
+        run([case.floats(1), case.floats(2)])
+    case.recorder.capturing = True
+
+    assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+
+    assert case.report.fallbacks[recordings.IN_A_CAPTURE] == 1
+    case.recorder.capturing = False
+    assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+    case.expect(captured=1)
+
+
+def test_a_driver_call_that_fails_costs_the_recording_and_not_the_call(case: Case) -> None:
+    run = case.make(add)
+    for _ in range(2):
+        run([case.floats(1), case.floats(2)])
+    inputs = [case.floats(3), case.floats(4)]
+    case.emulator.fail_at(1)
+
+    assert run(inputs)[0].tolist() == [7]
+
+    case.emulator.fail_at(0)
+    assert run.recordings == 0
+    assert run.refusal is not None
+    assert "CUresult 999" in run.refusal
+    assert not run.refused_for_good
+    assert run([case.floats(5), case.floats(6)])[0].tolist() == [11]
+
+
+def test_every_driver_call_of_a_recording_may_fail(case: Case) -> None:
+    def calls_until(fail_at: int) -> int:
+        run = case.make(add)
+        run([case.floats(1), case.floats(2)])
+        case.emulator.fail_at(fail_at)
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+        assert run([case.floats(2), case.floats(2)])[0].tolist() == [4]
+        calls = case.emulator.calls()
+        case.emulator.fail_at(0)
+        assert (run.refusal is None) is (not 0 < fail_at <= calls)
+        run.close()
+        return calls
+
+    before = case.emulator.live()
+    for call in range(1, calls_until(0) + 1):
+        calls_until(call)
+        assert case.emulator.live() == before, f"call {call}"
+
+
+def accumulate_and_draw(operations: Operations, inputs: list[Any]) -> Any:
+    operations.accumulate(inputs[0], inputs[1])
+    return operations.add(inputs[0], inputs[1]), operations.random()
+
+
+def test_whichever_driver_call_of_a_replay_fails_what_is_drawn_and_changed_is_so_once(case: Case) -> None:
+    failed = 0
+    while True:
+        run, total = case.make(accumulate_and_draw), case.floats(0, 0)
+        for step in range(1, 6):
+            began = case.recorder.generator.offset
+            if step == 4:
+                case.emulator.fail_at(failed + 1)
+            added, drawn = run([total, case.floats(1, 2)])
+            if step == 4:
+                calls = case.emulator.calls()
+                case.emulator.fail_at(0)
+            assert total.tolist() == [step, 2 * step]
+            assert added.tolist() == [step + 1, 2 * step + 2]
+            assert drawn.tolist() == [began + 4] * 2
+            assert case.recorder.generator.offset == began + 4
+        if calls <= failed:
+            break
+        assert run.refusal is not None
+        failed += 1
+    assert failed >= 2  # at least one write, and the launch
+
+
+def test_an_error_of_ours_costs_the_recording_and_not_the_call(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraphd.client.recording.verification.copies_of", lambda *inputs: 1 // 0)
+    run = case.make(add)
+
+    for _ in range(3):
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+
+    assert run.refusal == "recording failed: integer division or modulo by zero"
+    assert not run.refused_for_good
+
+
+def test_an_error_of_ours_in_a_replay_is_launched(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = case.make(add)
+    for _ in range(2):
+        run([case.floats(1), case.floats(2)])
+    with monkeypatch.context() as patch:
+        patch.setattr("pygraphd.client.replay.exec_cache.Executables.bind", lambda *_: 1 // 0)
+        assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+
+    assert case.report.fallbacks["a replay failed: ZeroDivisionError"] == 1
+    assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+    case.expect(captured=1)
+
+
+def test_out_of_memory_is_a_reason(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = case.make(add)
+    for _ in range(2):
+        run([case.floats(1), case.floats(2)])
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(type(case.allocator), "__call__", full)
+    monkeypatch.setattr(type(case.recorder.launching), "add", lambda _self, a, b: a + b)
+
+    inputs = [torch.tensor([3.0]), torch.tensor([4.0])]
+    assert run(inputs)[0].tolist() == [7]
+
+    assert case.report.fallbacks[recordings.NO_MEMORY] == 1
+    monkeypatch.undo()
+    assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+    case.expect(captured=1)
+
+
+def test_another_thread_launches_while_one_records(case: Case) -> None:
+    run = case.make(add)
+    run([case.floats(1), case.floats(2)])
+    seen: list[Any] = []
+
+    def other() -> None:
+        # The recorder's own operations are what this thread would record with: it must launch.
+        case.recorder.operations = case.recorder.launching
+        seen.append(run([case.floats(5), case.floats(6)])[0].tolist())
+
+    def between() -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    case.recorder.between = between
+    assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+
+    assert seen == [[11]]
+    assert case.report.fallbacks[recordings.BEING_RECORDED] == 1
+    case.expect(captured=1)
+
+
+def test_many_threads_take_turns(case: Case) -> None:
+    run = case.make(add)
+    for _ in range(2):
+        run([case.floats(0), case.floats(0)])
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        got = [run([case.floats(number), case.floats(i)])[0].item() for i in range(200)]
+        wrong.extend(set(got) ^ {float(number + i) for i in range(200)})
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+    case.expect(captured=1)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_while_a_call_is_recorded(case: Case, *, enabled: bool) -> None:
+    seen: list[bool] = []
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        seen.append(gc.isenabled())
+        return (operations.add(inputs[0], inputs[1]),)
+
+    run = case.make(body)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        for _ in range(3):
+            run([case.floats(1), case.floats(2)])
+        after = gc.isenabled()
+    finally:
+        gc.enable()
+
+    assert seen == [enabled, False, enabled]  # launched, recorded, launched to compare; then replayed
+    assert after is enabled

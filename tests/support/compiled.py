@@ -1,0 +1,188 @@
+"""Compiled graphs and sessions without a GPU: a clock stands in for the GPU's, and what is recorded is told."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+
+from pygraphd.client.autotune import partition_trial, trial
+from pygraphd.client.decisions import fingerprint
+from pygraphd.client.decisions.service import Cache
+from pygraphd.client.frontend.runtime import Session
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.locations import locate
+from tests.support.clock import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+ENOUGH = 40
+
+
+UNKNOWN_STATE = "a = torch.ops.aten._scaled_dot_product_efficient_attention.default(b)"
+
+
+REFUSING: set[int] = set()
+"""Partitions, counted from the first that is compiled, that cannot be recorded."""
+
+
+class Compiled:
+    """What is read and set of a `CompiledFxGraph` with some partitions; `call` is Inductor's own callable."""
+
+    def __init__(self, partitions: int) -> None:
+        self.compiled_fn_runner = SimpleNamespace(partitions=[lambda inputs: "launched"] * partitions)
+        self.inductor_post_grad_graph_str = "  a = torch.ops.aten.sin.default(b)"
+        self.source_code = ""
+        self.device_types = {"cuda"}
+        self.device_idxs = {0}
+        self.mutated_input_idxs: list[int] = []
+        self.disabled_cudagraphs_reason = None
+        self.cudagraph_info = SimpleNamespace(cudagraph_fail_reasons=[])
+        self.partition_maps = [
+            SimpleNamespace(input_index_mapping=[], output_index_mapping=[]) for _ in range(partitions)
+        ]
+        self.fx_kwargs: dict[str, Any] = {}
+        self.inputs_to_check = [0]
+        self._defers_input_alignment = False
+        runner = self.compiled_fn_runner
+        # As Inductor's: of the generated code, and not of this object.
+        self.call = lambda inputs: [partition(inputs) for partition in runner.partitions]
+        self.current_callable: Any = self.call
+
+
+def compile_whole(session: Session, *, backward: bool, box: object, **facts: Any) -> Compiled:
+    """Compile a graph of which Inductor captures nothing."""
+    compiled = Compiled(1)
+    vars(compiled).update(facts)
+    kwargs = {"is_backward": backward, "cudagraphs": False, "boxed_forward_device_index": box}
+    plan = session.plan(compiled, kwargs)
+    assert plan is not None
+    plan.complete(compiled)
+    return compiled
+
+
+def compile_once(
+    session: Session, partitions: int, *, backward: bool, box: object, text: str | None = None
+) -> Compiled:
+    compiled = Compiled(partitions)
+    compiled.inductor_post_grad_graph_str = text or compiled.inductor_post_grad_graph_str
+    kwargs = {"is_backward": backward, "cudagraphs": True, "boxed_forward_device_index": box}
+    plan = session.plan(compiled, kwargs)
+    assert plan is not None
+    slots = compiled.compiled_fn_runner.partitions
+    slots[:] = [plan.cudagraphify(slot, {"device_index": 0, "is_backward": backward}) for slot in slots]
+    plan.complete(compiled)
+    return compiled
+
+
+class Relocating:
+    """Stands where relocatable graphs do; recording itself is tested in tests/client/recording and tests/gpu."""
+
+    def __init__(self, refusal: str | None) -> None:
+        self._will_refuse = refusal
+        self.refusal: str | None = None
+        self.for_good = True
+        self.calls = self.prepared = 0
+        self.closed = False
+        self.by_size: dict[tuple[int, ...], Relocating] = {}
+
+    @property
+    def refused_for_good(self) -> bool:
+        return self.refusal is not None and self.for_good
+
+    def __call__(self, inputs: list[Any]) -> str:
+        self.calls += 1
+        self.refusal = self._will_refuse
+        return "launched" if self.refusal else "relocated"
+
+    def at(self, sizes: tuple[int, ...]) -> Relocating:
+        return self.by_size.setdefault(sizes, Relocating(self._will_refuse))
+
+    def trim(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Relocating]:
+    """Have there be one, on which what is recorded is told; it refuses the partitions whose numbers are in `REFUSING`."""
+    made: list[Relocating] = []
+
+    def relocatable(self: Session, launch: Any, device_index: int, *_: Any) -> Relocating:
+        made.append(Relocating("verification: output 0 differs" if len(made) in REFUSING else None))
+        return made[-1]
+
+    monkeypatch.setattr(Session, "relocatable", relocatable)
+    monkeypatch.setattr(Session, "_recorder_of", lambda self, _index: object())
+    monkeypatch.setattr(trial, "Sampler", Clock)
+    monkeypatch.setattr(partition_trial.Region, "_why_not_measure", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    environment = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
+    monkeypatch.setattr(fingerprint, "environment", lambda index: environment)
+    return made
+
+
+@pytest.fixture
+def relocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Relocating]]:
+    """Return what stands for relocatable graphs, in the order in which it is made."""
+    yield pretend_there_is_a_gpu(monkeypatch)
+    REFUSING.clear()
+
+
+@pytest.fixture
+def session(tmp_path: Path, relocating: list[Relocating]) -> Iterator[Session]:
+    import torch._inductor.config as inductor_config
+
+    with inductor_config.patch({"triton.cudagraphs": True}):
+        yield Session(locate({"PYGRAPHD_HOME": str(tmp_path)}))
+
+
+def sources(session: Session) -> set[tuple[str, str]]:
+    return {(each["deployment"], each["source"]) for each in session.report.summary()["decisions"]}
+
+
+def run(forward: Compiled, backward: Compiled, steps: int = ENOUGH) -> list[tuple[Any, Any]]:
+    x = torch.ones(1)
+    return [(forward.current_callable([x]), backward.current_callable([x])) for _ in range(steps)]
+
+
+def trained(session: Session, steps: int, host: str | None = None) -> tuple[Session, list[tuple[Any, Any]]]:
+    """Train in a process of its own, so to say; of another host if one is named."""
+    each, box = Session(session.locations), BoxedDeviceIndex(0)
+    if host is not None:
+        each.cache = Cache(each.locations, host, each.report)
+    models = (
+        compile_once(each, 2, backward=False, box=box),
+        compile_once(each, 1, backward=True, box=box),
+    )
+    return each, run(*models, steps)
+
+
+def compile_pair(session: Session) -> tuple[Compiled, Compiled]:
+    """Compile a forward and its backward, of one part each."""
+    box = BoxedDeviceIndex(0)
+    forward = compile_once(session, 1, backward=False, box=box)
+    return forward, compile_once(session, 1, backward=True, box=box)
+
+
+@pytest.fixture
+def default_mode(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import torch._inductor.config as inductor_config
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with inductor_config.patch({"triton.cudagraphs": False}):
+        yield
+
+
+def compile_whole_pair(session: Session) -> tuple[Compiled, Compiled]:
+    box = BoxedDeviceIndex(None)
+    return compile_whole(session, backward=False, box=box), compile_whole(session, backward=True, box=box)

@@ -1,0 +1,402 @@
+"""A call that is recorded and replayed without a GPU: operations, a recorder that emulates a capture of them, and a case of both."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+import torch
+
+from pygraphd.client.analysis.attention_rng import State
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.common.report import Report
+from pygraphd.client.recording import attention_host, recordings
+from pygraphd.client.recording.builder import Capture
+from pygraphd.client.recording.output_reserves import Room, Rooms
+from pygraphd.client.recording.refusals import Persistence
+from pygraphd.client.replay.node_params import PassingError
+from pygraphd.client.replay.relocation_table import BLOCK, Span
+from pygraphd.client.replay.rng import Draw
+from pygraphd.client.replay.stream_affinity import OneStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from pygraphd.client.recording.recordings import Recordings
+    from tests.support.emulator import Allocator, Emulator
+
+
+class Operations(Protocol):
+    """What a callable is made of: run at once, or recorded."""
+
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: ...
+    def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None: ...
+    def first(self, a: torch.Tensor, n: int) -> torch.Tensor: ...
+    def until(self, a: torch.Tensor) -> torch.Tensor: ...
+    def look_up(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    def random(self) -> torch.Tensor: ...
+    def attention(self) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def number(self, scalar: torch.Tensor) -> torch.Tensor: ...
+    def foreign(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    def done(self, tensor: torch.Tensor) -> None: ...
+
+
+class Generator:
+    """Counts the random numbers that were drawn."""
+
+    def __init__(self) -> None:
+        self.seed = self.offset = 0
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+
+class Launching:
+    """Runs at once, with results in fresh memory."""
+
+    def __init__(self, allocator: Allocator, generator: Generator) -> None:
+        self._allocator = allocator
+        self._generator = generator
+
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self._allocator.tensor(a + b)
+
+    def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        a += b
+
+    def first(self, a: torch.Tensor, n: int) -> torch.Tensor:
+        return self._allocator.tensor(a[:n])
+
+    def until(self, a: torch.Tensor) -> torch.Tensor:
+        return self._allocator.tensor(2 * a)
+
+    def look_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._allocator.tensor(tensor)
+
+    def random(self) -> torch.Tensor:
+        self._generator.offset += 4
+        return self._allocator.tensor(torch.full((2,), float(self._generator.offset)))
+
+    def attention(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return seed and offset of a second draw within the call, on the host."""
+        began = self._generator.offset
+        self._generator.offset += 8
+        return torch.tensor(self._generator.seed), torch.tensor(began + 4)
+
+    def number(self, scalar: torch.Tensor) -> torch.Tensor:
+        """Return a copy of an integer that is given on the host."""
+        return self._allocator.tensor(torch.tensor(int(scalar)))
+
+    def foreign(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def done(self, tensor: torch.Tensor) -> None:
+        """Let go of a tensor."""
+
+
+class ArenaRooms(Rooms):
+    """Rooms in the memory of a recording."""
+
+    def __init__(self, rooms: Sequence[Room], recording: Recording) -> None:
+        self._recording = recording
+        self.places: set[int] = set()
+        super().__init__(rooms, torch.device("cpu"))
+
+    def storage(self, size: int) -> torch.UntypedStorage:
+        place = self._recording.arena.allocate(size // 4)
+        self.places.add(place.data_ptr())
+        return place.untyped_storage()
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        self._recording.graph.copy(to, source)
+
+
+class Recording:
+    """Records, as a capture does: results lie in the arena, and are not computed."""
+
+    def __init__(self, emulator: Emulator, state: torch.Tensor) -> None:
+        self.graph = emulator.graph()
+        self.arena = emulator.arena()
+        self._state = state
+        self.drawn = 0
+        self.attentions = 0
+        self.tables: list[Any] = []
+        self.rooms = ArenaRooms((), self)
+        """`add` allocates as Inductor's code does; other operations are a library's."""
+        self.released = False
+
+    def release(self) -> None:
+        self.released = True
+
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = self.rooms.allocate(
+            lambda size, *_: self.arena.allocate(size[0]), (a.numel(),), (1,), torch.float32
+        )
+        self.graph.add(a, b, out)
+        return out
+
+    def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.graph.accumulate(a, b)
+
+    def first(self, a: torch.Tensor, n: int) -> torch.Tensor:
+        """Hand a kernel a structure in whose gap half of its own address has been left."""
+        out = self.arena.allocate(n)
+        self.graph.first(a, out, a.data_ptr() >> 32)
+        return out
+
+    def until(self, a: torch.Tensor) -> torch.Tensor:
+        """Hand a kernel the address where its output ends."""
+        out = self.arena.allocate(a.numel())
+        self.graph.until(a, out)
+        return out
+
+    def look_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        out = self.arena.allocate(tensor.numel())
+        self.tables.append((ctypes.c_void_p * 1)(tensor.data_ptr()))
+        self.graph.through_table(self.tables[-1], out)
+        return out
+
+    def hide(self, tensor: torch.Tensor) -> None:
+        """Write to a tensor by an address that no node shows."""
+        self.tables.append((ctypes.c_void_p * 1)(tensor.data_ptr()))
+        self.graph.into_table(self.tables[-1], tensor.numel())
+
+    def random(self) -> torch.Tensor:
+        self.drawn += 4
+        out, zero = self.arena.allocate(2), self.arena.allocate(2)
+        self.graph.set(zero, 0)
+        self.graph.add(self._state, zero, out)
+        return out
+
+    def attention(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return seed and offset in memory of the device, where kernels write them."""
+        self.drawn += 8
+        self.attentions += 1
+        seed, offset = (self.arena.allocate(2).view(torch.int64)[0] for _ in range(2))
+        self.graph.copy(seed, self._state.view(torch.int64)[0])
+        self.graph.copy(offset, self._state.view(torch.int64)[self.attentions])
+        return seed, offset
+
+    def number(self, scalar: torch.Tensor) -> torch.Tensor:
+        """Return a copy of an integer that kernels find at its address."""
+        out = self.arena.allocate(2).view(torch.int64)[0]
+        self.graph.copy(out, scalar)
+        return out
+
+    def foreign(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.graph.copy(tensor, tensor)
+        return tensor
+
+    def done(self, tensor: torch.Tensor) -> None:
+        """Have its memory be used again, if it lies in the capture's; what stands in for other inputs stays."""
+        if self.arena.has(tensor) and tensor.data_ptr() not in self.rooms.places:
+            self.arena.free(tensor)
+
+
+class Ticket:
+    """Writes the generator's state to where recorded kernels read it."""
+
+    def __init__(
+        self, generator: Generator, state: torch.Tensor, recording: Recording, one_stream: OneStream
+    ) -> None:
+        self.one_stream = one_stream
+        self._generator = generator
+        self._state = state
+        self._drawn, self._attentions = recording.drawn, recording.attentions
+        self.closed = False
+
+    def advance(self, stream: int) -> Draw:
+        assert stream == 0
+        seed, began = self._generator.seed, self._generator.offset
+        self._state.fill_(began + 4)
+        if self._attentions:
+            words = [seed, *(began + 4 + 8 * i for i in range(self._attentions))]
+            self._state.view(torch.int64)[: len(words)] = torch.tensor(words, device="cpu")
+        self._generator.offset += self._drawn
+        return Draw(seed % (1 << 64), began, self._generator.offset)
+
+    def take_back(self, drawn: Draw) -> None:
+        self._generator.offset = drawn.before
+
+    def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
+        assert stream == 0
+        assert (self._state.data_ptr() in addresses()) == (self._drawn > 0)
+        return self._drawn > 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class HostRecorder:
+    """Records callables that are made of `Operations`."""
+
+    def __init__(self, emulator: Emulator, allocator: Allocator) -> None:
+        self.driver = emulator.driver
+        self.device = torch.device("cpu")
+        self.generator = Generator()
+        self.random_numbers = OneStream(emulator.driver, lambda: bool)
+        self.launching = Launching(allocator, self.generator)
+        self.operations: Operations = self.launching
+        self.tickets: list[Ticket] = []
+        self.recordings: list[Recording] = []
+        self.captures = 0
+        self.rooms: list[Sequence[Room]] = []
+        self.grounds: list[int] = []
+        self.free = 1 << 40
+        self.refuses: str | None = None
+        self.capturing = False
+        self.current_device = 0
+        self.between: Callable[[], None] = lambda: None
+        self._emulator = emulator
+        self._allocator = allocator
+
+    def compiled(self, body: Callable[[Operations, list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """Return a callable as Inductor makes them: it clears its list of inputs."""
+
+        def launch(inputs: list[Any]) -> Any:
+            mine = list(inputs)
+            inputs.clear()
+            return body(self.operations, mine)
+
+        return launch
+
+    def capture(
+        self,
+        launch: Callable[[list[Any]], Any],
+        inputs: list[Any],
+        rooms: Sequence[Room] = (),
+        *,
+        ground: int = 0,
+        is_shifted: bool = False,
+    ) -> Capture:
+        self.captures += 1
+        self.rooms.append(rooms)
+        self.grounds.append(ground)
+        self.between()
+        if self.refuses is not None:
+            raise PassingError(self.refuses)
+        state = self._allocator.tensor(torch.zeros(BLOCK // 4))
+        recording = Recording(self._emulator, state)
+        self.operations = recording
+        if is_shifted:
+            recording.arena.allocate(1)
+            recording.arena.allocations.clear()
+        try:
+            recording.rooms = ArenaRooms(rooms, recording)
+            outputs = recording.rooms.settle(launch(inputs))
+        except BaseException:
+            self.driver.destroy_graph(recording.graph.handle)
+            raise
+        finally:
+            self.operations = self.launching
+        ticket = Ticket(self.generator, state, recording, self.random_numbers)
+        self.tickets.append(ticket)
+        self.recordings.append(recording)
+        held = (Span(state.data_ptr(), state.data_ptr() + BLOCK),)
+        spans = tuple(recording.arena.allocations)
+        return Capture(
+            recording.graph.handle,
+            list(outputs),
+            spans,
+            held,
+            ticket=ticket,
+            pool=recording,
+            rooms=tuple(rooms),
+            ground=ground,
+            made=tuple(recording.rooms.made),
+        )
+
+    def why_not(self) -> str | None:
+        return self.refuses
+
+    def trim(self) -> None:
+        pass
+
+    def room(self) -> int:
+        return self.free
+
+    def in_capture(self) -> bool:
+        assert self.current_device == 0
+        return self.capturing or self.operations is not self.launching
+
+    def on_device(self) -> contextlib.AbstractContextManager[object] | None:
+        return None if self.current_device == 0 else self._switch()
+
+    @contextlib.contextmanager
+    def _switch(self) -> Iterator[None]:
+        before, self.current_device = self.current_device, 0
+        yield
+        self.current_device = before
+
+
+class Case:
+    """A callable under test, its report, and what is needed to call it."""
+
+    def __init__(self, emulator: Emulator, allocator: Allocator) -> None:
+        self.emulator = emulator
+        self.allocator = allocator
+        self.recorder = HostRecorder(emulator, allocator)
+        self.report = Report()
+        self._made: list[Recordings] = []
+
+    def make(
+        self,
+        body: Callable[[Operations, list[Any]], Any],
+        undefined: frozenset[int] = frozenset(),
+        max_recordings: int = recordings.MAX_RECORDINGS,
+        state: State = State(),  # noqa: B008 - it is frozen
+    ) -> Recordings:
+        return self.made(body, GraphFacts(undefined, state=state), max_recordings)
+
+    def made(
+        self,
+        body: Callable[[Operations, list[Any]], Any],
+        facts: GraphFacts,
+        max_recordings: int = recordings.MAX_RECORDINGS,
+        recheck_s: float = 0.0,
+    ) -> Recordings:
+        launch = self.recorder.compiled(body)
+        made = attention_host.make_recordings(
+            launch, self.recorder, self.report, facts, max_recordings, recheck_s
+        )
+        self._made.append(made)
+        return made
+
+    def floats(self, *values: float) -> torch.Tensor:
+        return self.allocator.tensor(torch.tensor(values, dtype=torch.float32))
+
+    def expect(self, **counts: int) -> None:
+        assert {name: self.report.counts[name] for name in counts} == counts
+
+    def close(self) -> None:
+        for made in self._made:
+            made.close()
+        assert self.report.summary()["nodes_in_graphs"] == 0
+        assert all(ticket.closed for ticket in self.recorder.tickets)
+        assert all(recording.released for recording in self.recorder.recordings)
+
+
+@pytest.fixture
+def case(emulator: Emulator, allocator: Allocator) -> Any:
+    case = Case(emulator, allocator)
+    yield case
+    case.close()
+
+
+def is_transient(run: Recordings) -> bool:
+    refusal = run.refusal_of()
+    return refusal is not None and refusal.persistence is Persistence.TRANSIENT
+
+
+def add(operations: Operations, inputs: list[Any]) -> Any:
+    return (operations.add(inputs[0], inputs[1]),)
+
+
+def accumulate(operations: Operations, inputs: list[Any]) -> Any:
+    operations.accumulate(inputs[0], inputs[1])
+    return ()

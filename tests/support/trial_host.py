@@ -1,0 +1,136 @@
+"""A host for the trial of a partition: what it is told of, and what it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client.autotune import trial
+from pygraphd.client.autotune.candidates import Candidates
+from pygraphd.client.autotune.partition_trial import (
+    WARM_UP_CALLS,
+    Decided,
+    Region,
+    State,
+)
+from pygraphd.client.autotune.trial import Trial
+from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
+from pygraphd.client.common.report import Report
+from pygraphd.client.decisions.leases import Turn
+from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Measurement
+from tests.support.clock import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+ENOUGH = WARM_UP_CALLS + RECORDING_CALLS + 2 * SAMPLES + 4
+"""Calls until there is a decision, with one more that is the first in it."""
+
+
+class Host:
+    """A session that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.report = Report()
+        self.results: list[Decided] = []
+        self.turns: list[Entry | Turn] = []
+        self.calls_until_helper = 0
+
+    def helper_is_coming(self) -> bool:
+        self.calls_until_helper -= 1
+        return self.calls_until_helper >= 0
+
+    def turn(self, region: Region) -> Entry | Turn:
+        return self.turns.pop(0) if self.turns else Turn.OURS
+
+    def keep_turn(self, region: Region) -> None:
+        pass
+
+    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
+        return result.decision
+
+    def decided(self, region: Region, result: Decided, runs: Decision) -> None:
+        self.results.append(result)
+
+
+def launch(inputs: list[Any]) -> str:
+    return "launched"
+
+
+class Relocating:
+    """Stands where relocatable graphs do; the second call makes an executable."""
+
+    refused_for_good = False
+    prepared = 0
+    calls = 0
+    trimmed = closed = 0
+
+    def __init__(self, refusal: str | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.refusal = refusal
+        self.meanwhile = meanwhile
+
+    def __call__(self, inputs: list[Any]) -> str:
+        self.meanwhile()
+        self.calls += 1
+        self.prepared += self.calls == 2
+        return "relocated"
+
+    def at(self, sizes: tuple[int, ...]) -> Relocating:
+        return self
+
+    def trim(self) -> None:
+        self.trimmed += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def region(host: Host, warm_up_calls: int = 0, relocate: Relocating | None = None) -> Region:
+    ways = Candidates(launch, 0, relocate or Relocating())
+    return Region(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ways, host, lambda *_: None, warm_up_calls)
+
+
+LAUNCHED = Measurement(Deployment.KERNELS, 8, 100.0, 1.0, 80.0, 100.0, 0.0)
+
+
+FAST = Measurement(Deployment.GRAPH, 8, 10.0, 0.1, 10.0, 10.0, 0.0)
+
+
+class Measured(Trial):
+    """A trial that is over, and has measured this."""
+
+    def __init__(self, *measurements: Measurement) -> None:
+        self._measurements = measurements
+
+    def is_over(self) -> bool:
+        return True
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        return self._measurements
+
+    def price_ms(self, deployment: Deployment) -> float:
+        return 0.0
+
+
+def judged(one: Region, *measurements: Measurement) -> Region:
+    one.state = State.MEASURE
+    one._decide(Measured(*measurements))
+    return one
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find what the clock says, and always enough memory."""
+    monkeypatch.setattr(trial, "Sampler", Clock)
+    monkeypatch.setattr(Region, "_why_not_measure", lambda region: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
