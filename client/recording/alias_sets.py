@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.replay.addresses import extent, storage_of
+from pygraphd.client.replay.layout import Memory
 from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.outputs import Empty, Fixed, Input, Part, View, Whole
 from pygraphd.client.replay.relocation_table import BLOCK, Segment, Share, Span, blocks, find, merge, pack
-from pygraphd.client.replay.replay import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

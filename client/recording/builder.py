@@ -23,6 +23,7 @@ from pygraphd.client.recording.output_reserves import Room
 from pygraphd.client.replay.addresses import extent
 from pygraphd.client.replay.exec_cache import Executables
 from pygraphd.client.replay.graph_exec import InputGroup, Slots
+from pygraphd.client.replay.layout import Layout, Memory
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.node_params import TABLES, OpaqueError, Parameters
 from pygraphd.client.replay.outputs import Outputs
@@ -40,8 +41,8 @@ from pygraphd.client.replay.relocation_table import (
     outside,
     scan,
 )
-from pygraphd.client.replay.replay import Device, Layout, Memory, Replay, Ticket
-from pygraphd.client.replay.rng import generators_in
+from pygraphd.client.replay.replay import Device, Replay
+from pygraphd.client.replay.rng import Ticket, generators_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection

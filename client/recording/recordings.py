@@ -119,7 +119,7 @@ class Recordings:
             return self._step_aside(IN_A_CAPTURE, inputs)
         if replay.layout.saves_together and torch_private.saves_by_hooks():
             return self._step_aside(SEEN_BY_HOOKS, inputs)
-        if replay.counts.replays >= replay.look_at:
+        if replay.counts.replays >= replay.counts.look_at:
             return self._looked_at(slot, replay, inputs)
         return self._replay(slot, replay, inputs)
 
@@ -252,7 +252,7 @@ class Recordings:
     def _keep(self, slot: SizeSlot, attempt: Attempt) -> None:
         slot.disagreements.latest = None
         replay = attempt.keep()
-        replay.look_at = self._check.first_look(replay)
+        replay.counts.look_at = self._check.first_look(replay)
         with self._changing:
             self._slots[slot.size] = slot  # another thread may have let go of it meanwhile
             before, slot.replay = slot.replay, replay

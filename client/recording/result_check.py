@@ -118,7 +118,7 @@ class ResultCheck:
 
     def begin(self, replay: Replay, inputs: Sequence[Any]) -> Given | None:
         """Return what is needed to check the call that comes now; None if it is not to be checked. Raises nothing."""
-        replay.look_at = replay.counts.replays + LOOK
+        replay.counts.look_at = replay.counts.replays + LOOK
         if self._clock() < self._due:
             return None
         self._due = self._clock() + self._interval_s
@@ -139,7 +139,7 @@ class ResultCheck:
             self._fail(error)
             return
         self._report.count(checked_results=1)
-        replay.look_at = replay.counts.replays + UNTIL_READ
+        replay.counts.look_at = replay.counts.replays + UNTIL_READ
 
     def _compared(self, given: Given, outputs: Sequence[Any]) -> _Found:
         copies = copies_of(given.kept)

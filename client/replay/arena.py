@@ -13,7 +13,7 @@ from pygraphd.client.replay.relocation_table import BLOCK, blocks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from pygraphd.client.replay.replay import Memory
+    from pygraphd.client.replay.layout import Memory
 
 
 def lay_apart(

@@ -1,7 +1,7 @@
-"""The hot path of a relocatable graph: bind it to the inputs of a call and to fresh memory, launch it, hand out tensors.
+"""The hot path: binds a recording to the inputs of a call and to fresh memory, launches it, and makes the outputs.
 
-Everything was worked out by `builder`; here indices are followed. Nodes are written only for what lies elsewhere than an executable
-is bound to (`exec_cache`). The compiled helper does a whole call in one go, where it is there.
+What can be prepared was prepared by `builder`. Where the compiled helper is loaded it serves a call by itself (`native.ffi.Fused`). The
+same steps are here in Python, for a call that the helper cannot serve: they say why, or serve it.
 """
 
 from __future__ import annotations
@@ -11,107 +11,46 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import UnfitError
-from pygraphd.client.replay.graph_exec import InputGroup
-from pygraphd.client.replay.native.ffi import Bulk
-from pygraphd.client.replay.outputs import Outputs
+from pygraphd.client.replay.native.ffi import Bulk, Parts
 from pygraphd.client.replay.stream_affinity import OneStream
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from pygraphd.client.backend.driver import Driver
     from pygraphd.client.replay.exec_cache import Executables
-    from pygraphd.client.replay.native.ffi import Call, Launch
-    from pygraphd.client.replay.rng import Draw
-
+    from pygraphd.client.replay.layout import Layout, Memory
+    from pygraphd.client.replay.native.ffi import Fused, Launch
+    from pygraphd.client.replay.rng import Draw, Ticket
 
 CLOSED = "its recording has gone for others"
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """An allocation that each call makes anew for one slot; sizes in elements of `dtype`."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def bytes(self) -> int:
-        """Its size in bytes."""
-        last = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
-        itemsize: int = self.dtype.itemsize
-        return (last + 1) * itemsize
-
-
 OTHER_GENERATOR = "it draws random numbers from another generator than when it was recorded"
-
-
-class Ticket(Protocol):
-    """Advances a random number generator as the graph would, and hands the graph its state."""
-
-    one_stream: OneStream
-    """Of what it writes for a launch."""
-
-    def advance(self, stream: int) -> Draw:
-        """Do so for one launch on the current stream, of which this is the handle."""
-
-    def take_back(self, drawn: Draw) -> None:
-        """Put the generator back there, as nothing was launched."""
-
-    def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
-        """Find a shorter way to do so, told what addresses kernels are given that are nothing that is known.
-
-        Return whether there is anything to do.
-        """
-
-    def close(self) -> None:
-        """Let go of the graph that it belongs to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What a recording binds to: slots are numbered through `groups` and then through `memories`."""
-
-    groups: tuple[InputGroup, ...]
-    memories: tuple[Memory, ...]
-    outputs: Outputs
-    staged: tuple[tuple[int, torch.Tensor], ...] = ()
-    """Inputs that are copied into a buffer of fixed address, as (index, buffer)."""
-    generators: tuple[tuple[int, torch.Generator], ...] = ()
-    """Inputs whose random numbers it draws, as (index, generator)."""
-    saves_together: bool = False
-    """Several outputs that are saved for a backward share a storage."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What the calls of a recording came to."""
+    """Counts of the calls of a recording; those of a `Fused` are its own."""
 
     replays: int = 0
     relocated: int = 0
-    """Replays for which something had moved."""
+    """Replays for which a node was written."""
     written: int = 0
     """Nodes written into an executable."""
-    at_once: int = 0
-    """Replays that the compiled helper did in one go."""
-
-    def add(self, written: int) -> None:
-        """Count a replay for which so many nodes were written."""
-        self.replays += 1
-        self.relocated += written > 0
-        self.written += written
+    fused: int = 0
+    """Replays that the compiled helper served by itself."""
+    look_at: int = sys.maxsize
+    """The number of replays from which on the owner of the recording looks at a call."""
+    used: int = 0
+    """The latest call, in the order of all calls; see `Bulk.tick`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What replaying needs of torch, chosen once: how memory is made, looked at, given back, and which stream is current."""
+    """The functions of torch that a replay needs: to allocate memory, to handle many tensors, and to tell the current stream."""
 
     allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
     bulk: Bulk
@@ -119,41 +58,29 @@ class Device:
     watch_stream: Callable[[], Callable[[], bool]]
 
 
-class _Allocating:
-    """Allocates what one call needs, and makes its outputs of that."""
+class _Steps:
+    """Allocates the memory of a call and makes its outputs, step by step."""
 
     def __init__(self, layout: Layout, device: Device) -> None:
         memories, outputs = layout.memories, layout.outputs
-        # The allocator takes the smallest gap that is large enough, and leaves fewer behind if what is large comes first.
-        self._slots = sorted(range(len(memories)), key=lambda slot: -memories[slot].bytes)
-        self._columns = (
-            [memories[slot].size for slot in self._slots],
-            [memories[slot].stride for slot in self._slots],
-            [memories[slot].dtype for slot in self._slots],
-        )
-        self._allocate = device.allocate
-        self._making = outputs.making(device.bulk)
-        self._gather = outputs.gathering(device.bulk)
+        # The allocator takes the smallest gap that is large enough, and leaves fewer behind if large allocations come first.
+        self.slots = sorted(range(len(memories)), key=lambda slot: -memories[slot].bytes)
+        self.arguments = [(memories[at].size, memories[at].stride, memories[at].dtype) for at in self.slots]
+        self.making = outputs.making(device.bulk)
         self.blank = outputs.blank()
-        """What is made, with what is the same at every call in its place."""
-        self.no_memory: list[Any] = [None] * len(memories)
-        self.at_once: Call | None = None
-        """Does a whole call; None: it is to be done step by step."""
-        pieces, picks = self._making.pieces, outputs.picks
-        if not layout.staged and pieces is not None and picks is not None:
-            arguments = [*zip(*self._columns, strict=True)]
-            self.at_once = device.bulk.calling(device.allocate, arguments, self._slots, pieces, picks)
+        self._allocate = device.allocate
+        self._gather = outputs.gathering(device.bulk)
 
     def memory(self) -> list[torch.Tensor]:
-        """Return new memory, in the order of the slots."""
-        memory = self.no_memory.copy()
-        for slot, made in zip(self._slots, map(self._allocate, *self._columns), strict=True):
-            memory[slot] = made
+        """Return new memory, in the order of the layout."""
+        memory: list[Any] = [None] * len(self.slots)
+        for slot, arguments in zip(self.slots, self.arguments, strict=True):
+            memory[slot] = self._allocate(*arguments)
         return memory
 
     def outputs(self, memory: list[Any], inputs: list[Any]) -> Any:
-        """Return the outputs of a call on some memory."""
-        return self._gather(memory, self._making.fill(self.blank.copy(), inputs, memory), inputs)
+        """Return the outputs of a call on its memory."""
+        return self._gather(memory, self.making.fill(self.blank.copy(), inputs, memory), inputs)
 
 
 class _Drawing:
@@ -164,7 +91,7 @@ class _Drawing:
         self._driver = driver
 
     def launch(self, executable: int, stream: int) -> Draw:
-        """Do so on a stream, which is the current one; raises `UnfitError` or `DriverError`, with the generator as it was."""
+        """Launch on the current stream, whose handle is given; raises `UnfitError` or `DriverError`, with the generator as it was."""
         ticket = self._ticket
         with ticket.one_stream.lock:
             ticket.one_stream.enter(stream)
@@ -178,7 +105,7 @@ class _Drawing:
 
 
 class Replay:
-    """A recorded graph that can be bound to any addresses. Calls from several threads take turns."""
+    """A recording that can be bound to any addresses. It serves calls of several threads one after the other."""
 
     def __init__(
         self,
@@ -190,73 +117,53 @@ class Replay:
         ticket: Ticket | None = None,
     ) -> None:
         """Take over `graph`, its executables and `ticket`."""
-        self.counts = Counts()
-        self.look_at = sys.maxsize
-        """From which of its calls on somebody is to look at it."""
         self._driver = driver
         self._graph = graph
-        self._layout = layout
+        self.layout = layout
         self._device = device
         self._ticket = ticket
-        self._start: Callable[[int, int], Draw | None] = (
-            driver.launch if ticket is None else _Drawing(ticket, driver).launch
-        )
-        self._start_at_once = self._launching()
-        self._lock = threading.Lock()
+        self._start: Launch = driver.launch if ticket is None else _Drawing(ticket, driver).launch
         self._staging = OneStream(driver, device.watch_stream) if layout.staged else None
         self._executables: Executables | None = executables
-        self._allocating = _Allocating(layout, device)
+        self._steps = _Steps(layout, device)
+        self.fused = self._fuse(executables)
+        """Serves calls without Python; None: there is no compiled helper, or it cannot serve this layout."""
+        self.counts: Counts | Fused = self.fused or Counts()
+        self._lock: Any = self.fused or threading.Lock()
 
     def __call__(self, inputs: list[Any]) -> Any:
-        """Run the graph on a call's inputs, clear the list, and return the outputs.
+        """Serve a call, clear its list of inputs, and return the outputs.
 
-        Raises `UnfitError`, `DriverError` or torch's out-of-memory error, with the inputs as they were; after a
-        `DriverError` the replay is of no more use.
+        Raises `UnfitError`, `DriverError` or torch's out-of-memory error, with the inputs as they were. After a `DriverError` the
+        replay is of no more use.
         """
         return self.drawing(inputs)[0]
 
     def drawing(self, inputs: list[Any]) -> tuple[Any, Draw | None]:
-        """Do the same, and return also what random numbers it was given, if it draws any."""
-        if (drawn_from := self._layout.generators) and any(inputs[at] is not each for at, each in drawn_from):
+        """Serve a call as `__call__` does, and return also the range of random numbers that it was given, if it draws any."""
+        done = self.fused(inputs) if self.fused is not None else None
+        return done or self.by_steps(inputs)
+
+    def by_steps(self, inputs: list[Any]) -> tuple[Any, Draw | None]:
+        """Serve a call as `drawing` does, without `fused`: this says why a call does not fit."""
+        if any(inputs[index] is not generator for index, generator in self.layout.generators):
             raise UnfitError(OTHER_GENERATOR)
         with self._lock:
-            done = self._run(inputs, self._device.stream())
+            memory = self._steps.memory()
+            drawn = self._launch(inputs, memory, self._device.stream())
+            outputs = self._steps.outputs(memory, inputs)
         inputs.clear()
-        return done
-
-    def _run(self, inputs: list[Any], stream: int) -> tuple[Any, Draw | None]:
-        executables, allocating = self._executables, self._allocating
-        if allocating.at_once is not None and executables is not None:
-            if self._ticket is not None:
-                self._ticket.one_stream.expect(stream)
-            memory, blank = allocating.no_memory.copy(), allocating.blank
-            done = allocating.at_once(executables.native, inputs, memory, blank, self._start_at_once, stream)
-            if done is not None:
-                outputs, drawn, written = done
-                self.counts.add(written)
-                self.counts.at_once += 1
-                return outputs, drawn
-        # What does not fit is told by this.
-        memory = allocating.memory()
-        drawn = self._launch(inputs, memory, stream)
-        return allocating.outputs(memory, inputs), drawn
-
-    def _launching(self) -> Launch:
-        """Return what launches in a `Call`: the driver, if nothing has to be done before."""
-        driver = self._driver
-        if self._ticket is not None or driver.launch_address is None:
-            return self._start
-        return self._device.bulk.launching(driver.launch_address, driver.fail_launch) or self._start
+        return outputs, drawn
 
     def memory(self) -> list[torch.Tensor]:
-        """Allocate what one call needs beside its inputs."""
-        return self._allocating.memory()
+        """Allocate the memory of one call."""
+        return self._steps.memory()
 
     def run(self, inputs: list[Any], memory: list[torch.Tensor]) -> Any:
-        """Run the graph on a call's inputs and on memory from `memory()`; see `__call__`."""
+        """Serve a call on memory from `memory()`; see `__call__`."""
         with self._lock:
             self._launch(inputs, memory, self._device.stream())
-            result = self._allocating.outputs(memory, inputs)
+            result = self._steps.outputs(memory, inputs)
         inputs.clear()
         return result
 
@@ -264,7 +171,7 @@ class Replay:
         executables = self._executables
         if executables is None:
             raise UnfitError(CLOSED)
-        # First: on another stream, nothing need be written for a launch that will not be.
+        # First, since nothing need be written for a launch that may not be on this stream.
         if self._staging is not None:
             self._staging.enter(stream)
         if self._ticket is not None:
@@ -272,44 +179,89 @@ class Replay:
         try:
             executable, written = executables.bind(inputs, memory, stream)
             if self._staging is not None:
-                self._stage(inputs)
+                for index, buffer in self.layout.staged:
+                    buffer.copy_(inputs[index].detach())
         except (UnfitError, DriverError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            # Nothing has run yet, so whatever it is that these inputs have, they can be launched.
+            # Nothing has run yet, so these inputs, whatever they are, can be given to the kernels.
             raise UnfitError(f"a replay failed: {type(error).__name__}") from error
-        drawn = self._start(executable, stream)
-        self.counts.add(written)
+        drawn: Draw | None = self._start(executable, stream)
+        counts = self.counts
+        counts.replays += 1
+        counts.relocated += written > 0
+        counts.written += written
+        counts.used = self._device.bulk.tick()
         return drawn
 
-    def _stage(self, inputs: list[Any]) -> None:
-        for index, buffer in self._layout.staged:
-            buffer.copy_(inputs[index].detach())
+    # --- the compiled helper ---
 
-    @property
-    def layout(self) -> Layout:
-        """What it binds to."""
-        return self._layout
+    def _fuse(self, executables: Executables) -> Fused | None:
+        steps, layout = self._steps, self.layout
+        pieces, picks = steps.making.pieces, layout.outputs.picks
+        if executables.native is None or layout.staged or pieces is None or picks is None:
+            return None
+        return self._device.bulk.fused(
+            Parts(
+                self._device.allocate,
+                tuple(steps.arguments),
+                tuple(steps.slots),
+                pieces,
+                picks,
+                steps.blank,
+                self._device.stream,
+                layout.generators,
+                executables.native,
+                self._fused_launch(),
+                self._ticket.one_stream.expect if self._ticket is not None else None,
+            )
+        )
+
+    def _fused_launch(self) -> Launch:
+        """Return what launches for `fused`: the driver itself, unless something has to be done before."""
+        driver = self._driver
+        if self._ticket is not None or driver.launch_address is None:
+            return self._start
+        return self._device.bulk.launching(driver.launch_address, driver.fail_launch) or self._start
+
+    # --- what others ask, and the end ---
 
     @property
     def memories(self) -> tuple[Memory, ...]:
         """The allocations that a call makes."""
-        return self._layout.memories
+        return self.layout.memories
 
     def allocate_bytes(self, size: int) -> torch.Tensor:
-        """Allocate as a call does."""
+        """Allocate `size` bytes as a call does."""
         return self._device.allocate((size,), (1,), torch.uint8)
 
     @property
     def executables(self) -> int:
-        """How many executables there are of the graph."""
+        """The number of executables of the graph."""
         executables = self._executables  # another thread may close it
         return len(executables) if executables is not None else 0
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return self._ticket is not None or bool(self.layout.generators)
+
+    def forget_random_numbers(self) -> None:
+        """Stop advancing the generator: the graph draws no random numbers."""
+        with self._lock:
+            ticket, self._ticket = self._ticket, None
+            self._start = self._driver.launch
+            if self.fused is not None:
+                self.fused.launch, self.fused.expect = self._fused_launch(), None
+        if ticket is not None:
+            ticket.close()
 
     def close(self) -> None:
         """Destroy the executables and the graph; launches under way go on, and calls from now on do not fit."""
         with self._lock:
             executables, self._executables = self._executables, None
+            if self.fused is not None:
+                self.fused.table = None
         if executables is not None:
             with contextlib.suppress(DriverError), self._driver.relaxed():
                 executables.close()
@@ -320,17 +272,3 @@ class Replay:
         # A model that is dropped takes its recordings along.
         with contextlib.suppress(Exception):
             self.close()
-
-    @property
-    def draws(self) -> bool:
-        """Whether it draws random numbers."""
-        return self._ticket is not None or bool(self._layout.generators)
-
-    def forget_random_numbers(self) -> None:
-        """Stop advancing the generator: the graph draws no random numbers."""
-        with self._lock:
-            ticket, self._ticket = self._ticket, None
-            self._start = self._driver.launch
-            self._start_at_once = self._launching()
-        if ticket is not None:
-            ticket.close()

@@ -62,6 +62,28 @@ class Draw(NamedTuple):
     further: tuple[tuple[int, int], ...] = ()
 
 
+class Ticket(Protocol):
+    """Advances a random number generator as a launch of one recording would, and hands the state to its kernels."""
+
+    one_stream: OneStream
+    """Of the memory that it writes for a launch."""
+
+    def advance(self, stream: int) -> Draw:
+        """Write the state for one launch on the current stream, whose handle is given, and advance the generator."""
+
+    def take_back(self, drawn: Draw) -> None:
+        """Put the generator back, as nothing was launched."""
+
+    def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
+        """Find a shorter way to advance, in view of the addresses that kernels are given and that are of nothing known.
+
+        Return whether the recording draws random numbers at all.
+        """
+
+    def close(self) -> None:
+        """Let go of the graph that it belongs to."""
+
+
 class Generators:
     """Several generators as one, whose offset is those of all of them."""
 

@@ -11,7 +11,8 @@ from pygraphd.client.recording.builder import Built, Capture, build
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pygraphd.client.replay.replay import Replay, Ticket
+    from pygraphd.client.replay.replay import Replay
+    from pygraphd.client.replay.rng import Ticket
     from tests.support.emulator import Allocator, Arena, Emulator, Graph
 
 

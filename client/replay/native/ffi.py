@@ -7,6 +7,7 @@ is 0.1 us for each that is looked at, and 1 us for each that is made, at every c
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import time
 from collections.abc import Callable
@@ -39,27 +40,55 @@ class Piece(NamedTuple):
 
 
 Launch = Callable[[int, int], Any]
-"""Launches an executable on a stream; for a `Call`, what `Bulk.launching` has made is one, too."""
+"""Launches an executable on a stream. What `Bulk.launching` returns is one for `Fused` alone."""
 
 
-class Call(Protocol):
-    """Does a whole call of a graph."""
+class Fused(Protocol):
+    """A recording that the compiled helper serves by itself, with counts of its calls. As a context, it keeps other threads from calling it."""
 
-    def __call__(
-        self,
-        table: Any,
-        inputs: list[Any],
-        memory: list[Any],
-        blank: list[Any],
-        launch: Launch,
-        stream: int,
-        /,
-    ) -> tuple[Any, Any, int] | None:
-        """Return the outputs, what launching has returned, and how many nodes were written; None with nothing launched, if the call does not fit.
+    replays: int
+    relocated: int
+    written: int
+    fused: int
+    look_at: int
+    used: int
+    """See `replay.Counts`."""
+    table: Any
+    """Of `Bulk.table`; None: the recording is closed, and serves no call."""
+    launch: Launch
+    expect: Callable[[int], None] | None
+    """Raises before a launch that may not be on a stream now."""
 
-        `table` is of `Bulk.table`. What is allocated is put into `memory`, at its slots, and taken out again. Raises what allocating,
-        making an executable, writing and launching do.
+    def __call__(self, inputs: list[Any], /) -> tuple[Any, Any] | None:
+        """Serve a call, clear its inputs, and return the outputs and what `launch` has returned.
+
+        None, with nothing launched and the inputs as they were, if the recording cannot serve it. Raises what allocating, making an
+        executable, writing nodes and launching do, with the inputs as they were.
         """
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Parts(NamedTuple):
+    """What is the same at each call that the compiled helper serves."""
+
+    allocate: Callable[..., Any]
+    arguments: tuple[tuple[Any, ...], ...]
+    """Of each allocation."""
+    slots: tuple[int, ...]
+    """Index among the call's memories, of each allocation."""
+    pieces: Sequence[Piece]
+    picks: Sequence[tuple[int, int]]
+    """See `Outputs.picks`."""
+    blank: list[Any]
+    """See `Outputs.blank`."""
+    stream: Callable[[], int]
+    generators: tuple[tuple[int, Any], ...]
+    """Inputs that have to be these objects, as (index, object)."""
+    table: Any
+    launch: Launch
+    expect: Callable[[int], None] | None
 
 
 class Bulk(Protocol):
@@ -73,18 +102,25 @@ class Bulk(Protocol):
     ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
         """Return what picks objects out of three lists, as (list, index); `sizes` are those of the first two lists."""
 
-    def calling(
-        self,
-        allocate: Callable[..., Any],
-        arguments: Sequence[tuple[Any, ...]],
-        slots: Sequence[int],
-        pieces: Sequence[Piece],
-        picks: Sequence[tuple[int, int]],
-    ) -> Call | None:
-        """Return what allocates, with each of these arguments and for each of these slots, launches, fills and gathers.
+    def fused(self, parts: Parts) -> Fused | None:
+        """Return what serves calls by itself; None if each step of a call has to be taken in Python."""
 
-        None, if all that has to be done step by step.
+    def running(
+        self,
+        replays: dict[tuple[int, ...], Fused],
+        integers: list[int],
+        conditions: tuple[tuple[Callable[[], object], object], ...],
+        owner: Any,
+    ) -> Callable[[list[Any]], Any] | None:
+        """Return what serves a call by one of `replays`, found by the integers among the inputs; None if Python has to find it.
+
+        Each of `conditions`, as (function, value), must return that value; otherwise, and where there is no replay or it is due to be
+        looked at, it calls `owner`. If the replay cannot serve the call it calls `owner.run_by_steps(inputs)`, and if one has raised
+        before it was launched, `owner.replay_failed(inputs, exception)`.
         """
+
+    def tick(self) -> int:
+        """Return the next number in the order of all calls."""
 
     def table(
         self,
@@ -107,7 +143,7 @@ class Bulk(Protocol):
         """Return an executable that is bound where a call lies, and how many nodes were written; None if it does not fit."""
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
-        """Return what launches by the driver's function at an address, for a `Call` alone; `fail` is told what that returns but 0.
+        """Return what launches by the driver's function at an address, for a `Fused` alone; `fail` is told what that returns but 0.
 
         None, if Python has to call it.
         """
@@ -148,17 +184,18 @@ class InPython:
         pick = _picker([begins[which] + index for which, index in picks])
         return lambda memory, made, inputs: pick([*memory, *made, *inputs])
 
-    def calling(
-        self,
-        allocate: Callable[..., Any],
-        arguments: Sequence[tuple[Any, ...]],
-        slots: Sequence[int],
-        pieces: Sequence[Piece],
-        picks: Sequence[tuple[int, int]],
-    ) -> Call | None:
+    def fused(self, parts: Parts) -> Fused | None:
         """See `Bulk`."""
-        del allocate, arguments, slots, pieces, picks
+        del parts
         return None
+
+    def running(self, *arguments: Any) -> None:
+        """See `Bulk`."""
+        del arguments
+
+    def tick(self) -> int:
+        """See `Bulk`."""
+        return next(_ticks)
 
     def table(self, *arguments: Any) -> Any:
         """See `Bulk`."""
@@ -174,6 +211,9 @@ class InPython:
         return None
 
 
+_ticks = itertools.count(1)
+
+
 def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     if len(indices) > 1:
         return operator.itemgetter(*indices)
@@ -187,7 +227,7 @@ class Compiled:
     """With the helper, a module made of `helper.c`."""
 
     def __init__(self, module: Any) -> None:
-        self.bind = module.bind
+        self.bind, self.tick = module.bind, module.tick
         self._module = module
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
@@ -211,21 +251,23 @@ class Compiled:
         """See `Bulk`."""
         return functools.partial(self._module.gather, self._module.picks(list(picks)))
 
-    def calling(
-        self,
-        allocate: Callable[..., Any],
-        arguments: Sequence[tuple[Any, ...]],
-        slots: Sequence[int],
-        pieces: Sequence[Piece],
-        picks: Sequence[tuple[int, int]],
-    ) -> Call | None:
+    def fused(self, parts: Parts) -> Fused | None:
         """See `Bulk`."""
-        module, plan = self._module, self._plan(pieces)
+        module, plan = self._module, self._plan(parts.pieces)
         if plan is None:
             return None
-        picked = module.picks(list(picks))
-        recipe = module.recipe(allocate, tuple(map(tuple, arguments)), tuple(slots), plan, picked)
-        return functools.partial(module.call, recipe)
+        made: Fused = module.FusedReplay(*parts._replace(pieces=plan, picks=module.picks([*parts.picks])))
+        return made
+
+    def running(
+        self,
+        replays: dict[tuple[int, ...], Fused],
+        integers: list[int],
+        conditions: tuple[tuple[Callable[[], object], object], ...],
+        owner: Any,
+    ) -> Callable[[list[Any]], Any] | None:
+        """See `Bulk`."""
+        return functools.partial(self._module.run, replays, integers, conditions, owner)
 
     def table(
         self,

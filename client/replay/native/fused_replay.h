@@ -1,87 +1,14 @@
-/* A whole call of a graph: looks where its inputs lie, allocates, binds, launches, and makes what is returned.
+/* A whole call of a recording: checks whether it can serve the call, allocates, binds, launches, and makes the outputs.
  *
- * Part of `helper.c`. What it does one after the other is what `client/replay/replay.py` does step by step: there, each step is a few calls
- * of Python's, and of 100 us that a call of 300 tensors took, 20 were spent between the steps. */
+ * Part of `helper.c`. The steps are those of `client/replay/replay.py`, which takes them in Python where this does not serve a call. What is
+ * the same at each call is worked out when the recording is kept. */
 
-/* What is the same at every call. */
-typedef struct {
-    PyObject *allocate;  /* called with each of */
-    PyObject *arguments; /* a tuple of tuples; what comes of each goes */
-    Py_ssize_t *slots;   /* to one of these indices of the memory. */
-    PyObject *plan;      /* of `fill` */
-    PyObject *picks;     /* of `gather` */
-} Recipe;
+#include <structmember.h>
 
-#define RECIPE "pygraph.recipe"
-
-static void free_recipe(PyObject *capsule) {
-    Recipe *recipe = PyCapsule_GetPointer(capsule, RECIPE);
-    Py_XDECREF(recipe->allocate);
-    Py_XDECREF(recipe->arguments);
-    PyMem_Free(recipe->slots);
-    Py_XDECREF(recipe->plan);
-    Py_XDECREF(recipe->picks);
-    PyMem_Free(recipe);
-}
-
-static int are_tuples(PyObject *tuple) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++)
-        if (!PyTuple_Check(PyTuple_GET_ITEM(tuple, i))) {
-            PyErr_SetString(PyExc_TypeError, "what an allocation is called with is a tuple");
-            return 0;
-        }
-    return 1;
-}
-
-/* Returns a copy of a tuple's numbers, or NULL with an exception set. */
-static Py_ssize_t *read_slots(PyObject *tuple) {
-    Py_ssize_t *slots = PyMem_Malloc((PyTuple_GET_SIZE(tuple) + 1) * sizeof(Py_ssize_t));
-    if (slots == NULL) return (Py_ssize_t *)PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) slots[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
-    if (!PyErr_Occurred()) return slots;
-    PyMem_Free(slots);
-    return NULL;
-}
-
-static PyObject *recipe(PyObject *module, PyObject *args) {
-    PyObject *allocate, *arguments, *slots, *plan, *picks;
-    if (!PyArg_ParseTuple(args, "OO!O!OO", &allocate, &PyTuple_Type, &arguments, &PyTuple_Type, &slots, &plan, &picks)) return NULL;
-    if (PyCapsule_GetPointer(plan, PLAN) == NULL || PyCapsule_GetPointer(picks, PICKS) == NULL || !are_tuples(arguments)) return NULL;
-    if (PyTuple_GET_SIZE(slots) != PyTuple_GET_SIZE(arguments)) {
-        PyErr_SetString(PyExc_ValueError, "there are not as many slots as allocations");
-        return NULL;
-    }
-    Recipe *made = PyMem_Malloc(sizeof(Recipe));
-    Py_ssize_t *indices = made == NULL ? NULL : read_slots(slots);
-    if (indices == NULL) {
-        PyMem_Free(made);
-        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
-    }
-    *made = (Recipe){Py_NewRef(allocate), Py_NewRef(arguments), indices, Py_NewRef(plan), Py_NewRef(picks)};
-    PyObject *capsule = PyCapsule_New(made, RECIPE, free_recipe);
-    if (capsule == NULL) PyMem_Free(made);
-    return capsule;
-}
-
-/* Returns -1 with an exception set, and with some of it in `memory`. */
-static int allocate(const Recipe *recipe, PyObject *memory) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(recipe->arguments); i++) {
-        PyObject *made = PyObject_Call(recipe->allocate, PyTuple_GET_ITEM(recipe->arguments, i), NULL);
-        if (made == NULL || PyList_SetItem(memory, recipe->slots[i], made) < 0) return -1;
-    }
-    return 0;
-}
-
-/* Leaves what was allocated to whoever was given it. */
-static void let_go(const Recipe *recipe, PyObject *memory) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(recipe->arguments); i++)
-        if (recipe->slots[i] >= 0 && recipe->slots[i] < PyList_GET_SIZE(memory)) PyList_SetItem(memory, recipe->slots[i], Py_NewRef(Py_None));
-}
-
-/* A function of the driver's that launches. */
+/* A function of the driver that launches. */
 typedef struct {
     int (*launch)(void *executable, void *stream);
-    PyObject *fail; /* called with what that has returned, if it is not 0; raises */
+    PyObject *fail; /* called with what `launch` has returned, if that is not 0; raises */
 } Launcher;
 
 #define LAUNCHER "pygraph.launcher"
@@ -107,7 +34,135 @@ static PyObject *launcher(PyObject *module, PyObject *args) {
     return capsule;
 }
 
-/* Launches by what launches: a function, called without Python, or anything that is called with an executable and a stream. */
+/* One recording, as it is needed at each call. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *allocate, *arguments; /* called with each of a tuple of tuples; each result goes */
+    PyObject *slots;                /* to the index in `memory` that this tuple has for it */
+    PyObject *plan, *picks;         /* capsules of `fill` and `gather` */
+    PyObject *blank;                /* the outputs that are the same at each call, in a list as `fill` fills one */
+    PyObject *stream;               /* called without arguments: the handle of the current stream */
+    PyObject *generators;           /* (index, generator) of each input that is one, and must be that one */
+    PyObject *table;                /* capsule of `bind`; None: the recording is closed */
+    PyObject *launch;               /* a capsule of `launcher`, or called with executable and stream */
+    PyObject *expect;               /* None, or called with the stream: raises if launches may not go there now */
+    PyObject *memory, *made;        /* what a call allocates and fills; empty between calls */
+    PyCFunction allocator;          /* of `allocate`, if it is a function in C that takes a tuple; NULL: it is not */
+    PyThread_type_lock lock;        /* a call holds it from its first look at the table to its last output */
+    long long replays, relocated, written, fused, look_at, used;
+} FusedReplay;
+
+static long long uses; /* orders the calls of all recordings */
+
+#define OBJECTS(self)                                                                                                            \
+    {&self->allocate, &self->arguments, &self->slots, &self->plan, &self->picks, &self->blank, &self->stream,                    \
+     &self->generators, &self->table, &self->launch, &self->expect, &self->memory, &self->made}
+
+static void free_replay(PyObject *object) {
+    FusedReplay *self = (FusedReplay *)object;
+    PyObject **all[] = OBJECTS(self);
+    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) Py_CLEAR(*all[i]);
+    if (self->lock != NULL) PyThread_free_lock(self->lock);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static int are_tuples(PyObject *tuple) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++)
+        if (!PyTuple_Check(PyTuple_GET_ITEM(tuple, i))) {
+            PyErr_SetString(PyExc_TypeError, "what an allocation is called with is a tuple");
+            return 0;
+        }
+    return 1;
+}
+
+/* Whether all indices of a tuple are those of a list of as many items. */
+static int are_indices(PyObject *tuple) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+        Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
+        if (index == -1 && PyErr_Occurred()) return 0;
+        if (index < 0 || index >= PyTuple_GET_SIZE(tuple)) {
+            PyErr_SetString(PyExc_ValueError, "an allocation goes to none of the slots");
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Returns a list of NULLs, which the garbage collector must not show to anybody. */
+static PyObject *hidden_list(Py_ssize_t size) {
+    PyObject *list = PyList_New(size);
+    if (list != NULL) PyObject_GC_UnTrack(list);
+    return list;
+}
+
+/* Puts the same into each place of a list: what a call has put there is held by whoever was given its outputs. */
+static void reset(PyObject *list, PyObject *to) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) Py_XSETREF(((PyListObject *)list)->ob_item[i], Py_XNewRef(to));
+}
+
+static int begin_replay(FusedReplay *self) {
+    if (PyCapsule_GetPointer(self->plan, PLAN) == NULL || PyCapsule_GetPointer(self->picks, PICKS) == NULL) return -1;
+    if (PyCapsule_GetPointer(self->table, TABLE) == NULL || !are_tuples(self->arguments) || !are_tuples(self->generators)) return -1;
+    if (PyTuple_GET_SIZE(self->slots) != PyTuple_GET_SIZE(self->arguments)) {
+        PyErr_SetString(PyExc_ValueError, "there are not as many slots as allocations");
+        return -1;
+    }
+    if (!are_indices(self->slots)) return -1;
+    int takes_tuple = PyCFunction_CheckExact(self->allocate) && PyCFunction_GET_FLAGS(self->allocate) == METH_VARARGS;
+    self->allocator = takes_tuple ? PyCFunction_GET_FUNCTION(self->allocate) : NULL;
+    self->memory = hidden_list(PyTuple_GET_SIZE(self->slots));
+    self->made = hidden_list(PyList_GET_SIZE(self->blank));
+    self->lock = PyThread_allocate_lock();
+    if (self->lock == NULL) PyErr_NoMemory();
+    if (self->memory == NULL || self->made == NULL || self->lock == NULL) return -1;
+    reset(self->memory, Py_None);
+    return 0;
+}
+
+static PyObject *new_replay(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    FusedReplay *self = (FusedReplay *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    int parsed = PyArg_ParseTuple(args, "OO!O!OOO!OO!OOO", &self->allocate, &PyTuple_Type, &self->arguments, &PyTuple_Type, &self->slots,
+                                  &self->plan, &self->picks, &PyList_Type, &self->blank, &self->stream, &PyTuple_Type, &self->generators,
+                                  &self->table, &self->launch, &self->expect);
+    PyObject **all[] = OBJECTS(self);
+    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) Py_XINCREF(*all[i]);
+    self->look_at = PY_SSIZE_T_MAX;
+    if (parsed && begin_replay(self) == 0) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+/* Waits until no other thread is in a call. */
+static void enter(FusedReplay *self) {
+    if (PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) return;
+    Py_BEGIN_ALLOW_THREADS
+    PyThread_acquire_lock(self->lock, WAIT_LOCK);
+    Py_END_ALLOW_THREADS
+}
+
+static PyObject *enter_replay(PyObject *self, PyObject *none) {
+    enter((FusedReplay *)self);
+    return Py_NewRef(self);
+}
+
+static PyObject *leave_replay(PyObject *self, PyObject *args) {
+    PyThread_release_lock(((FusedReplay *)self)->lock);
+    Py_RETURN_NONE;
+}
+
+/* Returns -1 with an exception set. */
+static int allocate(FusedReplay *self) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->arguments); i++) {
+        PyObject *each = PyTuple_GET_ITEM(self->arguments, i);
+        PyObject *made = self->allocator != NULL ? self->allocator(PyCFunction_GET_SELF(self->allocate), each)
+                                                 : PyObject_Call(self->allocate, each, NULL);
+        if (made == NULL || PyList_SetItem(self->memory, PyLong_AsSsize_t(PyTuple_GET_ITEM(self->slots, i)), made) < 0) return -1;
+    }
+    return 0;
+}
+
+/* Launches by a function of the driver, without Python, or by whatever is called with an executable and a stream. */
 static PyObject *launched_by(PyObject *launch, uint64_t executable, PyObject *stream) {
     if (!PyCapsule_CheckExact(launch)) return PyObject_CallFunction(launch, "KO", (unsigned long long)executable, stream);
     const Launcher *launcher = PyCapsule_GetPointer(launch, LAUNCHER);
@@ -120,48 +175,169 @@ static PyObject *launched_by(PyObject *launch, uint64_t executable, PyObject *st
     return code == 0 ? Py_NewRef(Py_None) : PyObject_CallFunction(launcher->fail, "i", code);
 }
 
-/* Returns what was filled, in its place of an empty list as long as `blank`. What looks for garbage does not see that. */
-static PyObject *filled(const Recipe *recipe, PyObject *inputs, PyObject *memory, PyObject *blank) {
-    PyObject *made = PyList_New(PyList_GET_SIZE(blank));
-    if (made == NULL) return NULL;
-    PyObject_GC_UnTrack(made);
-    PyObject *done = fill(NULL, (PyObject *[]){recipe->plan, memory, inputs, made}, 4);
-    if (done == NULL) Py_CLEAR(made);
-    Py_XDECREF(done);
-    return made;
+static int are_same_generators(const FusedReplay *self, PyObject *inputs) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->generators); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(self->generators, i);
+        Py_ssize_t index = PyTuple_GET_SIZE(pair) == 2 ? PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 0)) : -1;
+        if (index < 0 || index >= PyList_GET_SIZE(inputs) || PyList_GET_ITEM(inputs, index) != PyTuple_GET_ITEM(pair, 1)) {
+            PyErr_Clear();
+            return 0;
+        }
+    }
+    return 1;
 }
 
-enum { CALL_RECIPE, CALL_TABLE, INPUTS, MEMORY, BLANK, LAUNCH, STREAM, CALL_ARGUMENTS };
+/* Returns the executable that serves a call, with what it allocates in `memory`; NULL with an exception set, or without one if none does. */
+static const Executable *ready(FusedReplay *self, Table *table, PyObject *inputs, PyObject *stream) {
+    if (self->expect != Py_None) {
+        PyObject *expected = PyObject_CallOneArg(self->expect, stream);
+        if (expected == NULL) return NULL;
+        Py_DECREF(expected);
+    }
+    /* First, so that nothing is allocated for what has no address. */
+    if (!read_inputs(table, inputs) || allocate(self) < 0 || !read_memory(table, self->memory)) return NULL;
+    return bound(table, stream);
+}
 
-/* Returns (what the graph returns, what `launch` does, how many nodes were written), or NULL with an exception set. */
-static PyObject *launch_and_make(const Recipe *recipe, const Table *table, uint64_t executable, PyObject *const *args) {
-    const Picks *picks = PyCapsule_GetPointer(recipe->picks, PICKS);
-    PyObject *launched = picks == NULL ? NULL : launched_by(args[LAUNCH], executable, args[STREAM]);
-    PyObject *made = launched == NULL ? NULL : filled(recipe, args[INPUTS], args[MEMORY], args[BLANK]);
-    PyObject *result = made == NULL ? NULL : picked(picks, (PyObject *[]){args[MEMORY], made, args[INPUTS]}, args[BLANK]);
-    PyObject *all = result == NULL ? NULL : Py_BuildValue("OOn", result, launched, table->written);
+static PyObject *outputs_of(FusedReplay *self, PyObject *inputs) {
+    PyObject *filled = fill(NULL, (PyObject *[]){self->plan, self->memory, inputs, self->made}, 4);
+    if (filled == NULL) return NULL;
+    Py_DECREF(filled);
+    return picked(PyCapsule_GetPointer(self->picks, PICKS), (PyObject *[]){self->memory, self->made, inputs}, self->blank);
+}
+
+/* Returns the outputs of a call, and in `launched` what launching has returned; NULL with an exception set, or without one if it does not
+ * serve the call. Holds `lock`. */
+static PyObject *served(FusedReplay *self, PyObject *inputs, PyObject **launched) {
+    if (self->table == Py_None || !are_same_generators(self, inputs)) return NULL;
+    PyObject *result = NULL, *stream = PyObject_CallNoArgs(self->stream), *table = Py_NewRef(self->table);
+    Table *numbers = PyCapsule_GetPointer(table, TABLE);
+    const Executable *found = stream == NULL || numbers == NULL ? NULL : ready(self, numbers, inputs, stream);
+    if (found != NULL) {
+        Py_ssize_t written = numbers->written;
+        *launched = launched_by(self->launch, found->handle, stream);
+        if (*launched != NULL) {
+            self->replays++, self->fused++, self->relocated += written > 0, self->written += written, self->used = ++uses;
+            result = outputs_of(self, inputs);
+        }
+    }
+    reset(self->memory, Py_None);
+    reset(self->made, NULL);
+    Py_XDECREF(stream);
+    Py_DECREF(table);
+    return result;
+}
+
+/* Does so for one thread at a time, and clears the list of inputs. */
+static PyObject *replayed(FusedReplay *self, PyObject *inputs, PyObject **launched) {
+    enter(self);
+    PyObject *result = served(self, inputs, launched);
+    PyThread_release_lock(self->lock);
+    if (result != NULL && PyList_SetSlice(inputs, 0, PyList_GET_SIZE(inputs), NULL) < 0) Py_CLEAR(result);
+    return result;
+}
+
+/* fused_replay(inputs) */
+static PyObject *call_replay(PyObject *self, PyObject *args, PyObject *keywords) {
+    PyObject *inputs, *launched = NULL;
+    if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &inputs)) return NULL;
+    PyObject *result = replayed((FusedReplay *)self, inputs, &launched);
+    PyObject *both = result == NULL ? NULL : PyTuple_Pack(2, result, launched);
     Py_XDECREF(result);
-    Py_XDECREF(made);
     Py_XDECREF(launched);
-    return all;
+    return both == NULL && !PyErr_Occurred() ? Py_NewRef(Py_None) : both;
 }
 
-static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    if (given != CALL_ARGUMENTS || !are_lists(args + INPUTS, 3, 3)) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "7 arguments are wanted");
+static PyMethodDef replay_methods[] = {{"__enter__", enter_replay, METH_NOARGS, "Wait until no other thread is in a call."},
+                                       {"__exit__", leave_replay, METH_VARARGS, "Let other threads call it."},
+                                       {NULL, NULL, 0, NULL}};
+
+static PyMemberDef replay_members[] = {
+    {"table", T_OBJECT_EX, offsetof(FusedReplay, table), 0, "The capsule of `table`; None: the recording is closed."},
+    {"launch", T_OBJECT_EX, offsetof(FusedReplay, launch), 0, "A capsule of `launcher`, or called with executable and stream."},
+    {"expect", T_OBJECT_EX, offsetof(FusedReplay, expect), 0, "None, or called with the stream before a launch."},
+    {"replays", T_LONGLONG, offsetof(FusedReplay, replays), 0, "Calls served."},
+    {"relocated", T_LONGLONG, offsetof(FusedReplay, relocated), 0, "Calls for which a node was written."},
+    {"written", T_LONGLONG, offsetof(FusedReplay, written), 0, "Nodes written."},
+    {"fused", T_LONGLONG, offsetof(FusedReplay, fused), 0, "Calls served by the helper alone."},
+    {"look_at", T_LONGLONG, offsetof(FusedReplay, look_at), 0, "`run` leaves calls to the owner once so many were served."},
+    {"used", T_LONGLONG, offsetof(FusedReplay, used), 0, "When it was used last, as `tick` counts."},
+    {NULL}};
+
+static PyTypeObject replay_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "pygraph.FusedReplay",
+    .tp_doc = "FusedReplay(allocate, arguments, slots, plan, picks, blank, stream, generators, table, launch, expect): one recording.",
+    .tp_basicsize = sizeof(FusedReplay),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = new_replay,
+    .tp_dealloc = free_replay,
+    .tp_call = call_replay,
+    .tp_methods = replay_methods,
+    .tp_members = replay_members,
+};
+
+static PyObject *tick(PyObject *module, PyObject *none) { return PyLong_FromLongLong(++uses); }
+
+/* --- from a call of a compiled callable to its recording --------------------------------------------------------------- */
+
+/* Returns the recording for the integers among the inputs, or NULL without an exception. */
+static FusedReplay *replay_of(PyObject *replays, PyObject *integers, PyObject *inputs) {
+    PyObject *size = PyTuple_New(PyList_GET_SIZE(integers)), *found = NULL;
+    for (Py_ssize_t i = 0; size != NULL && i < PyTuple_GET_SIZE(size); i++) {
+        PyObject *each = item(inputs, PyLong_AsSsize_t(PyList_GET_ITEM(integers, i)));
+        if (each == NULL) Py_CLEAR(size);
+        else PyTuple_SET_ITEM(size, i, Py_NewRef(each));
+    }
+    if (size != NULL) found = PyDict_GetItemWithError(replays, size);
+    Py_XDECREF(size);
+    PyErr_Clear();
+    return found != NULL && Py_TYPE(found) == &replay_type ? (FusedReplay *)Py_NewRef(found) : NULL;
+}
+
+/* Whether each of (function, value) returns that; no exception is set: the owner asks again, and meets it. */
+static int hold(PyObject *conditions) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(conditions); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(conditions, i);
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) return 0;
+        PyObject *value = PyObject_CallNoArgs(PyTuple_GET_ITEM(pair, 0));
+        int holds = value == NULL ? 0 : PyObject_RichCompareBool(value, PyTuple_GET_ITEM(pair, 1), Py_EQ);
+        Py_XDECREF(value);
+        if (holds != 1) {
+            PyErr_Clear();
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Has the owner deal with the exception that is set. */
+static PyObject *failed(PyObject *owner, PyObject *inputs) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    PyObject *result = PyObject_CallMethod(owner, "replay_failed", "OO", inputs, value);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return result;
+}
+
+/* run(replays, integers, conditions, owner, inputs) */
+static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    enum { REPLAYS, INTEGERS, CONDITIONS, OWNER, INPUTS, ARGUMENTS };
+    if (given != ARGUMENTS || !PyDict_Check(args[REPLAYS]) || !PyList_Check(args[INTEGERS]) || !PyTuple_Check(args[CONDITIONS])) {
+        PyErr_SetString(PyExc_TypeError, "a dict, a list, a tuple, an owner and inputs are wanted");
         return NULL;
     }
-    const Recipe *recipe = PyCapsule_GetPointer(args[CALL_RECIPE], RECIPE);
-    Table *table = recipe == NULL ? NULL : PyCapsule_GetPointer(args[CALL_TABLE], TABLE);
-    if (table == NULL) return NULL;
-    /* First, so that nothing is allocated for what cannot be looked at. */
-    if (!read_inputs(table, args[INPUTS])) Py_RETURN_NONE;
-    PyObject *result = NULL;
-    if (allocate(recipe, args[MEMORY]) == 0) {
-        const Executable *found = read_memory(table, args[MEMORY]) ? bound(table, args[STREAM]) : NULL;
-        if (found != NULL) result = launch_and_make(recipe, table, found->handle, args);
-        else if (!PyErr_Occurred()) result = Py_NewRef(Py_None);
+    PyObject *inputs = args[INPUTS], *owner = args[OWNER], *launched = NULL, *result = NULL;
+    FusedReplay *replay = PyList_Check(inputs) ? replay_of(args[REPLAYS], args[INTEGERS], inputs) : NULL;
+    if (replay == NULL || replay->replays >= replay->look_at || !hold(args[CONDITIONS])) {
+        Py_XDECREF(replay);
+        return PyObject_CallOneArg(owner, inputs);
     }
-    let_go(recipe, args[MEMORY]);
-    return result;
+    result = replayed(replay, inputs, &launched);
+    Py_DECREF(replay);
+    Py_XDECREF(launched);
+    if (result != NULL) return result;
+    return PyErr_Occurred() ? failed(owner, inputs) : PyObject_CallMethod(owner, "run_by_steps", "O", inputs);
 }

@@ -307,23 +307,25 @@ static PyMethodDef methods[] = {
     {"picks", (PyCFunction)(void (*)(void))picks, METH_FASTCALL, "picks(pairs): what `gather` picks: (list, index) each."},
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL,
      "gather(picks, memory, made, inputs): return a tuple of what is picked."},
-    {"recipe", recipe, METH_VARARGS,
-     "recipe(allocate, arguments, slots, plan, picks): what `call` does; slots are those of `memory` that what is allocated goes to."},
     {"launcher", launcher, METH_VARARGS,
-     "launcher(function, fail): what `call` launches by without Python: the address of an int (*)(void *executable, void *stream), and\n"
+     "launcher(function, fail): what a FusedReplay launches by without Python: the address of an int (*)(void *executable, void *stream), and\n"
      "what is called with what that has returned, if it is not 0, and raises."},
     {"table", table, METH_VARARGS,
      "table(numbers, words, executable, limit, worth, idle, make, fail): the executables of a graph, of which there is one, and `limit` at\n"
      "most: `numbers` are 64 bits each (see `Slots.numbers`); make(stream) returns another one or None, fail(code, node) raises."},
     {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL,
      "bind(table, inputs, memory, stream): return (executable, how many nodes were written), or None if they do not fit."},
-    {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
-     "call(recipe, table, inputs, memory, blank, launch, stream): allocate, bind, launch and make; return (outputs, what\n"
-     "launch(executable, stream) returned, how many nodes were written), or None if the inputs do not fit."},
+    {"tick", tick, METH_NOARGS, "tick(): the next number in the order of all calls."},
+    {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
+     "run(replays, integers, conditions, owner, inputs): serve a call by the FusedReplay of its size, the inputs at `integers`, if each of\n"
+     "`conditions`, as (function, value), returns that. Otherwise owner(inputs), owner.run_by_steps(inputs) or\n"
+     "owner.replay_failed(inputs, exception)."},
     {NULL, NULL, 0, NULL}};
 
 /* In two phases, so that it is not put where a user's own module of this name would be looked for. */
-static PyModuleDef_Slot slots[] = {{0, NULL}};
+static int add_types(PyObject *module) { return PyModule_AddType(module, &replay_type); }
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_types}, {0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "bulk", "Does to many tensors at once.", 0, methods,
                                         slots, NULL, NULL, NULL};

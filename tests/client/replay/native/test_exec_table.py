@@ -91,49 +91,48 @@ class Told:
         told = {"table": self.table, "inputs": [self.input], "memory": [self.memory], "stream": 4} | others
         return module().bind(*told.values())
 
-    def call(self, **others: Any) -> Any:
-        """Call it; the output is the memory."""
+    def fused(self, **others: Any) -> Any:
+        """Return a recording of this graph, whose output is the memory."""
 
         def launch(executable: int, stream: int) -> str:
             self.launched.append((executable, stream))
             return "done"
 
+        made = module()
         told: dict[str, Any] = {
-            "recipe": recipe(allocate=lambda: self.memory),
-            "table": self.table,
-            "inputs": [self.input],
-            "memory": [None],
+            "allocate": lambda: self.memory,
+            "arguments": ((),),
+            "slots": (0,),
+            "plan": made.plan([tuple(Piece(0, 0, None, 0, (1,), (1,))._replace(dtype=-1))]),
+            "picks": made.picks([(0, 0)]),
             "blank": [None],
+            "stream": lambda: 4,
+            "generators": (),
+            "table": self.table,
             "launch": launch,
-            "stream": 4,
+            "expect": None,
         } | others
-        return module().call(*told.values())
+        return made.FusedReplay(*told.values())
 
-
-def recipe(**others: Any) -> Any:
-    made = module()
-    told = {
-        "allocate": lambda: None,
-        "arguments": ((),),
-        "slots": (0,),
-        "plan": made.plan([tuple(Piece(0, 0, None, 0, (1,), (1,))._replace(dtype=-1))]),
-        "picks": made.picks([(0, 0)]),
-    }
-    return made.recipe(*(told | others).values())
+    def call(self, *inputs: Any, **others: Any) -> Any:
+        """Call it once, on the input if none are given."""
+        return self.fused(**others)([*inputs] or [self.input])
 
 
 def test_all_that_follows_what_has_moved_is_written_and_then_it_is_launched() -> None:
     told = Told()
     at, to = told.input.data_ptr(), told.memory.data_ptr()
 
-    (output,), launched, written = told.call()
+    fused, inputs = told.fused(), [told.input]
 
-    assert output.data_ptr() == to
-    assert (launched, written, told.launched) == ("done", 2, [(3, 4)])
+    (output,), launched = fused(inputs)
+
+    assert (output.data_ptr(), inputs) == (to, [])
+    assert (launched, fused.written, told.launched) == ("done", 2, [(3, 4)])
     assert told.written == [(3, 11, 12), (3, 21, 22, 23)]
     assert list(told.words) == [at, to + 4, at - 8]
-    assert told.call()[2] == 0
-    assert len(told.written) == 2
+    fused([told.input])
+    assert (fused.replays, fused.relocated, fused.written, len(told.written)) == (2, 1, 2, 2)
 
 
 def test_what_comes_again_has_another_executable_whose_words_are_there_when_it_is_made() -> None:
@@ -193,18 +192,26 @@ def test_a_call_that_does_not_fit_is_none(inputs: Any) -> None:
     told = Told()
     given = [told.input[1:]] if inputs == "misaligned" else inputs
 
-    assert told.call(inputs=given) is None
+    assert told.fused()(given) is None
     assert told.bind(inputs=given) is None
 
     assert (told.written, told.launched, list(told.words)) == ([], [], [9, 9, 9])
 
 
 def test_what_is_allocated_and_is_no_tensor_is_none_and_is_let_go() -> None:
-    told, memory = Told(), [None]
+    class Other:
+        pass
 
-    assert told.call(recipe=recipe(allocate=lambda: 5), memory=memory) is None
+    told, made = Told(), list[weakref.ref[Other]]()
 
-    assert (memory, told.written) == ([None], [])
+    def allocate() -> Other:
+        other = Other()
+        made.append(weakref.ref(other))
+        return other
+
+    assert told.call(allocate=allocate) is None
+
+    assert (made[0](), told.written) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -248,49 +255,37 @@ def test_a_table_of_something_else_is_refused(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
-        ({"recipe": None}, ValueError),
-        ({"table": None}, ValueError),
-        ({"inputs": ()}, TypeError),
-        ({"memory": ()}, TypeError),
-        ({"memory": []}, IndexError),
-        ({"blank": None}, TypeError),
-    ],
-)
-def test_a_call_of_something_else_is_refused_before_it_launches(
-    wrong: dict[str, Any], error: type[Exception]
-) -> None:
-    told = Told()
-
-    with pytest.raises(error):
-        told.call(**wrong)
-
-    assert told.launched == []
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [
         ({"arguments": [()]}, TypeError),
         ({"arguments": (5,)}, TypeError),
         ({"arguments": ((), ())}, ValueError),
         ({"slots": 5}, TypeError),
         ({"slots": ("a",)}, TypeError),
+        ({"slots": (1,)}, ValueError),
         ({"plan": None}, ValueError),
         ({"picks": "picks"}, ValueError),
+        ({"table": None}, ValueError),
+        ({"blank": None}, TypeError),
+        ({"generators": (5,)}, TypeError),
+        ({"generators": []}, TypeError),
     ],
 )
-def test_a_recipe_of_something_else_is_refused(wrong: dict[str, Any], error: type[Exception]) -> None:
-    recipe()
-
+def test_a_recording_of_something_else_is_refused(wrong: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        recipe(**wrong)
+        Told().fused(**wrong)
 
 
-def test_too_few_arguments_are_refused() -> None:
-    with pytest.raises(TypeError, match="7 arguments"):
-        module().call(1, 2)
+def test_arguments_of_something_else_are_refused_before_it_launches() -> None:
+    told = Told()
+
+    for given in [(), ((told.input,),), ([told.input], 1)]:
+        with pytest.raises(TypeError):
+            told.fused()(*given)
+    with pytest.raises(TypeError, match="are wanted"):
+        module().run(1, 2)
     with pytest.raises(TypeError, match="a table, two lists and a stream"):
         module().bind(1, 2)
+
+    assert told.launched == []
 
 
 def test_nothing_of_it_stays_when_it_goes() -> None:
@@ -334,7 +329,7 @@ def launching(code: int) -> tuple[Any, list[tuple[int, ...]], list[int]]:
 def test_a_function_of_c_gets_executable_and_stream() -> None:
     launch, seen, failed = launching(0)
 
-    (output,), launched, _ = Told(executable=(1 << 63) + 3).call(launch=launch)
+    (output,), launched = Told(executable=(1 << 63) + 3).call(launch=launch)
 
     assert (seen, failed, launched) == ([((1 << 63) + 3, 4)], [], None)
     assert isinstance(output, torch.Tensor)
@@ -353,7 +348,7 @@ def test_what_is_no_stream_is_refused_before_it_launches() -> None:
     launch, seen, _ = launching(0)
 
     with pytest.raises(TypeError):
-        Told().call(launch=launch, stream=None)
+        Told().call(launch=launch, stream=lambda: None)
 
     assert seen == []
 

@@ -97,16 +97,16 @@ class Case:
         outputs: tuple[torch.Tensor, ...] = self.replay(list(inputs or self.inputs))
         return outputs
 
-    def expect(self, *, at_once: int) -> None:
+    def expect(self, *, fused: int) -> None:
         """Run four calls, whose outputs are let go of at once, and hold how many were done in one go against what is given."""
-        before = self.replay.counts.at_once
+        before = self.replay.counts.fused
         for number in range(4):
             self.inputs[0].fill_(number)
             first, second = self.call()
             assert first.tolist() == [2.0 * number] * FLOATS
             assert torch.equal(second, 2 * self.inputs[1])
             del first, second
-        assert self.replay.counts.at_once - before == at_once
+        assert self.replay.counts.fused - before == fused
 
     def warm_up(self) -> None:
         """Run it until it is bound where outputs lie that are let go of at once."""
@@ -124,17 +124,17 @@ def case(by_the_helper: None, emulator: Emulator, blocks: Blocks) -> Iterator[Ca
 
 
 def test_calls_are_done_in_one_go(case: Case) -> None:
-    case.expect(at_once=4)
+    case.expect(fused=4)
     assert case.replay.counts.written == 2  # what was allocated did not lie where it was recorded
 
 
 def test_inputs_that_have_moved_are_bound_to_in_one_go(case: Case) -> None:
     moved = case.blocks.tensor(torch.full((FLOATS,), 3.0))
-    before, written = case.replay.counts.at_once, case.replay.counts.written
+    before, written = case.replay.counts.fused, case.replay.counts.written
 
     assert case.call(moved, case.inputs[1])[0].tolist() == [6.0] * FLOATS
 
-    assert case.replay.counts.at_once == before + 1
+    assert case.replay.counts.fused == before + 1
     assert case.replay.counts.written > written
 
 
@@ -143,7 +143,7 @@ def test_by_python_none_is(emulator: Emulator, blocks: Blocks) -> None:
     case = Case(emulator, blocks)
     case.warm_up()
 
-    case.expect(at_once=0)
+    case.expect(fused=0)
     case.replay.close()
 
 
@@ -167,7 +167,7 @@ def test_inputs_that_are_no_tensors_are_told_as_ever(case: Case, wrong: Any) -> 
         case.replay(inputs)
 
     assert inputs == [case.inputs[0], wrong]
-    case.expect(at_once=4)
+    case.expect(fused=4)
 
 
 def test_a_list_that_is_too_short_is_told_as_ever(case: Case) -> None:
@@ -186,7 +186,7 @@ def test_without_memory_nothing_is_kept_and_nothing_launched(case: Case, allocat
 
     assert len(inputs) == 2  # the call can be launched
     assert (case.blocks.held, case.replay.counts.replays) == (held, replays)
-    case.expect(at_once=4)
+    case.expect(fused=4)
 
 
 def test_a_launch_that_fails_is_told_and_leaves_nothing(case: Case) -> None:
@@ -249,14 +249,17 @@ def drawing(case: Case) -> Ticket:
     from pygraphd.client.replay.replay import _Drawing
 
     ticket = Ticket()
-    case.replay._start = case.replay._start_at_once = _Drawing(ticket, case.emulator.driver).launch
+    launch = _Drawing(ticket, case.emulator.driver).launch
+    case.replay._start = launch
+    assert case.replay.fused is not None
+    case.replay.fused.launch, case.replay.fused.expect = launch, ticket.one_stream.expect
     return ticket
 
 
 def test_the_driver_launches_without_python(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case.emulator.driver, "_launch", lambda *_: pytest.fail("by Python"))
 
-    case.expect(at_once=4)
+    case.expect(fused=4)
 
 
 def test_what_draws_random_numbers_is_launched_by_what_advances_them(
@@ -269,15 +272,15 @@ def test_what_draws_random_numbers_is_launched_by_what_advances_them(
     replay = recorder.built([a], [out], ticket=ticket).replay
     for _ in range(8):
         replay([a])
-    before = replay.counts.at_once
+    before = replay.counts.fused
 
     replay([a])
 
-    assert replay.counts.at_once == before + 1
+    assert replay.counts.fused == before + 1
     assert ticket.drawn == replay.counts.replays == 9
     replay.forget_random_numbers()
     replay([a])
-    assert replay.counts.at_once == before + 2
+    assert replay.counts.fused == before + 2
     assert ticket.drawn == 9
     replay.close()
 
@@ -293,12 +296,12 @@ def test_a_launch_that_fails_is_told_with_its_code(case: Case) -> None:
 
 
 def test_what_was_drawn_is_returned(case: Case) -> None:
-    ticket, before = drawing(case), case.replay.counts.at_once
+    ticket, before = drawing(case), case.replay.counts.fused
 
     _, drawn = case.replay.drawing(list(case.inputs))
 
     assert drawn == Draw(7, 0, 1)
-    assert case.replay.counts.at_once == before + 1
+    assert case.replay.counts.fused == before + 1
     assert (ticket.drawn, ticket.taken_back) == (1, 0)
 
 
