@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FILES = (
     *(str(each) for each in sorted(Path(__file__).parent.glob("*.py"))),
-    *(str(each) for each in sorted((Path(__file__).parents[1] / "backend/torch_private").glob("*.py"))),
+    *torch_private.FILES,
 )
 """Where the rules are, and how Inductor is told of them: its caches keep apart what other versions of these have compiled."""
 

@@ -148,7 +148,7 @@ class CudaRecorder:
             # Whatever the GPU still does must not be waited for within the capture.
             torch.cuda.synchronize()
             with _workspaces_in_capture(), torch.cuda.stream(self._stream):
-                # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `torch_private._begin_capture`.
+                # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `torch_private/capture.py`.
                 self._random_numbers.move(self._stream.cuda_stream)
                 with pool.capturing(graph):
                     apart = rooms()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.torch_private import partitions, requirements
 from pygraphd.client.decisions import fingerprint
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from torch._inductor import config, scheduler
 
     monkeypatch.setattr(scheduler.BaseSchedulerNode, "is_gpu", lambda self: True)
-    monkeypatch.setattr(torch_private, "_SPLIT_ON", "cpu")
+    monkeypatch.setattr(partitions, "_SPLIT_ON", "cpu")
     with config.patch(fx_graph_cache=False):
         yield
 
@@ -116,7 +117,7 @@ def test_this_torch_has_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_private.missing_for_partitions() is None
 
     monkeypatch.setattr(
-        torch_private, "PARTITIONS_REQUIRED", (("torch._inductor.scheduler", "Scheduler.gone"),)
+        requirements, "PARTITIONS_REQUIRED", (("torch._inductor.scheduler", "Scheduler.gone"),)
     )
     assert "lacks torch._inductor.scheduler.Scheduler.gone" in str(
         torch_private.missing_for_partitions.__wrapped__()
@@ -177,7 +178,7 @@ def test_a_graph_that_does_not_run_on_gpus_alone_is_split(devices: list[str], ex
     traced = torch.fx.symbolic_trace(lambda x: x.sin())
     with splitting():
         lowering = SimpleNamespace(device_types={*devices}, orig_gm=traced)
-        assert torch_private._split(lowering, frozenset()) == (frozenset(), expected)
+        assert partitions._split(lowering, frozenset()) == (frozenset(), expected)
 
 
 def test_a_graph_of_pytorchs_operators_stays_whole(seen: Seen) -> None:
@@ -276,7 +277,7 @@ def test_where_a_graph_is_split_is_in_its_key(on_the_cpu: None) -> None:
     ],
 )  # fmt: skip
 def test_generated_code_is_held_against_what_was_wanted(source: str, split: bool) -> None:
-    assert torch_private._is_split_around(source, ["a::b"]) is split
+    assert partitions.is_split_around(source, ["a::b"]) is split
 
 
 def test_a_split_graph_comes_from_inductors_cache_as_one_and_only_to_who_wants_it(

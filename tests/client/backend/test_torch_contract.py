@@ -20,7 +20,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraphd.client.analysis.attention_rng import state_of, undefined_outputs
 from pygraphd.client.backend import torch_private
-from pygraphd.client.backend.torch_private import PartitionMap
+from pygraphd.client.backend.torch_private import (
+    PartitionMap,
+    capture,
+    compiled_facts,
+    inductor,
+    passes,
+    requirements,
+)
 from pygraphd.client.placement.hoist import HERE
 
 if TYPE_CHECKING:
@@ -34,9 +41,9 @@ def test_this_torch_has_all_that_is_needed() -> None:
     assert torch_private.missing() is None
 
 
-@pytest.mark.parametrize(("module", "name"), torch_private.REQUIRED, ids=range(len(torch_private.REQUIRED)))
+@pytest.mark.parametrize(("module", "name"), requirements.REQUIRED, ids=range(len(requirements.REQUIRED)))
 def test_a_lost_name_is_named(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_private, "REQUIRED", ((module, f"{name}_gone"),))
+    monkeypatch.setattr(requirements, "REQUIRED", ((module, f"{name}_gone"),))
 
     assert f"lacks {module}.{name}_gone" in str(torch_private.missing.__wrapped__())
 
@@ -140,7 +147,7 @@ def test_a_torch_without_cuda_is_told_from_one_that_can_relocate() -> None:
 
 def test_ranks_can_agree_with_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_private.missing_for_groups() is None
-    monkeypatch.setattr(torch_private, "GROUP_REQUIRED", (("torch.distributed", "Store.clone_gone"),))
+    monkeypatch.setattr(requirements, "GROUP_REQUIRED", (("torch.distributed", "Store.clone_gone"),))
 
     assert "lacks torch.distributed.Store.clone_gone" in str(torch_private.missing_for_groups.__wrapped__())
 
@@ -158,7 +165,7 @@ def test_a_store_takes_what_registers_hand_over() -> None:
 def test_what_changing_graphs_needs_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_private.missing_for_passes() is None
 
-    monkeypatch.setattr(torch_private, "PASSES_REQUIRED", (("torch._inductor.config", "gone"),))
+    monkeypatch.setattr(requirements, "PASSES_REQUIRED", (("torch._inductor.config", "gone"),))
     assert "torch._inductor.config.gone" in str(torch_private.missing_for_passes.__wrapped__())
 
 
@@ -193,7 +200,7 @@ def test_what_is_compiled_for_elsewhere_is_compiled_by_functions_of_these_names(
         dynamo.aot_compile_fullgraph,
     )
 
-    assert {each.__code__.co_name for each in functions} == torch_private._FOR_ELSEWHERE
+    assert {each.__code__.co_name for each in functions} == passes._FOR_ELSEWHERE
 
 
 @pytest.mark.parametrize(
@@ -289,15 +296,15 @@ def test_a_partition_says_which_inputs_and_outputs_of_the_graph_its_own_are() ->
     maps = [GraphPartitionMap(0, i, o, []) for i, o in zip(([1, 0], [None]), outputs, strict=True)]
     compiled = SimpleNamespace(partition_maps=maps)
 
-    with torch_private._inductor_config().patch(graph_partition=True):
+    with inductor.inductor_config().patch(graph_partition=True):
         both = (0, 3) if told == "list[list[int]]" else (0,)
-        assert torch_private._partition_maps(compiled) == (
+        assert compiled_facts._partition_maps(compiled) == (
             PartitionMap((1, 0), ((), (2,), both)),
             PartitionMap((None,), ((1,),)),
         )
-        assert torch_private._partition_maps(SimpleNamespace(partition_maps=None)) == ()
-    with torch_private._inductor_config().patch(graph_partition=False):
-        assert torch_private._partition_maps(compiled) == ()
+        assert compiled_facts._partition_maps(SimpleNamespace(partition_maps=None)) == ()
+    with inductor.inductor_config().patch(graph_partition=False):
+        assert compiled_facts._partition_maps(compiled) == ()
 
 
 @pytest.mark.parametrize(
@@ -310,8 +317,8 @@ def test_an_output_of_a_partition_may_be_several_of_the_graph(
 ) -> None:
     maps = [SimpleNamespace(input_index_mapping=[], output_index_mapping=told)]
 
-    with torch_private._inductor_config().patch(graph_partition=True):
-        assert torch_private._partition_maps(SimpleNamespace(partition_maps=maps)) == (
+    with inductor.inductor_config().patch(graph_partition=True):
+        assert compiled_facts._partition_maps(SimpleNamespace(partition_maps=maps)) == (
             PartitionMap((), outputs),
         )
 
@@ -391,7 +398,7 @@ def test_no_tensor_is_filled_while_a_capture_begins() -> None:
         assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
 
     graph = Beginning(during)
-    torch_private._begin_capture(graph, pool=(0, 1))
+    capture._begin_capture(graph, pool=(0, 1))
 
     assert graph.options == {"capture_error_mode": "thread_local", "pool": (0, 1)}
     assert [each.tolist() for each in (ours, others, added)] == [[0, 0], [3, 3], [1, 1]]
@@ -403,6 +410,6 @@ def test_tensors_are_filled_again_when_a_capture_has_begun_or_failed_to() -> Non
 
     for during in (lambda: None, fail):
         with contextlib.suppress(RuntimeError):
-            torch_private._begin_capture(Beginning(during))
+            capture._begin_capture(Beginning(during))
 
         assert torch.zeros(2).fill_(3).tolist() == [3, 3]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.torch_private import tensors as private_tensors
 from pygraphd.client.replay.native import build
 from pygraphd.client.replay.native.ffi import Helper, InPython, Piece
 
@@ -314,7 +315,7 @@ def test_a_folder_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
 def test_where_tensors_are_found_out_whatever_modes_are_on(mode: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    torch_private._handle_offset.cache_clear()
+    private_tensors._handle_offset.cache_clear()
     with {"default": torch.enable_grad, "inference": torch.inference_mode, "fake": FakeTensorMode}[mode]():
-        assert torch_private._handle_offset() is not None
+        assert private_tensors._handle_offset() is not None
         assert torch_private.missing_for_bulk() is None

@@ -1,0 +1,38 @@
+"""Finds what autograd saves for backwards."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from pygraphd.client.backend.torch_private.inductor import count_in_compilation, is_in_subgraph
+
+_SAVED = "pygraph saved: "
+"""Begins what is counted of a graph that has outputs which are saved for a backward; their indices follow."""
+
+
+def keep_saved(graph: torch.fx.Graph) -> None:
+    """Keep with what is being compiled which outputs of it are saved for its backward."""
+    if is_in_subgraph():
+        return
+    told = graph.output_node().meta.get("desc") or ()  # of each output, what AOTAutograd has it for
+    saved = [index for index, each in enumerate(told) if type(each).__name__.startswith("SavedForBackwards")]
+    if saved:
+        count_in_compilation(_SAVED + json.dumps(saved), 1)
+
+
+def saved_outputs(compiled: Any) -> frozenset[int]:
+    """Return the indices of outputs that are saved for the backward, as `keep_saved` has kept them."""
+    found = (
+        name.removeprefix(_SAVED)
+        for name in getattr(compiled, "counter_deltas", ())
+        if name.startswith(_SAVED)
+    )
+    return frozenset(json.loads(next(found, "[]")))
+
+
+def saves_by_hooks() -> bool:
+    """Whether hooks see what is saved for backwards in this thread: one might give its storage back."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -1,0 +1,152 @@
+"""Reads what is known of a compiled graph before it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.client.backend import vouched_operators
+from pygraphd.client.backend.torch_private.autograd import saved_outputs
+from pygraphd.client.backend.torch_private.inductor import cudagraphs_asked, inductor_config
+from pygraphd.client.backend.torch_private.operators import host_operators, operators_in
+from pygraphd.client.backend.torch_private.partitions import is_split_around, somebody_wraps_partitions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMap:
+    """Which inputs and outputs of a graph those of a partition are; an output of it may be several of the graph's."""
+
+    inputs: tuple[int | None, ...]
+    """None: it comes from another partition."""
+    outputs: tuple[tuple[int, ...], ...]
+    """Empty: it goes to another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFacts:
+    """What is read of a `CompiledFxGraph` and its `graph_kwargs` before Inductor's `post_compile` runs.
+
+    `refusal` says why Inductor will not capture it; None means that it will call `cudagraphify` `partitions` times.
+    `refused_for_good`: the reason lies in the compiled graph, and will be the same next time. `user_kernels` is the
+    generated code if kernels of the user's are in it, of which `text` says nothing; else empty.
+    """
+
+    text: str
+    user_kernels: str
+    is_backward: bool
+    is_inference: bool
+    cudagraphs_asked: bool
+    refusal: str | None
+    refused_for_good: bool
+    partitions: int
+    on_cuda: bool
+    only_cuda: bool
+    """It runs on one CUDA device and on nothing else."""
+    device_index: int | None
+    has_dynamic_sizes: bool
+    """Its text names sizes; whether a partition is given them is seen at its first call."""
+    static_inputs: tuple[int, ...]
+    mutated_inputs: tuple[int, ...]
+    maps: tuple[PartitionMap, ...] = ()
+    """Of each partition; empty: there is one, which has what the graph has."""
+    host_operators: tuple[str, ...] = ()
+    """Its operators that have to run at each call; see `host_operators`."""
+    is_repeatable: bool = True
+    """All of its operators are known to run nothing on the host."""
+    is_vouched: bool = True
+    """So they are, or the user vouches for them."""
+    saved: frozenset[int] = frozenset()
+    """Outputs of a forward that are saved for its backward; empty: it is not known."""
+    is_split: bool = False
+    """It is not captured by Inductor, and has partitions none of which calls any of these; see `split_graphs`."""
+
+
+def facts(
+    compiled: Any, graph_kwargs: Mapping[str, Any], vouched: frozenset[str] = frozenset()
+) -> CompiledFacts:
+    """Read the facts of a compiled graph; the user vouches for some operators, by namespace or name."""
+    own_refusal = _own_refusal(compiled)
+    refusal = own_refusal or _refusal_from_outside(compiled, graph_kwargs)
+    text = compiled.inductor_post_grad_graph_str
+    on_cuda = "cuda" in compiled.device_types
+    operators = host_operators(text, vouched)
+    named = [*operators_in(text)]
+    is_split = bool(refusal) and _is_split_by_us(compiled, operators)
+    partitions = _partitions(compiled) if is_split or not refusal else 1
+    return CompiledFacts(
+        text=text,
+        user_kernels=compiled.source_code if "triton_kernel_wrapper" in text else "",
+        is_backward=bool(graph_kwargs["is_backward"]),
+        is_inference=bool(compiled.fx_kwargs.get("is_inference")),
+        cudagraphs_asked=cudagraphs_asked(),
+        refusal=refusal,
+        refused_for_good=own_refusal is not None,
+        partitions=partitions,
+        on_cuda=on_cuda,
+        only_cuda=set(compiled.device_types) == {"cuda"} and len(compiled.device_idxs) == 1,
+        device_index=min(compiled.device_idxs) if on_cuda and compiled.device_idxs else None,
+        has_dynamic_sizes=_SYMBOLIC in text,
+        static_inputs=tuple(compiled.fx_kwargs.get("static_input_idxs") or ()),
+        mutated_inputs=tuple(compiled.mutated_input_idxs),
+        maps=_partition_maps(compiled) if is_split or not refusal else (),
+        host_operators=operators,
+        is_repeatable=not vouched_operators.not_vouched(named),
+        is_vouched=not vouched_operators.not_vouched(named, vouched),
+        saved=saved_outputs(compiled),
+        is_split=is_split,
+    )
+
+
+def _partition_maps(compiled: Any) -> tuple[PartitionMap, ...]:
+    maps = compiled.partition_maps if inductor_config().graph_partition else None
+    return tuple(
+        PartitionMap(
+            tuple(each.input_index_mapping), tuple(map(_outputs_of_graph, each.output_index_mapping))
+        )
+        for each in maps or ()
+    )
+
+
+def _outputs_of_graph(own: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return which outputs of a graph one of a partition is: torch 2.15 says all of them, earlier versions one or None."""
+    if own is None:
+        return ()
+    return (own,) if isinstance(own, int) else tuple(own)
+
+
+_SYMBOLIC = ': "Sym('
+"""What follows the name of an integer in a printed graph."""
+
+
+def _own_refusal(compiled: Any) -> str | None:
+    if compiled.disabled_cudagraphs_reason:
+        return str(compiled.disabled_cudagraphs_reason)
+    info = compiled.cudagraph_info
+    if info is None:
+        return None
+    if info.cudagraph_fail_reasons:
+        return ", ".join(info.cudagraph_fail_reasons)
+    if inductor_config().graph_partition and not compiled.partition_maps:
+        return "no part of it can be captured"
+    return None
+
+
+def _refusal_from_outside(compiled: Any, graph_kwargs: Mapping[str, Any]) -> str | None:
+    if not graph_kwargs["cudagraphs"]:
+        return "not asked for, or refused for its forward"
+    return "compiled without CUDA Graphs" if compiled.cudagraph_info is None else None
+
+
+def _is_split_by_us(compiled: Any, operators: tuple[str, ...]) -> bool:
+    if cudagraphs_asked() or not compiled.partition_maps or somebody_wraps_partitions():
+        return False
+    partitions = getattr(compiled.compiled_fn_runner, "partitions", None) or ()
+    are_all_there = len(partitions) == len(compiled.partition_maps) and len(compiled.device_idxs) <= 1
+    return are_all_there and is_split_around(compiled.source_code, operators)
+
+
+def _partitions(compiled: Any) -> int:
+    return len(compiled.partition_maps) if inductor_config().graph_partition else 1

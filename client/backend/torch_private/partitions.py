@@ -1,0 +1,170 @@
+"""Has Inductor split graphs around operators that run at each call, in modes in which it splits none."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client.backend import vouched_operators
+from pygraphd.client.backend.torch_private import passes
+from pygraphd.client.backend.torch_private.inductor import Runnable, inductor_config
+from pygraphd.client.backend.torch_private.operators import host_operators_among, overloads_of
+from pygraphd.client.backend.torch_private.passes import current_pass, is_added, is_for_elsewhere
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def graphs_are_split() -> bool:
+    """Return whether the graph that is being compiled will be split around what cannot be captured, by Inductor or by `split_graphs`."""
+    config = inductor_config()
+    return bool(config.graph_partition and (config.triton.cudagraphs or passes.split_by))
+
+
+class _Splitting(threading.local):
+    """How the graph that a thread generates code for is split: around `operators` if it `is_on`, and as in modes with CUDA graphs."""
+
+    operators: frozenset[str] = frozenset()
+    """Names, each as `namespace::operator`."""
+    is_on = False
+
+
+_splitting = _Splitting()
+
+_SPLIT_ON = "cuda"
+
+
+def split_graphs(vouched: frozenset[str]) -> Callable[[], None]:
+    """Have Inductor split graphs in every mode around host operators and all that does not run on GPUs; return a function that ends that.
+
+    Inductor splits graphs only in modes with CUDA graphs, or for who has set a wrapper of partitions: it is made to believe that there is one
+    while it generates code for such a graph, in that thread alone. Other graphs' code is as it would be without us, and so is their key in Inductor's
+    caches. `vouched` is what the user vouches for.
+    """
+    module: Any = importlib.import_module("torch._inductor.custom_graph_pass")
+    code = str(module.get_hash_for_files((*passes.FILES, vouched_operators.__file__)))
+    before, passes.split_by = passes.split_by, (code, *sorted(vouched))
+    undo = [
+        _around(importlib.import_module("torch._inductor.graph").GraphLowering, "codegen", _splitting_codegen(vouched)),
+        _around(importlib.import_module("torch._inductor.scheduler").Scheduler, "should_partition", _split_here),
+        _pretend_to_wrap(),
+    ]  # fmt: skip
+
+    def stop() -> None:
+        passes.split_by = before
+        for each in undo:
+            each()
+
+    return stop
+
+
+def _around(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Have `around(original, self, ...)` be called for a method; return a function that ends that."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def hooked(self: Any, *arguments: Any, **named: Any) -> Any:
+        return around(original, self, *arguments, **named)
+
+    def stop() -> None:
+        if getattr(owner, name) is hooked:
+            setattr(owner, name, original)
+
+    setattr(owner, name, hooked)
+    return stop
+
+
+def _splitting_codegen(vouched: frozenset[str]) -> Callable[..., Any]:
+    def codegen(original: Callable[..., Any], lowering: Any, *arguments: Any, **named: Any) -> Any:
+        outer = _splitting.operators, _splitting.is_on
+        _splitting.operators, _splitting.is_on = _split(lowering, vouched)
+        try:
+            return original(lowering, *arguments, **named)
+        finally:
+            _splitting.operators, _splitting.is_on = outer
+
+    return codegen
+
+
+def _split(lowering: Any, vouched: frozenset[str]) -> tuple[frozenset[str], bool]:
+    """Return the host operators of a graph that is to be split by us, and whether it is: if it has any, or does not run on GPUs alone."""
+    try:
+        if not inductor_config().graph_partition or _SPLIT_ON not in lowering.device_types:
+            return frozenset(), False
+        if not is_added(current_pass()) or is_for_elsewhere():  # else the key would not say so
+            return frozenset(), False
+        operators = frozenset(host_operators_among(overloads_of(lowering.orig_gm), vouched))
+        return operators, bool(operators) or len({*lowering.device_types} - {"meta"}) > 1
+    except Exception:  # noqa: BLE001 - it is ours, within the user's compilation: the graph stays whole
+        return frozenset(), False
+
+
+def _split_here(
+    original: Callable[..., Any], scheduler: Any, node: Any, *arguments: Any, **named: Any
+) -> Any:
+    """Answer `Scheduler.should_partition`: up to 2.12 with a truth value, later with a reason."""
+    operator = getattr(getattr(node, "node", None), "op_overload", None)
+    name = operator._schema.name if isinstance(operator, torch._ops.OpOverload) else None
+    if name in _splitting.operators:
+        returns = str(getattr(original, "__annotations__", {}).get("return", ""))
+        return True if "bool" in returns else f"runs at each call: {name}"
+    return original(scheduler, node, *arguments, **named)
+
+
+def _pretend_to_wrap() -> Callable[[], None]:
+    """Have Inductor see a wrapper of partitions where a graph is split by us."""
+    kind: Any = importlib.import_module("torch._inductor.utils").CUDAGraphWrapper
+    default = vars(kind)["wrapper"]
+
+    def get(self: Any) -> Any:
+        return vars(self).get("wrapper", default) or (_wrapped_elsewhere if _splitting.is_on else None)
+
+    def put(self: Any, value: Any) -> None:
+        vars(self)["wrapper"] = value
+
+    ours = property(get, put)
+
+    def stop() -> None:
+        if vars(kind)["wrapper"] is ours:
+            kind.wrapper = default
+
+    kind.wrapper = ours
+    return stop
+
+
+def _wrapped_elsewhere(partition: Runnable, metadata: object) -> Runnable:
+    """Wrap a partition: that is done after `post_compile`, and this is never called."""
+    return partition
+
+
+def somebody_wraps_partitions() -> bool:
+    """Return whether a wrapper of partitions is set, by the user or by PyGraph."""
+    utils: Any = importlib.import_module("torch._inductor.utils")
+    return utils._unstable_customized_partition_wrapper.wrapper is not None
+
+
+def split_partitions(compiled: Any) -> list[Runnable]:
+    """Return the partitions of a graph that Inductor runs without CUDA graphs, for each to be replaced in place."""
+    partitions: list[Runnable] = compiled.compiled_fn_runner.partitions
+    return partitions
+
+
+def is_split_around(source: str, operators: Sequence[str]) -> bool:
+    """Whether generated code calls all of some operators between its partitions, and none of them within one."""
+    between: set[str] = set()
+    elsewhere: set[str] = set()
+    is_between = False
+    for line in source.splitlines():
+        if line[:1].strip():  # a function or a class begins, or a statement of the module's
+            is_between = line.startswith("class Runner")
+        if not line.lstrip().startswith("#"):
+            (between if is_between else elsewhere).update(f"{a}::{b}" for a, b in _CALL.findall(line))
+    return between.issuperset(operators) and elsewhere.isdisjoint(operators)
+
+
+_CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.\w+)?\(")

@@ -1,0 +1,180 @@
+"""Makes, views and copies tensors without the checks of torch's public functions, and finds what the compiled helper calls of libtorch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from pygraphd.client.backend.torch_private.requirements import lacking
+
+Allocator = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+def allocator(device: torch.device) -> Allocator:
+    """Return what makes an uninitialised tensor on `device` of a size, strides and a dtype, as Inductor's code does.
+
+    For a CUDA device it has to be the current one.
+    """
+    if device.type == "cuda":
+        fast: Any = torch._C._dynamo.guards._empty_strided_cuda
+        return cast("Allocator", fast)
+    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+@contextlib.contextmanager
+def allocations_by(allocate: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Have Inductor's code that this thread runs allocate memory of a CUDA device by a function, called with what does so otherwise."""
+    original: Any = torch._C._dynamo.guards._empty_strided_cuda
+    mine = threading.get_ident()
+
+    def chosen(*arguments: Any) -> torch.Tensor:
+        return allocate(original, *arguments) if threading.get_ident() == mine else original(*arguments)
+
+    codecache: Any = importlib.import_module("torch._inductor.codecache")
+    modules = [vars(each) for each in list(codecache.PyCodeCache.modules)]
+    names = [each for each in modules if each.get("empty_strided_cuda") is original]
+    for each in names:
+        each["empty_strided_cuda"] = chosen
+    try:
+        yield
+    finally:
+        for each in names:
+            each["empty_strided_cuda"] = original
+
+
+def reinterpret(
+    tensor: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """Return a tensor over `tensor`'s storage that autograd takes for no view of it; `offset` in elements of `dtype`."""
+    same = tensor if tensor.dtype == dtype else tensor.view(dtype)
+    return reinterpreter()(same, size, stride, offset)
+
+
+Reinterpreter = Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor]
+
+
+def viewed_like(plain: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return `plain`'s memory read as `like`'s is: conjugate, negative, or as it is."""
+    if like.is_conj():
+        plain = torch._conj(plain)
+    return torch._neg_view(plain) if like.is_neg() else plain
+
+
+def reinterpreter() -> Reinterpreter:
+    """Return what does as `reinterpret`, for one dtype."""
+    fast: Reinterpreter = torch._C._dynamo.guards._reinterpret_tensor
+    return fast
+
+
+def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second tensor of each pair into the first, whatever autograd thinks of them."""
+    by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for target, source in pairs:
+        targets, sources = by_type.setdefault(source.dtype, ([], []))
+        targets.append(target)
+        sources.append(source)
+    with torch.no_grad():
+        for targets, sources in by_type.values():
+            torch._foreach_copy_(targets, sources)
+
+
+def memory_at(address: int, size: int, device: torch.device) -> torch.Tensor:
+    """Return memory that somebody else owns as bytes."""
+    storage = torch._C._construct_storage_from_data_pointer(address, device, size)
+    owned_elsewhere: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=device).set_(
+        storage, 0, (size,), (1,)
+    )
+    return owned_elsewhere
+
+
+_LIBTORCH = (
+    ("libtorch_cpu.so", "aoti_torch_get_data_ptr"),
+    ("libtorch_cpu.so", "aoti_torch__reinterpret_tensor"),
+    ("libtorch_cpu.so", "aoti_torch_view_dtype"),
+    ("libtorch_cpu.so", "aoti_torch_delete_tensor_object"),
+    ("libtorch_python.so", "_Z16THPVariable_WrapON2at10TensorBaseE"),
+)
+"""What the compiled helper calls: libtorch's stable C interface, and `THPVariable_Wrap(at::TensorBase&&)`."""
+
+
+@functools.cache
+def missing_for_bulk() -> str | None:
+    """Return why the compiled helper is of no use with this torch, or None."""
+    if _handle_offset() is None:
+        return f"torch {torch.__version__} keeps tensors in a way that is not known"
+    names = [name for library, name in _LIBTORCH if _function(library, name) is None]
+    return lacking((), names)
+
+
+def configure_bulk(helper: Any) -> str | None:
+    """Tell the compiled helper of this torch; return why it is of no use, or None."""
+    functions = (_function(library, name) for library, name in _LIBTORCH)
+    helper.configure(torch._C.TensorBase, _handle_offset(), *functions)
+    with _without_modes_of_the_user():
+        tensors = _own_tensors()
+        if helper.places(tensors) != [tensor.data_ptr() for tensor in tensors]:
+            return "it does not find where tensors lie"
+        made: list[Any] = [None]
+        helper.fill(helper.plan([(0, 0, dtype_code(torch.int16), 3, (2, 1), (1, 7))]), tensors, [], made)
+        expected = reinterpret(tensors[0], torch.int16, (2, 1), (1, 7), 3)
+        same = made[0].dtype == expected.dtype and all(
+            getattr(made[0], name)() == getattr(expected, name)() for name in ("size", "stride", "data_ptr")
+        )
+    return None if same else "it does not make the tensors that it should"
+
+
+@functools.cache
+def _handle_offset() -> int | None:
+    """Return where in a Python tensor the C++ one is, a pointer to its implementation, whose value torch tells."""
+    tensors = _own_tensors()
+    word = ctypes.sizeof(ctypes.c_void_p)
+    for offset in range(object.__basicsize__, torch._C.TensorBase.__basicsize__ - word + 1, word):
+        words = [ctypes.c_void_p.from_address(id(tensor) + offset).value for tensor in tensors]
+        if words == [tensor._cdata for tensor in tensors]:
+            return offset
+    return None
+
+
+@functools.cache
+def dtype_code(dtype: torch.dtype | None) -> int:
+    """Return what libtorch's stable C interface calls a dtype; -1 for None. Raises LookupError for one that it does not have."""
+    if dtype is None:
+        return -1
+    address = _function("libtorch_cpu.so", f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
+    if address is None:
+        raise LookupError(f"torch {torch.__version__} has no code for {dtype}")
+    return int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)())
+
+
+def _function(library: str, name: str) -> int | None:
+    """Return the address of a function of libtorch's."""
+    try:
+        loaded = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / library))
+        return ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+def _own_tensors() -> list[torch.Tensor]:
+    """Return tensors of several kinds, whatever modes of the user's are on."""
+    with _without_modes_of_the_user():
+        plain = torch.zeros(4, device="cpu")
+        return [plain, plain[1:], torch.nn.Parameter(torch.zeros(2, device="cpu")), plain.clone()]
+
+
+@contextlib.contextmanager
+def _without_modes_of_the_user() -> Iterator[None]:
+    with (
+        torch.inference_mode(False),
+        torch._C.DisableTorchFunction(),
+        torch.utils._python_dispatch._disable_current_modes(),
+    ):
+        yield
