@@ -316,7 +316,9 @@ def test_passes_of_the_users_come_first_and_keep_their_say_in_the_caches() -> No
     assert torch_private.pass_after(Theirs(None, log), ours, FILES).uuid() is None
     assert torch_private.pass_after(ours, ours, FILES).uuid() is None  # a plain function has no name
 
-    named(None)
+    graph = torch.fx.Graph()
+    graph.output(None)
+    named(graph)
 
     assert log == ["theirs", "ours"]
 
