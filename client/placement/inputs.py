@@ -122,12 +122,12 @@ class _Plan:
         return of_inputs + [taker for taker, _ in of_groups if fx_utils.lies_elsewhere(taker)]
 
     def leave_a_few_numbers(self, numbers: Iterable[Node]) -> None:
-        """Leave to PyTorch what it moves to the GPU itself, without the host waiting, if it is all there is, and little.
+        """Leave to PyTorch what it moves to the GPU itself in modes with CUDA graphs, without the host waiting, if it is all there is, and little.
 
         `numbers` are all inputs of the graph that are numbers on the CPU. PyTorch's pass concatenates them, which gives numbers of
         several types one type: an int64 beside a float64 comes back as a float64.
         """
-        if len({fx_utils.value(each).dtype for each in numbers}) > 1:
+        if not torch_private.cudagraphs_asked() or len({fx_utils.value(each).dtype for each in numbers}) > 1:
             return
         inputs = [each for of_device in self.inputs.values() for each in of_device]
         groups = [group for of_device in self.groups.values() for group in of_device]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tests.gpu.conftest import Relocated, Watched
+    from tests.gpu.conftest import Relocated
 
 pytestmark = [
     pytest.mark.gpu,
@@ -323,38 +322,3 @@ def test_an_output_that_is_saved_too_belongs_to_the_user(relocated: Relocated) -
     assert len({each.data_ptr() for each in kept}) == len(kept)
     for step, each in enumerate(kept):
         torch.testing.assert_close(each, torch.full_like(each, step / 5).exp())
-
-
-class Offloaded:
-    """What is saved for a backward, on the CPU; its storage on the GPU is given back."""
-
-    def __init__(self, saved: torch.Tensor) -> None:
-        self.values, self.form = saved.cpu(), (saved.size(), saved.stride())
-        if saved.is_cuda and saved.requires_grad is False:
-            torch.cuda.current_stream().synchronize()
-            saved.untyped_storage().resize_(0)
-
-    def back(self) -> torch.Tensor:
-        made = torch.empty_strided(*self.form, dtype=self.values.dtype, device="cuda")
-        return made.copy_(self.values)
-
-
-@pytest.mark.parametrize("when", ["always", "later"])
-def test_hooks_may_give_back_the_storage_of_what_is_saved(watched: Watched, when: str) -> None:
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return ((x * y.sin()).tanh() * (x + y).exp().cos()).sigmoid().sum()
-
-    run = torch.compile(function)
-    for step in range(64):
-        is_on = when == "always" or step > 48
-        hooks = torch.autograd.graph.saved_tensors_hooks(Offloaded, Offloaded.back)
-        x = torch.randn(64, 64, device="cuda")
-        mine, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
-        y = torch.randn(64, 64, device="cuda")
-        with hooks if is_on else contextlib.nullcontext():
-            # What the user has is kept: only what the compiled graph has made may go.
-            loss = run(mine * 1, y.clone())
-        loss.backward()
-        function(expected, y).backward()
-        torch.testing.assert_close(mine.grad, expected.grad)
-    watched.expect()

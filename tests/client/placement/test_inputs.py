@@ -15,7 +15,7 @@ from pygraphd.client.placement.upload import SENT
 from tests.support.placement.graphs import Builder, assert_same, crossings, is_on_gpu, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch.fx import Graph, Node
 
@@ -341,8 +341,13 @@ def test_any_program_computes_what_it_did(program: tuple[Builder, list[Node]]) -
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have there be a bound of few numbers, in a mode in which PyTorch moves them."""
+    from torch._inductor import config
+
     monkeypatch.setattr(inputs, "FEW_NUMBERS", FEW)
+    with config.patch({"triton.cudagraphs": True}):
+        yield
 
 
 def multiplied(build: Builder, count: int) -> Node:
@@ -367,6 +372,14 @@ def test_a_few_numbers_are_left_to_pytorch(count: int) -> None:
         assert all(each.endswith(f"{inputs.ONLY_A_FEW} (model.py:12)") for each in moved.left)
     else:
         assert (moved, len(sends(graph))) == (fx_utils.Moved(count, ()), 1)
+
+
+def test_where_pytorch_moves_no_numbers_they_are_sent() -> None:
+    build = Builder()
+
+    graph, moved = changed(build, multiplied(build, 1))
+
+    assert (moved, len(sends(graph))) == (fx_utils.Moved(1, ()), 1)
 
 
 @pytest.mark.usefixtures("few")
