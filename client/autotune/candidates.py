@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from pygraphd.client.backend.torch_private import Runnable
 from pygraphd.schema.messages import Deployment
@@ -24,8 +24,9 @@ class Relocating(Protocol):
     def prepared(self) -> int:
         """A number that a call changes if it does what later calls need not do."""
 
-    def __call__(self, inputs: list[Any]) -> Any:
-        """Run on Inductor's list of inputs."""
+    @property
+    def run(self) -> Runnable:
+        """The callable that runs it, with Inductor's list of inputs, at the lowest cost that is to be had."""
 
     def at(self, sizes: tuple[int, ...]) -> Relocating:
         """Return what this is for one set of integer inputs."""
@@ -70,7 +71,9 @@ class Candidates:
 
     def runnable(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment."""
-        return self.relocate if deployment is Deployment.GRAPH and self.relocate is not None else self.launch
+        return (
+            self.relocate.run if deployment is Deployment.GRAPH and self.relocate is not None else self.launch
+        )
 
     def deploy(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment, and give back what the other one keeps."""

@@ -125,7 +125,7 @@ class Sized:
             integers = self._look_at(inputs)
             if integers is None:
                 return self._step_aside(BEING_DECIDED, inputs)
-        sizes = own = tuple([inputs[index] for index in integers])
+        sizes = own = tuple(map(inputs.__getitem__, integers))
         steps = self._steps
         if self._leads:
             steps.latest = own

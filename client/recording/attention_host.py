@@ -97,6 +97,11 @@ class WithHostState(Recordings):
         idle_inputs = facts.state.idle_inputs
         self._idle_on_gpu = torch.empty_like(self._idle, device=self._device) if idle_inputs else None
 
+    @property
+    def run(self) -> Runnable:
+        """What to call: this, as each call has its state put on the GPU and handed out on the CPU."""
+        return self
+
     def _run(self, inputs: list[Any]) -> Any:
         if reason := self._why_as_compiled(inputs):
             self._report.step_aside(reason)

@@ -212,6 +212,12 @@ class CudaRecorder:
         workspaces.clear()
         workspaces.empty_cache()
 
+    @property
+    def conditions(self) -> tuple[tuple[Callable[[], object], object], ...]:
+        """Functions in C, and the values that they return where a call can be replayed; see `pipeline.Recorder`."""
+        outside = (self.in_capture, False)
+        return (outside,) if self._is_only_device else ((self._current_device, self._device_index), outside)
+
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:
         """Return what makes its device the current one; None if it is."""
         if self._is_only_device or self._current_device() == self._device_index:

@@ -29,7 +29,7 @@ from pygraphd.client.replay.rng import Generators, generators_in
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.driver import Driver
@@ -92,6 +92,10 @@ class Recorder(Protocol):
 
     def in_capture(self) -> bool:
         """Whether the current stream is being captured."""
+
+    @property
+    def conditions(self) -> tuple[tuple[Callable[[], object], object], ...]:
+        """Functions and the values that they return where a call can be replayed: outside of captures, with its device current."""
 
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:
         """Return what makes its device the current one; None if it is."""

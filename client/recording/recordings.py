@@ -6,6 +6,7 @@ recording cannot serve, runs as KERNELS, and is counted as a fallback with the r
 
 from __future__ import annotations
 
+import operator
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,13 @@ from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.replay import Replay
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pygraphd.client.backend.errors import Misfit
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.pipeline import Attempt, Costs, Recorder
+    from pygraphd.client.replay.native.ffi import Fused
     from pygraphd.client.replay.rng import Draw
 
     Size = tuple[int, ...]
@@ -59,8 +63,6 @@ class SizeSlot:
     replay: Replay | None = None
     nodes: int = 0
     """Nodes of `replay`, for the summary."""
-    last_use: int = 0
-    """Position in the order of use; see `Recordings._note_use`."""
     refusal: Refusal | None = None
     retries: CallBackoff = field(default_factory=lambda: CallBackoff(FIRST_RETRY, 2))
     disagreements: Disagreements = field(default_factory=Disagreements)
@@ -93,15 +95,26 @@ class Recordings:
         self._attempts = Attempts(launch, recorder, report, facts)
         self._report = report
         self._slots: dict[Size, SizeSlot] = {}
-        self._latest: SizeSlot | None = None
-        self._uses = 0
-        self._integers: list[int] | None = None  # which inputs are integers is the same at every call
+        self._fused: dict[Size, Fused] = {}
+        """Of the recordings that the compiled helper serves by itself."""
+        self._integers: list[int] = []
+        """Indices of the integers among the inputs: the same at each call, and found at the first."""
+        self._is_called = False
         self._put_off = 0
         self._recording = threading.Lock()
         self._changing = threading.Lock()
         """Guards `_slots` and the recordings in them; held only while they change."""
 
     # --- a call ---
+
+    @property
+    def run(self) -> Runnable:
+        """What to call in steady state: the compiled helper, which calls this where it cannot serve a call; or this without a helper."""
+        conditions = self._recorder.conditions
+        if self.facts.saved:
+            conditions = (*conditions, torch_private.no_hooks_see_saved())
+        bulk = helper.bulk(self._report.fail)
+        return bulk.running(self._fused, self._integers, conditions, self) or self
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         on_device = self._recorder.on_device()
@@ -121,7 +134,23 @@ class Recordings:
             return self._step_aside(SEEN_BY_HOOKS, inputs)
         if replay.counts.replays >= replay.counts.look_at:
             return self._looked_at(slot, replay, inputs)
-        return self._replay(slot, replay, inputs)
+        return self._replay(slot, replay.drawing, inputs)
+
+    def run_by_steps(self, inputs: list[Any]) -> Any:
+        """Run a call that the compiled helper found its recording not to fit."""
+        slot = self._slots.get(self._size_of(inputs))
+        if slot is None or (replay := slot.replay) is None:
+            return self(inputs)
+        return self._replay(slot, replay.by_steps, inputs)
+
+    def replay_failed(self, inputs: list[Any], error: Exception) -> Any:
+        """Run a call whose replay by the compiled helper has raised, with nothing launched; raises what is no matter of ours."""
+
+        def fail(_: list[Any]) -> Any:
+            raise error
+
+        slot = self._slots.get(self._size_of(inputs))
+        return fail(inputs) if slot is None else self._replay(slot, fail, inputs)
 
     def _looked_at(self, slot: SizeSlot, replay: Replay, inputs: list[Any]) -> Any:
         """Run a call at which it may be time to check results."""
@@ -130,15 +159,15 @@ class Recordings:
             slot.refusal = Refusal(reason, Persistence.PROCESS)
             return self._step_aside(reason, inputs)
         given = self._check.begin(replay, inputs)
-        outputs = self._replay(slot, replay, inputs)
+        outputs = self._replay(slot, replay.drawing, inputs)
         if given is not None:
             self._check.end(replay, given, outputs)
         return outputs
 
-    def _replay(self, slot: SizeSlot, replay: Replay, inputs: list[Any]) -> Any:
+    def _replay(self, slot: SizeSlot, replay: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
         reason = mismatch = None
         try:
-            outputs, drawn = replay.drawing(inputs)
+            outputs, drawn = replay(inputs)
         except UnfitError as error:
             reason, mismatch = str(error), error.misfit
         except torch.OutOfMemoryError:
@@ -150,17 +179,15 @@ class Recordings:
         if reason is not None:
             # Not within `except`: the error's traceback keeps what was allocated for the replay.
             return self._otherwise(slot, inputs, reason, mismatch)
-        if slot is not self._latest:
-            self._note_use(slot)
-        if self._hears_of_draws:
-            self._drew(replay, outputs, drawn)
+        if self._hears_of_draws and slot.replay is not None:
+            self._drew(slot.replay, outputs, drawn)
         return outputs
 
     def _size_of(self, inputs: list[Any]) -> Size:
-        integers = self._integers
-        if integers is None:
-            integers = self._integers = [index for index, value in enumerate(inputs) if type(value) is int]
-        return tuple([inputs[index] for index in integers]) if integers else ()
+        if not self._is_called:
+            self._integers[:] = [index for index, value in enumerate(inputs) if type(value) is int]
+            self._is_called = True
+        return tuple(map(inputs.__getitem__, self._integers))
 
     def _drew(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
         """Note the range of random numbers that a replay was given, if `_hears_of_draws`."""
@@ -256,8 +283,10 @@ class Recordings:
         with self._changing:
             self._slots[slot.size] = slot  # another thread may have let go of it meanwhile
             before, slot.replay = slot.replay, replay
+            self._fused.pop(slot.size, None)
+            if replay.fused is not None:
+                self._fused[slot.size] = replay.fused
             more, slot.nodes = attempt.nodes - slot.nodes, attempt.nodes
-        self._note_use(slot)
         self._report.note_nodes(more)
         self.trim()
         self._report.count(captured=1, staged=attempt.staged)
@@ -291,20 +320,17 @@ class Recordings:
         is_used_up = self._attempts.captures >= CAPTURES_OF_EACH * self._max_recordings
         return TOO_MANY_CAPTURES if is_used_up else None
 
-    def _note_use(self, slot: SizeSlot) -> None:
-        self._latest = slot
-        self._uses += 1
-        slot.last_use = self._uses
-
     def _recorded(self) -> list[SizeSlot]:
         """Return the slots that have a recording, the least recently used one first."""
-        recorded = [slot for slot in list(self._slots.values()) if slot.replay is not None]
-        return sorted(recorded, key=lambda slot: slot.last_use)
+        found = [(slot, slot.replay) for slot in list(self._slots.values())]
+        recorded = [(replay.counts.used, slot) for slot, replay in found if replay is not None]
+        return [slot for _, slot in sorted(recorded, key=operator.itemgetter(0))]
 
     def _drop(self, slot: SizeSlot) -> None:
         """Destroy the recording of a size, if there is one."""
         with self._changing:
             replay, slot.replay = slot.replay, None
+            self._fused.pop(slot.size, None)
             nodes, slot.nodes = slot.nodes, 0
         if replay is not None:
             replay.close()
@@ -377,6 +403,11 @@ class RecordingsAtSize:
 
     all: Recordings
     size: Size
+
+    @property
+    def run(self) -> Runnable:
+        """See `Recordings.run`."""
+        return self.all.run
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Run on Inductor's list of inputs."""

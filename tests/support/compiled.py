@@ -97,6 +97,10 @@ class Relocating:
     def refused_for_good(self) -> bool:
         return self.refusal is not None and self.for_good
 
+    @property
+    def run(self) -> Relocating:
+        return self
+
     def __call__(self, inputs: list[Any]) -> str:
         self.calls += 1
         self.refusal = self._will_refuse

@@ -324,6 +324,10 @@ class HostRecorder:
         assert self.current_device == 0
         return self.capturing or self.operations is not self.launching
 
+    @property
+    def conditions(self) -> tuple[tuple[Callable[[], object], object], ...]:
+        return ((lambda: self.current_device, 0), (lambda: self.in_capture(), False))
+
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:
         return None if self.current_device == 0 else self._switch()
 

@@ -73,6 +73,10 @@ class Relocating:
         self.refusal = refusal
         self.meanwhile = meanwhile
 
+    @property
+    def run(self) -> Relocating:
+        return self
+
     def __call__(self, inputs: list[Any]) -> str:
         self.meanwhile()
         self.calls += 1

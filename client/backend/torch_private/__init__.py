@@ -10,7 +10,7 @@ Who ports PyGraph to another torch begins with `requirements.py`. All other code
 # fmt: off
 from __future__ import annotations
 
-from pygraphd.client.backend.torch_private.autograd import saves_by_hooks
+from pygraphd.client.backend.torch_private.autograd import no_hooks_see_saved, saves_by_hooks
 from pygraphd.client.backend.torch_private.capture import (
     Pool, allocation_history, capturing, clear_workspaces, current_device, current_stream, empty_cache, graphs_share_random_state,
     history_is_recorded, in_capture, release_pool, stream_watch,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraphd.client.backend.torch_private.inductor import count_in_compilation, is_in_subgraph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SAVED = "pygraph saved: "
 """Begins what is counted of a graph that has outputs which are saved for a backward; their indices follow."""
@@ -35,4 +39,10 @@ def saved_outputs(compiled: Any) -> frozenset[int]:
 
 def saves_by_hooks() -> bool:
     """Whether hooks see what is saved for backwards in this thread: one might give its storage back."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    hooks, none = no_hooks_see_saved()
+    return hooks() is not none
+
+
+def no_hooks_see_saved() -> tuple[Callable[[], object], object]:
+    """Return a function and the value that it returns where no hooks see what is saved; it takes no frame of Python."""
+    return functools.partial(torch._C._autograd._top_saved_tensors_default_hooks, True), None

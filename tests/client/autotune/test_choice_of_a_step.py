@@ -185,6 +185,10 @@ class Relocating:
     def __init__(self, run: Callable[[], None]) -> None:
         self._run = run
 
+    @property
+    def run(self) -> Relocating:
+        return self
+
     def __call__(self, inputs: list[Any]) -> None:
         self._run()
 

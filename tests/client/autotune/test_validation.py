@@ -49,6 +49,10 @@ class Relocating:
         self._run = run
         self._calls = self.prepared = 0
 
+    @property
+    def run(self) -> Relocating:
+        return self
+
     def __call__(self, inputs: list[Any]) -> Any:
         makes = self._calls in self._makes_at
         if self._run is not None:
