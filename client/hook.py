@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.common import log, report
+from pygraphd.client.common.guard import guarded
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.post_import import when_imported
 
@@ -244,29 +245,8 @@ class Hook:
         finally:
             self._local.in_backend = outer
 
-    def _guard(self, what: str) -> _Guard:
-        return _Guard(what, self.session)
-
-
-class _Guard:
-    """Keeps an exception of ours from the user's program: counts it, or says it in one line if nobody counts."""
-
-    def __init__(self, what: str, session: Session | None) -> None:
-        self._what = what
-        self._session = session
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if error is None or not isinstance(error, Exception):
-            return False
-        text = f"{self._what}: {type(error).__name__}: {error}"
-        if self._session is not None:
-            self._session.report.fail(text[:200])
-        else:
-            log.say(text)
-        return True
+    def _guard(self, what: str) -> guarded:
+        return guarded(self.session.report if self.session is not None else None, what, in_full=True)
 
 
 _hook = Hook()

@@ -16,6 +16,7 @@ import torch
 
 from pygraphd.client.autotune.trial import Trial
 from pygraphd.client.backend import headroom
+from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.leases import Turn
 from pygraphd.client.decisions.ranks.consensus import ALONE, Part
@@ -115,6 +116,8 @@ class Region:
         self._candidates: Candidates | None = candidates
         self._launch = candidates.runnable(Deployment.KERNELS)
         self._host = host
+        # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
+        self._guarded = guarded(host.report, "measuring")
         self._on_deployed = on_deployed
         self._warm_up_calls = max(warm_up_calls, WARM_UP_CALLS)
         self._call: Runnable = self._warm_up
@@ -250,14 +253,6 @@ class Region:
         """Whether no GRAPH is to be had any more, although one was offered: then there is nothing to be measured."""
         candidates = self._candidates
         return candidates is not None and candidates.possible != candidates.offered
-
-    def _guarded(self, action: Callable[[], Any]) -> Any:
-        # A CUDA error of the user's may surface in any driver call, and must surface in theirs.
-        try:
-            return action()
-        except Exception as error:  # noqa: BLE001
-            self._host.report.fail(f"measuring: {type(error).__name__}")
-            return None
 
     def _decide(self, trial: Trial) -> None:
         result = self._guarded(lambda: self._judge(trial))

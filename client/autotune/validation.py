@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.autotune.trial import Trial
+from pygraphd.client.common.guard import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +51,8 @@ class Checked:
         self._call = candidates.runnable(deployment)
         self._settle: Callable[[Checked, bool], Runnable] | None = settle
         self._report = report
+        # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
+        self._guarded = guarded(report, "checking")
         self._trial = self._new_trial()
         self._is_in_doubt = False
         self._calls = 0
@@ -94,11 +97,3 @@ class Checked:
         settle, self._settle = self._settle, None
         if settle is not None:
             self._call = self._guarded(lambda: settle(self, holds)) or self._call
-
-    def _guarded(self, action: Callable[[], Any]) -> Any:
-        # A CUDA error of the user's may surface in any driver call, and must surface in theirs.
-        try:
-            return action()
-        except Exception as error:  # noqa: BLE001
-            self._report.fail(f"checking: {type(error).__name__}")
-            return None

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pygraphd.client.common.backoff import Backoff
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import MAX_GRAPHS
 
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from pygraphd.client.decisions.service import Cache
     from pygraphd.schema.messages import Entry
 
-FIRST_LOOK_S = 0.5
-LAST_LOOK_S = 10.0
-"""A look costs some milliseconds: at this interval less than a thousandth of the time."""
+FIRST_POLL_S = 0.5
+"""Seconds until the first poll for the answer of another process; each further wait is twice as long."""
+LONGEST_POLL_S = 10.0
+"""The longest wait in seconds. A poll costs some milliseconds: then less than a thousandth of the time."""
 
 
 class Turn(enum.Enum):
@@ -68,8 +70,7 @@ class Claims:
         """Of each family, those that are not ours."""
         self._measuring: set[Interest] = set()
         """Ours that were called since the last renewal: what is not called is not kept from others."""
-        self._next_look = 0.0
-        self._interval = FIRST_LOOK_S
+        self._polls = Backoff(FIRST_POLL_S, longest=LONGEST_POLL_S)
         self._renew_at = float("inf")
         self._asking = threading.Lock()
 
@@ -98,7 +99,7 @@ class Claims:
         if (answer := self._answers.get(interest)) is not None:
             return answer
         turn = self._turns.get(interest, Turn.OURS)
-        if turn is Turn.OTHERS and self._clock() < self._next_look:
+        if turn is Turn.OTHERS and not self._polls.is_due(self._clock()):
             return turn
         if turn is not Turn.OURS and not self._follows(interest) and self._asking.acquire(blocking=False):
             try:
@@ -141,8 +142,7 @@ class Claims:
             self._ask_about([interest])
             return
         self._ask_about([each for each, turn in list(self._turns.items()) if turn is Turn.OTHERS])
-        self._next_look = self._clock() + self._interval
-        self._interval = min(2 * self._interval, LAST_LOOK_S)
+        self._polls.postpone(self._clock())
 
     def _ask_about(self, interests: Sequence[Interest]) -> None:
         for environment, some in _by_environment(interests).items():
@@ -184,7 +184,7 @@ class Claims:
         if turn not in TRANSITIONS[now]:
             raise RuntimeError(f"a graph's turn cannot go from {now.name} to {turn.name}")
         if turn is Turn.OTHERS and Turn.OTHERS not in self._turns.values():
-            self._next_look, self._interval = self._clock() + FIRST_LOOK_S, 2 * FIRST_LOOK_S
+            self._polls = Backoff(FIRST_POLL_S, longest=LONGEST_POLL_S, now=self._clock())
         self._turns[interest] = turn
         if turn is Turn.OURS:
             self._no_longer_ahead(interest)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from pygraphd.client.common.bounded_lru import BoundedLRU
+from pygraphd.client.common.guard import guarded
 from pygraphd.schema.messages import MAX_SIZES
 
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
 Runnable = Callable[[list[Any]], Any]
 Sizes = tuple[int, ...]
-_T = TypeVar("_T")
 
 REMEMBERED = 64
 """Sizes that are remembered, the latest, whether or not they come back."""
@@ -109,8 +110,10 @@ class Sized:
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._slots: dict[Sizes, OfSize] = {}
         self._runs: dict[Sizes, Runnable] = {}
-        self._seen: dict[Sizes, int] = {}
-        self._used: dict[Sizes, int] = {}
+        self._used = used = dict[Sizes, int]()
+        self._seen = BoundedLRU[Sizes, int](REMEMBERED, lambda sizes: used.pop(sizes, None))
+        # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
+        self._guarded = guarded(report, "dynamic sizes", in_full=True)
         self._latest: Sizes | None = None
         self._ticks = 0
         self._stays = False
@@ -170,14 +173,6 @@ class Sized:
         self._runs[()] = self._guarded(lambda: self._whole(self)) or self._launch
         return []
 
-    def _guarded(self, action: Callable[[], _T]) -> _T | None:
-        # It is ours, within the user's call.
-        try:
-            return action()
-        except Exception as error:  # noqa: BLE001
-            self._report.fail(f"dynamic sizes: {type(error).__name__}: {error}"[:200])
-            return None
-
     # --- sizes that are not decided ---
 
     def _note_change(self, sizes: Sizes) -> None:
@@ -223,12 +218,7 @@ class Sized:
         """Count a call of a size that is not decided; the latest such sizes are remembered."""
         self._ticks += self._stays
         self._stays = True
-        count = self._seen.pop(sizes, 0) + 1
-        self._seen[sizes] = count
-        if len(self._seen) > REMEMBERED:
-            forgotten = next(iter(self._seen))
-            del self._seen[forgotten]
-            self._used.pop(forgotten, None)
+        count = self._seen[sizes] = self._seen.get(sizes, 0) + 1
         return count
 
     def _make_room(self) -> str | None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.common.bounded_lru import BoundedLRU
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,7 +142,7 @@ class Sender:
     def __init__(self, report: Callable[[], Report | None] = lambda: None) -> None:
         self.report = report
         self._kept: dict[Key, tuple[_Kept, ...]] = {}
-        self._lines: dict[str, tuple[str, ...]] = {}
+        self._lines = BoundedLRU[str, tuple[str, ...]](MAX_GRAPHS)
         self._told: set[tuple[str, int]] = set()
 
     def __len__(self) -> int:
@@ -150,8 +151,6 @@ class Sender:
 
     def note_lines(self, graph: str, lines: Sequence[str]) -> None:
         """Note of a graph which line of the user's takes each value, for what is to be said of these when it runs."""
-        while len(self._lines) >= MAX_GRAPHS:
-            self._lines.pop(next(iter(self._lines), graph), None)  # the oldest; others may have been quicker
         self._lines[graph] = tuple(lines)
 
     def send(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pygraphd.client.backend.errors import Misfit
-from pygraphd.client.recording.refusals import CallBackoff
+from pygraphd.client.common.backoff import Backoff
 from pygraphd.client.replay.relocation_table import MAX_ALIGNMENT, alignment
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FIRST = 2
 """Mismatches of a size after which it is recorded again: a single one may be chance."""
 FACTOR = 4
-"""How many times as many mismatches the next recording takes: each recording costs as much as hundreds of calls."""
+"""How many times as many further mismatches the next recording takes: each recording costs as much as hundreds of calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class LayoutMismatches:
     def __init__(self) -> None:
         self._alignments: dict[int, int] = {}
         self._apart = False
-        self._backoff = CallBackoff(FIRST, FACTOR)
+        self._backoff = Backoff(FIRST, FACTOR)
 
     def add(self, inputs: Sequence[Any], mismatch: Misfit) -> bool:
         """Note the layout of a call that did not match; return whether the size is to be recorded again."""
@@ -50,7 +50,7 @@ class LayoutMismatches:
         for index, value in enumerate(inputs):
             if isinstance(value, torch.Tensor) and (found := alignment(value.data_ptr())) < MAX_ALIGNMENT:
                 self._alignments[index] = min(found, self._alignments.get(index, MAX_ALIGNMENT))
-        return self._backoff.is_due()
+        return self._backoff.count()
 
     @property
     def constraints(self) -> LayoutConstraints:

@@ -17,9 +17,11 @@ from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.common.backoff import Backoff
+from pygraphd.client.common.guard import guarded
 from pygraphd.client.recording.layout_mismatch import LayoutMismatches
 from pygraphd.client.recording.pipeline import Attempts
-from pygraphd.client.recording.refusals import CallBackoff, Disagreements, Persistence, Refusal
+from pygraphd.client.recording.refusals import Disagreements, Persistence, Refusal
 from pygraphd.client.recording.result_check import ResultCheck
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.replay import Replay
@@ -64,7 +66,7 @@ class SizeSlot:
     nodes: int = 0
     """Nodes of `replay`, for the summary."""
     refusal: Refusal | None = None
-    retries: CallBackoff = field(default_factory=lambda: CallBackoff(FIRST_RETRY, 2))
+    retries: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY))
     disagreements: Disagreements = field(default_factory=Disagreements)
     mismatches: LayoutMismatches = field(default_factory=LayoutMismatches)
 
@@ -238,7 +240,7 @@ class Recordings:
             return False
         if refusal.reason in self._attempts.of_recorder:
             return self._recorder.why_not() is None
-        return slot.retries.is_due()
+        return slot.retries.count()
 
     # --- recording ---
 
@@ -297,11 +299,9 @@ class Recordings:
 
     def trim(self) -> None:
         """Give back free memory and the workspaces of BLAS libraries. Raises nothing."""
-        try:
-            with self._report.recording():
-                self._recorder.trim()
-        except Exception as error:  # noqa: BLE001 - one of CUDA's, which is the user's to meet in a call of theirs
-            self._report.fail(f"giving memory back: {type(error).__name__}")
+        # An error of CUDA's is the user's to meet, in a call of theirs.
+        with guarded(self._report, "giving memory back"), self._report.recording():
+            self._recorder.trim()
 
     # --- slots ---
 

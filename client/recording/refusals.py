@@ -30,23 +30,6 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class CallBackoff:
-    """Says at which calls to try again: after `due` calls, and each time after `factor` times as many."""
-
-    due: int
-    factor: int
-    calls: int = 0
-
-    def is_due(self) -> bool:
-        """Count a call; return whether to try again at it."""
-        self.calls += 1
-        if self.calls < self.due:
-            return False
-        self.due *= self.factor
-        return True
-
-
-@dataclass(slots=True)
 class Disagreements:
     """Recordings of one size that differed from KERNELS on the same inputs, and what follows for the next recording.
 

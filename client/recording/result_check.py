@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.common import log
+from pygraphd.client.common.guard import guarded
 from pygraphd.client.recording.comparison import (
     Kind,
     Values,
@@ -87,6 +88,7 @@ class ResultCheck:
         self._launch = launch
         self._recorder = recorder
         self._report = report
+        self._guarded = guarded(report, "checking results")
         self._undefined = facts.undefined
         self._interval_s = interval_s
         self._clock = clock
@@ -103,11 +105,7 @@ class ResultCheck:
         found = self._found.pop(replay, None)
         if found is None:
             return None
-        try:
-            difference = found.difference()
-        except Exception as error:  # noqa: BLE001 - the call goes on
-            self._fail(error)
-            return None
+        difference = self._guarded(found.difference)
         if difference is None:
             return None
         self._report.count(wrong_results=1)
@@ -122,24 +120,18 @@ class ResultCheck:
         if self._clock() < self._due:
             return None
         self._due = self._clock() + self._interval_s
-        try:
-            if self._recorder.why_not() is not None or not self._is_room(replay, inputs):
-                return None
-            return Given(list(inputs), copies_of(inputs))
-        except Exception as error:  # noqa: BLE001 - the call goes on
-            self._fail(error)
-            return None
+        with self._guarded:
+            if self._recorder.why_not() is None and self._is_room(replay, inputs):
+                return Given(list(inputs), copies_of(inputs))
+        return None
 
     def end(self, replay: Replay, given: Given, outputs: Sequence[Any]) -> None:
         """Launch the callable beside a call that has run; raises nothing."""
-        try:
+        with self._guarded:
             self._found[replay] = self._compared(given, outputs)
             self._recorder.trim()
-        except Exception as error:  # noqa: BLE001 - the call has its results
-            self._fail(error)
-            return
-        self._report.count(checked_results=1)
-        replay.counts.look_at = replay.counts.replays + UNTIL_READ
+            self._report.count(checked_results=1)
+            replay.counts.look_at = replay.counts.replays + UNTIL_READ
 
     def _compared(self, given: Given, outputs: Sequence[Any]) -> _Found:
         copies = copies_of(given.kept)
@@ -169,6 +161,3 @@ class ResultCheck:
     def _is_room(self, replay: Replay, inputs: Sequence[Any]) -> bool:
         needed = 2 * bytes_to_copy(inputs) + 3 * sum(each.bytes for each in replay.memories)
         return 2 * needed <= self._recorder.room()
-
-    def _fail(self, error: Exception) -> None:
-        self._report.fail(f"checking results: {type(error).__name__}")

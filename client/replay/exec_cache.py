@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.common.bounded_lru import BoundedLRU
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,7 +100,7 @@ class Table:
         self._all = [_Executable(instances.handles[0], slots.bound)]
         self._latest = self._all[0]
         self._calls = 0
-        self._seen: dict[tuple[int, ...], None] = {}
+        self._seen = BoundedLRU[tuple[int, ...], None](MOST_SEEN)
         self._words_at: list[int] | None = slots.bound
         """Where the words say that all lies; None: nobody knows."""
 
@@ -148,8 +149,6 @@ class Table:
         if (mark := tuple(now)) in self._seen:
             return True
         self._seen[mark] = None
-        if len(self._seen) > MOST_SEEN:
-            del self._seen[next(iter(self._seen))]
         return False
 
     def _another(self, now: list[int], stream: int) -> _Executable | None:

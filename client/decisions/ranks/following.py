@@ -9,6 +9,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from pygraphd.client.common.backoff import Backoff
+from pygraphd.client.common.guard import guarded
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -17,11 +20,11 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Decision
 
 FIRST_S = 0.1
-"""The shortest interval between two looks."""
-GROWTH = 0.5
-"""The interval as a share of the time waited so far."""
+"""Seconds between the first two polls."""
+GROWTH = 1.5
+"""How many times as long each further wait is."""
 LONGEST_S = 10.0
-"""The longest interval: two minutes take some two dozen looks."""
+"""The longest wait in seconds: two minutes take some two dozen polls."""
 PATIENT_CALLS = 100
 """Calls before time counts: the rank that measures needs two dozen of its own, however long they take."""
 COMPILING_CALLS = 2
@@ -49,8 +52,8 @@ class Follower:
         self._report = report
         self._clock = clock
         self._calls = 0
-        self._began: float | None = None
-        self._due = 0.0
+        self._began = 0.0
+        self._polls: Backoff | None = None
         self._looking = threading.Lock()
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
@@ -63,20 +66,20 @@ class Follower:
         if self._calls <= COMPILING_CALLS or not self._looking.acquire(blocking=False):
             return  # not now, or another thread is at it
         try:
-            self._look()
-        except Exception as error:  # noqa: BLE001 - ours, in the user's call
-            self._report.fail(f"ranks: following: {type(error).__name__}")
+            guarded(self._report, "ranks: following")(self._look)
         finally:
             self._looking.release()
 
     def _look(self) -> None:
         now, deploy = self._clock(), self._deploy
-        began = self._began = now if self._began is None else self._began
-        if deploy is None or now < self._due:
+        if deploy is None or (self._polls is not None and not self._polls.is_due(now)):
             return
-        self._due = now + min(LONGEST_S, max(FIRST_S, GROWTH * (now - began)))
+        if self._polls is None:
+            self._began, self._polls = now, Backoff(FIRST_S, GROWTH, LONGEST_S, now=now)
+        else:
+            self._polls.postpone(now)
         # A leader could not have measured in fewer calls.
-        decision = self._ask(now - began if self._calls > PATIENT_CALLS else 0.0)
+        decision = self._ask(now - self._began if self._calls > PATIENT_CALLS else 0.0)
         if decision is not None:
             self._deploy = None  # it holds the candidates that were not chosen
             self._call = deploy(self, decision)

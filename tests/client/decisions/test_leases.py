@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.decisions.leases import LAST_LOOK_S, TRANSITIONS, Claims, Interest, Turn
+from pygraphd.client.decisions.leases import LONGEST_POLL_S, TRANSITIONS, Claims, Interest, Turn
 from pygraphd.daemon.leases import Holder, Leases
 from pygraphd.daemon.peer import Peer
 from pygraphd.schema.keys import Environment
@@ -93,7 +93,7 @@ def test_one_measures_and_the_other_takes_up_the_answer(daemon: Daemon) -> None:
     assert (first.turn(FORWARD), second.turn(FORWARD)) == (Turn.OURS, Turn.OTHERS)
     assert [each.is_left_to_others(FORWARD) for each in (first, second)] == [False, True]
     daemon.record(FORWARD)
-    daemon.now = LAST_LOOK_S
+    daemon.now = LONGEST_POLL_S
 
     assert second.turn(FORWARD) == daemon.entries[FORWARD.graph]
 
@@ -124,7 +124,7 @@ def test_a_daemon_that_goes_away_leaves_the_graph_to_whoever_asks_next(daemon: D
     second = interested(daemon, "second", FORWARD)
     assert second.turn(FORWARD) is Turn.OTHERS
     daemon.absent = True
-    daemon.now = LAST_LOOK_S
+    daemon.now = LONGEST_POLL_S
 
     assert second.turn(FORWARD) is Turn.OURS
 
@@ -156,7 +156,7 @@ def test_what_waits_is_looked_for_in_one_go(daemon: Daemon) -> None:
     for each in (FORWARD, OTHER):
         daemon.record(each)
     daemon.asked.clear()
-    daemon.now = LAST_LOOK_S
+    daemon.now = LONGEST_POLL_S
 
     assert [second.turn(each) for each in (FORWARD, OTHER)] == [*daemon.entries.values()]
     assert [set(graphs) for graphs in daemon.asked] == [{FORWARD.graph, OTHER.graph}]
@@ -175,7 +175,7 @@ def test_there_may_be_more_than_fit_into_a_request(daemon: Daemon) -> None:
     assert {first.turn(each) for each in many} == {Turn.OURS}
     assert {second.turn(each) for each in many} == {Turn.OTHERS}
     daemon.asked.clear()
-    daemon.now = LAST_LOOK_S
+    daemon.now = LONGEST_POLL_S
     second.turn(many[0])
 
     assert [len(graphs) for graphs in daemon.asked] == [1024, 1024, 452]
@@ -258,7 +258,7 @@ def test_never_two_at_once_and_all_end_with_one_answer(steps: list[tuple[int, fl
         if finishes and index in measuring:
             daemon.record(FORWARD)
             break
-    daemon.now += LAST_LOOK_S
+    daemon.now += LONGEST_POLL_S
     answers = {index: process.turn(FORWARD) for index, process in enumerate(processes)}
     done = bool(daemon.entries)
     assert all(

@@ -85,8 +85,8 @@ def home(tmp_path: Path, lease: str) -> Iterator[Home]:
 @pytest.fixture
 def looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have who waits ask at each call."""
-    monkeypatch.setattr(leases, "FIRST_LOOK_S", 0.0)
-    monkeypatch.setattr(leases, "LAST_LOOK_S", 0.0)
+    monkeypatch.setattr(leases, "FIRST_POLL_S", 0.0)
+    monkeypatch.setattr(leases, "LONGEST_POLL_S", 0.0)
 
 
 def run_until(session: Session, graphs: tuple[Any, Any], count: str) -> None:

@@ -59,8 +59,8 @@ def test_the_next_session_is_told_and_measures_nothing(session: Session) -> None
 def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(
     session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(leases, "FIRST_LOOK_S", 0.0)
-    monkeypatch.setattr(leases, "LAST_LOOK_S", 0.0)
+    monkeypatch.setattr(leases, "FIRST_POLL_S", 0.0)
+    monkeypatch.setattr(leases, "LONGEST_POLL_S", 0.0)
     home = Home(tmp_path)
     try:
         home.start()

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.common.report import Report
 from pygraphd.client.placement import upload
 from pygraphd.client.placement.upload import SENT, Sender, kinds_text
@@ -256,7 +257,7 @@ def test_what_goes_wrong_is_counted_and_the_values_are_copied_plainly(
 
 
 def test_lines_are_known_of_the_latest_graphs(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(sent.sender, "_lines", BoundedLRU(3))
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
     graphs = [f"graph {number}" for number in range(5)]
     for graph in graphs:

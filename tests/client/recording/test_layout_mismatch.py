@@ -69,9 +69,9 @@ def test_ever_worse_alignment_is_recorded_ever_more_seldom(case: Case) -> None:
     for offset in (0, 0, *[128] * 5, *[64] * 12, *[32] * 40, *[16] * 200):
         call(run, at(case, offset), at(case, 0))
 
-    # 128: the 2nd misfit; 64: the 8th; 32: the 32nd; 16: the 128th.
+    # 128: the 2nd mismatch; 64: the 10th; 32: the 42nd; 16: the 170th.
     case.expect(captured=1 + 4)
-    assert case.report.fallbacks[Misfit.ALIGNMENT.value] == 128 - 4
+    assert case.report.fallbacks[Misfit.ALIGNMENT.value] == 170 - 4
 
 
 def test_inputs_that_overlapped_and_lie_apart_now(case: Case) -> None:
@@ -194,13 +194,7 @@ def test_calls_that_do_not_fit_are_recorded_ever_more_seldom() -> None:
 
     due = [call for call in range(1, 600) if mismatches.add(inputs, Misfit.ALIGNMENT)]
 
-    assert due == [
-        FIRST,
-        FIRST * FACTOR,
-        FIRST * FACTOR**2,
-        FIRST * FACTOR**3,
-        FIRST * FACTOR**4,
-    ]
+    assert due == [sum(FIRST * FACTOR**each for each in range(count)) for count in range(1, 5)]
     assert mismatches.constraints == LayoutConstraints()
 
 

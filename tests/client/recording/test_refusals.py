@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.client.recording.comparison import Disagreement
-from pygraphd.client.recording.recordings import FIRST_RETRY
-from pygraphd.client.recording.refusals import CallBackoff, Disagreements, Persistence
+from pygraphd.client.recording.refusals import Disagreements, Persistence
 
 pytestmark = pytest.mark.torch
 
@@ -40,10 +39,3 @@ def test_what_has_agreed_since_may_disagree_once_more() -> None:
     found.latest = None
 
     assert found.add(DIFFERS, frozenset()) is Persistence.ONE_CALL
-
-
-def test_what_is_refused_for_now_is_looked_at_more_and_more_seldom() -> None:
-    backoff = CallBackoff(FIRST_RETRY, 2)
-    due = [call for call in range(1, 300) if backoff.is_due()]
-
-    assert due == [FIRST_RETRY * 2**n for n in range(5)]
