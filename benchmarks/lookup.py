@@ -34,6 +34,7 @@ from pygraphd.schema.messages import (
     decode,
     encode,
 )
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 _ENTRIES = 10_000
 _WARM_UP = 50
@@ -82,7 +83,7 @@ def _fill(socket: Path) -> None:
 
 def _entry(number: int) -> Record:
     graph = Graph(_digest(number), Kind.FORWARD, partition=0, partitions=1, operators=100)
-    decision = Decision(Deployment.KERNELS, "KERNELS 100.0 us, GRAPH 101.0 us: within 2 %", policy=1)
+    decision = Decision(Deployment.KERNELS, Reason(ReasonCode.NO_GAIN), policy=1)
     measurements = tuple(
         Measurement(deployment, 12, 100.0, 1.0, 90.0, 100.0, 0.5)
         for deployment in (Deployment.KERNELS, Deployment.GRAPH)

@@ -23,13 +23,14 @@ from pygraphd.schema.checks import (
 )
 from pygraphd.schema.keys import Environment, sized_digest
 from pygraphd.schema.readers import reader
+from pygraphd.schema.reasons import NOT_STATED, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-API_VERSION = 2
-"""Version of what names deployments, and part of the paths below: to a peer of another version they are unknown. Pings, statistics
-and `prune` stay under /v1, so that every version can tell, stop and tidy every other."""
+API_VERSION = 3
+"""Version of the messages that hold decisions, and part of the paths below: a peer of another version answers these with 404. Pings,
+statistics and `prune` stay under /v1, so that each version can recognise, stop and prune each other."""
 LOOKUP_PATH = f"/v{API_VERSION}/lookup"
 RECORD_PATH = f"/v{API_VERSION}/record"
 LEASE_PATH = f"/v{API_VERSION}/lease"
@@ -38,7 +39,6 @@ IMPORT_PATH = f"/v{API_VERSION}/import"
 MAX_GRAPHS = 1024
 """Graphs in one request; a compiled module has a handful of partitions."""
 MAX_BODY_BYTES = 4 * 2**20
-MAX_REASON = 400
 MAX_MICROSECONDS = 3.6e9
 """One hour: a longer call is not a sample of anything."""
 MAX_COUNT = 2**53
@@ -100,18 +100,18 @@ class Measurement:
 class Decision:
     """Which deployment a graph runs in, and why; derived by `policy` (its version) from measurements.
 
-    A decision that is not `final` was taken because the program ended before enough calls were seen: `calls` says how
-    many there were, and a program that makes more of them measures again.
+    `rejected` is the reason against the other deployment. A decision that is not `final` is measured again by the next
+    program: calls were too few (`calls` says how many there were), or measurements too noisy.
     """
 
     deployment: Deployment
-    reason: str
+    reason: Reason
     policy: int
     final: bool = True
     calls: int = 0
+    rejected: Reason = NOT_STATED
 
     def __post_init__(self) -> None:
-        check_text("reason", self.reason, maximum=MAX_REASON)
         check_int("policy", self.policy, maximum=10**6)
         check_bool("final", self.final)
         check_int("calls", self.calls, maximum=MAX_COUNT)

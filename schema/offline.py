@@ -13,16 +13,17 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.messages import Decision, Deployment, Entry, LookupRequest
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-DATABASE_VERSION = 5
-"""`PRAGMA user_version` of the schema that `SELECT_DECISIONS` fits."""
+DATABASE_VERSION = 6
+"""`PRAGMA user_version` of the tables that `SELECT_DECISIONS` reads. 1 to 5 were of versions that were never released."""
 BUSY_TIMEOUT_S = 0.1
 
 SELECT_DECISIONS = """
-SELECT decision.graph, decision.deployment, reason, policy, final, calls, decision.uid, decision.host, median_us,
+SELECT decision.graph, decision.deployment, reason, detail, rejected, rejected_detail, policy, final, calls, decision.uid, decision.host, median_us,
     decision.measured_at, host_us, span_us
 FROM decision
 LEFT JOIN measurement ON measurement.id = (
@@ -70,6 +71,9 @@ def _entry(
     graph: str,
     deployment: str,
     reason: str,
+    detail: str,
+    rejected: str,
+    rejected_detail: str,
     policy: int,
     final: int,
     calls: int,
@@ -80,5 +84,6 @@ def _entry(
     host_us: float | None,
     span_us: float | None,
 ) -> Entry:
-    decision = Decision(Deployment(deployment), reason, policy, bool(final), calls)
+    why, against = Reason(ReasonCode(reason), detail), Reason(ReasonCode(rejected), rejected_detail)
+    decision = Decision(Deployment(deployment), why, policy, bool(final), calls, against)
     return Entry(graph, decision, uid, host, cost_us, measured_at, host_us, span_us)

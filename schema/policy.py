@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.messages import Decision, Deployment, Measurement
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-POLICY_VERSION = 5
+POLICY_VERSION = 6
 """Raise it with any change to what `decide` answers: decisions of other versions are derived or measured anew.
 `tests/schema/test_policy_version.py` fails while that is forgotten."""
 MIN_SAMPLES = 8
@@ -36,17 +37,30 @@ MAX_DOUBT = 0.1
 # deviation; both constants are textbook values.
 _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
-TOO_FEW_CALLS = "too few calls to measure"
-SAVES_HOST_TIME = "GRAPH saves host time, and the GPU takes no longer"
-SAVES_MORE = "GRAPH saves far more host time than it takes longer on the GPU"
-FASTER = "GRAPH is faster"
-LONGER_ON_THE_GPU = "GRAPH takes longer on the GPU"
-LONGER_ON_THE_HOST = "GRAPH takes longer on the host"
-NO_GAIN = "GRAPH saves nothing beyond noise and 2 %"
-NOISY = "; the host or GPU was too noisy to rely on it"
-"""Ends the reason of a provisional decision that rests on noisy measurements."""
-NOT_RELOCATED = "it cannot be relocated: "
-"""Begins the reason of a decision for KERNELS because no GRAPH can be recorded."""
+_AGAINST_KERNELS = {
+    ReasonCode.SAVES_HOST_TIME: ReasonCode.TAKES_MORE_HOST_TIME,
+    ReasonCode.SAVES_MORE_HOST_TIME: ReasonCode.TAKES_MORE_HOST_TIME,
+    ReasonCode.FASTER: ReasonCode.SLOWER,
+}
+"""The reason against KERNELS, by the measured reason for a GRAPH."""
+_AGAINST_GRAPH = frozenset({ReasonCode.LONGER_ON_GPU, ReasonCode.LONGER_ON_HOST, ReasonCode.NO_GAIN})
+"""The measured reasons against a GRAPH."""
+
+
+def only_kernels(reason: Reason, *, final: bool = True, calls: int = 0) -> Decision:
+    """Return a decision for KERNELS, for a reason that speaks against a GRAPH."""
+    return Decision(Deployment.KERNELS, reason, POLICY_VERSION, final, calls, rejected=reason)
+
+
+def is_noisy(reason: Reason, *, final: bool) -> bool:
+    """Return whether a decision is provisional because the measurements it rests on were too noisy."""
+    return not final and (reason.code in _AGAINST_KERNELS or reason.code in _AGAINST_GRAPH)
+
+
+def reason_text(reason: Reason, *, final: bool) -> str:
+    """Return a decision's reason for people, with what makes it provisional if that is noise."""
+    noisy = "; the host or GPU was too noisy to rely on it" if is_noisy(reason, final=final) else ""
+    return f"{reason}{noisy}"
 
 
 def decide(measurements: Sequence[Measurement]) -> Decision:
@@ -57,33 +71,36 @@ def decide(measurements: Sequence[Measurement]) -> Decision:
     found = {each.deployment: each for each in measurements if each.samples >= MIN_SAMPLES}
     graph, kernels = found.get(Deployment.GRAPH), found.get(Deployment.KERNELS)
     if graph is None or kernels is None:
-        return Decision(Deployment.KERNELS, TOO_FEW_CALLS, POLICY_VERSION, final=False)
-    deployment, reason, is_sure = _choose(graph, kernels)
-    return Decision(deployment, reason if is_sure else f"{reason}{NOISY}", POLICY_VERSION, final=is_sure)
+        return only_kernels(Reason(ReasonCode.TOO_FEW_CALLS), final=False)
+    code, is_sure = _choose(graph, kernels)
+    if code in _AGAINST_GRAPH:
+        return only_kernels(Reason(code), final=is_sure)
+    against = Reason(_AGAINST_KERNELS[code])
+    return Decision(Deployment.GRAPH, Reason(code), POLICY_VERSION, is_sure, rejected=against)
 
 
-def _choose(graph: Measurement, kernels: Measurement) -> tuple[Deployment, str, bool]:
-    """Return the deployment, the reason, and whether the noise leaves no doubt that matters."""
+def _choose(graph: Measurement, kernels: Measurement) -> tuple[ReasonCode, bool]:
+    """Return the reason for or against a GRAPH, and whether the noise leaves no doubt that matters."""
     host, span = _host_difference(graph, kernels), _span_difference(graph, kernels)
     if not (host.is_more or span.is_more):
         return _choose_on_a_tie(host, span)
     # A graph whose kernels are done sooner than KERNELS are launched can never hold up the host as long as these do.
     if not host.is_more and graph.span_us <= kernels.host_us and span.us <= MAX_LOSS * -host.us:
-        return Deployment.GRAPH, SAVES_MORE, host.is_less
+        return ReasonCode.SAVES_MORE_HOST_TIME, host.is_less
     interval = _interval_difference(graph, kernels)
     if interval.is_less:
-        return Deployment.GRAPH, FASTER, True
-    reason = LONGER_ON_THE_GPU if span.is_more else LONGER_ON_THE_HOST
-    return Deployment.KERNELS, reason, interval.least_us >= -interval.allowed_us
+        return ReasonCode.FASTER, True
+    code = ReasonCode.LONGER_ON_GPU if span.is_more else ReasonCode.LONGER_ON_HOST
+    return code, interval.least_us >= -interval.allowed_us
 
 
-def _choose_on_a_tie(host: _Difference, span: _Difference) -> tuple[Deployment, str, bool]:
+def _choose_on_a_tie(host: _Difference, span: _Difference) -> tuple[ReasonCode, bool]:
     """Choose where neither host nor GPU is known to take longer: GRAPH if it saves host time, or if the host is too noisy to tell."""
     if host.us < -MIN_GAIN * host.kernels_us or host.noise_us > host.allowed_us:
-        return Deployment.GRAPH, SAVES_HOST_TIME, host.is_less and span.most_us <= span.allowed_us
+        return ReasonCode.SAVES_HOST_TIME, host.is_less and span.most_us <= span.allowed_us
     if span.is_less:
-        return Deployment.GRAPH, FASTER, True
-    return Deployment.KERNELS, NO_GAIN, span.least_us >= -span.allowed_us
+        return ReasonCode.FASTER, True
+    return ReasonCode.NO_GAIN, span.least_us >= -span.allowed_us
 
 
 @dataclass(frozen=True, slots=True)

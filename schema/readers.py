@@ -1,6 +1,6 @@
-"""How JSON becomes a dataclass: a reader for each type, worked out once, that names the field that is wrong.
+"""Readers that make dataclasses of JSON values: one for each type, made once. An error names the field that is wrong.
 
-Ranges are the constructors' business (see `checks`), so a reader of text or numbers hands its value on.
+Constructors check ranges (see `checks`), so a reader of text or of a number returns the value as it is.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import types
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -20,12 +21,13 @@ Reader = Callable[[str, object], object]
 
 @functools.cache
 def reader(kind: Any) -> Reader:
-    """Return the reader for a field's type: a dataclass, a tuple of one type, an enum, or what JSON has itself."""
+    """Return the reader for a field's type: a dataclass, a tuple of one type, an enum, one of these or None, or a value of JSON's own."""
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(kind)
     if typing.get_origin(kind) is tuple:
         return _read_tuple(typing.get_args(kind)[0])
-    # `bool | None` and its like are no types, and JSON has them itself.
+    if isinstance(kind, types.UnionType):
+        return _read_optional(typing.get_args(kind)[0])
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _read_enum(kind)
     return lambda name, value: value
@@ -49,6 +51,11 @@ def _read_dataclass(kind: Any) -> Reader:
     return read
 
 
+def _read_optional(kind: Any) -> Reader:
+    read_value = reader(kind)
+    return lambda name, value: None if value is None else read_value(name, value)
+
+
 def _read_tuple(item: Any) -> Reader:
     read_item = reader(item)
 
@@ -61,11 +68,11 @@ def _read_tuple(item: Any) -> Reader:
 
 
 def _read_enum(kind: type[enum.Enum]) -> Reader:
-    members = {member.value: member for member in kind}
-
     def read(name: str, value: object) -> object:
-        if not isinstance(value, str) or value not in members:
-            raise InvalidMessageError(f"{name}: expected one of {', '.join(members)}, got {value!r:.40}")
-        return members[value]
+        try:
+            return kind(value)
+        except ValueError as error:
+            known = ", ".join(str(member.value) for member in kind)
+            raise InvalidMessageError(f"{name}: expected one of {known}, got {value!r:.40}") from error
 
     return read

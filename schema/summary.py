@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from pygraphd.schema.checks import check_bool, check_digest, check_text
-from pygraphd.schema.messages import MAX_REASON, Deployment, Kind, check_sizes
+from pygraphd.schema.checks import check_bool, check_digest
+from pygraphd.schema.messages import Deployment, Kind, check_sizes
+from pygraphd.schema.reasons import NOT_STATED, Reason
 
-SUMMARY_VERSION = 1
+SUMMARY_VERSION = 2
 
 
 class Source(enum.StrEnum):
@@ -34,18 +35,18 @@ class Deployed:
     kind: Kind
     environment: str
     deployment: Deployment
-    reason: str
+    reason: Reason
     final: bool
     source: Source
     sizes: tuple[int, ...] = ()
     """Dynamic sizes that it ran so at; empty: there are none, or at all that were not decided apart."""
-    because: str = ""
-    """Why what was known of it was not taken as it was; empty: nothing was known, or it was taken."""
+    rejected: Reason = NOT_STATED
+    """The reason against the other deployment."""
+    because: Reason | None = None
+    """Why a stored decision was not used as it was; None: there was none, or it was used."""
 
     def __post_init__(self) -> None:
         check_sizes(self.sizes)
         check_digest("graph", self.graph)
         check_digest("environment", self.environment)
-        check_text("reason", self.reason, maximum=MAX_REASON)
-        check_text("because", self.because, maximum=MAX_REASON)
         check_bool("final", self.final)

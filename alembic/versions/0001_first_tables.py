@@ -1,6 +1,6 @@
 """The first tables: environment, graph, measurement, decision.
 
-Revision 0001. Databases are not downgraded: the daemon makes a copy before it upgrades one.
+Revision 0001. Databases are not downgraded.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def _create_graph() -> None:
         sa.Column("partition", sa.Integer(), nullable=False),
         sa.Column("partitions", sa.Integer(), nullable=False),
         sa.Column("operators", sa.Integer(), nullable=False),
+        sa.Column("sizes", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("digest"),
         sqlite_strict=True,
     )
@@ -71,6 +72,8 @@ def _create_measurement() -> None:
         sa.Column("version", sa.Text(), nullable=False),
         sa.Column("uid", sa.Integer(), nullable=False),
         sa.Column("measured_at", sa.REAL(), nullable=False),
+        sa.Column("host_mad_us", sa.REAL(), nullable=True),
+        sa.Column("span_mad_us", sa.REAL(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
         sa.ForeignKeyConstraint(["environment"], ["environment.id"]),
         sa.ForeignKeyConstraint(["graph"], ["graph.digest"]),
@@ -88,6 +91,9 @@ def _create_decision() -> None:
         sa.Column("graph", sa.Text(), nullable=False),
         sa.Column("deployment", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("detail", sa.Text(), nullable=False),
+        sa.Column("rejected", sa.Text(), nullable=False),
+        sa.Column("rejected_detail", sa.Text(), nullable=False),
         sa.Column("policy", sa.Integer(), nullable=False),
         sa.Column("final", sa.Integer(), nullable=False),
         sa.Column("calls", sa.Integer(), nullable=False),
@@ -95,6 +101,8 @@ def _create_decision() -> None:
         sa.Column("created_at", sa.REAL(), nullable=False),
         sa.Column("hits", sa.Integer(), nullable=False),
         sa.Column("last_hit", sa.REAL(), nullable=True),
+        sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("measured_at", sa.REAL(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("environment", "graph", name="decision_key"),
         sa.ForeignKeyConstraint(["environment"], ["environment.id"]),

@@ -14,7 +14,8 @@ from pygraphd.daemon.queries import rows_of
 from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema import offline
 from pygraphd.schema.keys import DIGITS
-from pygraphd.schema.policy import NOISY, TOO_FEW_CALLS
+from pygraphd.schema.policy import is_noisy, reason_text
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +35,9 @@ _ENTRY = (
     tables.Graph.sizes,
     tables.Decision.deployment,
     tables.Decision.reason,
+    tables.Decision.detail,
+    tables.Decision.rejected,
+    tables.Decision.rejected_detail,
     tables.Decision.policy,
     tables.Decision.final,
     tables.Decision.calls,
@@ -59,19 +63,35 @@ class CachedEntry:
     spooled: bool = False
 
     @property
+    def reason(self) -> Reason:
+        """Why its deployment was chosen."""
+        return Reason(ReasonCode(self.facts["reason"]), self.facts["detail"])
+
+    @property
+    def rejected(self) -> Reason:
+        """Why the other deployment was not."""
+        return Reason(ReasonCode(self.facts["rejected"]), self.facts["rejected_detail"])
+
+    @property
+    def text(self) -> str:
+        """Why its deployment was chosen, for people."""
+        return reason_text(self.reason, final=self.facts["final"])
+
+    @property
     def provisional(self) -> str:
-        """Why the next program measures the graph anew whatever it finds here; empty if it does not."""
+        """Why the next program measures the graph anew; empty for a final decision."""
         if self.facts["final"]:
             return ""
-        if self.facts["reason"].endswith(NOISY):
+        if is_noisy(self.reason, final=False):
             return "its figures are too noisy"
-        if self.facts["reason"] == TOO_FEW_CALLS:
+        if self.reason.code is ReasonCode.TOO_FEW_CALLS:
             return f"seen for {self.facts['calls']} calls only"
-        return "it could not be measured where it was met"
+        return str(self.reason)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry as `cache inspect --json` has it."""
-        return {**self.facts, "medians_us": self.medians_us, "provisional": self.provisional}
+        """Return the entry as `cache inspect --json` has it: codes with their details, and the text."""
+        said = {"text": self.text, "medians_us": self.medians_us, "provisional": self.provisional}
+        return {**self.facts, **said}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +212,7 @@ class Catalogue:
         with contextlib.suppress(sa.exc.DBAPIError, sqlite3.Error), self._engine.connect() as connection:
             version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
             if 0 < version < offline.DATABASE_VERSION:
-                return f"it is of version {version}, and `pygraphd start` brings it up to date"
+                return f"it is of version {version}, and `pygraphd start` sets it aside"
         return "`pygraphd start` sets a damaged file aside"
 
 

@@ -19,7 +19,7 @@ from pygraphd.daemon import spool
 from pygraphd.errors import UsageError
 from pygraphd.schema.keys import DIGITS
 from pygraphd.schema.messages import Deployment
-from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.policy import POLICY_VERSION, reason_text
 from pygraphd.schema.summary import Deployed, Source
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _explain_run(
 ) -> Explanation:
     here = next((each for each in known if each.entry.facts["environment"] == ran.environment), None)
     # What was not taken although it was known needs no other environment to explain it.
-    is_explained = ran.source is Source.CACHE or bool(ran.because)
+    is_explained = ran.source is Source.CACHE or ran.because is not None
     if here is None:
         nearest = None if ran.because else _nearest(factors, known)
         return Explanation(ran.graph, ran.kind, ran.environment, factors, ran, times, None, nearest=nearest)
@@ -234,7 +234,10 @@ def _why_not_used(facts: Mapping[str, Any], *, spooled: bool) -> str:
 
 
 def _how(ran: Deployed) -> dict[str, Any]:
-    return {name: getattr(ran, name) for name in ("deployment", "reason", "final", "source", "because")}
+    text = reason_text(ran.reason, final=ran.final)
+    said = {name: getattr(ran, name) for name in ("deployment", "final", "source")}
+    reasons = {name: dataclasses.asdict(getattr(ran, name)) for name in ("reason", "rejected")}
+    return {**said, **reasons, "text": text, "because": ran.because and dataclasses.asdict(ran.because)}
 
 
 def _entry_json(entry: CachedEntry, not_used: str) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from pygraphd.daemon import tables
 from pygraphd.daemon.exchange import Portable
 from pygraphd.daemon.queries import rows_of, weighed
-from pygraphd.daemon.rederiving import NOT_VALID, measurement_of
+from pygraphd.daemon.rederiving import NOT_VALID, decision_of, measurement_of
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import Environment
-from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Origin, Record
+from pygraphd.schema.messages import Graph, Kind, Origin, Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,6 +84,6 @@ def _record(row: Row, measured: Sequence[Row]) -> Record:
     sizes = tuple(int(size) for size in row["sizes"].split(",") if size)
     return Record(
         Graph(row["graph"], Kind(row["kind"]), row["partition"], row["partitions"], row["operators"], sizes),
-        Decision(Deployment(row["deployment"]), row["reason"], row["policy"], True, row["calls"]),
+        decision_of(row),
         tuple(measurement_of(each) for each in measured),
     )

@@ -9,6 +9,8 @@ import time
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.durations import human_duration
+from pygraphd.schema.messages import Deployment
+from pygraphd.schema.reasons import NOT_STATED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from pygraphd.daemon.exchange import ImportAnswer
     from pygraphd.daemon.pruning import PruneAnswer
     from pygraphd.daemon.rederiving import RederiveAnswer
+    from pygraphd.schema.reasons import Reason
 
-_DEPLOYMENTS = ("KERNELS", "GRAPH")
 _DIGITS = 12
 _HEADER = (
     "ID",
@@ -31,13 +33,13 @@ _HEADER = (
     "OPS",
     "SIZES",
     "DEPLOYMENT",
-    *(f"{name} us" for name in _DEPLOYMENTS),
+    *(f"{name} us" for name in Deployment),
     "GPU",
     "AGE/HITS",
     "REASON",
 )
 _RIGHT = frozenset(
-    {"PART", "OPS", *(f"{name} us" for name in _DEPLOYMENTS), "SAMPLES", "COST us", "HOST us", "GPU us"}
+    {"PART", "OPS", *(f"{name} us" for name in Deployment), "SAMPLES", "COST us", "HOST us", "GPU us"}
 )
 FIGURES = ("DEPLOYMENT", "SAMPLES", "COST us", "HOST us", "GPU us", "HIDDEN")
 """The columns of `figure_cells`."""
@@ -228,10 +230,10 @@ def _entry_cells(entry: CachedEntry, now: float) -> tuple[str, ...]:
         str(facts["operators"]),
         _sizes(facts["sizes"]) or "-",
         _deployment(facts),
-        *(_microseconds(entry.medians_us.get(name)) for name in _DEPLOYMENTS),
+        *(_microseconds(entry.medians_us.get(name)) for name in Deployment),
         facts["gpu"],
         f"{human_duration(now - _known_since(facts))}/{facts['hits']}",
-        facts["reason"],
+        entry.text,
     )
 
 
@@ -261,7 +263,8 @@ def _entry_facts(entry: CachedEntry, now: float) -> list[tuple[str, str]]:
         ("graph", str(facts["graph"])),
         ("kind", kind_text(facts)),
         ("deployment", f"{facts['deployment']}{provisional}"),
-        ("reason", str(facts["reason"])),
+        ("reason", entry.text),
+        *against(facts["deployment"], entry.reason, entry.rejected),
         (
             "decided",
             f"{human_duration(now - created)} ago by uid {facts['uid']}, policy {facts['policy']}",
@@ -269,6 +272,13 @@ def _entry_facts(entry: CachedEntry, now: float) -> list[tuple[str, str]]:
         *_measured_when(facts, now),
         ("hits", f"{facts['hits']}{last_hit}"),
     ]
+
+
+def against(deployment: str, reason: Reason, rejected: Reason) -> list[tuple[str, str]]:
+    """Return the deployment that was not chosen, and why, unless the reason for the other says it already."""
+    if rejected in {reason, NOT_STATED}:
+        return []
+    return [(f"not {name}", str(rejected)) for name in Deployment if name != deployment]
 
 
 def _measured_when(facts: dict[str, Any], now: float) -> list[tuple[str, str]]:

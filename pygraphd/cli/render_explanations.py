@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.cli import render
 from pygraphd.schema.durations import human_duration
+from pygraphd.schema.policy import reason_text
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -91,10 +92,12 @@ def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
     ran, entry = explanation.ran, explanation.entry
     if ran is not None:
         times = f" ({explanation.times} times)" if explanation.times > 1 else ""
-        yield "ran as", f"{_deployment(ran.deployment, ran.final)}: {ran.reason}{times}"
+        text = reason_text(ran.reason, final=ran.final)
+        yield "ran as", f"{_deployment(ran.deployment, ran.final)}: {text}{times}"
+        yield from render.against(ran.deployment, ran.reason, ran.rejected)
         yield "source", _source(ran, entry)
         if ran.because:
-            yield "not taken", ran.because
+            yield "not used", str(ran.because)
     if entry is None:
         is_known = explanation.nearest is not None or (ran is not None and ran.because)
         yield "cache", "not known in this environment" if is_known else _UNKNOWN
@@ -104,7 +107,8 @@ def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
         yield place, f"the same, decided {_decided(entry, now)}"
     else:
         facts = entry.facts
-        yield place, f"{_deployment(facts['deployment'], facts['final'])}: {facts['reason']}"
+        yield place, f"{_deployment(facts['deployment'], facts['final'])}: {entry.text}"
+        yield from render.against(facts["deployment"], entry.reason, entry.rejected)
         yield "decided", _decided(entry, now)
 
 
@@ -124,7 +128,8 @@ def _source(ran: Deployed, entry: CachedEntry | None) -> str:
 
 
 def _agree(ran: Deployed, entry: CachedEntry) -> bool:
-    return all(getattr(ran, name) == entry.facts[name] for name in ("deployment", "reason", "final"))
+    facts = entry.facts
+    return (ran.deployment, ran.final, ran.reason) == (facts["deployment"], facts["final"], entry.reason)
 
 
 def _deployment(name: str, final: bool) -> str:

@@ -70,7 +70,7 @@ def _from_files(locations: Locations) -> Status:
 
 def _file_problems(locations: Locations, waiting: spool.SpoolState) -> list[str]:
     problems = [
-        f"{file}: was damaged and set aside, a new database was begun; delete it when you no longer need it"
+        f"{file}: was {_why_set_aside(file)}, a new database was begun; delete it when you no longer need it"
         for file in database_files.files_set_aside(locations.database)
     ]
     if waiting.bad:
@@ -82,6 +82,11 @@ def _file_problems(locations: Locations, waiting: spool.SpoolState) -> list[str]
             if problem := folders.why_not_private(folder):
                 problems.append(problem)
     return problems
+
+
+def _why_set_aside(file: Path) -> str:
+    is_damaged = f".{database_files.CORRUPT}-" in file.name
+    return f"{'damaged' if is_damaged else 'of an unreleased version'} and set aside"
 
 
 def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:

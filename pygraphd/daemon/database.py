@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from pygraphd.daemon.database_files import set_aside
+from pygraphd.daemon.database_files import CORRUPT, OUTDATED, set_aside
 from pygraphd.daemon.tables import APPLICATION_ID
 from pygraphd.schema.offline import DATABASE_VERSION
 
@@ -41,8 +41,16 @@ class DamagedError(Exception):
     """The file is no sound database of ours."""
 
 
+class OutdatedError(Exception):
+    """The file is a database of an unreleased version, for which there is no migration."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"version {version} was never released, and is not migrated")
+        self.version = version
+
+
 def open_writer(path: Path) -> sa.Engine:
-    """Return an engine on a sound, migrated database; what is damaged is set aside and begun anew.
+    """Return an engine on a sound database of this version. A damaged or outdated file is renamed, and a new one is begun.
 
     The engine holds one connection, whose transactions take the write lock at once. Raises `sqlalchemy.exc.DBAPIError`
     where the disk or the folder is at fault.
@@ -50,8 +58,10 @@ def open_writer(path: Path) -> sa.Engine:
     try:
         return _open_sound(path)
     except DamagedError as error:
-        _log.error("%s: %s", set_aside(path), error)
-        return _open_sound(path)
+        _log.error("%s: %s", set_aside(path, CORRUPT), error)
+    except OutdatedError as error:
+        _log.warning("%s: %s", set_aside(path, f"{OUTDATED}{error.version}"), error)
+    return _open_sound(path)
 
 
 def is_damage(error: sa.exc.DBAPIError) -> bool:
@@ -77,7 +87,7 @@ def _open_sound(path: Path) -> sa.Engine:
     try:
         with engine.connect() as connection:
             _check_health(connection)
-            _migrate(connection, path)
+            _migrate(connection)
     except sa.exc.DBAPIError as error:
         engine.dispose()
         if is_damage(error):
@@ -117,29 +127,21 @@ def _check_health(connection: sa.Connection) -> None:
     connection.rollback()
 
 
-def _migrate(connection: sa.Connection, path: Path) -> None:
-    version = _pragma(connection, "user_version")
+def _migrate(connection: sa.Connection) -> None:
+    version = int(str(_pragma(connection, "user_version")))
     has_tables = _has_tables(connection)
     connection.rollback()
     if version == DATABASE_VERSION:
         return
     if has_tables:
-        _copy(connection, path.with_name(f"{path.name}.backup-v{version}"))
+        raise OutdatedError(version)
     with connection.begin():
         upgrade(connection)
 
 
-def _copy(connection: sa.Connection, target: Path) -> None:
-    """Copy the whole database; outside a transaction, as VACUUM demands."""
-    target.unlink(missing_ok=True)
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, sqlite3.Connection)
-    driver.execute("VACUUM INTO ?", (str(target),))
-
-
 def upgrade(connection: sa.Connection) -> None:
-    """Bring the tables up to date in the caller's transaction."""
-    # Imported here: it costs a quarter of a second, and only a new version needs it.
+    """Make the tables of this version in the caller's transaction."""
+    # Imported here: it costs a quarter of a second, and only a new file needs it.
     from alembic import command
 
     command.upgrade(migration_config(connection), "head")

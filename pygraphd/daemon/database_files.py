@@ -18,6 +18,10 @@ from pygraphd.schema.offline import DATABASE_VERSION
 if TYPE_CHECKING:
     from pathlib import Path
 
+CORRUPT = "corrupt"
+"""Names a damaged database, or another program's, that was renamed."""
+OUTDATED = "old-v"
+"""Names, with a version, the database of an unreleased version that was renamed."""
 BALLAST_BYTES = 4 * 2**20
 
 
@@ -60,10 +64,10 @@ def stored_version(path: Path) -> int | None:
         return None
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a damaged database, log and all, to `NAME.corrupt-<UTC time>`; returns the new name."""
+def set_aside(path: Path, label: str) -> Path:
+    """Rename a database, log and all, to `NAME.LABEL-<UTC time>`; returns the new name."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    target = _free_name(path.with_name(f"{path.name}.corrupt-{stamp}"))
+    target = _free_name(path.with_name(f"{path.name}.{label}-{stamp}"))
     path.rename(target)
     for suffix in ("-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
@@ -72,8 +76,8 @@ def set_aside(path: Path) -> Path:
 
 
 def files_set_aside(path: Path) -> list[Path]:
-    """Return the damaged databases that still lie beside this one, oldest first."""
-    found = path.parent.glob(f"{path.name}.corrupt-*")
+    """Return the databases that were renamed and still lie beside this one, sorted by name."""
+    found = (file for label in (CORRUPT, OUTDATED) for file in path.parent.glob(f"{path.name}.{label}*"))
     return sorted(file for file in found if not file.name.endswith(("-wal", "-shm")))
 
 

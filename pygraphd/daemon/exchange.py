@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.daemon.old_names import translated
+from pygraphd.daemon.older_versions import translated
 from pygraphd.errors import UsageError
 from pygraphd.schema.checks import InvalidMessageError, check_bool, check_int, check_number, check_text
 from pygraphd.schema.keys import KEY_VERSION, Environment
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO, TextIO
 
 FORMAT = "pygraphd cache"
-FORMAT_VERSION = 2
-_OLD_NAMES = 1
-"""The format in which deployments had other names: `old_names`."""
+FORMAT_VERSION = 3
+"""Older formats are read, too: see `older_versions`."""
 MAX_LINE_BYTES = 2**16
 MAX_ENTRIES = 64
 """Entries in one request: few enough that what others ask does not have to wait, and that it fits into a body."""
@@ -186,7 +185,7 @@ def read_all(stream: BinaryIO, name: str) -> tuple[list[Portable], int]:
 def _entry(value: Any, version: int) -> Portable | None:
     """Return what a line of a format's version says; None for an old one that says nothing any more."""
     record = value.get("record") if isinstance(value, dict) else None
-    if version == _OLD_NAMES and isinstance(record, dict):
+    if version < FORMAT_VERSION and isinstance(record, dict):
         if (record := translated(record)) is None:
             return None
         value["record"] = record

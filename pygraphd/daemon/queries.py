@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pygraphd.daemon.pruning import PruneRequest
     from pygraphd.daemon.rederiving import Outcome, Row
-    from pygraphd.schema.messages import Record, RecordRequest
+    from pygraphd.schema.messages import Decision, Record, RecordRequest
 
 KEPT_MEASUREMENTS = 32
 """Newest measurements kept for each deployment of an entry, beside those that its decision rests on."""
@@ -68,7 +68,7 @@ def _decision_row(
         "environment": environment,
         "graph": record.graph.digest,
         "deployment": decision.deployment.value,
-        "reason": decision.reason,
+        **_reason_columns(decision),
         "policy": decision.policy,
         "final": int(decision.final),
         "calls": decision.calls,
@@ -78,6 +78,15 @@ def _decision_row(
         "last_hit": None,
         "host": request.origin.host,
         "measured_at": measured_at if record.measurements else None,
+    }
+
+
+def _reason_columns(decision: Decision) -> dict[str, str]:
+    return {
+        "reason": decision.reason.code.value,
+        "detail": decision.reason.detail,
+        "rejected": decision.rejected.code.value,
+        "rejected_detail": decision.rejected.detail,
     }
 
 
@@ -267,18 +276,28 @@ def _derived_row(id_: str, outcome: Outcome, now: float) -> dict[str, Any]:
     return {
         "of_id": id_,
         "deployment": decision.deployment.value,
-        "reason": decision.reason,
+        **_reason_columns(decision),
         "policy": decision.policy,
         "final": int(decision.final),
         "created_at": now,
     }
 
 
+_DERIVED = (
+    "deployment",
+    "reason",
+    "detail",
+    "rejected",
+    "rejected_detail",
+    "policy",
+    "final",
+    "created_at",
+)
 # Not whose it is: the facts are still theirs.
 _REPLACE_DECISION = (
     sa.update(tables.Decision)
     .where(tables.Decision.id == sa.bindparam("of_id"))
-    .values({name: sa.bindparam(name) for name in ("deployment", "reason", "policy", "final", "created_at")})
+    .values({name: sa.bindparam(name) for name in _DERIVED})
 )
 
 

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from pygraphd.schema import policy
 from pygraphd.schema.checks import check_bool, check_int, check_text
-from pygraphd.schema.messages import MAX_REASON, Decision, Deployment, Measurement
+from pygraphd.schema.messages import Decision, Deployment, Measurement
+from pygraphd.schema.reasons import MAX_DETAIL, Reason, ReasonCode
 
 NOT_VALID = "what is stored of it is not valid"
 
@@ -58,7 +59,7 @@ class Kept:
     entries: int
 
     def __post_init__(self) -> None:
-        check_text("reason", self.reason, maximum=MAX_REASON)
+        check_text("reason", self.reason, maximum=MAX_DETAIL)
         check_int("entries", self.entries, maximum=2**62)
 
 
@@ -106,18 +107,26 @@ class Outcome:
 def rederive(stored: Row, measured: Sequence[Row]) -> Outcome:
     """Return what becomes of an entry, of its row and the measurements that its decision rests on."""
     try:
-        before, after = _decision(stored), policy.decide([measurement_of(row) for row in measured])
+        before, after = decision_of(stored), policy.decide([measurement_of(row) for row in measured])
     except ValueError:  # another program's deployment, or a time that is none
         return Outcome(None, None, NOT_VALID)
-    if before.final and after.reason == policy.TOO_FEW_CALLS:
+    if before.final and after.reason.code is ReasonCode.TOO_FEW_CALLS:
         # That a policy needs more is no reason to give up what an earlier one, or a longer program, has decided.
-        return Outcome(before, after, after.reason)
+        return Outcome(before, after, str(after.reason))
     return Outcome(before, dataclasses.replace(after, calls=before.calls))
 
 
-def _decision(row: Row) -> Decision:
-    return Decision(
-        Deployment(row["deployment"]), row["reason"], row["policy"], bool(row["final"]), row["calls"]
+def decision_of(row: Row) -> Decision:
+    """Return the decision in a row; raises ValueError for one of another program."""
+    deployment, (reason, rejected) = Deployment(row["deployment"]), reasons_of(row)
+    return Decision(deployment, reason, row["policy"], bool(row["final"]), row["calls"], rejected)
+
+
+def reasons_of(row: Row) -> tuple[Reason, Reason]:
+    """Return why the deployment of a decision's row was chosen, and why the other was not."""
+    return (
+        Reason(ReasonCode(row["reason"]), row["detail"]),
+        Reason(ReasonCode(row["rejected"]), row["rejected_detail"]),
     )
 
 

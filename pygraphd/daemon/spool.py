@@ -13,7 +13,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pygraphd.daemon.old_names import translated_request
+from pygraphd.daemon.older_versions import translated_request
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import MAX_BODY_BYTES, RecordRequest, decode, read
 

@@ -53,7 +53,7 @@ class Graph(Base):
     partition: Mapped[int]
     partitions: Mapped[int]
     operators: Mapped[int]
-    sizes: Mapped[str] = mapped_column(server_default="")
+    sizes: Mapped[str]
     """Dynamic sizes, with commas between; empty where there are none, or where the entry is for all."""
 
 
@@ -105,6 +105,13 @@ class Decision(Base):
     graph: Mapped[str] = mapped_column(ForeignKey("graph.digest"))
     deployment: Mapped[str]
     reason: Mapped[str]
+    """`schema.reasons.ReasonCode` of the deployment that was chosen."""
+    detail: Mapped[str]
+    """The detail of that reason."""
+    rejected: Mapped[str]
+    """`schema.reasons.ReasonCode` against the other deployment."""
+    rejected_detail: Mapped[str]
+    """The detail of that reason."""
     policy: Mapped[int]
     final: Mapped[int]
     calls: Mapped[int]
@@ -114,7 +121,7 @@ class Decision(Base):
     hits: Mapped[int]
     """Since the row was made; kept when the decision is replaced."""
     last_hit: Mapped[float | None]
-    host: Mapped[str] = mapped_column(server_default="")
-    """Of whoever recorded it, as `uid` is; empty in rows from before this column."""
+    host: Mapped[str]
+    """Of whoever recorded it, as `uid` is."""
     measured_at: Mapped[float | None]
     """`Measurement.measured_at` of what it was derived from; NULL if it rests on a rule and not on measurements."""

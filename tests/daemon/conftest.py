@@ -30,6 +30,7 @@ from pygraphd.schema.messages import (
     Record,
     RecordRequest,
 )
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -180,4 +181,6 @@ def make_request() -> Callable[..., RecordRequest]:
 def _record(name: str) -> Record:
     graph = Graph(hashlib.sha256(name.encode()).hexdigest(), Kind.FORWARD, 0, 1, 5)
     measured = Measurement(Deployment.KERNELS, 12, 100.0, 1.0, 90.0, 80.0, 0.5)
-    return Record(graph, Decision(Deployment.KERNELS, "it is fastest", 1), (measured,))
+    return Record(
+        graph, Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER, "it is fastest"), 1), (measured,)
+    )

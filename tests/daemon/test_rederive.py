@@ -23,6 +23,7 @@ from pygraphd.schema.messages import (
     encode,
 )
 from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,9 @@ def outdated(make_request: Callable[..., RecordRequest]) -> RecordRequest:
         Measurement(each, 12, time, 1.0, time, 30.0, 0.5)
         for each, time in {Deployment.KERNELS: 100.0, Deployment.GRAPH: 50.0}.items()
     )
-    decision = Decision(Deployment.KERNELS, "an older policy's reason", POLICY_VERSION - 1)
+    decision = Decision(
+        Deployment.KERNELS, Reason(ReasonCode.OTHER, "an older policy's reason"), POLICY_VERSION - 1
+    )
     first, second = (
         dataclasses.replace(record, decision=decision, measurements=measured)
         for record, measured in zip(request.records, (measurements, ()), strict=True)

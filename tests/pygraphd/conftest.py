@@ -20,6 +20,7 @@ from pygraphd.schema.messages import (
     Record,
     RecordRequest,
 )
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,9 @@ def _environment(gpu: str) -> Environment:
 
 def _record(name: str, deployment: Deployment, final: bool, median_us: float, calls: int) -> Record:
     graph = Graph(hashlib.sha256(name.encode()).hexdigest(), Kind.INFERENCE, 0, 3, 17)
-    decision = Decision(deployment, f"{deployment} is fastest", policy=1, final=final, calls=calls)
+    decision = Decision(
+        deployment, Reason(ReasonCode.OTHER, f"{deployment} is fastest"), policy=1, final=final, calls=calls
+    )
     measurements = tuple(
         Measurement(d, 12, median_us, 1.5, 90.0, 80.0, 0.25) for d in (Deployment.KERNELS, deployment)
     )

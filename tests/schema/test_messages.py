@@ -27,12 +27,14 @@ from pygraphd.schema.messages import (
     RecordAnswer,
     RecordRequest,
 )
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
 TEXTS = st.text(st.characters(categories=["L", "N", "P"]), max_size=40)
 COUNTS = st.integers(0, 1000)
 TIMES = st.floats(0, messages.MAX_MICROSECONDS)
-DECISIONS = st.builds(Decision, st.sampled_from(Deployment), TEXTS, COUNTS, st.booleans(), COUNTS)
+REASONS = st.builds(Reason, st.sampled_from(ReasonCode), TEXTS)
+DECISIONS = st.builds(Decision, st.sampled_from(Deployment), REASONS, COUNTS, st.booleans(), COUNTS, REASONS)
 MAYBE = st.none() | TIMES
 MEASUREMENTS = st.builds(
     Measurement,
@@ -138,7 +140,7 @@ def test_a_record_has_at_most_one_measurement_of_each_deployment() -> None:
     graph = Graph("a" * 64, Kind.FORWARD, 0, 1, 1)
 
     with pytest.raises(InvalidMessageError, match="at most one of each deployment"):
-        Record(graph, Decision(Deployment.KERNELS, "", 1), (measurement, measurement))
+        Record(graph, Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER), 1), (measurement, measurement))
 
 
 @given(GRAPHS, SIZES, SIZES)
@@ -158,7 +160,7 @@ def test_sizes_are_integers_and_not_too_many(bad: tuple[int, ...]) -> None:
 
 def test_a_record_of_a_peer_that_stores_no_spreads_or_has_conditions_is_read() -> None:
     graph = {"digest": "a" * 64, "kind": "forward", "partition": 0, "partitions": 1, "operators": 1}
-    decision = {"deployment": "KERNELS", "reason": "", "policy": 1}
+    decision = {"deployment": "KERNELS", "reason": {"code": "other"}, "policy": 1}
     figures = {"samples": 9, "median_us": 1, "mad_us": 1, "host_us": 1, "span_us": 1, "busy": 0}
     record = {"graph": graph, "decision": decision, "measurements": [{"deployment": "GRAPH", **figures}]}
 
@@ -170,21 +172,27 @@ def test_a_record_of_a_peer_that_stores_no_spreads_or_has_conditions_is_read() -
 
 @pytest.mark.parametrize("name", ["LAUNCH", "RELOCATE", "TREES"])
 def test_an_older_peers_deployments_are_refused_by_the_one_error(name: str) -> None:
-    decision = {"deployment": name, "reason": "", "policy": 1}
+    decision = {"deployment": name, "reason": {"code": "other"}, "policy": 1}
 
     with pytest.raises(InvalidMessageError, match="expected one of KERNELS, GRAPH"):
         messages.decode(Entry, json.dumps({"graph": "a" * 64, "decision": decision}).encode())
 
 
 def test_an_entry_is_read_by_a_peer_that_knows_less_of_it() -> None:
-    said = Entry("a" * 64, Decision(Deployment.KERNELS, "", 1), cost_us=70.0, host_us=69.0, span_us=71.0)
+    said = Entry(
+        "a" * 64,
+        Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER), 1),
+        cost_us=70.0,
+        host_us=69.0,
+        span_us=71.0,
+    )
     older = dataclasses.make_dataclass("Entry", [("graph", str), ("cost_us", float | None, None)])
 
     assert messages.decode(older, json.dumps(dataclasses.asdict(said)).encode()) == older("a" * 64, 70.0)
 
 
 def test_an_entry_of_a_peer_that_says_no_more_is_read() -> None:
-    decision = {"deployment": "KERNELS", "reason": "", "policy": 1}
+    decision = {"deployment": "KERNELS", "reason": {"code": "other"}, "policy": 1}
 
     entry = messages.decode(Entry, json.dumps({"graph": "a" * 64, "decision": decision}).encode())
 
@@ -213,7 +221,7 @@ def test_an_entry_of_a_peer_that_says_no_more_is_read() -> None:
 )
 def test_what_an_entry_says_beside_its_decision_is_checked_too(field: str, bad: object) -> None:
     with pytest.raises(InvalidMessageError, match=f"^{field}: "):
-        Entry("a" * 64, Decision(Deployment.KERNELS, "", 1), **{field: bad})  # type: ignore[arg-type]
+        Entry("a" * 64, Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER), 1), **{field: bad})  # type: ignore[arg-type]
 
 
 def test_a_lookup_of_20_graphs_is_small() -> None:

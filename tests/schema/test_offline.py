@@ -26,6 +26,7 @@ from pygraphd.schema.messages import (
     Record,
     RecordRequest,
 )
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 _HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
 _DIGESTS = [hashlib.sha256(bytes([n])).hexdigest() for n in range(4)]
 _DECISIONS = [
-    Decision(Deployment.KERNELS, "no CUDA device", policy=1),
-    Decision(Deployment.GRAPH, "18 % faster [x]", policy=2, final=False, calls=7),
-    Decision(Deployment.KERNELS, "größer", policy=3, calls=2**53),
+    Decision(Deployment.KERNELS, Reason(ReasonCode.NO_DEVICE), policy=1),
+    Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER, "18 % faster [x]"), policy=2, final=False, calls=7),
+    Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER, "größer"), policy=3, calls=2**53),
 ]
 
 
@@ -73,8 +74,8 @@ def _measured(deployment: Deployment, median_us: float) -> Measurement:
 )
 def test_a_decision_costs_what_it_was_taken_for(tmp_path: Path, newer: tuple[Measurement, ...]) -> None:
     graph = Graph(_DIGESTS[0], Kind.FORWARD, 0, 1, 1)
-    graphs = Decision(Deployment.GRAPH, "GRAPH is faster", policy=1)
-    guess = Decision(Deployment.KERNELS, "too few calls to measure", policy=1, final=False, calls=3)
+    graphs = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), policy=1)
+    guess = Decision(Deployment.KERNELS, Reason(ReasonCode.TOO_FEW_CALLS), policy=1, final=False, calls=3)
     first = Record(graph, graphs, (_measured(Deployment.KERNELS, 100.0), _measured(Deployment.GRAPH, 50.0)))
     elsewhere = dataclasses.replace(_HERE, gpu="NVIDIA A100")
     with Store(tmp_path / "cache.db") as store:

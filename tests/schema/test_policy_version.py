@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 KERNELS, GRAPH = Deployment.KERNELS, Deployment.GRAPH
 CASES = 4000
-DIGESTS = {5: "b9c29c83d56d8069d5663e07929b91843a15f909bced0c5d933146c762205aca"}
+DIGESTS = {
+    5: "b9c29c83d56d8069d5663e07929b91843a15f909bced0c5d933146c762205aca",
+    6: "d631a84050a1b6317b075308b72616d7291abc99a1dd2695e87550bfe472b195",
+}
 """Of the answers of each version since GRAPH and KERNELS are all that there is; one that has gone out is never changed."""
 
 Times = tuple[float, float, float]
@@ -69,7 +72,7 @@ class Cases:
 
 def answers() -> list[tuple[Deployment, str, bool, int]]:
     decisions = (policy.decide(case) for case in Cases())
-    return [(each.deployment, each.reason, each.final, each.calls) for each in decisions]
+    return [(each.deployment, each.reason.code.value, each.final, each.calls) for each in decisions]
 
 
 def digest() -> str:
@@ -102,8 +105,6 @@ def test_what_a_version_answers_is_what_it_has_always_answered() -> None:
         ("MIN_SAMPLES", 9),
         ("_ERROR_OF_MEDIAN", 1.23 * 1.4826),
         ("_ERROR_OF_MEDIAN", 1.2533 * 1.46),
-        ("NO_GAIN", "no gain"),
-        ("SAVES_MORE", "saves more"),
     ],
 )
 def test_a_rule_that_asks_for_a_little_more_or_less_answers_otherwise(
@@ -128,7 +129,7 @@ def test_no_answer_hangs_on_the_last_digits_of_a_number(
 
 
 def test_every_answer_that_there_is_comes() -> None:
-    times = Counter((name, reason) for name, reason, _, _ in answers())
+    times = Counter((name, code, final) for name, code, final, _ in answers())
 
     assert len(times) == 12, times
     assert min(times.values()) >= 4, times

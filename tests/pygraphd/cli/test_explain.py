@@ -38,6 +38,7 @@ from pygraphd.schema.messages import (
     RecordRequest,
     encode,
 )
+from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Deployed, Source
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0
 OLD_DRIVER = dataclasses.replace(HERE, driver="580.1")
 OLD_TORCH_AND_DRIVER = dataclasses.replace(OLD_DRIVER, torch="2.12.0")
 GRAPH = "ab" * 32
-FASTER = Decision(GRAPH_, "GRAPH is faster", 1)
+FASTER = Decision(GRAPH_, Reason(ReasonCode.FASTER), 1)
 
 
 def measured(deployment: Deployment, median: float, samples: int = 8) -> Measurement:
@@ -69,7 +70,7 @@ def record(
 
 
 def ran(source: Source = Source.MEASURED, environment: Environment = HERE, graph: str = GRAPH) -> Deployed:
-    return Deployed(graph, Kind.FORWARD, environment.digest(), GRAPH_, "GRAPH is faster", True, source)
+    return Deployed(graph, Kind.FORWARD, environment.digest(), GRAPH_, FASTER.reason, True, source)
 
 
 def summary(*decisions: Deployed) -> Summary:
@@ -127,7 +128,7 @@ def test_later_figures_that_decided_nothing_are_not_what_it_rests_on(
     store: Store, catalogue: Catalogue, times: int
 ) -> None:
     record(store, FASTER, measured(KERNELS, 100), measured(GRAPH_, 60))
-    guess = Decision(KERNELS, "too few calls", 1, final=False, calls=9)
+    guess = Decision(KERNELS, Reason(ReasonCode.TOO_FEW_CALLS), 1, final=False, calls=9)
     for _ in range(times):
         record(store, guess, measured(KERNELS, 90, samples=2), measured(GRAPH_, 95, samples=2))
 
@@ -136,7 +137,7 @@ def test_later_figures_that_decided_nothing_are_not_what_it_rests_on(
 
 def test_a_rule_rests_on_no_figures(store: Store, catalogue: Catalogue) -> None:
     record(store, FASTER, measured(KERNELS, 100), measured(GRAPH_, 60))
-    record(store, Decision(KERNELS, "PyTorch does not capture it: a CPU operator", 1))
+    record(store, Decision(KERNELS, Reason(ReasonCode.NOT_CAPTURED_BY_TORCH, "a CPU operator"), 1))
 
     assert entry(catalogue).figures == ()
 
@@ -212,13 +213,13 @@ def test_what_was_not_taken_has_no_neighbour_to_explain_it(
     record(store, environment=OLD_DRIVER)
     if known_here:
         record(store, environment=HERE)
-    doubted = dataclasses.replace(ran(), because="PYGRAPH_REFRESH asks to measure anew")
+    doubted = dataclasses.replace(ran(), because=Reason(ReasonCode.REFRESH_ASKED))
 
     explanation = run(catalogue, doubted)
 
     assert (explanation.entry is not None) is known_here
     assert explanation.nearest is None
-    assert explanation.as_json()["ran"]["because"] == "PYGRAPH_REFRESH asks to measure anew"
+    assert explanation.as_json()["ran"]["because"] == {"code": "refresh_asked", "detail": ""}
 
 
 def test_another_graph_is_no_neighbour(store: Store, catalogue: Catalogue) -> None:
@@ -256,7 +257,7 @@ def leave(
 def written(path: Path, *decisions: Deployed) -> str:
     environments = {each.digest(): each.factors() for each in (HERE, OLD_DRIVER)}
     listed = [dataclasses.asdict(each) for each in decisions]
-    path.write_text(json.dumps({"schema": 1, "environments": environments, "decisions": listed}))
+    path.write_text(json.dumps({"schema": 2, "environments": environments, "decisions": listed}))
     return str(path)
 
 
@@ -292,7 +293,7 @@ def test_a_graph_in_the_spool_is_explained_where_there_is_no_cache(locations: Lo
 
 
 def test_what_the_cache_has_hides_what_the_spool_says_of_it(filled: Locations) -> None:
-    leave(filled.spool, Decision(KERNELS, "no gain", 1))
+    leave(filled.spool, Decision(KERNELS, Reason(ReasonCode.NO_GAIN), 1))
     leave(filled.spool, environment=OLD_TORCH_AND_DRIVER)
 
     explanations = explain(GRAPH, filled).explanations
@@ -327,8 +328,8 @@ def test_what_begins_a_graph_of_the_cache_and_another_of_the_spool_names_neither
 
 
 def test_what_is_explained_is_what_a_program_finds(locations: Locations) -> None:
-    guess = Decision(KERNELS, "too few calls", 1, final=False, calls=3)
-    slower = Decision(KERNELS, "no gain", 1)
+    guess = Decision(KERNELS, Reason(ReasonCode.TOO_FEW_CALLS), 1, final=False, calls=3)
+    slower = Decision(KERNELS, Reason(ReasonCode.NO_GAIN), 1)
     for number, decisions in enumerate(itertools.product([FASTER, slower, guess], repeat=3)):
         for decision in decisions:
             leave(locations.spool, decision, graph=f"{number:064x}")
@@ -377,7 +378,7 @@ def test_an_entry_is_explained_alone(filled: Locations) -> None:
 def test_a_file_wins_over_a_graph(filled: Locations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ab").write_text(
-        json.dumps({"schema": 1, "environments": {}, "decisions": [], "decisions_left_out": 4})
+        json.dumps({"schema": 2, "environments": {}, "decisions": [], "decisions_left_out": 4})
     )
 
     answer = explain("ab", filled)
@@ -412,11 +413,11 @@ def test_without_a_cache_there_is_nothing_to_explain(locations: Locations) -> No
 
 
 def test_a_decision_that_was_derived_anew_rests_on_the_same_figures(locations: Locations) -> None:
-    old = dataclasses.replace(FASTER, reason="as an older policy put it")
+    old = dataclasses.replace(FASTER, reason=Reason(ReasonCode.OTHER, "as an older policy put it"))
     with Store(locations.database) as store:
         record(store, old, measured(KERNELS, 100.0), measured(GRAPH_, 50.0))
         assert store.rederive(RederiveRequest()).renewed == 1
-        guess = Decision(KERNELS, "too few calls to measure", 1, final=False, calls=3)
+        guess = Decision(KERNELS, Reason(ReasonCode.TOO_FEW_CALLS), 1, final=False, calls=3)
         record(store, guess, measured(KERNELS, 900.0, samples=1))
 
     (explanation,) = explain(GRAPH, locations).explanations
@@ -427,11 +428,11 @@ def test_a_decision_that_was_derived_anew_rests_on_the_same_figures(locations: L
 def test_of_a_summary_what_ran_is_told_without_a_cache_too(locations: Locations, tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     decision: dict[str, object] = {"graph": GRAPH, "kind": "forward", "environment": HERE.digest()}
-    decision |= {"deployment": "KERNELS", "reason": "no CUDA device", "final": True, "source": "rule"}
+    decision |= {"deployment": "KERNELS", "reason": {"code": "no_device"}, "final": True, "source": "rule"}
     environments = {HERE.digest(): HERE.factors()}
     path.write_text(
         json.dumps(
-            {"schema": 1, "environments": environments, "decisions": [decision], "decisions_left_out": 0}
+            {"schema": 2, "environments": environments, "decisions": [decision], "decisions_left_out": 0}
         )
     )
 
@@ -439,7 +440,7 @@ def test_of_a_summary_what_ran_is_told_without_a_cache_too(locations: Locations,
 
     assert (only.graph, only.entry, only.nearest, only.times) == (GRAPH, None, None, 1)
     assert only.ran is not None
-    assert (only.ran.deployment, only.ran.reason) == (KERNELS, "no CUDA device")
+    assert (only.ran.deployment, only.ran.reason) == (KERNELS, Reason(ReasonCode.NO_DEVICE))
 
 
 def test_the_json_is_stable(filled: Locations) -> None:
@@ -466,10 +467,12 @@ def test_the_json_of_a_miss_has_the_program_and_the_neighbour(store: Store, cata
 
     assert value["ran"] == {
         "deployment": "GRAPH",
-        "reason": "GRAPH is faster",
+        "reason": {"code": "faster", "detail": ""},
+        "rejected": {"code": "not_stated", "detail": ""},
+        "text": "GRAPH is faster",
         "final": True,
         "source": "measured",
-        "because": "",
+        "because": None,
         "times": 1,
     }
     assert value["entry"] is None

@@ -25,6 +25,7 @@ from pygraphd.schema.messages import (
     encode,
 )
 from pygraphd.schema.policy import POLICY_VERSION, decide
+from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Deployed, Source
 from tests.pygraphd.cli.test_explain import HERE, OLD_DRIVER
 
@@ -42,7 +43,7 @@ FIGURES = (
 )
 PRESENT = decide(FIGURES)
 OTHERS = (POLICY_VERSION - 1, POLICY_VERSION + 1)
-NO_DEVICE = Decision(KERNELS, "no CUDA device", POLICY_VERSION)
+NO_DEVICE = Decision(KERNELS, Reason(ReasonCode.NO_DEVICE), POLICY_VERSION)
 CURE = "measured anew when it is met, unless `pygraphd cache rederive` can apply the present policy"
 
 
@@ -72,7 +73,7 @@ def summary(folder: Path, source: Source = Source.CACHE) -> str:
     ran = Deployed(GRAPH.digest, GRAPH.kind, HERE.digest(), PRESENT.deployment, PRESENT.reason, True, source)
     path = folder / "summary.json"
     environments = {HERE.digest(): HERE.factors()}
-    value = {"schema": 1, "environments": environments, "decisions": [dataclasses.asdict(ran)]}
+    value = {"schema": 2, "environments": environments, "decisions": [dataclasses.asdict(ran)]}
     path.write_text(json.dumps(value))
     return str(path)
 

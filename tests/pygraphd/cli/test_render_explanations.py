@@ -8,13 +8,15 @@ from pygraphd.cli.catalogue import CachedEntry
 from pygraphd.cli.explain import Answer, Difference, Explanation, Neighbour
 from pygraphd.cli.render_explanations import answer_text
 from pygraphd.schema.messages import Deployment, Kind
-from pygraphd.schema.policy import NOISY
+from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Deployed, Source
 
-RAN = Deployed("a" * 64, Kind.FORWARD, "c" * 64, Deployment.GRAPH, "GRAPH is faster", True, Source.CACHE)
+FASTER, SLOWER = Reason(ReasonCode.FASTER), Reason(ReasonCode.SLOWER)
+NOISY = "; the host or GPU was too noisy to rely on it"
+RAN = Deployed("a" * 64, Kind.FORWARD, "c" * 64, Deployment.GRAPH, FASTER, True, Source.CACHE)
 FACTS = {
     "id": "1" * 64, "graph": "a" * 64, "kind": "forward", "partition": 0, "partitions": 3, "operators": 12, "sizes": [],
-    "deployment": "GRAPH", "reason": "GRAPH is faster", "policy": 1, "final": True, "calls": 0, "uid": 1000,
+    "deployment": "GRAPH", "reason": "faster", "detail": "", "rejected": "slower", "rejected_detail": "", "policy": 1, "final": True, "calls": 0, "uid": 1000,
     "created_at": 1000.0, "measured_at": 1000.0, "hits": 5, "last_hit": None, "environment": "d" * 64, "gpu": "NVIDIA H200",
 }  # fmt: skip
 ROW = {
@@ -66,7 +68,7 @@ def test_a_hit_says_who_measured_it_and_what_was_compared() -> None:
 
 
 def test_what_is_provisional_because_of_noise_says_so() -> None:
-    noisy = CachedEntry(FACTS | {"final": False, "reason": f"GRAPH is faster{NOISY}"}, {})
+    noisy = CachedEntry(FACTS | {"final": False}, {})
     lines = text(dataclasses.replace(HIT, entry=noisy, ran=None)).splitlines()
 
     assert f"cache        GRAPH?: GRAPH is faster{NOISY}" in lines
@@ -93,25 +95,40 @@ def test_a_graph_that_nobody_knows_says_when_it_will_be() -> None:
 
 def test_a_program_that_says_otherwise_than_the_cache_is_shown_beside_it() -> None:
     guess = dataclasses.replace(
-        RAN, deployment=Deployment.KERNELS, reason="too few calls", final=False, source=Source.UNFINISHED
+        RAN,
+        deployment=Deployment.KERNELS,
+        reason=Reason(ReasonCode.TOO_FEW_CALLS),
+        final=False,
+        source=Source.UNFINISHED,
     )
     lines = text(dataclasses.replace(HIT, ran=guess, times=3)).splitlines()
 
-    assert "ran as       KERNELS?: too few calls (3 times)" in lines
+    assert "ran as       KERNELS?: too few calls to measure (3 times)" in lines
     assert "source       unfinished; the program ended before it was decided" in lines
     assert "cache        GRAPH: GRAPH is faster" in lines
     assert "decided      2d ago by uid 1000" in lines
 
 
 def test_what_was_not_taken_is_said_with_its_reason() -> None:
-    because = "GRAPH: claimed 50.0 us by uid 7 on host-b, measured 412.0 us here"
+    because = Reason(ReasonCode.COST_DIFFERS, "GRAPH 50.0 us by uid 7 on host-b, 412.0 us here")
     ran = dataclasses.replace(RAN, source=Source.MEASURED, because=because)
 
     lines = text(dataclasses.replace(HIT, ran=ran)).splitlines()
     gone = text(dataclasses.replace(MISS, ran=ran, nearest=None)).splitlines()
 
-    assert lines[lines.index("source       measured by this program") + 1] == f"not taken    {because}"
+    assert lines[lines.index("source       measured by this program") + 1] == f"not used     {because}"
     assert gone[-1] == "cache        not known in this environment"
+
+
+def test_the_deployment_that_was_not_chosen_is_said_with_its_reason() -> None:
+    chosen = dataclasses.replace(RAN, rejected=SLOWER)
+    lines = text(dataclasses.replace(HIT, ran=chosen)).splitlines()
+    only_stored = text(dataclasses.replace(HIT, ran=None)).splitlines()
+    same = dataclasses.replace(RAN, reason=FASTER, rejected=FASTER)
+
+    assert lines[lines.index("ran as       GRAPH: GRAPH is faster") + 1] == "not KERNELS  KERNELS are slower"
+    assert "not KERNELS  KERNELS are slower" in only_stored
+    assert not any(line.startswith("not ") for line in text(dataclasses.replace(HIT, ran=same)).splitlines())
 
 
 def test_every_source_has_its_words() -> None:

@@ -15,6 +15,7 @@ from pygraphd.cli import summaries
 from pygraphd.errors import Exit, UsageError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Deployment, Kind
+from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Deployed, Source
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 ENVIRONMENT = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
 KEY = ENVIRONMENT.digest()
 DECISION = {
-    "graph": "a" * 64, "kind": "forward", "environment": KEY, "deployment": "GRAPH", "reason": "GRAPH is faster",
+    "graph": "a" * 64, "kind": "forward", "environment": KEY, "deployment": "GRAPH", "reason": {"code": "faster"},
     "final": True, "source": "measured",
 }  # fmt: skip
 SUMMARY = {
-    "schema": 1,
+    "schema": 2,
     "graphs": 1,
     "environments": {KEY: ENVIRONMENT.factors()},
     "decisions": [DECISION],
@@ -42,18 +43,20 @@ def test_a_summary_is_read(tmp_path: Path) -> None:
     summary = summaries.read_summary(path)
 
     assert summary.environments == {KEY: ENVIRONMENT}
-    ran = Deployed("a" * 64, Kind.FORWARD, KEY, Deployment.GRAPH, "GRAPH is faster", True, Source.MEASURED)
+    ran = Deployed(
+        "a" * 64, Kind.FORWARD, KEY, Deployment.GRAPH, Reason(ReasonCode.FASTER), True, Source.MEASURED
+    )
     assert (summary.decisions, summary.left_out) == ((ran,), 3)
     assert summary.notes == {name: {} for name in summaries.NOTES}  # of an older version
 
 
-def test_it_says_why_what_was_known_was_not_taken_and_older_ones_do_not(tmp_path: Path) -> None:
+def test_it_says_why_a_stored_decision_was_not_used(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
-    path.write_text(changed(decisions=[DECISION | {"because": "as it was asked for"}, DECISION]))
+    path.write_text(changed(decisions=[DECISION | {"because": {"code": "refresh_asked"}}, DECISION]))
 
     decisions = summaries.read_summary(path).decisions
 
-    assert [each.because for each in decisions] == ["as it was asked for", ""]
+    assert [each.because for each in decisions] == [Reason(ReasonCode.REFRESH_ASKED), None]
 
 
 def test_what_it_says_beside_its_graphs_is_read_as_a_terminal_may_show_it(tmp_path: Path) -> None:
@@ -80,16 +83,23 @@ def changed(**changes: Any) -> str:
         ("", "Expecting value"),
         ("{\xff}", "codec can't decode"),
         ("[" * 100_000, "recursion"),
-        ("[]", "expected an object with schema 1"),
-        ('{"schema": 2}', "expected an object with schema 1"),
-        ('{"schema": 1, "graphs": 3}', "it lists no decisions"),
+        ("[]", "expected an object with schema 2"),
+        ('{"schema": 1}', "expected an object with schema 2"),
+        ('{"schema": 2, "graphs": 3}', "it lists no decisions"),
         (changed(environments={}), f"the environment {KEY} is missing"),
         (changed(environments={KEY: {"gpu": "x"}}), "capability is missing"),
         (changed(decisions=[1]), "expected an object, got int"),
         (changed(decisions=[DECISION | {"source": "hearsay"}]), "expected one of cache, measured"),
-        (changed(decisions=[DECISION | {"reason": "\x1b[2J"}]), "control characters"),
-        (changed(decisions=[DECISION | {"because": 1}]), "because: expected text, got int"),
-        (changed(decisions=[DECISION | {"because": "\x1b[2J"}]), "because: control characters"),
+        (
+            changed(decisions=[DECISION | {"reason": "GRAPH is faster"}]),
+            "reason: expected an object, got str",
+        ),
+        (
+            changed(decisions=[DECISION | {"reason": {"code": "other", "detail": "\x1b[2J"}}]),
+            "detail: control characters",
+        ),
+        (changed(decisions=[DECISION | {"reason": {"code": 1}}]), "code: expected one of"),
+        (changed(decisions=[DECISION | {"because": 1}]), "because: expected an object, got int"),
         (changed(decisions=[DECISION | {"graph": "a"}]), "graph: expected 64 hex digits"),
         (changed(decisions_left_out=-1), "decisions_left_out: -1 is outside"),
         (changed(graph_breaks=[]), "graph_breaks: expected an object"),

@@ -1,4 +1,4 @@
-"""A database is brought up to date, with a copy of it beside, or left exactly as it was."""
+"""A database is made with today's tables or not at all; one of an unreleased version is set aside."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 import sqlalchemy as sa
 
 from pygraphd.daemon import database as database_module
+from pygraphd.daemon.database_files import files_set_aside
 from pygraphd.daemon.store import Store
 from pygraphd.schema.offline import DATABASE_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import pytest
 
     from pygraphd.schema.messages import RecordRequest
 
@@ -37,19 +37,25 @@ def test_the_usual_start_imports_no_alembic(database: Path) -> None:
     assert answer.stdout == "False\n"
 
 
-def test_an_older_database_is_copied_first(
-    database: Path, make_request: Callable[..., RecordRequest]
+@pytest.mark.parametrize("version", [0, 1, DATABASE_VERSION - 1])
+def test_the_database_of_an_unreleased_version_is_set_aside(
+    database: Path, make_request: Callable[..., RecordRequest], version: int
 ) -> None:
     with Store(database) as store:
         store.record(make_request("a"), uid=0)
     connection = sqlite3.connect(database)
-    connection.execute("PRAGMA user_version=0")
+    connection.execute(f"PRAGMA user_version={version}")
     connection.close()
+
     with Store(database) as store:
         assert store.problems() == []
-        assert store.count_entries() == 1
+        assert store.count_entries() == 0
+        assert store.record(make_request("b"), uid=0) == 1
+
     assert _query(database, "PRAGMA user_version") == [(DATABASE_VERSION,)]
-    assert _query(database.with_name("cache.db.backup-v0"), "SELECT count(*) FROM decision") == [(1,)]
+    (old,) = files_set_aside(database)
+    assert old.name.startswith(f"cache.db.old-v{version}-")
+    assert _query(old, "SELECT count(*) FROM decision") == [(1,)]
 
 
 def test_a_migration_that_fails_changes_nothing(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pygraphd.daemon import database_files
 from pygraphd.daemon.database_files import (
     BALLAST_BYTES,
+    CORRUPT,
     ballast_file,
     files_set_aside,
     identity,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def test_setting_aside_takes_the_log_along(database: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         database.with_name(f"cache.db{suffix}").write_text(f"content{suffix}")
-    target = database_files.set_aside(database)
+    target = database_files.set_aside(database, CORRUPT)
     assert {path.name.removeprefix(target.name) for path in database.parent.iterdir()} == {"", "-wal", "-shm"}
     assert target.with_name(f"{target.name}-wal").read_text() == "content-wal"
     assert files_set_aside(database) == [target]

@@ -29,7 +29,6 @@ from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import KEY_VERSION, Environment
 from pygraphd.schema.messages import (
     MAX_BODY_BYTES,
-    MAX_REASON,
     MAX_SIZES,
     Decision,
     Deployment,
@@ -40,6 +39,7 @@ from pygraphd.schema.messages import (
     Record,
     decode,
 )
+from pygraphd.schema.reasons import MAX_DETAIL, Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,13 +61,22 @@ MEASUREMENTS = st.builds(
 )
 
 
+REASONS = st.builds(Reason, st.sampled_from(ReasonCode), NAMES)
+
+
 @st.composite
 def portables(draw: st.DrawFn) -> Portable:
     digest = draw(st.text("0123456789abcdef", min_size=64, max_size=64))
     graph = Graph(
         digest, draw(st.sampled_from(Kind)), 1, 3, 7, tuple(draw(st.lists(st.integers(-9, 9)))[:64])
     )
-    decision = Decision(draw(st.sampled_from(Deployment)), draw(NAMES), draw(st.integers(0, 9)), calls=3)
+    decision = Decision(
+        draw(st.sampled_from(Deployment)),
+        draw(REASONS),
+        draw(st.integers(0, 9)),
+        calls=3,
+        rejected=draw(REASONS),
+    )
     measured = {each.deployment: each for each in draw(st.lists(MEASUREMENTS, max_size=3))}
     record = Record(graph, decision, tuple(measured.values()))
     at = draw(st.floats(0, 1e12, allow_nan=False)) if measured else None
@@ -76,7 +85,9 @@ def portables(draw: st.DrawFn) -> Portable:
 
 def portable(**changes: object) -> Portable:
     record = Record(
-        Graph("a" * 64, Kind.INFERENCE, 0, 1, 5), Decision(Deployment.KERNELS, "fast", 1), (MEASURED,)
+        Graph("a" * 64, Kind.INFERENCE, 0, 1, 5),
+        Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER, "fast"), 1),
+        (MEASURED,),
     )
     entry = Portable(HERE, Origin("gpu7", "0.1.0"), record, 1000.0)
     return dataclasses.replace(entry, **changes)  # type: ignore[arg-type]
@@ -127,7 +138,7 @@ def test_the_line_and_what_is_wrong_with_it_are_named() -> None:
     ("field", "value", "what"),
     [
         ("format", "tar", "line 1: format: 'tar' is not 'pygraphd cache'"),
-        ("version", 3, "line 1: version 3 of the format, and this pygraphd reads 2: upgrade it"),
+        ("version", 4, "line 1: version 4 of the format, and this pygraphd reads 3: upgrade it"),
         ("version", 0, "line 1: version: 0 is outside 1"),
         ("keys", KEY_VERSION + 1, "nothing of it would ever be found here: export it anew with this version"),
         ("entries", MOST_ENTRIES + 1, f"line 1: entries: {MOST_ENTRIES + 1} is outside 0..{MOST_ENTRIES}"),
@@ -147,7 +158,7 @@ def test_a_header_that_promises_something_else_is_refused(field: str, value: obj
 
 def test_a_newer_format_is_told_whatever_else_it_has() -> None:
     with pytest.raises(UsageError, match="upgrade it"):
-        read(b'{"format": "pygraphd cache", "version": 3}\n')
+        read(b'{"format": "pygraphd cache", "version": 4}\n')
 
 
 def test_a_line_without_end_is_not_read_to_its_end() -> None:
@@ -171,13 +182,19 @@ def test_an_entry_is_final_and_says_when_it_was_measured() -> None:
 
 
 def test_a_request_of_the_largest_entries_fits_into_a_body() -> None:
-    text, number = "\U0001f600" * MAX_REASON, 123456.789012345
+    text, number = "\U0001f600" * MAX_DETAIL, 123456.789012345
     measured = tuple(
         Measurement(each, 10**9, number, number, number, number, 0.123456789012345, number, number)
         for each in Deployment
     )
     graph = Graph("a" * 64, Kind.INFERENCE, 0, 1, 2**53, (2**62,) * MAX_SIZES)
-    record = Record(graph, Decision(Deployment.KERNELS, text, 1), measured)
+    record = Record(
+        graph,
+        Decision(
+            Deployment.KERNELS, Reason(ReasonCode.OTHER, text), 1, rejected=Reason(ReasonCode.OTHER, text)
+        ),
+        measured,
+    )
     names: dict[str, Any] = dict.fromkeys(
         ("gpu", "torch", "driver", "cuda", "triton", "cudnn", "mig"), "😀" * 256
     )

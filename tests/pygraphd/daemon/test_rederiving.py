@@ -37,11 +37,12 @@ from pygraphd.schema.messages import (
 from pygraphd.schema.offline import read_entries
 from pygraphd.schema.policy import (
     MIN_SAMPLES,
-    NOISY,
     POLICY_VERSION,
-    TOO_FEW_CALLS,
     decide,
+    is_noisy,
+    only_kernels,
 )
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
 KERNELS, GRAPH = Deployment.KERNELS, Deployment.GRAPH
 HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
 OLDER = POLICY_VERSION - 1
-OLD_KERNELS = Decision(KERNELS, "an older policy's reason", OLDER)
-OLD_GRAPH = Decision(GRAPH, "an older policy's reason", OLDER)
+OLD_KERNELS = Decision(KERNELS, Reason(ReasonCode.OTHER, "an older policy's reason"), OLDER)
+OLD_GRAPH = Decision(GRAPH, Reason(ReasonCode.OTHER, "an older policy's reason"), OLDER)
 
 
 def measured(samples: int = MIN_SAMPLES, mad: float = 0.0, **medians: float) -> tuple[Measurement, ...]:
@@ -170,25 +171,25 @@ def test_what_does_not_suffice_never_replaces_a_final_decision(
 
     answer = rederive(store)
 
-    assert (answer.kept, answer.changed, answer.renewed) == ((Kept(TOO_FEW_CALLS, 1),), (), 0)
+    assert (answer.kept, answer.changed, answer.renewed) == ((Kept("too few calls to measure", 1),), (), 0)
     assert answers(database) == [OLD_GRAPH]
 
 
 def test_what_does_not_suffice_stays_open_and_says_how_often_it_ran(store: Store, database: Path) -> None:
     add(
         store,
-        Decision(KERNELS, TOO_FEW_CALLS, OLDER, final=False, calls=17),
+        Decision(KERNELS, Reason(ReasonCode.TOO_FEW_CALLS), OLDER, final=False, calls=17),
         measured(3, KERNELS=100, GRAPH=50),
     )
 
     answer = rederive(store)
 
     assert (answer.renewed, answer.kept) == (1, ())
-    assert answers(database) == [Decision(KERNELS, TOO_FEW_CALLS, POLICY_VERSION, final=False, calls=17)]
+    assert answers(database) == [only_kernels(Reason(ReasonCode.TOO_FEW_CALLS), final=False, calls=17)]
 
 
 def test_a_policy_that_needs_less_closes_what_was_open(store: Store, database: Path) -> None:
-    add(store, Decision(KERNELS, TOO_FEW_CALLS, OLDER, final=False, calls=17), FAST)
+    add(store, Decision(KERNELS, Reason(ReasonCode.TOO_FEW_CALLS), OLDER, final=False, calls=17), FAST)
 
     assert rederive(store).changed == (Changed(KERNELS, GRAPH, 1),)
 
@@ -204,7 +205,7 @@ def test_what_is_noisy_by_this_policy_is_provisional_and_measured_anew(store: St
     (decision,) = answers(database)
     assert decision == decide(NOISY_FIGURES)
     assert not decision.final
-    assert decision.reason.endswith(NOISY)
+    assert is_noisy(decision.reason, final=False)
 
 
 def test_measurements_of_different_times_are_not_compared(store: Store, database: Path) -> None:
@@ -218,7 +219,7 @@ def test_measurements_of_different_times_are_not_compared(store: Store, database
 
 def test_newer_measurements_that_led_to_no_decision_are_not_weighed(store: Store, database: Path) -> None:
     add(store, OLD_KERNELS, FAST)
-    guess = Decision(KERNELS, TOO_FEW_CALLS, OLDER, final=False, calls=9)
+    guess = Decision(KERNELS, Reason(ReasonCode.TOO_FEW_CALLS), OLDER, final=False, calls=9)
     add(store, guess, measured(3, KERNELS=100, GRAPH=120))
 
     assert rederive(store).changed == (Changed(KERNELS, GRAPH, 1),)
@@ -261,8 +262,8 @@ class TestOutdated:
 
     @pytest.fixture
     def mixed(self, store: Store) -> Store:
-        newer = Decision(KERNELS, "a newer policy's reason", POLICY_VERSION + 1)
-        current = Decision(KERNELS, "a reason of its own", POLICY_VERSION)
+        newer = Decision(KERNELS, Reason(ReasonCode.OTHER, "a newer policy's reason"), POLICY_VERSION + 1)
+        current = Decision(KERNELS, Reason(ReasonCode.OTHER, "a reason of its own"), POLICY_VERSION)
         for name, decision in enumerate((OLD_KERNELS, current, newer)):
             add(store, decision, FAST, name=name)
         add(store, OLD_KERNELS, name=3)

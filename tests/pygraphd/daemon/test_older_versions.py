@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from pygraphd.daemon import spool
 from pygraphd.daemon.exchange import ImportAnswer, ImportRequest, read_all, write
-from pygraphd.daemon.old_names import TREES_WON, translated, translated_request
+from pygraphd.daemon.older_versions import code_of, translated, translated_request
 from pygraphd.daemon.spool import SpoolState
 from pygraphd.errors import UsageError
 from pygraphd.schema.messages import Decision, Deployment, LookupRequest
 from pygraphd.schema.offline import read_entries
 from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +80,7 @@ def test_an_old_export_is_read_with_the_names_of_today() -> None:
     assert [each.record.decision.deployment for each in entries] == ["GRAPH", "KERNELS", "KERNELS"]
     measured = [{m.deployment: m.median_us for m in each.record.measurements} for each in entries]
     assert measured == [{"KERNELS": 100.0, "GRAPH": 50.0}] * 2 + [{}]
-    assert entries[1].record.decision.reason == TREES_WON
+    assert entries[1].record.decision.reason == Reason(ReasonCode.TREES_GONE)
     assert (entries[0].record.graph.digest, entries[0].measured_at) == ("1" * 64, 1000.0)
 
 
@@ -101,9 +102,38 @@ def test_what_is_exported_from_then_on_has_the_names_of_today() -> None:
     stream = io.StringIO()
     write(entries, stream)
 
-    assert json.loads(stream.getvalue().splitlines()[0])["version"] == 2
+    assert json.loads(stream.getvalue().splitlines()[0])["version"] == 3
     assert not any(name in stream.getvalue() for name in ('"LAUNCH"', '"RELOCATE"', "TREES", "conditions"))
     assert read(stream.getvalue().encode()) == (entries, 0)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "code", "detail"),
+    [
+        ("GRAPH is faster", "faster", ""),
+        ("GRAPH is faster; the host or GPU was too noisy to rely on it", "faster", ""),
+        ("no CUDA device", "no_device", ""),
+        ("PyTorch does not capture it: cpu device (x.py:3)", "not_captured_by_torch", "cpu device (x.py:3)"),
+        ("it cannot be relocated: it holds a HOST node", "cannot_be_recorded", "it holds a HOST node"),
+        ("its forward is in no tree", "other", "its forward is in no tree"),
+        ("two\nlines", "other", "two"),
+        ("", "other", ""),
+    ],
+)
+def test_a_sentence_becomes_a_code_where_it_says_exactly_that(sentence: str, code: str, detail: str) -> None:
+    assert code_of(sentence) == {"code": code, "detail": detail}
+
+
+def test_an_export_of_format_2_is_read_with_codes() -> None:
+    line = RECORDS[2].replace("LAUNCH", "KERNELS")
+    entries, left_out = read(exported(line).replace(b'"version":1', b'"version":2', 1))
+
+    decision = entries[0].record.decision
+    assert (decision.reason, decision.rejected) == (
+        Reason(ReasonCode.NO_DEVICE),
+        Reason(ReasonCode.NO_DEVICE),
+    )
+    assert left_out == 0
 
 
 @pytest.mark.parametrize("bad", ["TELEPORT", "KERNEL", ""])
@@ -115,7 +145,7 @@ def test_what_never_was_a_name_is_refused_with_its_line(bad: str) -> None:
 
 
 def test_a_new_export_has_none_of_the_old_names() -> None:
-    data = exported(RECORDS[2]).replace(b'"version":1', b'"version":2', 1)
+    data = exported(RECORDS[2]).replace(b'"version":1', b'"version":3', 1)
 
     with pytest.raises(UsageError, match="line 2: deployment: expected one of KERNELS, GRAPH, got 'LAUNCH'"):
         read(data)
