@@ -312,5 +312,6 @@ def _running(status: Status) -> str:
 
 def _setting(setting: dict[str, object]) -> str:
     value = setting["value"]
-    assert isinstance(value, int | float)
-    return f"{human_duration(value) if value else 'never'} ({setting['origin']})"
+    if isinstance(value, int | float):
+        value = human_duration(value) if value else "never"
+    return f"{value} ({setting['origin']})"

@@ -121,6 +121,12 @@ class Cache:
         self.counters.hits += len(entries)
         self.counters.misses += len(request.graphs) - len(entries)
         self._note_hits(request.environment, entries)
+        _log.debug(
+            "lookup in environment %.12s: %d of %d known",
+            request.environment,
+            len(entries),
+            len(request.graphs),
+        )
         return LookupAnswer(request.environment, VERSION, entries)
 
     async def record(self, body: bytes, peer: Peer) -> RecordAnswer:
@@ -133,6 +139,7 @@ class Cache:
             for final in (True, False)
         }
         self._leases.recorded(environment, graphs[True], graphs[False], peer)
+        _log.info("recorded %d decisions of uid %d in environment %.12s", stored, peer.uid, environment)
         return RecordAnswer(environment, VERSION, stored)
 
     def lease(self, body: bytes, peer: Peer) -> LeaseAnswer:
@@ -142,6 +149,13 @@ class Cache:
         if self._store.can_store:  # else no answer would come that the others could wait for
             granted = self._leases.ask(request.environment, request.graphs, Holder.of(request.holder, peer))
         self.counters.leases += len(granted)
+        _log.debug(
+            "lease in environment %.12s: %d of %d granted to pid %d",
+            request.environment,
+            len(granted),
+            len(request.graphs),
+            peer.pid,
+        )
         return LeaseAnswer(request.environment, VERSION, granted, self._leases.seconds)
 
     async def prune(self, body: bytes) -> PruneAnswer:
@@ -149,7 +163,10 @@ class Cache:
         request = decode(PruneRequest, body)
         with contextlib.suppress(StoreError):
             await self.write_hits()
-        return await self._run(self._writing, self._store.prune, request)
+        answer = await self._run(self._writing, self._store.prune, request)
+        if not request.dry_run:
+            _log.info("pruned %d entries", answer.entries)
+        return answer
 
     async def rederive(self, body: bytes) -> RederiveAnswer:
         """Derive decisions anew; raises InvalidMessageError, StoreError."""
@@ -160,11 +177,17 @@ class Cache:
             one = functools.partial(self._store.rederive_some, some, dry_run=request.dry_run)
             outcomes += await self._run(self._writing, one)
         unmeasured = await self._run(self._writing, self._store.count_unmeasured)
-        return summary(outcomes, unmeasured, dry_run=request.dry_run)
+        answer = summary(outcomes, unmeasured, dry_run=request.dry_run)
+        if not request.dry_run:
+            changed = sum(each.entries for each in answer.changed)
+            _log.info("derived %d entries anew: %d changed their deployment", answer.entries, changed)
+        return answer
 
     async def add_imported(self, body: bytes, peer: Peer) -> ImportAnswer:
         """Store what was exported elsewhere; raises InvalidMessageError, StoreError."""
-        return await self._run(self._writing, self._add_imported, body, peer.uid)
+        answer = await self._run(self._writing, self._add_imported, body, peer.uid)
+        _log.info("imported %d entries of uid %d", answer.added + answer.replaced, peer.uid)
+        return answer
 
     async def describe(self) -> tuple[int | None, list[str]]:
         """Return the number of entries, if it can be counted, and what is wrong."""
@@ -189,6 +212,8 @@ class Cache:
         """Store what clients have left since; a miss may be answered there. Raises StoreError."""
         taken = await self._run(self._writing, spool.ingest, self._spool, self._store.record)
         self.counters.spooled += taken
+        if taken:
+            _log.info("stored %d records from the spool", taken)
         return taken
 
     async def _write_hits_soon(self) -> None:
@@ -224,12 +249,19 @@ class Cache:
         try:
             entries = self._reader.lookup(request)
         except (sqlite3.Error, OSError, ValueError) as error:
-            self._read_fault = f"lookups fail: {error}"
+            self._note_read_fault(f"lookups fail: {error}")
             self._reader.close()
             self._writing.submit(self._store.check)
             return request, ()
-        self._read_fault = None
+        self._note_read_fault(None)
         return request, entries
+
+    def _note_read_fault(self, fault: str | None) -> None:
+        if fault is not None and self._read_fault is None:
+            _log.error("%s", fault)
+        elif fault is None and self._read_fault is not None:
+            _log.info("lookups work again")
+        self._read_fault = fault
 
     def _store_body(self, body: bytes, uid: int) -> tuple[RecordRequest, int]:
         request = decode(RecordRequest, body)

@@ -32,7 +32,7 @@ def run(locations: Locations, config: Config) -> Exit:
     folders.prepare_runtime(locations)
     cache_problem = folders.prepare_cache(locations)
     os.chdir("/")
-    _start_log(locations)
+    _start_log(locations, config.log.value)
     held = _claim_or_find_daemon(locations)
     if held is None:
         return Exit.OK
@@ -88,7 +88,8 @@ def _leave_to_the_other(locations: Locations) -> Exit:
     )
 
 
-def _start_log(locations: Locations) -> None:
+def _start_log(locations: Locations, level: str) -> None:
+    """Log to the terminal, else to a file that is rotated: at most `_LOG_BYTES` in it and in one older file."""
     handler: logging.Handler
     if sys.stderr.isatty():
         handler = logging.StreamHandler()
@@ -98,6 +99,6 @@ def _start_log(locations: Locations) -> None:
         except OSError:
             handler = logging.NullHandler()
     logging.basicConfig(
-        level=logging.INFO, handlers=[handler], format="%(asctime)s %(process)d %(levelname)s %(message)s"
+        level=logging.WARNING, handlers=[handler], format="%(asctime)s %(process)d %(levelname)s %(message)s"
     )
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("pygraphd").setLevel(level.upper())

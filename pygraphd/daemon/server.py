@@ -92,6 +92,7 @@ class Server:
             return await handler(request)
         except InvalidMessageError as error:
             counters.invalid += 1
+            _log.warning("%s refused: %s", request.path, error)
             return _error(HTTPStatus.BAD_REQUEST, str(error))
         except web.HTTPException as error:
             counters.invalid += 1
@@ -117,6 +118,7 @@ class Server:
         peer = _peer(request)
         if reason := why_refused(peer):
             self._cache.counters.refused += 1
+            _log.warning("%s refused: %s", request.path, reason)
             return _error(HTTPStatus.FORBIDDEN, reason)
         return await handler(request)
 

@@ -78,14 +78,14 @@ class Store:
         """Store a request's records, all or none; returns how many. Raises StoreError."""
         now = time.time()
         self._write(lambda connection: queries.record(connection, request, uid, now))
-        self._fault = None
+        self._note_fault(None)
         return len(request.records)
 
     def add_imported(self, request: ImportRequest, uid: int) -> ImportAnswer:
         """Store what was exported elsewhere, unless it is known here, all or none. Raises StoreError."""
         now = time.time()
         answer = self._write(lambda connection: importing.add(connection, request.entries, uid, now))
-        self._fault = None
+        self._note_fault(None)
         return answer
 
     def add_hits(self, hits: Mapping[queries.Key, tuple[int, float]]) -> None:
@@ -104,7 +104,7 @@ class Store:
             self._delete(some)
         self._write(queries.delete_orphans)
         self._shrink()
-        self._fault = None
+        self._note_fault(None)
         return PruneAnswer(len(ids), measurements, max(before - self._write(queries.size), 0), dry_run=False)
 
     def rederive(self, request: RederiveRequest) -> RederiveAnswer:
@@ -143,7 +143,7 @@ class Store:
             lambda connection: queries.rederive_entries(connection, ids, now, dry_run=dry_run)
         )
         if not dry_run:
-            self._fault = None
+            self._note_fault(None)
         return outcomes
 
     def count_entries(self) -> int:
@@ -162,17 +162,27 @@ class Store:
 
     def _open(self) -> None:
         self._identity = None
-        self._fault = database_files.why_read_only(self._path)
-        if self._fault:
+        if fault := database_files.why_read_only(self._path):
+            self._note_fault(fault)
             return
         try:
             self._connection = database.open_writer(self._path).connect()
         except (sa.exc.DBAPIError, database.DamagedError, OSError) as error:
-            self._fault = f"{self._path}: cannot be written: {_cause(error)}; nothing is stored"
-            _log.error("%s", self._fault)
+            self._note_fault(f"{self._path}: cannot be written: {_cause(error)}; nothing is stored")
             return
+        self._note_fault(None)
         self._identity = database_files.identity(self._path)
         database_files.make_ballast(self._path)
+
+    def _note_fault(self, fault: str | None) -> None:
+        """Keep what is wrong with writing, None if nothing is; log it when it changes."""
+        if fault == self._fault:
+            return
+        self._fault = fault
+        if fault is None:
+            _log.info("%s: can be written again", self._path)
+        else:
+            _log.error("%s", fault)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -214,10 +224,12 @@ class Store:
         if database.is_damage(error):
             return database.DamagedError(f"{self._path}: {error.orig}")
         if database.primary_code(error) == sqlite3.SQLITE_FULL:
-            self._fault = f"{self._path}: the disk is full, nothing is stored; free some room or run: pygraphd cache prune"
-            return DiskFullError(self._fault)
-        self._fault = f"{self._path}: {error.orig}; nothing is stored"
-        return StoreError(self._fault)
+            full = f"{self._path}: the disk is full, nothing is stored; free some room or run: pygraphd cache prune"
+            self._note_fault(full)
+            return DiskFullError(full)
+        fault = f"{self._path}: {error.orig}; nothing is stored"
+        self._note_fault(fault)
+        return StoreError(fault)
 
     def _delete(self, ids: Sequence[str]) -> None:
         def action(connection: sa.Connection) -> None:

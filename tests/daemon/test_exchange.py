@@ -41,7 +41,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Home]:
 def file(elsewhere: Home, tmp_path: Path, make_request: Callable[..., RecordRequest]) -> Path:
     """Return what another machine's cache has exported while its daemon ran."""
     elsewhere.start()
-    elsewhere.ask("POST", "/v2/record", encode(make_request(*map(str, range(MANY)))))
+    elsewhere.ask("POST", "/v3/record", encode(make_request(*map(str, range(MANY)))))
     path = tmp_path / "known.jsonl"
     done = elsewhere.pygraphd("cache", "export", str(path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"wrote {MANY} entries\n")
@@ -212,7 +212,7 @@ def test_a_file_that_is_not_there_is_named(home: Home, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"entries": [{}]}', b'{"entries": 1}'])
 def test_a_bad_request_is_refused(shared_home: Home, body: bytes) -> None:
-    status, answer = shared_home.ask("POST", "/v2/import", body)
+    status, answer = shared_home.ask("POST", "/v3/import", body)
     assert (status, set(answer)) == (400, {"error"})
 
 

@@ -28,7 +28,7 @@ def _lookup_of(request: RecordRequest) -> bytes:
 
 
 def _hits(home: Home, request: RecordRequest) -> int:
-    status, answer = home.ask("POST", "/v2/lookup", _lookup_of(request))
+    status, answer = home.ask("POST", "/v3/lookup", _lookup_of(request))
     assert status == 200
     return len(answer["entries"])
 
@@ -42,7 +42,7 @@ def test_a_damaged_database_is_set_aside_at_the_start(
 ) -> None:
     home.locations.database.write_bytes(b"garbage" * 1000)
     home.start()
-    assert home.ask("POST", "/v2/record", encode(make_request("a")))[0] == 200
+    assert home.ask("POST", "/v3/record", encode(make_request("a")))[0] == 200
     (aside,) = files_set_aside(home.locations.database)
     assert aside.read_bytes() == b"garbage" * 1000
     assert f"{aside}: was damaged and set aside" in _problems(home)
@@ -50,24 +50,24 @@ def test_a_damaged_database_is_set_aside_at_the_start(
 
 def test_a_removed_database_is_begun_anew(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.start()
-    home.ask("POST", "/v2/record", encode(make_request("a")))
+    home.ask("POST", "/v3/record", encode(make_request("a")))
     home.locations.database.unlink()
     assert _hits(home, make_request("a")) == 0
-    assert home.ask("POST", "/v2/record", encode(make_request("b")))[0] == 200
+    assert home.ask("POST", "/v3/record", encode(make_request("b")))[0] == 200
     assert _hits(home, make_request("a", "b")) == 1
     assert "was removed or replaced while in use" in _problems(home)
 
 
 def test_a_newer_database_is_only_read(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.start()
-    home.ask("POST", "/v2/record", encode(make_request("a")))
+    home.ask("POST", "/v3/record", encode(make_request("a")))
     home.pygraphd("stop")
     connection = sqlite3.connect(home.locations.database)
     connection.execute("PRAGMA user_version=99")
     connection.close()
     home.start()
     assert _hits(home, make_request("a")) == 1
-    status, answer = home.ask("POST", "/v2/record", encode(make_request("b")))
+    status, answer = home.ask("POST", "/v3/record", encode(make_request("b")))
     assert status == 503
     assert "written by a newer pygraphd (database version 99" in answer["error"]
     assert "newer pygraphd" in _problems(home)
@@ -76,7 +76,7 @@ def test_a_newer_database_is_only_read(home: Home, make_request: Callable[..., R
 def test_records_survive_a_kill(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     for number in range(3):
         pid = home.start()
-        assert home.ask("POST", "/v2/record", encode(make_request(str(number))))[0] == 200
+        assert home.ask("POST", "/v3/record", encode(make_request(str(number))))[0] == 200
         os.kill(pid, signal.SIGKILL)
         home.processes[-1].wait()
     home.start()
@@ -144,7 +144,7 @@ def test_a_full_disk(home: Home, make_request: Callable[..., RecordRequest]) -> 
     stored = 0
     while stored < 1000:
         status, answer = home.ask(
-            "POST", "/v2/record", encode(make_request(*(f"{stored}.{n}" for n in range(100))))
+            "POST", "/v3/record", encode(make_request(*(f"{stored}.{n}" for n in range(100))))
         )
         if status != 200:
             break
@@ -159,19 +159,19 @@ def test_a_full_disk(home: Home, make_request: Callable[..., RecordRequest]) -> 
     assert (pruned.returncode, pruned.stderr) == (0, "")
     assert f"deleted {stored * 100} entries" in pruned.stdout
     assert home.status()["problems"] == []
-    assert home.ask("POST", "/v2/record", encode(make_request("again")))[0] == 200
+    assert home.ask("POST", "/v3/record", encode(make_request("again")))[0] == 200
 
 
 def test_a_disk_filled_by_others(
     home: Home, small_disk: Path, make_request: Callable[..., RecordRequest]
 ) -> None:
     home.start()
-    home.ask("POST", "/v2/record", encode(make_request(*map(str, range(300)))))
+    home.ask("POST", "/v3/record", encode(make_request(*map(str, range(300)))))
     with (small_disk / "other").open("wb", buffering=0) as other, contextlib.suppress(OSError):
         while True:
             other.write(bytes(4096))
     refused = [
-        home.ask("POST", "/v2/record", encode(make_request(*(f"{r}.{n}" for n in range(300)))))[0]
+        home.ask("POST", "/v3/record", encode(make_request(*(f"{r}.{n}" for n in range(300)))))[0]
         for r in range(40)
     ]
     assert refused[-1] == 507
@@ -186,14 +186,14 @@ def test_a_read_only_folder(home: Home, tmp_path: Path, make_request: Callable[.
     cache.mkdir(mode=0o700)
     home.variables = {"PYGRAPHD_HOME": "", "XDG_CACHE_HOME": str(cache), "XDG_RUNTIME_DIR": str(home.path)}
     home.start()
-    home.ask("POST", "/v2/record", encode(make_request("a")))
+    home.ask("POST", "/v3/record", encode(make_request("a")))
     home.pygraphd("stop")
     with _mounted(cache, "--bind", str(cache)):
         subprocess.run(["mount", "-o", "remount,ro,bind", str(cache)], check=True)
         home.start()
         try:
             assert _hits(home, make_request("a")) == 1
-            status, answer = home.ask("POST", "/v2/record", encode(make_request("b")))
+            status, answer = home.ask("POST", "/v3/record", encode(make_request("b")))
             assert status == 503
             assert "cannot be written" in answer["error"]
             assert "cannot be written" in _problems(home)
@@ -211,7 +211,7 @@ def test_a_read_only_folder_without_a_database(
         home.start()
         try:
             assert _hits(home, make_request("a")) == 0
-            assert home.ask("POST", "/v2/record", encode(make_request("a")))[0] == 503
+            assert home.ask("POST", "/v3/record", encode(make_request("a")))[0] == 503
             assert "nothing is stored" in _problems(home)
         finally:
             assert home.pygraphd("stop").returncode == 0

@@ -115,12 +115,12 @@ def test_an_answer_frees_what_was_measured(home: Home, make_request: Callable[..
     ]
 
     def asked(body: bytes) -> int:
-        status, answer = home.ask("POST", "/v2/lease", body)
+        status, answer = home.ask("POST", "/v3/lease", body)
         assert status == 200
         return len(decode(LeaseAnswer, json.dumps(answer).encode()).granted)
 
     assert [asked(body) for body in ask] == [1, 0]
-    assert home.ask("POST", "/v2/record", encode(request))[0] == 200
+    assert home.ask("POST", "/v3/record", encode(request))[0] == 200
     assert asked(ask[1]) == 1
 
 
@@ -147,6 +147,6 @@ def test_a_lease_has_an_end(home: Home, make_request: Callable[..., RecordReques
     ],
 )
 def test_bad_requests_are_refused_by_name(shared_home: Home, body: bytes, why: str) -> None:
-    status, answer = shared_home.ask("POST", "/v2/lease", body)
+    status, answer = shared_home.ask("POST", "/v3/lease", body)
     assert status == 400
     assert why in answer["error"]

@@ -71,7 +71,7 @@ def test_restart_is_another_process_with_the_same_cache(
     home: Home, make_request: Callable[..., RecordRequest]
 ) -> None:
     first = home.start()
-    assert home.ask("POST", "/v2/record", encode(make_request("a")))[0] == 200
+    assert home.ask("POST", "/v3/record", encode(make_request("a")))[0] == 200
     assert home.pygraphd("restart").returncode == 0
     status = home.status()
     assert status["pid"] != first

@@ -52,12 +52,12 @@ def test_what_is_recorded_is_found_by_another_client(
 ) -> None:
     home.start()
     request = make_request("a", "b")
-    status, answer = home.ask("POST", "/v2/record", encode(request))
+    status, answer = home.ask("POST", "/v3/record", encode(request))
     assert status == 200
     assert decode(RecordAnswer, json.dumps(answer).encode()) == RecordAnswer(
         request.environment.digest(), __version__, 2
     )
-    status, answer = home.ask("POST", "/v2/lookup", _lookup_of(make_request("a", "b", "c")))
+    status, answer = home.ask("POST", "/v3/lookup", _lookup_of(make_request("a", "b", "c")))
     found = decode(LookupAnswer, json.dumps(answer).encode())
     assert {entry.decision for entry in found.entries} == {request.records[0].decision}
     assert len(found.entries) == 2
@@ -72,7 +72,7 @@ def test_what_is_recorded_is_found_by_another_client(
 
 def test_rows_carry_the_peers_uid(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.start()
-    home.ask("POST", "/v2/record", encode(make_request("a")))
+    home.ask("POST", "/v3/record", encode(make_request("a")))
     listing = json.loads(home.pygraphd("cache", "inspect", "--json").stdout)
     assert [entry["uid"] for entry in listing["entries"]] == [os.getuid()]
 
@@ -81,18 +81,18 @@ def test_rows_carry_the_peers_uid(home: Home, make_request: Callable[..., Record
     ("method", "target", "body", "status", "text"),
     [
         ("GET", "/", None, 404, "Not Found"),
-        ("GET", "/v2/ping", None, 404, "Not Found"),
+        ("GET", "/v3/ping", None, 404, "Not Found"),
         ("DELETE", "/v1/ping", None, 405, "Method Not Allowed"),
-        ("GET", "/v2/lookup", None, 405, "Method Not Allowed"),
-        ("POST", "/v2/lookup", b"", 400, "not JSON"),
-        ("POST", "/v2/lookup", b'{"environment": "x"}', 400, "graphs is missing"),
-        ("POST", "/v2/record", b"[]", 400, "expected an object"),
-        ("POST", "/v2/record", b"[" * 200000, 400, "not JSON"),
+        ("GET", "/v3/lookup", None, 405, "Method Not Allowed"),
+        ("POST", "/v3/lookup", b"", 400, "not JSON"),
+        ("POST", "/v3/lookup", b'{"environment": "x"}', 400, "graphs is missing"),
+        ("POST", "/v3/record", b"[]", 400, "expected an object"),
+        ("POST", "/v3/record", b"[" * 200000, 400, "not JSON"),
         ("POST", "/v1/prune", b"{}", 400, "give older_than_s or gpu"),
         ("POST", "/v1/prune", b'{"older_than_s": 1' + b"0" * 400 + b"}", 400, "is outside"),
         (
             "POST",
-            "/v2/record",
+            "/v3/record",
             b" " * (MAX_BODY_BYTES + 1),
             413,
             "Maximum request body size 4194304 exceeded",
@@ -129,18 +129,18 @@ _BODIES = st.one_of(
 )
 
 
-@given(body=_BODIES, target=st.sampled_from(["/v2/lookup", "/v2/record", "/v1/prune", "/v2/rederive"]))
+@given(body=_BODIES, target=st.sampled_from(["/v3/lookup", "/v3/record", "/v1/prune", "/v3/rederive"]))
 @settings(max_examples=150, deadline=None)
 def test_no_random_body_is_accepted_or_fatal(shared_home: Home, body: bytes, target: str) -> None:
     status, answer = shared_home.ask("POST", target, body)
     # A random one of these may be well-formed: {"gpu": "x"} is.
-    assert 400 <= status < 500 or (target in ("/v1/prune", "/v2/rederive") and status == 200)
+    assert 400 <= status < 500 or (target in ("/v1/prune", "/v3/rederive") and status == 200)
     assert status == 200 or answer["error"]
     assert shared_home.processes[0].poll() is None
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\x00" * 100, b"GET\r\n\r\n", b"POST /v2/record HTTP/1.1\r\nContent-Length: 99\r\n\r\nx"]
+    "garbage", [b"\x00" * 100, b"GET\r\n\r\n", b"POST /v3/record HTTP/1.1\r\nContent-Length: 99\r\n\r\nx"]
 )
 def test_what_is_not_http_harms_nobody(shared_home: Home, garbage: bytes) -> None:
     with control.connect(shared_home.locations.socket, 5.0) as connection:
@@ -182,8 +182,8 @@ def test_another_user_is_refused(home: Home) -> None:
 
 def test_a_prune_goes_through_the_daemon(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.start()
-    home.ask("POST", "/v2/record", encode(make_request("a", "b")))
-    home.ask("POST", "/v2/record", encode(make_request("a", gpu="NVIDIA A100")))
+    home.ask("POST", "/v3/record", encode(make_request("a", "b")))
+    home.ask("POST", "/v3/record", encode(make_request("a", gpu="NVIDIA A100")))
     dry = home.pygraphd("cache", "prune", "--gpu", "h200", "--dry-run")
     assert dry.stdout == "would delete 2 entries and 2 measurements\n"
     assert home.pygraphd("cache", "prune", "--gpu", "h200").returncode == 0

@@ -53,7 +53,7 @@ def outdated(make_request: Callable[..., RecordRequest]) -> RecordRequest:
 
 def _decisions(home: Home, request: RecordRequest) -> list[tuple[str, int]]:
     asked = LookupRequest(request.environment.digest(), tuple(r.graph.digest for r in request.records))
-    _, answer = home.ask("POST", "/v2/lookup", encode(asked))
+    _, answer = home.ask("POST", "/v3/lookup", encode(asked))
     found = decode(LookupAnswer, json.dumps(answer).encode())
     by_graph = {entry.graph: entry.decision for entry in found.entries}
     return [(str(by_graph[g].deployment), by_graph[g].policy) for g in asked.graphs]
@@ -61,7 +61,7 @@ def _decisions(home: Home, request: RecordRequest) -> list[tuple[str, int]]:
 
 def test_a_running_daemon_does_it(home: Home, outdated: RecordRequest) -> None:
     home.start()
-    home.ask("POST", "/v2/record", encode(outdated))
+    home.ask("POST", "/v3/record", encode(outdated))
     dry = home.pygraphd("cache", "rederive", "--dry-run")
     assert dry.stdout.splitlines() == [
         f"looked at         1 entry with measurements, policy {POLICY_VERSION}",
@@ -90,10 +90,10 @@ def test_a_running_daemon_does_it(home: Home, outdated: RecordRequest) -> None:
 
 def test_the_route_says_the_same(home: Home, outdated: RecordRequest) -> None:
     home.start()
-    home.ask("POST", "/v2/record", encode(outdated))
-    status, answer = home.ask("POST", "/v2/rederive", b'{"dry_run": true}')
+    home.ask("POST", "/v3/record", encode(outdated))
+    status, answer = home.ask("POST", "/v3/rederive", b'{"dry_run": true}')
     assert (status, answer["changed"]) == (200, [{"before": "KERNELS", "after": "GRAPH", "entries": 1}])
-    assert home.ask("POST", "/v2/rederive", b"{}")[1]["dry_run"] is False
+    assert home.ask("POST", "/v3/rederive", b"{}")[1]["dry_run"] is False
     assert _decisions(home, outdated)[0] == ("GRAPH", POLICY_VERSION)
     ping = control.ping(home.locations.socket)
     assert ping is not None
@@ -103,15 +103,15 @@ def test_the_route_says_the_same(home: Home, outdated: RecordRequest) -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"dry_run": "no"}'])
 def test_a_bad_request_changes_nothing(home: Home, outdated: RecordRequest, body: bytes) -> None:
     home.start()
-    home.ask("POST", "/v2/record", encode(outdated))
-    status, answer = home.ask("POST", "/v2/rederive", body)
+    home.ask("POST", "/v3/record", encode(outdated))
+    status, answer = home.ask("POST", "/v3/rederive", body)
     assert (status, set(answer)) == (400, {"error"})
     assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2
 
 
 def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, outdated: RecordRequest) -> None:
     home.start()
-    home.ask("POST", "/v2/record", encode(outdated))
+    home.ask("POST", "/v3/record", encode(outdated))
     home.pygraphd("stop")
     done = home.pygraphd("cache", "rederive")
     assert (done.returncode, done.stderr) == (0, "")
@@ -123,7 +123,7 @@ def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, outdat
 
 def test_a_daemon_does_it_by_itself_when_it_starts(home: Home, outdated: RecordRequest) -> None:
     home.start()
-    home.ask("POST", "/v2/record", encode(outdated))
+    home.ask("POST", "/v3/record", encode(outdated))
     home.pygraphd("stop")
     home.start()
     assert _decisions(home, outdated) == [("GRAPH", POLICY_VERSION), ("KERNELS", POLICY_VERSION - 1)]
@@ -134,7 +134,7 @@ def test_a_database_of_a_newer_version_keeps_no_daemon_from_starting(
     home: Home, outdated: RecordRequest
 ) -> None:
     home.start()
-    home.ask("POST", "/v2/record", encode(outdated))
+    home.ask("POST", "/v3/record", encode(outdated))
     home.pygraphd("stop")
     connection = sqlite3.connect(home.locations.database)
     connection.execute("PRAGMA user_version=99")
@@ -143,13 +143,13 @@ def test_a_database_of_a_newer_version_keeps_no_daemon_from_starting(
     assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2
     done = home.pygraphd("cache", "rederive")
     assert done.returncode == 1
-    assert "the daemon refused /v2/rederive" in done.stderr
+    assert "the daemon refused /v3/rederive" in done.stderr
     assert "upgrade pygraphd" in done.stderr
 
 
 def test_a_daemon_that_hangs_is_named_and_nothing_is_done(home: Home, outdated: RecordRequest) -> None:
     pid = home.start()
-    home.ask("POST", "/v2/record", encode(outdated))
+    home.ask("POST", "/v3/record", encode(outdated))
     os.kill(pid, signal.SIGSTOP)
     done = home.pygraphd("cache", "rederive")
     assert done.returncode == 1

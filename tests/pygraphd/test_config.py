@@ -37,11 +37,13 @@ def test_a_flag_that_was_not_given_hides_nothing(environ: dict[str, str]) -> Non
     ("text", "message"),
     [
         ("idle_exit = ", "not TOML"),
-        ("idle_exti = 5", "unknown setting 'idle_exti', known are idle_exit, housekeeping, lease"),
+        ("idle_exti = 5", "unknown setting 'idle_exti', known are idle_exit, housekeeping, lease, log"),
         ("idle_exit = true", "idle_exit: expected a length of time, got bool"),
         ("idle_exit = -1", "'-1' is no length of time"),
         ('idle_exit = "soon"', "'soon' is no length of time"),
         ("idle_exit = nan", "'nan' is no length of time"),
+        ('log = "loud"', "log: expected one of debug, info, warning, got 'loud'"),
+        ("log = 3", "log: expected one of debug, info, warning, got 3"),
         ("housekeeping = 0", "at least 0.1 seconds"),
         ("idle_exit = '\udcff'", "not TOML"),
     ],
@@ -52,6 +54,11 @@ def test_a_bad_file_is_named(environ: dict[str, str], tmp_path: Path, text: str,
         load_config(environ, {})
     assert str(tmp_path / "config.toml") in str(caught.value)
     assert caught.value.exit_code == Exit.USAGE
+
+
+def test_the_level_of_the_log_is_a_word(environ: dict[str, str]) -> None:
+    assert load_config(environ, {}).log == Setting("info", "default")
+    assert load_config(environ | {"PYGRAPHD_LOG": "debug"}, {}).log == Setting("debug", "PYGRAPHD_LOG")
 
 
 def test_a_bad_variable_is_named(environ: dict[str, str]) -> None:

@@ -1,0 +1,64 @@
+"""The daemon's log: one line for each change of state, more or fewer by `PYGRAPHD_LOG`, never larger than two files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.schema.messages import LOOKUP_PATH, RECORD_PATH, LookupRequest, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pygraphd.schema.messages import RecordRequest
+    from tests.daemon.conftest import Home
+
+pytestmark = pytest.mark.daemon
+
+
+def logged(home: Home, make_request: Callable[..., RecordRequest], level: str | None) -> str:
+    """Record and look up one graph with a daemon that logs at `level`; return its log when it has ended."""
+    if level is not None:
+        home.variables["PYGRAPHD_LOG"] = level
+    home.start()
+    request = make_request("a")
+    assert home.ask("POST", RECORD_PATH, encode(request))[0] == 200
+    lookup = LookupRequest(request.environment.digest(), (request.records[0].graph.digest,))
+    assert home.ask("POST", LOOKUP_PATH, encode(lookup))[0] == 200
+    assert home.ask("POST", LOOKUP_PATH, b"{}")[0] == 400
+    assert home.pygraphd("stop").returncode == 0
+    return home.locations.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("level", "states", "details"), [(None, 1, 0), ("info", 1, 0), ("debug", 1, 1), ("warning", 0, 0)]
+)
+def test_each_change_of_state_is_one_line(
+    home: Home, make_request: Callable[..., RecordRequest], level: str | None, states: int, details: int
+) -> None:
+    text = logged(home, make_request, level)
+
+    for line in ("listens on", "recorded 1 decisions", "stopped"):
+        assert text.count(line) == states, text
+    assert text.count("1 of 1 known") == details, text
+    assert text.count(f"{LOOKUP_PATH} refused: LookupRequest: environment is missing") == 1
+
+
+def test_a_full_log_makes_room(home: Home, make_request: Callable[..., RecordRequest]) -> None:
+    home.locations.log.write_text("old\n" * 2**18)
+
+    text = logged(home, make_request, None)
+
+    assert "old" not in text
+    assert home.locations.log.with_name("pygraphd.log.1").read_text().startswith("old\n")
+
+
+def test_a_level_that_is_none_is_refused_before_anything_is_done(home: Home) -> None:
+    home.variables["PYGRAPHD_LOG"] = "loud"
+
+    done = home.pygraphd("start")
+
+    assert done.returncode == 2
+    assert done.stderr == "pygraphd: PYGRAPHD_LOG: expected one of debug, info, warning, got 'loud'\n"
+    assert not home.locations.log.exists()
