@@ -22,6 +22,7 @@ from pygraphd.client.decisions.leases import Turn
 from pygraphd.client.decisions.ranks.consensus import ALONE, Part
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Measurement
 from pygraphd.schema.policy import decide
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,6 +49,8 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 }
 
 WARM_UP_CALLS = 2
+FAILED = Reason(ReasonCode.MEASURING_FAILED)
+NO_MEMORY = Reason(ReasonCode.NO_MEMORY_TO_MEASURE)
 OTHER_THREAD = "called from another thread while it was measured"
 WAITING = "launched while another process measured its graph"
 MAX_SIZES = 64
@@ -138,7 +141,7 @@ class Region:
         candidates = self._candidates
         assert candidates is not None
         agreed = self._guarded(lambda: self._host.agree(self, result, candidates.offered))
-        decision = agreed or rules.not_measured(rules.FAILED, self.tally.calls)
+        decision = agreed or rules.not_measured(FAILED, self.tally.calls)
         self._call = run = candidates.runnable(decision.deployment)
         self._candidates = self._trial = None
         self._guarded(lambda: candidates.deploy(decision.deployment))
@@ -199,8 +202,8 @@ class Region:
         self._call = self._measure  # before the state, by which other threads find out
         self._enter(State.MEASURE)
 
-    def _why_not_measure(self) -> str | None:
-        return None if headroom.is_enough_beside(self._device) else rules.NO_MEMORY
+    def _why_not_measure(self) -> Reason | None:
+        return None if headroom.is_enough_beside(self._device) else NO_MEMORY
 
     # --- WAIT ---
 
@@ -257,7 +260,7 @@ class Region:
     def _decide(self, trial: Trial) -> None:
         result = self._guarded(lambda: self._judge(trial))
         if result is None:
-            result = Decided(self.graph, rules.not_measured(rules.FAILED, self.tally.calls))
+            result = Decided(self.graph, rules.not_measured(FAILED, self.tally.calls))
         self._deploy(result)
 
     def _judge(self, trial: Trial) -> Decided:
@@ -279,8 +282,7 @@ class Region:
         relocate = self._candidates.relocate if self._candidates is not None else None
         if relocate is None or (refusal := relocate.refusal) is None:
             return None
-        refused = rules.only_launch_as_refused if relocate.refused_for_good else rules.only_launch_for_now
-        return refused(refusal)
+        return rules.refused(refusal, for_good=relocate.refused_for_good)
 
 
 def _sizes(inputs: list[Any]) -> tuple[int, ...]:

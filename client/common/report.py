@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.common import summary_file
 from pygraphd.schema.messages import Deployment
+from pygraphd.schema.policy import reason_text
 from pygraphd.schema.summary import SUMMARY_VERSION, Deployed, Source
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from pygraphd.schema.keys import Environment
     from pygraphd.schema.messages import Decision, Graph
+    from pygraphd.schema.reasons import Reason
 
 SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
 MAX_DECISIONS = 10_000
@@ -119,16 +121,30 @@ class Report:
             reasons[reason if known else "others"] += times
 
     def deploy(
-        self, graph: Graph, environment: Environment, decision: Decision, source: Source, because: str = ""
+        self,
+        graph: Graph,
+        environment: Environment,
+        decision: Decision,
+        source: Source,
+        because: Reason | None = None,
     ) -> None:
         """Note how one more region runs from now on, and where that is known from; `because`: see `Deployed`."""
-        key, deployment, reason = environment.digest(), decision.deployment, decision.reason
+        key, deployment, text = environment.digest(), decision.deployment, _text(decision)
         deployed = Deployed(
-            graph.digest, graph.kind, key, deployment, reason, decision.final, source, graph.sizes, because
+            graph.digest,
+            graph.kind,
+            key,
+            deployment,
+            decision.reason,
+            decision.final,
+            source,
+            graph.sizes,
+            decision.rejected,
+            because,
         )
         with self._lock:
             self._deployed[deployment] += 1
-            self._reasons[reason] += 1
+            self._reasons[text] += 1
             if len(self._decisions) < MAX_DECISIONS:
                 self._environments[key] = environment
                 self._decisions.append(deployed)
@@ -146,7 +162,7 @@ class Report:
                 if (each.graph, each.kind, each.environment) == (graph.digest, graph.kind, key):
                     del self._decisions[index]
                     self._deployed[each.deployment] -= 1
-                    self._reasons[each.reason] -= 1
+                    self._reasons[_text(each)] -= 1
                     return
 
     def summary(self) -> dict[str, Any]:
@@ -197,6 +213,10 @@ class Report:
                 "decisions": [dataclasses.asdict(each) for each in self._decisions],
                 "decisions_left_out": self._deployed.total() - len(self._decisions),
             }
+
+
+def _text(decided: Decision | Deployed) -> str:
+    return reason_text(decided.reason, final=decided.final)
 
 
 def claim_summary() -> None:

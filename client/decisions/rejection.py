@@ -1,4 +1,4 @@
-"""Why a decision that was known of a graph was not taken as it was, in words for the summary and `pygraphd cache explain`."""
+"""Why a stored decision is not used as it is, for the summary and `pygraphd cache explain`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pygraphd.schema.durations import human_duration
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.reasons import Reason, ReasonCode, because
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,47 +17,51 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
-    """One reason. Where it is a deployment's cost that is in doubt, what that is here is added as soon as it is measured."""
+class Rejection:
+    """A reason not to use a stored decision. If it is about the cost of a deployment, `costs` names that deployment."""
 
-    text: str
+    why: Reason
     costs: Deployment | None = None
 
-    def told(self, measurements: Sequence[Measurement] = ()) -> str:
-        """Return the reason, with what was measured since of what it is about."""
+    def reason(self, measurements: Sequence[Measurement] = ()) -> Reason:
+        """Return the reason, with the cost measured here if it is about a cost."""
         here = next((each.median_us for each in measurements if each.deployment is self.costs), None)
-        return self.text if here is None else f"{self.text}, measured {here:.1f} us here"
+        if here is None:
+            return self.why
+        return because(self.why.code, f"{self.why.detail}, {here:.1f} us here")
 
 
-REFRESHED = Doubt("PYGRAPH_REFRESH asks to measure anew")
-NOT_OFFERED = Doubt("what was decided is not to be had here")
-BY_SIZE = Doubt("that was decided for each dynamic size apart")
+REFRESHED = Rejection(Reason(ReasonCode.REFRESH_ASKED))
+NOT_OFFERED = Rejection(Reason(ReasonCode.NOT_OFFERED))
+STORED_BY_SIZE = Rejection(Reason(ReasonCode.STORED_BY_SIZE))
 
 
-def not_trusted(entry: Entry) -> Doubt:
-    """Return why what somebody else has decided is not used."""
-    return Doubt(f"decided {_by(entry)}, and PYGRAPH_TRUST=local")
+def not_trusted(entry: Entry) -> Rejection:
+    """Return why another user's or host's decision is not used under PYGRAPH_TRUST=local."""
+    return Rejection(because(ReasonCode.NOT_TRUSTED, _by(entry)))
 
 
-def other_policy(decision: Decision) -> Doubt:
-    """Return why what another version of the rule has decided is not used."""
-    return Doubt(f"decided by policy {decision.policy}, and this is policy {POLICY_VERSION}")
+def other_policy(decision: Decision) -> Rejection:
+    """Return why a decision of another version of the policy is not used."""
+    return Rejection(because(ReasonCode.OTHER_POLICY, f"{decision.policy}, and this is {POLICY_VERSION}"))
 
 
-def unfinished(decision: Decision) -> Doubt:
-    """Return why what is not final is not used."""
-    return Doubt(f"not final, after {decision.calls} calls")
+def unfinished(decision: Decision) -> Rejection:
+    """Return why a decision that is not final is not used."""
+    return Rejection(because(ReasonCode.NOT_FINAL, f"{decision.calls} calls"))
 
 
-def disputed(entry: Entry) -> Doubt:
-    """Return what somebody else has claimed, and what does not hold here."""
+def cost_differs(entry: Entry) -> Rejection:
+    """Return why a decision of another user or host is not used whose cost was not confirmed here."""
     deployment = entry.decision.deployment
-    return Doubt(f"{deployment}: claimed {entry.cost_us:.1f} us {_by(entry)}", deployment)
+    return Rejection(
+        because(ReasonCode.COST_DIFFERS, f"{deployment} {entry.cost_us:.1f} us {_by(entry)}"), deployment
+    )
 
 
-def too_old(age_s: float) -> Doubt:
-    """Return why what was measured long ago is not used."""
-    return Doubt(f"measured {human_duration(age_s)} ago, and PYGRAPH_MAX_AGE is less")
+def too_old(age_s: float) -> Rejection:
+    """Return why a decision is not used that was measured `age_s` seconds ago."""
+    return Rejection(because(ReasonCode.TOO_OLD, human_duration(age_s)))
 
 
 def _by(entry: Entry) -> str:

@@ -1,57 +1,40 @@
-"""What a client decides without measurements: graphs for which there is no choice, and those that could not be measured.
+"""Decisions that rest on no measurement: only KERNELS can run, or nothing could be measured.
 
-What measurements speak for is `schema.policy`'s.
+`schema.policy` decides what measurements show.
 """
 
 from __future__ import annotations
 
-from pygraphd.schema.messages import MAX_REASON, Decision, Deployment
-from pygraphd.schema.policy import NOISY, NOT_RELOCATED, POLICY_VERSION, TOO_FEW_CALLS
+from typing import TYPE_CHECKING
 
-NO_DEVICE = "no CUDA device"
-ON_THE_CPU = "runs on the CPU"
-NOT_WHOLE = "it cannot be recorded whole: not all of it runs on one GPU"
-STATE_UNKNOWN = "it cannot be recorded: where its attention keeps random numbers is not known"
-NOT_CAPTURED = "PyTorch does not capture it: "
-HOST_OPERATORS = "has custom operators, which run at each call (PYGRAPH_GRAPH_OPS): "
-BY_SIZE = "each dynamic size that comes back is decided apart; others are launched"
-NO_MEMORY = "not enough free memory to try a capture beside launched calls"
-FAILED = "measuring failed"
-STILL_WAITING = "ranks: the program ended before there was a decision"
-LEFT_TO_OTHERS = "another process was still measuring it when the program ended"
+from pygraphd.schema import policy
+from pygraphd.schema.reasons import Reason, ReasonCode, because
+
+if TYPE_CHECKING:
+    from pygraphd.schema.messages import Decision
 
 
-def only_launch(reason: str) -> Decision:
-    """Return the decision for a graph that can only be launched, with the reason for that."""
-    return Decision(Deployment.KERNELS, reason, POLICY_VERSION)
+def only_kernels(code: ReasonCode, detail: str = "") -> Decision:
+    """Return the final decision for a graph that can only run as KERNELS."""
+    return policy.only_kernels(because(code, detail))
 
 
-def only_launch_as_refused(refusal: str) -> Decision:
-    """Return the decision for a graph of which no GRAPH can be recorded, with the reason."""
-    return only_launch(one_line(f"{NOT_RELOCATED}{refusal}"))
+def not_measured(reason: Reason, calls: int = 0) -> Decision:
+    """Return the provisional decision for a graph that could not be measured in this process, after `calls` calls."""
+    return policy.only_kernels(reason, final=False, calls=calls)
+
+
+def refused(refusal: str, *, for_good: bool) -> Decision:
+    """Return the decision for a graph that could not be recorded; it is final if `for_good`: the next process could not either."""
+    reason = because(ReasonCode.CANNOT_BE_RECORDED, refusal)
+    return policy.only_kernels(reason, final=for_good)
 
 
 def too_few_calls(calls: int) -> Decision:
     """Return the provisional decision for a graph that was called `calls` times before the program ended."""
-    return not_measured(TOO_FEW_CALLS, calls)
-
-
-def only_launch_for_now(refusal: str) -> Decision:
-    """Return the provisional decision for a graph of which no GRAPH could be recorded in this process, with the reason."""
-    return not_measured(one_line(f"{NOT_RELOCATED}{refusal}"), 0)
+    return not_measured(Reason(ReasonCode.TOO_FEW_CALLS), calls)
 
 
 def is_noisy(decision: Decision) -> bool:
-    """Whether a decision is provisional because what it rests on was too noisy."""
-    return not decision.final and decision.reason.endswith(NOISY)
-
-
-def not_measured(reason: str, calls: int) -> Decision:
-    """Return the provisional decision for a graph that could not be measured in this process."""
-    return Decision(Deployment.KERNELS, reason, POLICY_VERSION, final=False, calls=calls)
-
-
-def one_line(text: str) -> str:
-    """Return the first line of a reason, printable and short enough for the cache."""
-    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
-    return "".join(c if c.isprintable() else " " for c in line)[:MAX_REASON]
+    """Return whether a decision is provisional because the measurements it rests on were too noisy."""
+    return policy.is_noisy(decision.reason, final=decision.final)

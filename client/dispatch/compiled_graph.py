@@ -20,11 +20,12 @@ from pygraphd.client.autotune.validation import Checked
 from pygraphd.client.backend import torch_private
 from pygraphd.client.decisions import rejection, rules
 from pygraphd.client.decisions.ranks.consensus import ALONE, Part, possible
-from pygraphd.client.decisions.rejection import Doubt
+from pygraphd.client.decisions.rejection import Rejection
 from pygraphd.client.dispatch import unpartitioned
 from pygraphd.client.dispatch.shapes import OfSize, Sized
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Record
+from pygraphd.schema.reasons import ReasonCode
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Known:
 
     entries: Mapping[str, Entry]
     rejected: Mapping[str, Entry]
-    doubts: Mapping[str, Doubt] = field(default_factory=dict)
+    doubts: Mapping[str, Rejection] = field(default_factory=dict)
 
 
 class Process(Host, Protocol):
@@ -90,7 +91,7 @@ class Process(Host, Protocol):
         family: object,
         cached: Decision | None,
         rejected: Entry | None = None,
-        doubt: Doubt | None = None,
+        doubt: Rejection | None = None,
     ) -> None:
         """Note a region that is not decided yet."""
 
@@ -153,7 +154,7 @@ class Plan:
     def _run_of_any_size(self, graph: Graph, candidates: Candidates) -> Runnable:
         """Return what runs a graph by its sizes if it may have any; ranks, which may see different ones, decide for all at once."""
         if candidates.relocate is None:
-            self._only_launch(graph, rules.only_launch(rules.STATE_UNKNOWN))
+            self._only_launch(graph, rules.only_kernels(ReasonCode.RANDOM_STATE_UNKNOWN))
             return candidates.launch
         if not self._facts.has_dynamic_sizes or self._part is not ALONE:
             return self._run_of(graph, candidates)
@@ -171,7 +172,7 @@ class Plan:
 
     def _begin_by_size(self, graph: Graph) -> bool:
         """Note that a graph has dynamic sizes; return whether they are those of its step: it is the first that has any."""
-        decision = rules.only_launch(rules.BY_SIZE)
+        decision = rules.only_kernels(ReasonCode.DECIDED_BY_SIZE)
         if graph.digest not in self._entries and graph.digest not in self._rejected:
             self._record([Record(graph, decision)])
         self._note(graph, decision, Source.RULE)
@@ -214,10 +215,10 @@ class Plan:
     def _run_of(self, graph: Graph, candidates: Candidates) -> Runnable:
         """Return what the group or the cache says, or what finds out."""
         entry = self._entries.get(graph.digest)
-        if entry is not None and entry.decision.reason == rules.BY_SIZE:
+        if entry is not None and entry.decision.reason.code is ReasonCode.DECIDED_BY_SIZE:
             # A program without a group has found so; it says nothing of all sizes at once.
             self._rejected[graph.digest] = self._entries.pop(graph.digest)
-            self._doubts[graph.digest] = rejection.BY_SIZE
+            self._doubts[graph.digest] = rejection.STORED_BY_SIZE
             entry = None
         usable = entry is not None and entry.decision.final and candidates.offers(entry.decision.deployment)
         decision = self._part.settled(graph.digest, entry.decision if entry and usable else None)
@@ -247,7 +248,7 @@ class Plan:
         entry = self._entries.get(graph.digest)
         looked_up = entry is not None and entry.decision == decision
         source, doubt = Source.CACHE if looked_up else otherwise, self._doubts.get(graph.digest)
-        because = doubt.told() if doubt is not None and not looked_up else ""
+        because = doubt.reason() if doubt is not None and not looked_up else None
         self._session.report.deploy(graph, self._environment, decision, source, because)
 
     def _measure(
@@ -284,7 +285,7 @@ class Plan:
                 run = candidates.deploy(deployment)
                 self._replace(graph, checked, run)
                 return run
-            self._doubts[graph.digest] = rejection.disputed(entry)
+            self._doubts[graph.digest] = rejection.cost_differs(entry)
             region = self._measure(graph, candidates, None, entry)
             self._replace(graph, checked, region)
             return region
@@ -323,7 +324,7 @@ class Plan:
         elif not self._try_whole(compiled):
             for graph in self._graphs:
                 is_known = self._beforehand is not None
-                self._only_launch(graph, unpartitioned.only_launch(self._facts, is_state_known=is_known))
+                self._only_launch(graph, unpartitioned.only_kernels(self._facts, is_state_known=is_known))
 
     def _fill_partitions(self, compiled: Any) -> None:
         """Decide how each partition of a graph runs that Inductor has split for us, and does not capture."""

@@ -18,7 +18,7 @@ from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import fingerprint, rejection, rules
 from pygraphd.client.decisions.leases import Claims, Interest, Turn
 from pygraphd.client.decisions.ranks.session_ranks import Ranks
-from pygraphd.client.decisions.rejection import Doubt
+from pygraphd.client.decisions.rejection import Rejection
 from pygraphd.client.decisions.service import Cache
 from pygraphd.client.dispatch.compiled_graph import Known, Plan
 from pygraphd.client.dispatch.shapes import IDLE_TICKS, REMEMBERED, SETUPS_OF_EACH, Steps
@@ -27,6 +27,7 @@ from pygraphd.client.frontend.settings import Trust
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import MAX_SIZES, Decision, Deployment, Entry, Graph, Kind, Record
 from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.keys import Environment
 
 
+LEFT_TO_ANOTHER = Reason(ReasonCode.LEFT_TO_ANOTHER_PROCESS)
 SWITCHED_OFF = "PYGRAPH_RELOCATE=0"
 CANNOT_RECORD = "relocatable graphs cannot be had in this process"
 FORWARD_NOT_OURS = "its forward was compiled without PyGraph"
@@ -134,10 +136,10 @@ class Session:
         )
         return options
 
-    def _why_not_believed(self, entry: Entry) -> Doubt | None:
+    def _why_not_believed(self, entry: Entry) -> Rejection | None:
         return rejection.REFRESHED if self.options.refresh else self._why_not_trusted(entry)
 
-    def _why_not_trusted(self, entry: Entry) -> Doubt | None:
+    def _why_not_trusted(self, entry: Entry) -> Rejection | None:
         if self.options.trust is Trust.LOCAL and self._is_foreign(entry):
             return rejection.not_trusted(entry)
         age_s = time.time() - entry.measured_at if entry.measured_at is not None else 0.0
@@ -193,7 +195,7 @@ class Session:
         family: object,
         cached: Decision | None,
         rejected: Entry | None = None,
-        doubt: Doubt | None = None,
+        doubt: Rejection | None = None,
     ) -> None:
         """Keep a region that is not decided, so that `close` can say at least how often it was called.
 
@@ -295,7 +297,7 @@ class Session:
             return  # the session has been closed meanwhile
         self._claims.remove(watched.interest)
         environment = watched.interest.environment
-        because = watched.doubt.told(result.measurements) if watched.doubt is not None else ""
+        because = watched.doubt.reason(result.measurements) if watched.doubt is not None else None
         self.report.deploy(result.graph, environment, runs, _source(result, runs), because)
         if result.adopted is not None:
             self.report.count(adopted=1)
@@ -315,8 +317,8 @@ class Session:
         for watched in list(self._watched.values()):  # other threads may still be at work
             environment, calls = watched.interest.environment, watched.tally.calls
             left = self._claims.is_left_to_others(watched.interest)
-            decision = rules.not_measured(rules.LEFT_TO_OTHERS, calls) if left else rules.too_few_calls(calls)
-            because = watched.doubt.told() if watched.doubt is not None else ""
+            decision = rules.not_measured(LEFT_TO_ANOTHER, calls) if left else rules.too_few_calls(calls)
+            because = watched.doubt.reason() if watched.doubt is not None else None
             self.report.deploy(watched.graph, environment, decision, Source.UNFINISHED, because)
             if not left and watched.known_calls < calls:
                 record = Record(watched.graph, decision)
@@ -343,7 +345,7 @@ class _Watched:
     tally: Tally
     interest: Interest
     known_calls: float
-    doubt: Doubt | None
+    doubt: Rejection | None
 
 
 def _source(result: Decided, runs: Decision) -> Source:

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pygraphd.client.decisions import rules
 from pygraphd.client.recording.attention_host import WithHostState
 from pygraphd.client.recording.recordings import NOT_YET
+from pygraphd.schema.reasons import ReasonCode
 from tests.gpu.conftest import Relocated, installed
 
 if TYPE_CHECKING:
@@ -121,4 +121,4 @@ def test_a_training_is_measured(watched: Watched, mode: str) -> None:
 
     torch.testing.assert_close(losses, right, rtol=1e-3, atol=1e-5)
     watched.expect(measured=2)
-    assert rules.STATE_UNKNOWN not in watched.reasons()
+    assert ReasonCode.RANDOM_STATE_UNKNOWN.text not in watched.reasons()

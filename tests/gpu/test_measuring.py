@@ -14,6 +14,7 @@ from pygraphd.client.frontend.runtime import SWITCHED_OFF
 from pygraphd.client.recording import recordings
 from pygraphd.schema import policy
 from pygraphd.schema.messages import Decision, Deployment, Measurement
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,7 +113,7 @@ def force(monkeypatch: pytest.MonkeyPatch, *deployments: Deployment) -> None:
     def decide(measurements: Sequence[Measurement]) -> Decision:
         assert {m.deployment for m in measurements} == {Deployment.KERNELS, Deployment.GRAPH}
         assert all(m.samples >= policy.MIN_SAMPLES for m in measurements)
-        return Decision(left.pop(0), "forced", policy.POLICY_VERSION)
+        return Decision(left.pop(0), Reason(ReasonCode.OTHER, "forced"), policy.POLICY_VERSION)
 
     monkeypatch.setattr("pygraphd.client.autotune.partition_trial.decide", decide)
 
@@ -247,7 +248,7 @@ def test_too_few_calls_are_recorded_as_such(watched: Watched) -> None:
     watched.close()
 
     watched.expect(graphs=1, measured=0, spooled=1)
-    assert watched.reasons() == {policy.TOO_FEW_CALLS: 1}
+    assert watched.reasons() == {ReasonCode.TOO_FEW_CALLS.text: 1}
 
 
 @pytest.mark.parametrize("deployment", [Deployment.KERNELS, Deployment.GRAPH])

@@ -10,6 +10,7 @@ import torch
 
 from pygraphd.client.recording.recordings import NOT_YET, Recordings, SizeSlot
 from pygraphd.client.recording.refusals import Persistence, Refusal
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,7 @@ def test_what_is_deployed_stays_right(watched: Watched, monkeypatch: pytest.Monk
     from pygraphd.schema import policy
     from pygraphd.schema.messages import Decision, Deployment
 
-    chosen = Decision(Deployment.GRAPH, "for a test", policy.POLICY_VERSION)
+    chosen = Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER, "for a test"), policy.POLICY_VERSION)
     monkeypatch.setattr("pygraphd.client.autotune.partition_trial.decide", lambda _measurements: chosen)
     mine = network()
     run = torch.compile(mine, mode="reduce-overhead")

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.ranks.write_once import RegisterError, Registers, Verdict
-from pygraphd.schema.messages import MAX_REASON, Decision, Deployment
+from pygraphd.schema.reasons import Reason, ReasonCode, because
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from pygraphd.client.common.report import Report
+    from pygraphd.schema.messages import Decision, Deployment
 
 MAX_FAILURES = 2
 """Failures after which a rank asks a group's store no more."""
 WAIT_LIMIT_S = 120.0
 """How long a rank waits for another's decision."""
-UNREACHABLE = "ranks: the group's store could not be asked"
 ELSEWHERE = "decided in another environment"
 
 _T = TypeVar("_T")
@@ -85,7 +85,7 @@ class Agreement:
         decision = self.look(graph, environment)
         if decision is not None or waited_s < self._wait_limit_s:
             return decision
-        late = rules.not_measured(f"ranks: no decision within {self._wait_limit_s:g} s", 0)
+        late = rules.not_measured(Reason(ReasonCode.RANKS_LATE, f"{self._wait_limit_s:g} s"))
         return self.propose(graph, environment, late)
 
     def _adopt(self, graph: str, environment: str, action: Callable[[], Verdict | None]) -> Decision | None:
@@ -109,7 +109,7 @@ class Agreement:
 
 
 def _alone() -> Decision:
-    return rules.not_measured(UNREACHABLE, 0)
+    return rules.not_measured(Reason(ReasonCode.RANKS_UNREACHABLE))
 
 
 def _marked(verdict: Verdict, environment: str) -> Decision:
@@ -117,7 +117,8 @@ def _marked(verdict: Verdict, environment: str) -> Decision:
     decision = verdict.decision
     if verdict.environment == environment:
         return decision
-    return dataclasses.replace(decision, reason=f"{decision.reason} ({ELSEWHERE})"[:MAX_REASON])
+    detail = f"{decision.reason.detail}; {ELSEWHERE}" if decision.reason.detail else ELSEWHERE
+    return dataclasses.replace(decision, reason=because(decision.reason.code, detail))
 
 
 class _GroupPart(Part):
@@ -142,4 +143,4 @@ def possible(decision: Decision, offered: Collection[Deployment]) -> Decision:
     """Return the group's decision, or KERNELS with a reason where it names what this process cannot run."""
     if decision.deployment in offered:
         return decision
-    return rules.not_measured(f"ranks: {decision.deployment} was decided, and cannot be had here", 0)
+    return rules.not_measured(Reason(ReasonCode.RANKS_NOT_OFFERED, decision.deployment))

@@ -10,6 +10,7 @@ from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.ranks.consensus import ALONE, Part, possible
 from pygraphd.client.decisions.ranks.following import Follower
 from pygraphd.client.decisions.ranks.process_group import Groups
+from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -79,5 +80,5 @@ class Ranks:
         """Report what still waits."""
         while self._followers:
             _, (graph, environment) = self._followers.popitem()
-            decision = rules.not_measured(rules.STILL_WAITING, 0)
+            decision = rules.not_measured(Reason(ReasonCode.RANKS_UNDECIDED))
             self._report.deploy(graph, environment, decision, Source.UNFINISHED)

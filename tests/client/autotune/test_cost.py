@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pygraphd.client.autotune import cost
 from pygraphd.client.autotune.cost import Cost
 from pygraphd.schema.messages import Decision, Deployment, Entry, Measurement
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 KERNELS, GRAPH = Deployment.KERNELS, Deployment.GRAPH
 TIMES = st.floats(1, 1e6)
@@ -133,6 +134,6 @@ def test_what_takes_less_on_both_is_seen(measured: Measurement, factor: float) -
     ids=["a rule", "an older daemon", "one part", "both parts"],
 )
 def test_an_entry_says_what_a_call_costs(said: dict[str, float], expected: Cost | None) -> None:
-    entry = Entry("a" * 64, Decision(GRAPH, "", 1), **said)  # type: ignore[arg-type]
+    entry = Entry("a" * 64, Decision(GRAPH, Reason(ReasonCode.OTHER), 1), **said)  # type: ignore[arg-type]
 
     assert cost.of_entry(entry) == expected

@@ -10,6 +10,7 @@ import pytest
 
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import (
+    NO_MEMORY,
     TRANSITIONS,
     WAITING,
     WARM_UP_CALLS,
@@ -20,7 +21,8 @@ from pygraphd.client.autotune.partition_trial import (
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.leases import Turn
 from pygraphd.schema.messages import Decision, Deployment, Entry, Measurement
-from pygraphd.schema.policy import NOISY, POLICY_VERSION
+from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.trial_host import (
     FAST,
     LAUNCHED,
@@ -74,7 +76,7 @@ def test_what_may_be_relocated_is_launched_until_the_helper_is_there(
 ) -> None:
     host.calls_until_helper = 20
     one = region(host)
-    monkeypatch.setattr(one, "_why_not_measure", lambda: rules.NO_MEMORY)
+    monkeypatch.setattr(one, "_why_not_measure", lambda: NO_MEMORY)
 
     calls = 0
     while one.state is State.WARM_UP:
@@ -94,14 +96,14 @@ def test_sizes_that_never_come_back_are_never_measured(host: Host) -> None:
 
 def test_without_memory_to_spare_nothing_is_tried(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     one = region(host)
-    monkeypatch.setattr(one, "_why_not_measure", lambda: rules.NO_MEMORY)
+    monkeypatch.setattr(one, "_why_not_measure", lambda: NO_MEMORY)
     for _ in range(10):
         assert one([]) == "launched"
 
     assert one.state is State.DEPLOYED
     (result,) = host.results
     assert result.measurements == ()
-    assert result.decision == rules.not_measured(rules.NO_MEMORY, WARM_UP_CALLS + 1)
+    assert result.decision == rules.not_measured(NO_MEMORY, WARM_UP_CALLS + 1)
 
 
 def test_of_several_threads_one_begins_and_the_others_are_launched(
@@ -119,9 +121,9 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
         if len(results) == 7:
             others_have_called.set()
 
-    def why_not_measure() -> str:
+    def why_not_measure() -> Reason:
         assert others_have_called.wait(60)
-        return rules.NO_MEMORY
+        return NO_MEMORY
 
     monkeypatch.setattr(one, "_why_not_measure", why_not_measure)
     threads = [threading.Thread(target=call) for _ in range(8)]
@@ -141,7 +143,7 @@ def test_what_has_come_to_refuse_is_not_chosen(host: Host) -> None:
     assert judged(one, LAUNCHED, FAST)([]) == "launched"
 
     (result,) = host.results
-    assert result.decision == rules.only_launch_for_now("a driver's call failed")
+    assert result.decision == rules.refused("a driver's call failed", for_good=False)
     assert result.measurements == (LAUNCHED,)
 
 
@@ -169,10 +171,9 @@ def test_what_refuses_is_launched_from_the_next_call_on(host: Host, for_good: bo
     assert one([]) == "launched"
 
     (result,) = host.results
-    assert (result.decision.reason, result.decision.final) == (
-        "it cannot be relocated: it does not fit",
-        for_good,
-    )
+    assert result.decision == rules.refused("it does not fit", for_good=for_good)
+    assert str(result.decision.reason) == "it cannot be recorded: it does not fit"
+    assert result.decision.final is for_good
 
 
 def test_what_was_too_noisy_runs_as_it_was_found_and_is_provisional(host: Host) -> None:
@@ -182,14 +183,14 @@ def test_what_was_too_noisy_runs_as_it_was_found_and_is_provisional(host: Host) 
     assert judged(region(host), slow, noisy)([]) == "relocated"
 
     (result,) = host.results
-    assert result.decision.reason.endswith(NOISY)
+    assert rules.is_noisy(result.decision)
     assert (result.decision.final, result.decision.calls) == (False, 0)
     assert result.measurements == (slow, noisy)
 
 
 def test_a_graph_that_another_process_measures_is_launched_until_its_answer_is_there(host: Host) -> None:
     one = region(host)
-    answer = Entry("a" * 64, Decision(Deployment.GRAPH, "GRAPH is faster", POLICY_VERSION))
+    answer = Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION))
     host.turns = [Turn.OTHERS, Turn.OTHERS, Turn.OTHERS, answer]
 
     results = [one([]) for _ in range(WARM_UP_CALLS + 5)]
@@ -221,18 +222,18 @@ def test_an_answer_that_cannot_be_run_here_is_measured_anew(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = region(host)
-    monkeypatch.setattr(one, "_why_not_measure", lambda: rules.NO_MEMORY)
+    monkeypatch.setattr(one, "_why_not_measure", lambda: NO_MEMORY)
     one._candidates = Candidates(launch, 0)
-    host.turns = [Entry("a" * 64, Decision(Deployment.GRAPH, "", POLICY_VERSION))]
+    host.turns = [Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER), POLICY_VERSION))]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
 
-    assert host.results[0].decision == rules.not_measured(rules.NO_MEMORY, WARM_UP_CALLS + 1)
+    assert host.results[0].decision == rules.not_measured(NO_MEMORY, WARM_UP_CALLS + 1)
 
 
 def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
     one = region(host)
-    answer = Entry("a" * 64, Decision(Deployment.GRAPH, "GRAPH is faster", POLICY_VERSION))
+    answer = Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION))
     host.turns = [Turn.OTHERS] * 50 + [answer]
     results: list[Any] = []
     threads = [threading.Thread(target=lambda: results.extend(one([]) for _ in range(100))) for _ in range(8)]
@@ -249,7 +250,7 @@ def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
 
 def test_while_ranks_agree_other_threads_are_launched(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     one = region(host)
-    answer = Entry("a" * 64, Decision(Deployment.GRAPH, "GRAPH is faster", POLICY_VERSION))
+    answer = Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION))
     host.turns = [Turn.OTHERS, answer]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
@@ -280,7 +281,7 @@ def test_who_is_interrupted_while_it_is_decided_goes_on_launched(
     one = region(host)
     monkeypatch.setattr(one, "_why_not_measure", lambda: None)
     host.turns = [Turn.OTHERS if state is State.WAIT else Turn.OURS]
-    host.turns.append(Entry("a" * 64, Decision(Deployment.GRAPH, "GRAPH is faster", POLICY_VERSION)))
+    host.turns.append(Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION)))
     for _ in range(WARM_UP_CALLS + 1):
         one([])
     assert one.state is state

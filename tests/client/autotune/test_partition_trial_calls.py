@@ -10,6 +10,7 @@ import torch
 
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import (
+    FAILED,
     OTHER_THREAD,
     WARM_UP_CALLS,
     Decided,
@@ -139,7 +140,7 @@ def test_an_error_of_ours_is_counted_and_the_call_goes_on(
 
     assert one([]) == "launched"
     assert host.report.failures == {"measuring: ValueError": 1}
-    assert host.results[0].decision.reason == rules.FAILED
+    assert host.results[0].decision.reason == FAILED
 
 
 def test_an_error_of_the_users_is_the_users(host: Host) -> None:

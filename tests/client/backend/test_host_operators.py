@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pygraphd.client.backend import torch_private, vouched_operators
-from pygraphd.client.decisions import rules
 from pygraphd.client.dispatch import unpartitioned
 from pygraphd.client.frontend import settings
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -167,4 +167,4 @@ def test_a_graph_with_such_operators_is_not_recorded_and_the_reason_names_them(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert not unpartitioned.may_be_relocated(without, 1)
     assert unpartitioned.may_be_relocated(with_vouching, 1)
-    assert unpartitioned.only_launch(without).reason == f"{rules.HOST_OPERATORS}tested::scaled"
+    assert unpartitioned.only_kernels(without).reason == Reason(ReasonCode.CUSTOM_OPERATORS, "tested::scaled")

@@ -11,6 +11,7 @@ import pytest
 from pygraphd.client.common import report
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Decision, Deployment, Graph, Kind
+from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 GRAPH = Graph("a" * 64, Kind.BACKWARD, 0, 1, 17)
 ENVIRONMENT = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
-NO_DEVICE = Decision(Deployment.KERNELS, "no CUDA device", 1)
+NO_DEVICE = Decision(Deployment.KERNELS, Reason(ReasonCode.NO_DEVICE), 1)
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def filled() -> report.Report:
     made.count(graphs=3, looked_up=3, hits=1, misses=2)
     made.deploy(GRAPH, ENVIRONMENT, NO_DEVICE, Source.RULE)
     made.deploy(GRAPH, ENVIRONMENT, NO_DEVICE, Source.CACHE)
-    made.deploy(GRAPH, ENVIRONMENT, Decision(Deployment.GRAPH, "GRAPH is faster", 1), Source.MEASURED)
+    made.deploy(GRAPH, ENVIRONMENT, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1), Source.MEASURED)
     made.fail("daemon: no daemon")
     return made
 
@@ -71,7 +72,7 @@ def test_the_summary_says_how_each_graph_ran_and_where() -> None:
     made.deploy(
         GRAPH,
         ENVIRONMENT,
-        Decision(Deployment.KERNELS, "too few calls", 1, final=False, calls=3),
+        Decision(Deployment.KERNELS, Reason(ReasonCode.TOO_FEW_CALLS), 1, final=False, calls=3),
         Source.UNFINISHED,
     )
 
@@ -85,11 +86,12 @@ def test_the_summary_says_how_each_graph_ran_and_where() -> None:
             "kind": "backward",
             "environment": environment,
             "deployment": "KERNELS",
-            "reason": "too few calls",
+            "reason": {"code": "too_few_calls", "detail": ""},
             "final": False,
             "source": "unfinished",
             "sizes": [],
-            "because": "",
+            "rejected": {"code": "not_stated", "detail": ""},
+            "because": None,
         }
     ]
     assert summary["decisions_left_out"] == 0

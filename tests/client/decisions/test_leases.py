@@ -17,6 +17,7 @@ from pygraphd.daemon.leases import Holder, Leases
 from pygraphd.daemon.peer import Peer
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Decision, Deployment, Entry, LeaseAnswer
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pygraphd.client.decisions.service import Cache
 
 ENVIRONMENT = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
-ANSWER = Decision(Deployment.GRAPH, "GRAPH is faster", 1)
+ANSWER = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
 FORWARD = Interest(ENVIRONMENT, "a" * 64, 1, is_backward=False)
 BACKWARD = Interest(ENVIRONMENT, "b" * 64, 1, is_backward=True)
 OTHER = Interest(ENVIRONMENT, "c" * 64, 2, is_backward=False)
@@ -105,7 +106,10 @@ def test_an_answer_that_is_there_already_is_taken_up_at_once(daemon: Daemon) -> 
 
 @pytest.mark.parametrize(
     "answer",
-    [Decision(Deployment.GRAPH, "", 2), Decision(Deployment.KERNELS, "", 1, final=False)],
+    [
+        Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER), 2),
+        Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER), 1, final=False),
+    ],
     ids=["not usable", "not final"],
 )
 def test_not_every_answer_is_one(daemon: Daemon, answer: Decision) -> None:
@@ -185,7 +189,12 @@ def test_an_answer_that_was_rejected_is_no_answer_however_it_is_worded(daemon: D
     before = Entry(FORWARD.graph, ANSWER, 1, "elsewhere", 10.0, measured_at=5.0)
     for now, taken in (
         (dataclasses.replace(before, cost_us=900.0), False),
-        (dataclasses.replace(before, decision=dataclasses.replace(ANSWER, reason="rederived")), False),
+        (
+            dataclasses.replace(
+                before, decision=dataclasses.replace(ANSWER, reason=Reason(ReasonCode.OTHER, "rederived"))
+            ),
+            False,
+        ),
         (dataclasses.replace(before, measured_at=6.0), True),
     ):
         claims = daemon.process("one")

@@ -15,6 +15,7 @@ from pygraphd.client.decisions.rejection import other_policy
 from pygraphd.client.frontend import settings
 from pygraphd.schema.messages import Decision, Deployment, RecordRequest, decode, encode
 from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.clock import Clock
 from tests.support.compiled import (
     ENOUGH,
@@ -36,16 +37,18 @@ SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 412.0}
 THEIRS = f"by uid {os.geteuid()} on elsewhere"
 
 
-def told(of: Session) -> set[tuple[str, str]]:
-    """Return where decisions had come from, and why not from what was known."""
-    return {(each["source"], each["because"]) for each in of.report.summary()["decisions"]}
+def told(of: Session) -> set[tuple[str, str, str]]:
+    """Return where decisions had come from, and why not from what was known: the code and its detail."""
+    decisions = of.report.summary()["decisions"]
+    because = [(each["source"], each["because"] or {"code": "", "detail": ""}) for each in decisions]
+    return {(source, reason["code"], reason["detail"]) for source, reason in because}
 
 
 def test_what_was_unknown_or_is_taken_needs_no_reason(session: Session) -> None:
     first, _ = trained(session, ENOUGH)
     second, _ = trained(session, 3)
 
-    assert (told(first), told(second)) == ({("measured", "")}, {("cache", "")})
+    assert (told(first), told(second)) == ({("measured", "", "")}, {("cache", "", "")})
 
 
 def test_of_a_disputed_decision_it_is_told_whose_it_was_and_what_was_seen(
@@ -56,8 +59,7 @@ def test_of_a_disputed_decision_it_is_told_whose_it_was_and_what_was_seen(
 
     finished, _ = trained(session, 2 * ENOUGH)
 
-    claimed = f"GRAPH: claimed 50.0 us {THEIRS}"
-    assert told(finished) == {("measured", f"{claimed}, measured 412.0 us here")}
+    assert told(finished) == {("measured", "cost_differs", f"GRAPH 50.0 us {THEIRS}, 412.0 us here")}
     assert finished.report.counts["disputed"] == 3
 
 
@@ -71,25 +73,25 @@ def test_a_program_that_ends_before_it_has_measured_anew_says_what_was_claimed(
     ended.close()
 
     assert ended.report.counts["disputed"] == 3
-    assert told(ended) == {("unfinished", f"GRAPH: claimed 50.0 us {THEIRS}")}
+    assert told(ended) == {("unfinished", "cost_differs", f"GRAPH 50.0 us {THEIRS}")}
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "because"),
+    ("variable", "value", "code", "detail"),
     [
-        (settings.REFRESH, "1", "PYGRAPH_REFRESH asks to measure anew"),
-        (settings.TRUST, "local", f"decided {THEIRS}, and PYGRAPH_TRUST=local"),
+        (settings.REFRESH, "1", "refresh_asked", ""),
+        (settings.TRUST, "local", "not_trusted", THEIRS),
     ],
 )
 def test_what_the_user_does_not_want_is_told_as_that(
-    session: Session, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, because: str
+    session: Session, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, code: str, detail: str
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
     monkeypatch.setenv(variable, value)
 
     anew, _ = trained(session, ENOUGH)
 
-    assert told(anew) == {("measured", because)}
+    assert told(anew) == {("measured", code, detail)}
 
 
 def rewrite(session: Session, change: Callable[[Decision], Decision]) -> None:
@@ -101,23 +103,25 @@ def rewrite(session: Session, change: Callable[[Decision], Decision]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "because"),
+    ("changes", "code", "detail"),
     [
-        ({"policy": POLICY_VERSION - 1}, f"decided by policy {POLICY_VERSION - 1}, and this is policy {POLICY_VERSION}"),
-        ({"final": False, "calls": 7}, "not final, after 7 calls"),
+        ({"policy": POLICY_VERSION - 1}, "other_policy", f"{POLICY_VERSION - 1}, and this is {POLICY_VERSION}"),
+        ({"final": False, "calls": 7}, "not_final", "7 calls"),
     ],
     ids=["policy", "final"],
 )  # fmt: skip
 def test_what_this_process_could_not_have_decided_is_told_as_that(
-    session: Session, changes: dict[str, object], because: str
+    session: Session, changes: dict[str, object], code: str, detail: str
 ) -> None:
     trained(session, ENOUGH)
     rewrite(session, lambda decision: dataclasses.replace(decision, **changes))  # type: ignore[arg-type]
 
     anew, _ = trained(session, ENOUGH)
 
-    assert told(anew) == {("measured", because)}
+    assert told(anew) == {("measured", code, detail)}
 
 
 def test_a_doubt_that_is_about_no_cost_is_told_without_any() -> None:
-    assert other_policy(Decision(Deployment.GRAPH, "", POLICY_VERSION - 1)).costs is None
+    assert (
+        other_policy(Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER), POLICY_VERSION - 1)).costs is None
+    )

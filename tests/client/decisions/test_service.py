@@ -36,13 +36,14 @@ from pygraphd.schema.messages import (
     RecordAnswer,
     RecordRequest,
 )
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ENVIRONMENT = Environment("none", "", 0, 0, "", "2.13.0", "", "", "", "")
 GRAPH = "a" * 64
-DECISION = Decision(Deployment.KERNELS, "no CUDA device", 1)
+DECISION = Decision(Deployment.KERNELS, Reason(ReasonCode.NO_DEVICE), 1)
 RECORD = Record(Graph(GRAPH, Kind.FORWARD, 0, 1, 3), DECISION)
 MINE = Entry(GRAPH, DECISION, os.getuid(), "host")
 """What a client makes of RECORD when it was spooled here."""
@@ -228,9 +229,11 @@ def test_what_was_spooled_elsewhere_is_not(places: Locations) -> None:
 
 def test_the_newest_final_decision_in_the_spool_wins(places: Locations) -> None:
     cache = Cache(places, "host", Report())
-    older = Decision(Deployment.KERNELS, "older", 1)
-    newer = Decision(Deployment.GRAPH, "newer", 1)
-    provisional = Decision(Deployment.KERNELS, "provisional", 1, final=False, calls=3)
+    older = Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER, "older"), 1)
+    newer = Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER, "newer"), 1)
+    provisional = Decision(
+        Deployment.KERNELS, Reason(ReasonCode.OTHER, "provisional"), 1, final=False, calls=3
+    )
     for decision in (older, newer, provisional):
         cache.record(ENVIRONMENT, [dataclasses.replace(RECORD, decision=decision)])
 
@@ -269,7 +272,7 @@ def test_a_daemon_of_an_older_version_is_not_asked_again_what_it_does_not_know(
     assert len(peers[0].requests) == 2  # it is asked what it may know
 
 
-OLD = '{"environment":"%s","version":"0.1.0","entries":[{"graph":"%s","decision":{"deployment":"%s","reason":"","policy":4}}]}'
+OLD = '{"environment":"%s","version":"0.1.0","entries":[{"graph":"%s","decision":{"deployment":"%s","reason":{"code":"other"},"policy":4}}]}'
 """How a daemon answered that knew LAUNCH, RELOCATE and TREES."""
 
 
@@ -293,7 +296,7 @@ def test_an_older_daemon_is_asked_what_it_cannot_misunderstand(places: Locations
     cache.lease(ENVIRONMENT, [GRAPH])
 
     paths = [request.split(b" ")[1] for request in peers[0].requests]
-    assert paths == [b"/v2/lookup", b"/v2/record", b"/v2/lease"]
+    assert paths == [b"/v3/lookup", b"/v3/record", b"/v3/lease"]
     assert cache.lookup(ENVIRONMENT, [GRAPH]) == {GRAPH: MINE}  # out of the spool
 
 
@@ -412,13 +415,13 @@ def test_a_database_that_is_no_file_is_a_reason(places: Locations, make: Callabl
 
 def test_rows_that_are_none_of_ours_are_a_reason(places: Locations) -> None:
     with contextlib.closing(sqlite3.connect(places.database)) as connection:
-        columns = "graph, deployment, reason, policy, final, calls, uid, host, measured_at, environment"
+        columns = "graph, deployment, reason, detail, rejected, rejected_detail, policy, final, calls, uid, host, measured_at, environment"
         connection.execute(f"CREATE TABLE decision ({columns})")
         connection.execute(
             "CREATE TABLE measurement (id, environment, graph, deployment, measured_at, median_us, host_us, span_us)"
         )
-        row = (GRAPH, b"\xff", 2**62, "x", "", None, None, None, None, ENVIRONMENT.digest())
-        connection.execute(f"INSERT INTO decision VALUES ({','.join('?' * 10)})", row)
+        row = (GRAPH, b"\xff", 2**62, "", "x", "", "x", "", None, None, None, None, ENVIRONMENT.digest())
+        connection.execute(f"INSERT INTO decision VALUES ({','.join('?' * 13)})", row)
         connection.execute(f"PRAGMA user_version={offline.DATABASE_VERSION}")
         connection.commit()
 

@@ -52,7 +52,7 @@ import http.client, socket, sys
 connection = http.client.HTTPConnection("pygraphd")
 connection.sock = socket.socket(socket.AF_UNIX)
 connection.sock.connect(sys.argv[1])
-connection.request("POST", "/v2/record", sys.stdin.buffer.read())
+connection.request("POST", "/v3/record", sys.stdin.buffer.read())
 assert connection.getresponse().status == 200
 """
 

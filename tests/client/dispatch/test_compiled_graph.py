@@ -15,12 +15,12 @@ import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.decisions import rules
 from pygraphd.client.dispatch.compiled_graph import CAPTURED_BY_OTHERS
 from pygraphd.client.frontend import runtime as sessions
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Session
 from pygraphd.client.hook import Hook
+from pygraphd.schema.reasons import ReasonCode
 from tests.support.compiled import (
     ENOUGH,
     REFUSING,
@@ -107,7 +107,7 @@ def test_a_whole_graph_that_refuses_is_launched(session: Session, relocating: li
     assert results[-1] == (["launched"], ["launched"])
     assert session.report.summary()["deployed"] == {"KERNELS": 2, "GRAPH": 0}
     assert [each.calls for each in relocating] == [1, 1]
-    reason = "it cannot be relocated: verification: output 0 differs"
+    reason = "it cannot be recorded: verification: output 0 differs"
     assert session.report.summary()["reasons"] == {reason: 2}
     second = Session(session.locations)
     assert run(*compile_whole_pair(second), 1) == [(["launched"], ["launched"])]
@@ -127,7 +127,7 @@ def test_what_is_refused_in_one_process_alone_is_tried_again_by_the_next(
     run(*pair)
 
     reasons = session.report.summary()["reasons"]
-    assert reasons == {"it cannot be relocated: verification: output 0 differs": 2}
+    assert reasons == {"it cannot be recorded: verification: output 0 differs": 2}
     assert session.report.summary()["deployed"] == {"KERNELS": 2, "GRAPH": 0}
     second = Session(session.locations)
     forward, backward = compile_two(second)
@@ -140,9 +140,9 @@ def test_what_is_refused_in_one_process_alone_is_tried_again_by_the_next(
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"device_types": {"cuda", "cpu"}}, rules.NOT_WHOLE),
-        ({"device_idxs": {0, 1}}, rules.NOT_WHOLE),
-        ({"inductor_post_grad_graph_str": UNKNOWN_STATE}, rules.STATE_UNKNOWN),
+        ({"device_types": {"cuda", "cpu"}}, ReasonCode.NOT_ON_ONE_GPU.text),
+        ({"device_idxs": {0, 1}}, ReasonCode.NOT_ON_ONE_GPU.text),
+        ({"inductor_post_grad_graph_str": UNKNOWN_STATE}, ReasonCode.RANDOM_STATE_UNKNOWN.text),
     ],
     ids=["a part on the CPU", "two devices", "captured differently"],
 )
@@ -167,7 +167,7 @@ def test_attention_whose_state_is_not_known_is_launched_and_so_is_nothing_else(s
     backward = compile_once(session, 1, backward=True, box=box)
 
     assert run(forward, backward)[-1] == (["launched"], ["relocated"])
-    assert session.report.summary()["reasons"][rules.STATE_UNKNOWN] == 1
+    assert session.report.summary()["reasons"][ReasonCode.RANDOM_STATE_UNKNOWN.text] == 1
 
 
 def test_graphs_in_parts_and_whole_ones_are_measured_in_one_program(session: Session) -> None:

@@ -14,12 +14,13 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.autotune import partition_trial
 from pygraphd.client.autotune.validation import DISPUTED
-from pygraphd.client.decisions import leases, rules
+from pygraphd.client.decisions import leases
 from pygraphd.client.decisions.service import Cache
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.messages import Decision, Deployment
-from pygraphd.schema.policy import NOISY, POLICY_VERSION
+from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.daemon.conftest import Home
 from tests.support.clock import Clock
 from tests.support.compiled import (
@@ -226,7 +227,7 @@ def test_who_waits_to_the_end_records_nothing(session: Session, tmp_path: Path) 
     finally:
         home.close()
 
-    assert second.report.summary()["reasons"] == {rules.LEFT_TO_OTHERS: 2}
+    assert second.report.summary()["reasons"] == {ReasonCode.LEFT_TO_ANOTHER_PROCESS.text: 2}
     assert (second.report.counts["recorded"], first.report.counts["recorded"]) == (0, 2)
 
 
@@ -262,16 +263,16 @@ def test_what_was_measured_too_long_ago_is_measured_anew(
     run(*compile_pair(young))
 
     assert (old.report.counts["hits"], old.report.counts["measured"]) == (0, 2)
-    assert {each["because"] for each in old.report.summary()["decisions"]} == {
-        "measured 31d ago, and PYGRAPH_MAX_AGE is less"
-    }
+    assert [each["because"] for each in old.report.summary()["decisions"]] == [
+        {"code": "too_old", "detail": "31d"}
+    ] * 2
     assert (young.report.counts["hits"], young.report.counts["measured"]) == (2, 0)
 
 
 def test_what_was_measured_on_a_noisy_machine_runs_and_is_measured_by_the_next_process(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decision = Decision(Deployment.GRAPH, f"GRAPH is faster{NOISY}", POLICY_VERSION, final=False)
+    decision = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION, final=False)
     with monkeypatch.context() as noisy:
         noisy.setattr(partition_trial, "decide", lambda measurements: decision)
         assert run(*compile_pair(session))[-1] == (["relocated"], ["relocated"])
@@ -281,8 +282,8 @@ def test_what_was_measured_on_a_noisy_machine_runs_and_is_measured_by_the_next_p
     short.close()
     pair = compile_pair(second)
 
-    (known,) = {each["reason"] for each in session.report.summary()["decisions"]}
-    assert known == decision.reason
+    (known,) = {each["reason"]["code"] for each in session.report.summary()["decisions"]}
+    assert known == decision.reason.code
     assert short.report.counts["spooled"] == 0, "what was measured is worth more than that nothing was"
     assert run(*pair)[-1] == (["relocated"], ["relocated"])
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 2)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pygraphd.client.decisions import rules
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Session
+from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.compiled import (  # noqa: F401 - fixtures
     Compiled,
     Relocating,
@@ -63,7 +63,7 @@ def test_a_graph_that_cannot_be_split_around_it_is_launched_and_says_why(
 
     assert {str(each) for each in run_alone(compiled)} == {"launched"}
     assert relocating == []
-    assert session.report.summary()["reasons"] == {f"{rules.HOST_OPERATORS}mine::op": 1}
+    assert session.report.summary()["reasons"] == {str(Reason(ReasonCode.CUSTOM_OPERATORS, "mine::op")): 1}
 
 
 def test_who_vouches_later_is_not_held_to_what_was_said_before(

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
+from pygraphd.client.autotune.partition_trial import NO_MEMORY
 from pygraphd.client.decisions import fingerprint, rules
 from pygraphd.client.decisions.ranks.consensus import Agreement
 from pygraphd.client.decisions.ranks.following import Follower
@@ -20,7 +21,7 @@ from pygraphd.client.decisions.service import Cache
 from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, LeaseAnswer
-from pygraphd.schema.policy import SAVES_HOST_TIME
+from pygraphd.schema.reasons import ReasonCode
 from tests.support.clock import Clock
 from tests.support.compiled import (
     ENOUGH,
@@ -191,11 +192,13 @@ def test_a_backward_is_decided_whatever_its_forward_runs_as(ranks: list[Session]
     digest = measured[0].compiled_fn_runner.partitions[0].run.graph.digest
     environment = fingerprint.environment(0)
     assert isinstance(other.ranks.groups, TwoRanks)
-    other.ranks.groups.agreement().propose(digest, environment.digest(), rules.only_launch("too late"))
+    other.ranks.groups.agreement().propose(
+        digest, environment.digest(), rules.only_kernels(ReasonCode.OTHER, "too late")
+    )
 
     assert run(*measured)[-1] == (["launched"], ["relocated"])
 
-    assert leader.report.summary()["reasons"] == {"too late": 1, SAVES_HOST_TIME: 1}
+    assert leader.report.summary()["reasons"] == {"too late": 1, ReasonCode.SAVES_HOST_TIME.text: 1}
     assert run(*pair(Session(leader.locations)), 1) == [(["relocated"], ["relocated"])]
 
 
@@ -241,12 +244,12 @@ def test_without_memory_to_spare_on_the_leader_all_launch(
 ) -> None:
     from pygraphd.client.autotune.partition_trial import Region
 
-    monkeypatch.setattr(Region, "_why_not_measure", lambda self: rules.NO_MEMORY)
+    monkeypatch.setattr(Region, "_why_not_measure", lambda self: NO_MEMORY)
     measured, followed = pair(ranks[0]), pair(ranks[1])
     run(*measured, 5)
     wait_for(ranks[1], followed)
 
-    assert ranks[1].report.summary()["reasons"] == {rules.NO_MEMORY: 2}
+    assert ranks[1].report.summary()["reasons"] == {str(NO_MEMORY): 2}
 
 
 def test_a_program_that_ends_while_it_waits_says_so(ranks: list[Session]) -> None:
@@ -255,7 +258,7 @@ def test_a_program_that_ends_while_it_waits_says_so(ranks: list[Session]) -> Non
 
     ranks[1].close()
 
-    assert ranks[1].report.summary()["reasons"] == {rules.STILL_WAITING: 2}
+    assert ranks[1].report.summary()["reasons"] == {ReasonCode.RANKS_UNDECIDED.text: 2}
     assert ranks[1].report.counts["spooled"] == 0
 
 

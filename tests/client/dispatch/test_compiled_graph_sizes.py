@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.service import Cache
 from pygraphd.client.dispatch import shapes
 from pygraphd.client.dispatch.shapes import Sized
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.messages import Deployment
-from pygraphd.schema.policy import LONGER_ON_THE_GPU, SAVES_HOST_TIME
+from pygraphd.schema.reasons import ReasonCode
 from tests.support.clock import Clock
 from tests.support.compiled import (
     ENOUGH,
@@ -108,14 +107,14 @@ def test_the_summary_says_at_which_sizes_a_graph_ran_how(
 
     summary = session.report.summary()
 
-    found = {(each["kind"], each["sizes"]): each["reason"] for each in summary["decisions"]}
+    found = {(each["kind"], each["sizes"]): each["reason"]["code"] for each in summary["decisions"]}
     assert found == {
-        ("forward", ()): rules.BY_SIZE,
-        ("backward", ()): rules.BY_SIZE,
-        ("forward", (8,)): SAVES_HOST_TIME,
-        ("backward", (8, 16)): SAVES_HOST_TIME,
-        ("forward", (16,)): LONGER_ON_THE_GPU,
-        ("backward", (16, 32)): LONGER_ON_THE_GPU,
+        ("forward", ()): "decided_by_size",
+        ("backward", ()): "decided_by_size",
+        ("forward", (8,)): "saves_host_time",
+        ("backward", (8, 16)): "saves_host_time",
+        ("forward", (16,)): "longer_on_gpu",
+        ("backward", (16, 32)): "longer_on_gpu",
     }
     assert summary["bounds"] == FIXED_BOUNDS | {"sizes": 8, "size_calls": 3}
     assert summary["deployed"] == {"KERNELS": 4, "GRAPH": 2}
@@ -276,7 +275,7 @@ def test_a_size_that_comes_and_goes_is_reported_once(
     named = [(each["kind"], tuple(each["sizes"])) for each in summary["decisions"] if each["sizes"]]
     assert len(named) == len(set(named)) == 2
     assert summary["deployed"] == {"KERNELS": 2, "GRAPH": 2}
-    assert set(summary["reasons"]) == {rules.BY_SIZE, SAVES_HOST_TIME}
+    assert set(summary["reasons"]) == {ReasonCode.DECIDED_BY_SIZE.text, ReasonCode.SAVES_HOST_TIME.text}
     expect(session, sizes=6)  # which counts how often
 
 

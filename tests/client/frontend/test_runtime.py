@@ -26,7 +26,8 @@ from pygraphd.schema.messages import (
     Graph,
     Kind,
 )
-from pygraphd.schema.policy import POLICY_VERSION, TOO_FEW_CALLS
+from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +55,9 @@ def test_what_is_old_or_another_policys_is_not_believed(
     session: Session, policy: int, age_days: int | None, believed: bool
 ) -> None:
     measured_at = None if age_days is None else time.time() - 86_400 * age_days
-    entry = Entry("a" * 64, Decision(Deployment.GRAPH, "", policy), measured_at=measured_at)
+    entry = Entry(
+        "a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER), policy), measured_at=measured_at
+    )
 
     assert session._trusted(entry) is believed
 
@@ -141,7 +144,7 @@ def test_an_undecided_region_goes_with_its_model_and_is_remembered(session: Sess
 
     (decision,) = session.report.summary()["decisions"]
     assert (decision["graph"], decision["environment"]) == ("a" * 64, ENVIRONMENT.digest())
-    assert (decision["reason"], decision["source"]) == (TOO_FEW_CALLS, "unfinished")
+    assert (decision["reason"]["code"], decision["source"]) == ("too_few_calls", "unfinished")
     assert session.report.counts["spooled"] == 1
 
 

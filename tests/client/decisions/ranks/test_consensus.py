@@ -15,23 +15,24 @@ from pygraphd.client.decisions.ranks.consensus import (
     ALONE,
     ELSEWHERE,
     MAX_FAILURES,
-    UNREACHABLE,
     WAIT_LIMIT_S,
     Agreement,
     possible,
 )
 from pygraphd.client.decisions.ranks.following import LONGEST_S, PATIENT_CALLS, Follower
 from pygraphd.client.decisions.ranks.write_once import Registers
-from pygraphd.schema.messages import MAX_REASON, Decision, Deployment
+from pygraphd.schema.messages import Decision, Deployment
+from pygraphd.schema.reasons import MAX_DETAIL, Reason, ReasonCode
 from tests.support.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
 
+RANKS_UNREACHABLE = Reason(ReasonCode.RANKS_UNREACHABLE)
 GRAPH, OTHER = "a" * 64, "b" * 64
 HERE, THERE = "e" * 64, "f" * 64
-FASTER = Decision(Deployment.GRAPH, "GRAPH is faster", 1)
-KERNELS = Decision(Deployment.KERNELS, "no gain", 1)
+FASTER = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
+KERNELS = Decision(Deployment.KERNELS, Reason(ReasonCode.NO_GAIN), 1)
 
 
 @dataclass
@@ -88,20 +89,20 @@ def test_after_the_time_limit_all_launch() -> None:
 
     late = other.wait(GRAPH, WAIT_LIMIT_S)
 
-    assert late == rules.not_measured("ranks: no decision within 120 s", 0)
+    assert late == rules.not_measured(Reason(ReasonCode.RANKS_LATE, "120 s"))
     assert leader.propose(GRAPH, FASTER) == late
 
 
 def test_what_was_decided_in_another_environment_is_adopted_and_marked() -> None:
     group = Group()
     group.rank(0).part(GRAPH, [GRAPH], HERE).propose(GRAPH, FASTER)
-    long = Decision(Deployment.KERNELS, "x" * MAX_REASON, 1)
+    long = Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER, "x" * MAX_DETAIL), 1)
     group.rank(0).part(OTHER, [OTHER], HERE).propose(OTHER, long)
 
     other = group.rank(1).part(GRAPH, [GRAPH], THERE)
 
     adopted = other.settled(GRAPH, None)
-    assert adopted == Decision(Deployment.GRAPH, f"GRAPH is faster ({ELSEWHERE})", 1)
+    assert adopted == Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER, ELSEWHERE), 1)
     assert other.settled(OTHER, None) == long
 
 
@@ -114,7 +115,7 @@ def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two
     part = lost.part(OTHER, [OTHER], HERE)
     alone = part.settled(OTHER, None)
     assert alone is not None
-    assert (part.leads, alone.deployment, alone.reason) == (False, Deployment.KERNELS, UNREACHABLE)
+    assert (part.leads, alone.deployment, alone.reason) == (False, Deployment.KERNELS, RANKS_UNREACHABLE)
     assert part.propose(OTHER, FASTER) == alone
     assert store.operations == 1
 
@@ -145,7 +146,7 @@ def test_what_cannot_be_had_is_launched_with_a_reason(decision: Decision) -> Non
         assert run is decision
     else:
         assert run.deployment is Deployment.KERNELS
-        assert run.reason == "ranks: GRAPH was decided, and cannot be had here"
+        assert str(run.reason) == "ranks: GRAPH was decided, and cannot be had here"
 
 
 # --- any order, any delay, any failure ---------------------------------------------------------------------------
@@ -166,7 +167,9 @@ class Fate:
 
 SLOW = 30
 """Calls of a leader that comes too late, where each takes `LONGEST_S`."""
-DECISIONS = st.sampled_from([FASTER, KERNELS, Decision(Deployment.GRAPH, "GRAPH saves host time", 1)])
+DECISIONS = st.sampled_from(
+    [FASTER, KERNELS, Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER, "GRAPH saves host time"), 1)]
+)
 FATES = st.builds(
     Fate,
     hit=st.none() | DECISIONS,
@@ -234,7 +237,7 @@ def test_every_rank_runs_the_same(fates: list[Fate], steps: list[tuple[int, floa
     for rank in ranks:
         # Who leads and never comes to a decision goes on measuring; nobody waits for it for ever.
         assert rank.deployed is not None or (rank.part.leads and rank.fate.calls is None)
-        if rank.report.failures and rank.deployed is not None and rank.deployed.reason == UNREACHABLE:
+        if rank.report.failures and rank.deployed is not None and rank.deployed.reason == RANKS_UNREACHABLE:
             assert rank.deployed.deployment is Deployment.KERNELS
         elif rank.deployed is not None:
             running.add(rank.deployed.deployment)

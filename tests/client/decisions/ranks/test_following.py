@@ -10,11 +10,12 @@ import pytest
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.ranks.following import COMPILING_CALLS, PATIENT_CALLS, Follower
 from pygraphd.schema.messages import Decision, Deployment
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
 
-FASTER = Decision(Deployment.GRAPH, "GRAPH is faster", 1)
+FASTER = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
 
 
 class Clock:

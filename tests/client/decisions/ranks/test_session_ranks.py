@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client.decisions.ranks.consensus import UNREACHABLE
-from pygraphd.schema.policy import LONGER_ON_THE_GPU, SAVES_HOST_TIME
+from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +24,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.daemon]
 ROOT = Path(__file__).parents[4]
 RECORDED = {"KERNELS": 0, "GRAPH": 2}
 KERNELS = {"KERNELS": 2, "GRAPH": 0}
-FASTER = {SAVES_HOST_TIME: 2}
+FASTER = {ReasonCode.SAVES_HOST_TIME.text: 2}
 Outcome = dict[str, Any]
 
 
@@ -89,7 +88,7 @@ def test_a_hit_on_one_of_the_other_ranks_does_not_set_it_apart(read: Callable[..
 
     assert column(ranks, "last") == ["launched"] * 4
     assert column(ranks, "deployed") == [KERNELS] * 4
-    assert column(ranks, "reasons") == [{LONGER_ON_THE_GPU: 2}] * 4
+    assert column(ranks, "reasons") == [{ReasonCode.LONGER_ON_GPU.text: 2}] * 4
     assert column(ranks, "looked_up") == column(ranks, "measured") == [2, 0, 0, 0]
 
 
@@ -143,7 +142,7 @@ def test_where_the_store_hangs_each_rank_launches_and_says_so(read: Callable[...
 
     assert column(ranks, "last") == ["launched"] * 3
     assert column(ranks, "deployed") == [KERNELS] * 3
-    assert column(ranks, "reasons") == [{UNREACHABLE: 2}] * 3
+    assert column(ranks, "reasons") == [{ReasonCode.RANKS_UNREACHABLE.text: 2}] * 3
     assert column(ranks, "failures") == [{"ranks: no answer in time": 2}] * 3
 
 
@@ -152,5 +151,5 @@ def test_where_the_store_is_gone_each_rank_launches_and_says_so(read: Callable[.
 
     assert column(ranks, "last") == ["launched"] * 3
     assert column(ranks, "deployed") == [KERNELS] * 3
-    assert column(ranks, "reasons") == [{UNREACHABLE: 2}] * 3
+    assert column(ranks, "reasons") == [{ReasonCode.RANKS_UNREACHABLE.text: 2}] * 3
     assert [each["failures"]["ranks: DistNetworkError"] for each in ranks] == [2] * 3

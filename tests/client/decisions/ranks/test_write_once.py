@@ -10,14 +10,15 @@ import pytest
 from pygraphd.client.decisions.ranks.write_once import RegisterError, Registers, Verdict
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import Decision, Deployment
+from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GRAPH = "a" * 64
-FASTER = Verdict("e" * 64, Decision(Deployment.GRAPH, "GRAPH is faster", 1))
-KERNELS = Verdict("f" * 64, Decision(Deployment.KERNELS, "no gain", 1, final=False, calls=3))
+FASTER = Verdict("e" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1))
+KERNELS = Verdict("f" * 64, Decision(Deployment.KERNELS, Reason(ReasonCode.NO_GAIN), 1, final=False, calls=3))
 
 
 @pytest.fixture
