@@ -100,7 +100,7 @@ class Measurement:
 class Decision:
     """Which deployment a graph runs in, and why; derived by `policy` (its version) from measurements.
 
-    `rejected` is the reason against the other deployment. A decision that is not `final` is measured again by the next
+    `against` is the reason against the other deployment. A decision that is not `final` is measured again by the next
     program: calls were too few (`calls` says how many there were), or measurements too noisy.
     """
 
@@ -109,7 +109,7 @@ class Decision:
     policy: int
     final: bool = True
     calls: int = 0
-    rejected: Reason = NOT_STATED
+    against: Reason = NOT_STATED
 
     def __post_init__(self) -> None:
         check_int("policy", self.policy, maximum=10**6)

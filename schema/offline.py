@@ -23,7 +23,7 @@ DATABASE_VERSION = 6
 BUSY_TIMEOUT_S = 0.1
 
 SELECT_DECISIONS = """
-SELECT decision.graph, decision.deployment, reason, detail, rejected, rejected_detail, policy, final, calls, decision.uid, decision.host, median_us,
+SELECT decision.graph, decision.deployment, reason, detail, against, against_detail, policy, final, calls, decision.uid, decision.host, median_us,
     decision.measured_at, host_us, span_us
 FROM decision
 LEFT JOIN measurement ON measurement.id = (
@@ -72,8 +72,8 @@ def _entry(
     deployment: str,
     reason: str,
     detail: str,
-    rejected: str,
-    rejected_detail: str,
+    against: str,
+    against_detail: str,
     policy: int,
     final: int,
     calls: int,
@@ -84,6 +84,7 @@ def _entry(
     host_us: float | None,
     span_us: float | None,
 ) -> Entry:
-    why, against = Reason(ReasonCode(reason), detail), Reason(ReasonCode(rejected), rejected_detail)
-    decision = Decision(Deployment(deployment), why, policy, bool(final), calls, against)
+    why = Reason(ReasonCode(reason), detail)
+    why_not_other = Reason(ReasonCode(against), against_detail)
+    decision = Decision(Deployment(deployment), why, policy, bool(final), calls, why_not_other)
     return Entry(graph, decision, uid, host, cost_us, measured_at, host_us, span_us)

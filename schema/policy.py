@@ -49,7 +49,7 @@ _AGAINST_GRAPH = frozenset({ReasonCode.LONGER_ON_GPU, ReasonCode.LONGER_ON_HOST,
 
 def only_kernels(reason: Reason, *, final: bool = True, calls: int = 0) -> Decision:
     """Return a decision for KERNELS, for a reason that speaks against a GRAPH."""
-    return Decision(Deployment.KERNELS, reason, POLICY_VERSION, final, calls, rejected=reason)
+    return Decision(Deployment.KERNELS, reason, POLICY_VERSION, final, calls, against=reason)
 
 
 def is_noisy(reason: Reason, *, final: bool) -> bool:
@@ -76,7 +76,7 @@ def decide(measurements: Sequence[Measurement]) -> Decision:
     if code in _AGAINST_GRAPH:
         return only_kernels(Reason(code), final=is_sure)
     against = Reason(_AGAINST_KERNELS[code])
-    return Decision(Deployment.GRAPH, Reason(code), POLICY_VERSION, is_sure, rejected=against)
+    return Decision(Deployment.GRAPH, Reason(code), POLICY_VERSION, is_sure, against=against)
 
 
 def _choose(graph: Measurement, kernels: Measurement) -> tuple[ReasonCode, bool]:

@@ -40,7 +40,7 @@ class Deployed:
     source: Source
     sizes: tuple[int, ...] = ()
     """Dynamic sizes that it ran so at; empty: there are none, or at all that were not decided apart."""
-    rejected: Reason = NOT_STATED
+    against: Reason = NOT_STATED
     """The reason against the other deployment."""
     because: Reason | None = None
     """Why a stored decision was not used as it was; None: there was none, or it was used."""

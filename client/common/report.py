@@ -139,7 +139,7 @@ class Report:
             decision.final,
             source,
             graph.sizes,
-            decision.rejected,
+            decision.against,
             because,
         )
         with self._lock:

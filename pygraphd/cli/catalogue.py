@@ -36,8 +36,8 @@ _ENTRY = (
     tables.Decision.deployment,
     tables.Decision.reason,
     tables.Decision.detail,
-    tables.Decision.rejected,
-    tables.Decision.rejected_detail,
+    tables.Decision.against,
+    tables.Decision.against_detail,
     tables.Decision.policy,
     tables.Decision.final,
     tables.Decision.calls,
@@ -68,9 +68,9 @@ class CachedEntry:
         return Reason(ReasonCode(self.facts["reason"]), self.facts["detail"])
 
     @property
-    def rejected(self) -> Reason:
+    def against(self) -> Reason:
         """Why the other deployment was not."""
-        return Reason(ReasonCode(self.facts["rejected"]), self.facts["rejected_detail"])
+        return Reason(ReasonCode(self.facts["against"]), self.facts["against_detail"])
 
     @property
     def text(self) -> str:

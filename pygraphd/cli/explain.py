@@ -236,7 +236,7 @@ def _why_not_used(facts: Mapping[str, Any], *, spooled: bool) -> str:
 def _how(ran: Deployed) -> dict[str, Any]:
     text = reason_text(ran.reason, final=ran.final)
     said = {name: getattr(ran, name) for name in ("deployment", "final", "source")}
-    reasons = {name: dataclasses.asdict(getattr(ran, name)) for name in ("reason", "rejected")}
+    reasons = {name: dataclasses.asdict(getattr(ran, name)) for name in ("reason", "against")}
     return {**said, **reasons, "text": text, "because": ran.because and dataclasses.asdict(ran.because)}
 
 

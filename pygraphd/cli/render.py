@@ -264,7 +264,7 @@ def _entry_facts(entry: CachedEntry, now: float) -> list[tuple[str, str]]:
         ("kind", kind_text(facts)),
         ("deployment", f"{facts['deployment']}{provisional}"),
         ("reason", entry.text),
-        *against(facts["deployment"], entry.reason, entry.rejected),
+        *reason_against(facts["deployment"], entry.reason, entry.against),
         (
             "decided",
             f"{human_duration(now - created)} ago by uid {facts['uid']}, policy {facts['policy']}",
@@ -274,11 +274,11 @@ def _entry_facts(entry: CachedEntry, now: float) -> list[tuple[str, str]]:
     ]
 
 
-def against(deployment: str, reason: Reason, rejected: Reason) -> list[tuple[str, str]]:
+def reason_against(deployment: str, reason: Reason, against: Reason) -> list[tuple[str, str]]:
     """Return the deployment that was not chosen, and why, unless the reason for the other says it already."""
-    if rejected in {reason, NOT_STATED}:
+    if against in {reason, NOT_STATED}:
         return []
-    return [(f"not {name}", str(rejected)) for name in Deployment if name != deployment]
+    return [(f"not {name}", str(against)) for name in Deployment if name != deployment]
 
 
 def _measured_when(facts: dict[str, Any], now: float) -> list[tuple[str, str]]:

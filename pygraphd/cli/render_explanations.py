@@ -94,10 +94,10 @@ def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
         times = f" ({explanation.times} times)" if explanation.times > 1 else ""
         text = reason_text(ran.reason, final=ran.final)
         yield "ran as", f"{_deployment(ran.deployment, ran.final)}: {text}{times}"
-        yield from render.against(ran.deployment, ran.reason, ran.rejected)
+        yield from render.reason_against(ran.deployment, ran.reason, ran.against)
         yield "source", _source(ran, entry)
         if ran.because:
-            yield "not used", str(ran.because)
+            yield "not taken", str(ran.because)
     if entry is None:
         is_known = explanation.nearest is not None or (ran is not None and ran.because)
         yield "cache", "not known in this environment" if is_known else _UNKNOWN
@@ -108,7 +108,7 @@ def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
     else:
         facts = entry.facts
         yield place, f"{_deployment(facts['deployment'], facts['final'])}: {entry.text}"
-        yield from render.against(facts["deployment"], entry.reason, entry.rejected)
+        yield from render.reason_against(facts["deployment"], entry.reason, entry.against)
         yield "decided", _decided(entry, now)
 
 

@@ -69,7 +69,7 @@ def _with_codes(decision: Any) -> Any:
     if not isinstance(decision, dict) or not isinstance(decision.get("reason"), str):
         return decision
     reason = code_of(decision["reason"])
-    against_graph = {"rejected": reason} if decision.get("deployment") == "KERNELS" else {}
+    against_graph = {"against": reason} if decision.get("deployment") == "KERNELS" else {}
     return {**decision, "reason": reason, **against_graph}
 
 

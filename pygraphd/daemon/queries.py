@@ -85,8 +85,8 @@ def _reason_columns(decision: Decision) -> dict[str, str]:
     return {
         "reason": decision.reason.code.value,
         "detail": decision.reason.detail,
-        "rejected": decision.rejected.code.value,
-        "rejected_detail": decision.rejected.detail,
+        "against": decision.against.code.value,
+        "against_detail": decision.against.detail,
     }
 
 
@@ -287,8 +287,8 @@ _DERIVED = (
     "deployment",
     "reason",
     "detail",
-    "rejected",
-    "rejected_detail",
+    "against",
+    "against_detail",
     "policy",
     "final",
     "created_at",

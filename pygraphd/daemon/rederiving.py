@@ -118,15 +118,15 @@ def rederive(stored: Row, measured: Sequence[Row]) -> Outcome:
 
 def decision_of(row: Row) -> Decision:
     """Return the decision in a row; raises ValueError for one of another program."""
-    deployment, (reason, rejected) = Deployment(row["deployment"]), reasons_of(row)
-    return Decision(deployment, reason, row["policy"], bool(row["final"]), row["calls"], rejected)
+    deployment, (reason, against) = Deployment(row["deployment"]), reasons_of(row)
+    return Decision(deployment, reason, row["policy"], bool(row["final"]), row["calls"], against)
 
 
 def reasons_of(row: Row) -> tuple[Reason, Reason]:
     """Return why the deployment of a decision's row was chosen, and why the other was not."""
     return (
         Reason(ReasonCode(row["reason"]), row["detail"]),
-        Reason(ReasonCode(row["rejected"]), row["rejected_detail"]),
+        Reason(ReasonCode(row["against"]), row["against_detail"]),
     )
 
 

@@ -108,9 +108,9 @@ class Decision(Base):
     """`schema.reasons.ReasonCode` of the deployment that was chosen."""
     detail: Mapped[str]
     """The detail of that reason."""
-    rejected: Mapped[str]
+    against: Mapped[str]
     """`schema.reasons.ReasonCode` against the other deployment."""
-    rejected_detail: Mapped[str]
+    against_detail: Mapped[str]
     """The detail of that reason."""
     policy: Mapped[int]
     final: Mapped[int]

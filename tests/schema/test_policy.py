@@ -97,7 +97,7 @@ def test_graph_is_chosen_unless_it_takes_longer(
 
     assert (decision.deployment, decision.reason, decision.final) == (deployment, Reason(code), True)
     against = {GRAPH: code, KERNELS: AGAINST_KERNELS.get(code)}
-    assert decision.rejected.code is against[KERNELS if deployment is GRAPH else GRAPH]
+    assert decision.against.code is against[KERNELS if deployment is GRAPH else GRAPH]
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.3, 1.0, 10.0])
@@ -143,7 +143,7 @@ def test_spreads_that_an_old_version_did_not_store_are_those_of_the_interval() -
 def test_too_few_samples_of_either_decide_nothing(one: Measurement, other: Measurement) -> None:
     assume(min(one.samples, other.samples) < MIN_SAMPLES)
     why = Reason(ReasonCode.TOO_FEW_CALLS)
-    nothing = Decision(KERNELS, why, POLICY_VERSION, final=False, rejected=why)
+    nothing = Decision(KERNELS, why, POLICY_VERSION, final=False, against=why)
 
     assert decide([one, other]) == decide([one]) == decide([other]) == decide([]) == nothing
 

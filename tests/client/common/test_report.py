@@ -90,7 +90,7 @@ def test_the_summary_says_how_each_graph_ran_and_where() -> None:
             "final": False,
             "source": "unfinished",
             "sizes": [],
-            "rejected": {"code": "not_stated", "detail": ""},
+            "against": {"code": "not_stated", "detail": ""},
             "because": None,
         }
     ]

@@ -415,7 +415,7 @@ def test_a_database_that_is_no_file_is_a_reason(places: Locations, make: Callabl
 
 def test_rows_that_are_none_of_ours_are_a_reason(places: Locations) -> None:
     with contextlib.closing(sqlite3.connect(places.database)) as connection:
-        columns = "graph, deployment, reason, detail, rejected, rejected_detail, policy, final, calls, uid, host, measured_at, environment"
+        columns = "graph, deployment, reason, detail, against, against_detail, policy, final, calls, uid, host, measured_at, environment"
         connection.execute(f"CREATE TABLE decision ({columns})")
         connection.execute(
             "CREATE TABLE measurement (id, environment, graph, deployment, measured_at, median_us, host_us, span_us)"

@@ -468,7 +468,7 @@ def test_the_json_of_a_miss_has_the_program_and_the_neighbour(store: Store, cata
     assert value["ran"] == {
         "deployment": "GRAPH",
         "reason": {"code": "faster", "detail": ""},
-        "rejected": {"code": "not_stated", "detail": ""},
+        "against": {"code": "not_stated", "detail": ""},
         "text": "GRAPH is faster",
         "final": True,
         "source": "measured",

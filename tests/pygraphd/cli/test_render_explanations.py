@@ -16,7 +16,7 @@ NOISY = "; the host or GPU was too noisy to rely on it"
 RAN = Deployed("a" * 64, Kind.FORWARD, "c" * 64, Deployment.GRAPH, FASTER, True, Source.CACHE)
 FACTS = {
     "id": "1" * 64, "graph": "a" * 64, "kind": "forward", "partition": 0, "partitions": 3, "operators": 12, "sizes": [],
-    "deployment": "GRAPH", "reason": "faster", "detail": "", "rejected": "slower", "rejected_detail": "", "policy": 1, "final": True, "calls": 0, "uid": 1000,
+    "deployment": "GRAPH", "reason": "faster", "detail": "", "against": "slower", "against_detail": "", "policy": 1, "final": True, "calls": 0, "uid": 1000,
     "created_at": 1000.0, "measured_at": 1000.0, "hits": 5, "last_hit": None, "environment": "d" * 64, "gpu": "NVIDIA H200",
 }  # fmt: skip
 ROW = {
@@ -116,15 +116,15 @@ def test_what_was_not_taken_is_said_with_its_reason() -> None:
     lines = text(dataclasses.replace(HIT, ran=ran)).splitlines()
     gone = text(dataclasses.replace(MISS, ran=ran, nearest=None)).splitlines()
 
-    assert lines[lines.index("source       measured by this program") + 1] == f"not used     {because}"
+    assert lines[lines.index("source       measured by this program") + 1] == f"not taken    {because}"
     assert gone[-1] == "cache        not known in this environment"
 
 
 def test_the_deployment_that_was_not_chosen_is_said_with_its_reason() -> None:
-    chosen = dataclasses.replace(RAN, rejected=SLOWER)
+    chosen = dataclasses.replace(RAN, against=SLOWER)
     lines = text(dataclasses.replace(HIT, ran=chosen)).splitlines()
     only_stored = text(dataclasses.replace(HIT, ran=None)).splitlines()
-    same = dataclasses.replace(RAN, reason=FASTER, rejected=FASTER)
+    same = dataclasses.replace(RAN, reason=FASTER, against=FASTER)
 
     assert lines[lines.index("ran as       GRAPH: GRAPH is faster") + 1] == "not KERNELS  KERNELS are slower"
     assert "not KERNELS  KERNELS are slower" in only_stored

@@ -75,7 +75,7 @@ def portables(draw: st.DrawFn) -> Portable:
         draw(REASONS),
         draw(st.integers(0, 9)),
         calls=3,
-        rejected=draw(REASONS),
+        against=draw(REASONS),
     )
     measured = {each.deployment: each for each in draw(st.lists(MEASUREMENTS, max_size=3))}
     record = Record(graph, decision, tuple(measured.values()))
@@ -191,7 +191,7 @@ def test_a_request_of_the_largest_entries_fits_into_a_body() -> None:
     record = Record(
         graph,
         Decision(
-            Deployment.KERNELS, Reason(ReasonCode.OTHER, text), 1, rejected=Reason(ReasonCode.OTHER, text)
+            Deployment.KERNELS, Reason(ReasonCode.OTHER, text), 1, against=Reason(ReasonCode.OTHER, text)
         ),
         measured,
     )

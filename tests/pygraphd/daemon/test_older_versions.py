@@ -129,7 +129,7 @@ def test_an_export_of_format_2_is_read_with_codes() -> None:
     entries, left_out = read(exported(line).replace(b'"version":1', b'"version":2', 1))
 
     decision = entries[0].record.decision
-    assert (decision.reason, decision.rejected) == (
+    assert (decision.reason, decision.against) == (
         Reason(ReasonCode.NO_DEVICE),
         Reason(ReasonCode.NO_DEVICE),
     )
