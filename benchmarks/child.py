@@ -8,25 +8,23 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from benchmarks.cores import Cores
+from benchmarks.conditions import Conditions
 from benchmarks.correctness import Verdict, check
 from benchmarks.errors import BenchmarkError
-from benchmarks.gate import wait_for_turn, wait_to_compile
 from benchmarks.profiling import profile_step
+from benchmarks.protocol import Answer, Task
 from benchmarks.step import Step
-from benchmarks.task import Answer, Task
 from benchmarks.timing import Stopwatch
 from benchmarks.workloads import WORKLOADS
 
 _MIB = 2**20
 
 
-def perform(task: Task) -> Answer:
+def perform(task: Task, conditions: Conditions) -> Answer:
     """Run a task; the order matters: memory is read before anything that users would not do, and all is timed before a profile."""
     device = find_device(task.device)
     workload = WORKLOADS[task.workload]
@@ -35,16 +33,15 @@ def perform(task: Task) -> Answer:
         case = workload.build(device)
     generator = torch.Generator(device).manual_seed(task.seed)
     wake(device)
-    wait_to_compile()
+    conditions.before_compiling()
 
     started = time.perf_counter()
     step = Step(case, device, task.compile)
     preparing_s = time.perf_counter() - started
-    watch = Stopwatch(device, step, lambda: case.draw(generator))
+    watch = Stopwatch(device, step, lambda: case.draw(generator), conditions)
     compile_s = preparing_s + watch.first_step_s()
-    wait_for_turn()
+    conditions.before_timing()
     watch.run(task.warm_up - 1)
-    watch = replace(watch, cores=_cores(task, device))
     step_ms, host_ms = watch.steps_ms(task.steps)
     reserved = reserved_mb(device)
     pipelined_ms = watch.windows_ms(task.windows, task.window_steps)
@@ -57,16 +54,11 @@ def perform(task: Task) -> Answer:
         reserved_mb=reserved,
         compile_s=compile_s,
         correct=verdict.correct if task.check else None,
-        note="; ".join(filter(None, (verdict.note, watch.cores.note() if watch.cores else ""))),
+        note="; ".join(filter(None, (verdict.note, conditions.note()))),
         environment=describe(device),
         coverage=coverage,
         coverage_note=coverage_note,
     )
-
-
-def _cores(task: Task, device: torch.device) -> Cores | None:
-    # Work on the CPU is for all cores.
-    return Cores(Path(task.full_speed)) if task.full_speed and device.type == "cuda" else None
 
 
 def find_device(name: str | None) -> torch.device:
@@ -108,11 +100,11 @@ def _triton_version() -> str | None:
         return None
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], conditions: Conditions | None = None) -> int:
     """Run the task of the first argument and write its answer to the file of the second."""
     task, answer_file = Task.from_json(arguments[0]), Path(arguments[1])
     try:
-        answer = perform(task)
+        answer = perform(task, conditions or Conditions())
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,12 +1,11 @@
 """How much of a step runs inside CUDA graphs, counted in the events of a profiler's trace; needs no torch.
 
-The events are those of `torch.profiler`'s JSON export. Each kernel, copy and fill carries the correlation id of the call
-that launched it; all that is in a graph carries the one of the graph's launch.
+The events are those of `torch.profiler`'s JSON export. Each kernel carries the correlation id of the call that launched it;
+those of a graph carry the one of the graph's launch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 Event = Mapping[str, Any]
 
 _KERNEL = "kernel"
-_COPIES = ("gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _GRAPH_LAUNCH = "GraphLaunch"
 """In the names of all calls that launch a graph: cudaGraphLaunch, cuGraphLaunch and their variants for other streams."""
@@ -24,52 +22,29 @@ _GRAPH_FIELDS = ("graph node id", "graph id")
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The work of a step on the GPU, and how much of it was launched as part of a graph; `copies` are fills, too.
-
-    `inferred` of the kernels in graphs have a launch that the trace does not name.
-    """
+    """The kernels of a step, how many of them were launched as part of a graph, and the launches of graphs."""
 
     kernels_in_graphs: int
     kernels: int
-    copies_in_graphs: int
-    copies: int
     graph_launches: int
-    inferred: int
 
     @property
     def share(self) -> float:
         """Kernels in graphs over all kernels; copies and fills count in neither."""
         return self.kernels_in_graphs / self.kernels
 
-    def counts(self) -> dict[str, int]:
-        """Return what a summary says of it."""
-        return dataclasses.asdict(self)
-
     def __str__(self) -> str:
-        text = (
-            f"{self.kernels_in_graphs} of {self.kernels} kernels and {self.copies_in_graphs} of {self.copies} "
-            f"copies in {self.graph_launches} graph launches"
-        )
-        return f"{text} ({self.inferred} kernels by inference)" if self.inferred else text
+        return f"{self.kernels_in_graphs} of {self.kernels} kernels in {self.graph_launches} graph launches"
 
 
 def count(events: Sequence[Event]) -> Coverage | None:
     """Return the coverage of the step that a trace is of; None for a trace without a kernel."""
     kernels = [event for event in events if event.get("cat") == _KERNEL]
-    copies = [event for event in events if event.get("cat") in _COPIES]
     if not kernels:
         return None
-    named = _named_graphs(events, [*kernels, *copies])
-    inferred = _inferred_graphs(events, kernels)
-    graphs = named | inferred
-    return Coverage(
-        kernels_in_graphs=_launched_by(graphs, kernels),
-        kernels=len(kernels),
-        copies_in_graphs=_launched_by(graphs, copies),
-        copies=len(copies),
-        graph_launches=len(graphs & _correlations([*kernels, *copies])),
-        inferred=_launched_by(inferred - named, kernels),
-    )
+    graphs = _named_graphs(events, kernels) | _inferred_graphs(events, kernels)
+    in_graphs = sum(_args(event).get("correlation") in graphs for event in kernels)
+    return Coverage(in_graphs, len(kernels), len(graphs & _correlations(kernels)))
 
 
 def _named_graphs(events: Iterable[Event], work: Iterable[Event]) -> set[int]:
@@ -92,10 +67,6 @@ def _inferred_graphs(events: Iterable[Event], kernels: Iterable[Event]) -> set[i
 
 def _is_call(event: Event) -> bool:
     return event.get("cat") in _CALLS
-
-
-def _launched_by(launches: set[int], work: Iterable[Event]) -> int:
-    return sum(_args(event).get("correlation") in launches for event in work)
 
 
 def _correlations(events: Iterable[Event]) -> set[int]:

@@ -7,14 +7,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks.daemon import Daemon
 from benchmarks.environment import describe_host
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import percentile
 from benchmarks.records import SCHEMA, check_writable, write_json
-from benchmarks.relay import Relay
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
@@ -40,16 +38,7 @@ _ENTRIES = 10_000
 _WARM_UP = 50
 _FILLING_S = 60.0
 _ENVIRONMENT = Environment(
-    gpu="NVIDIA H200",
-    capability="9.0",
-    sm_count=132,
-    memory_mb=143771,
-    mig="none",
-    torch="2.11.0",
-    triton="3.6.0",
-    cuda="13.0",
-    driver="580.159.04",
-    cudnn="91900",
+    "NVIDIA H200", "9.0", 132, 143771, "none", "2.11.0", "3.6.0", "13.0", "580.159.04", "91900"
 )
 """Made up, and nothing depends on it: only its size is like a real one's."""
 
@@ -63,9 +52,18 @@ def measure_lookup(graphs: int, requests: int, out: Path) -> list[str]:
     ):
         socket = locate({"PYGRAPHD_HOME": str(daemon.home)}).socket
         _fill(socket)
-        times = [_lookup_us(Transport(socket), graphs, first) for first in _starts(graphs, requests)]
-        relayed = _count_bytes(Path(folder) / "relay.sock", socket, graphs)
-    record = _record(graphs, times, relayed)
+        # Other entries every time, over the whole database.
+        starts = [number * graphs % (_ENTRIES - graphs) for number in range(-_WARM_UP, requests)]
+        times = [_lookup_us(Transport(socket), graphs, first) for first in starts]
+    timed = times[_WARM_UP:]
+    record = {
+        "graphs": graphs,
+        "entries": _ENTRIES,
+        "requests": len(timed),
+        "p50_us": round(percentile(timed, 50), 1),
+        "p99_us": round(percentile(timed, 99), 1),
+        "max_us": round(max(timed), 1),
+    }
     write_json(out, {"schema": SCHEMA, "environment": describe_host(), "records": [record]})
     return [f"{name:15} {value}" for name, value in record.items()]
 
@@ -95,11 +93,6 @@ def _digest(number: int) -> str:
     return hashlib.sha256(str(number).encode()).hexdigest()
 
 
-def _starts(graphs: int, requests: int) -> list[int]:
-    """Return the first entry of each request: other entries every time, over the whole database."""
-    return [request * graphs % (_ENTRIES - graphs) for request in range(-_WARM_UP, requests)]
-
-
 def _lookup_us(transport: Transport, graphs: int, first: int) -> float:
     digests = tuple(_digest(number) for number in range(first, first + graphs))
     started = time.perf_counter()
@@ -116,23 +109,3 @@ def _ask(transport: Transport, target: str, body: bytes) -> bytes:
         return transport.request("POST", target, body)
     except TransportError as error:
         raise BenchmarkError(f"{target}: {error}") from error
-
-
-def _count_bytes(path: Path, socket: Path, graphs: int) -> Relay:
-    with Relay(path, socket) as relay:
-        _lookup_us(Transport(path, total_s=_FILLING_S), graphs, first=0)
-    return relay
-
-
-def _record(graphs: int, times: list[float], relay: Relay) -> dict[str, Any]:
-    timed = times[_WARM_UP:]
-    return {
-        "graphs": graphs,
-        "entries": _ENTRIES,
-        "requests": len(timed),
-        "p50_us": round(percentile(timed, 50), 1),
-        "p99_us": round(percentile(timed, 99), 1),
-        "max_us": round(max(timed), 1),
-        "bytes_sent": relay.sent,
-        "bytes_received": relay.received,
-    }

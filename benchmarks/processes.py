@@ -10,17 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
-
-T = TypeVar("T")
+    from collections.abc import Iterable, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 """The repository: `python -m benchmarks.child` is found from here."""
@@ -46,40 +42,24 @@ def run_fresh(
 ) -> Outcome:
     """Run `python ARGUMENTS` in `folder` to its end, or kill it and its children after `timeout_s`, or when `stop` is set."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        code = _wait(_start([sys.executable, *arguments], environ, folder, log), timeout_s, stop)
+        code = wait_for(start([sys.executable, *arguments], environ, folder, log), timeout_s, stop)
         log.seek(0)
         output = log.read()
-    return Outcome(_error(code, timeout_s, stop, output), output)
+    return Outcome(error_of(code, timeout_s, stop, output), output)
 
 
-def run_logged(
-    arguments: Sequence[str],
-    environ: Mapping[str, str],
-    timeout_s: float,
-    log: Path,
-    grace_s: float,
-    stop: threading.Event | None = None,
-) -> Outcome:
-    """Do as `run_fresh`, with what the process prints in `log` as it comes.
-
-    One that is late is asked to end first (SIGTERM), so that it may end in turn what it has started; `grace_s` later it is killed.
-    """
-    with log.open("w") as stream:
-        code = _wait(_start([sys.executable, *arguments], environ, ROOT, stream), timeout_s, stop, grace_s)
-    output = log.read_text(errors="replace")
-    return Outcome(_error(code, timeout_s, stop, output), output)
-
-
-def _error(code: int | None, timeout_s: float, stop: threading.Event | None, output: str) -> str | None:
+def error_of(code: int | None, timeout_s: float, stop: threading.Event | None, output: str) -> str | None:
+    """Return the line that says why a process failed; None if it did well. `code` None: it was killed."""
     if code is None:
         stopped = stop is not None and stop.is_set()
         return "killed: interrupted" if stopped else f"killed: not done after {timeout_s:.0f} s"
     return None if code == 0 else last_error(output) or f"exit code {code}"
 
 
-def _start(
+def start(
     command: list[str], environ: Mapping[str, str], folder: Path, log: IO[str]
 ) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, so that what it starts can be ended with it."""
     return subprocess.Popen(
         command,
         env=dict(environ),
@@ -87,13 +67,17 @@ def _start(
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # so that compile workers can be ended with it
+        start_new_session=True,
     )
 
 
-def _wait(
+def wait_for(
     process: subprocess.Popen[bytes], timeout_s: float, stop: threading.Event | None, grace_s: float = 0.0
 ) -> int | None:
+    """Return a process's exit code; None if it was killed, with all it has started, as it was late or `stop` was set.
+
+    With `grace_s` it is asked to end first (SIGTERM), and killed so many seconds later.
+    """
     end = time.monotonic() + timeout_s
     try:
         while time.monotonic() < end and not (stop is not None and stop.is_set()):
@@ -117,17 +101,6 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and left nobody behind
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def as_ended(running: Iterable[Future[T]]) -> Iterator[Future[T]]:
-    """Yield futures as they end, like `as_completed`, to a main thread that can be interrupted meanwhile.
-
-    Python handles signals in the main thread, and one that the kernel gave to another thread does not wake it.
-    """
-    pending = set(running)
-    while pending:
-        ended, pending = wait(pending, _LOOK_S, FIRST_COMPLETED)
-        yield from ended
 
 
 def last_error(output: str) -> str | None:

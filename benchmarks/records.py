@@ -17,7 +17,7 @@ from benchmarks.figures import Figure, summarize
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from benchmarks.trial import Trial
+    from benchmarks.trial import TrialResult
     from benchmarks.variants import Variant
     from benchmarks.workloads import Workload
 
@@ -64,7 +64,7 @@ class Record:
 def record_of(
     workload: Workload,
     variant: Variant,
-    trials: Sequence[Trial],
+    trials: Sequence[TrialResult],
     *,
     each_step: bool = False,
     together: bool = False,
@@ -106,7 +106,7 @@ def _medians(of_each: Sequence[Sequence[float]]) -> list[float]:
     return [round(statistics.median(samples), 6) for samples in of_each if samples]
 
 
-def _compile_s(trials: Sequence[Trial], cold: bool) -> list[float]:
+def _compile_s(trials: Sequence[TrialResult], cold: bool) -> list[float]:
     return [trial.answer.compile_s for trial in trials if trial.answer and trial.compiled_cold is cold]
 
 
@@ -121,11 +121,11 @@ def _seconds(summaries: Sequence[Mapping[str, Any]], name: str) -> float | None:
 # --- notes ---------------------------------------------------------------------------------------
 
 
-def _note(trials: Sequence[Trial]) -> str:
+def _note(trials: Sequence[TrialResult]) -> str:
     """Return errors and remarks; a remark that all repetitions share is given once."""
     said: dict[str, list[str]] = {}
     for trial in trials:
-        for remark in _remarks(trial):
+        for remark in filter(None, _remarks(trial)):
             said.setdefault(remark, []).append(str(trial.repetition + 1))
     remarks = [
         remark if len(where) == len(trials) else f"repetition {', '.join(where)}: {remark}"
@@ -136,34 +136,26 @@ def _note(trials: Sequence[Trial]) -> str:
     return "; ".join(remarks)
 
 
-def _remarks(trial: Trial) -> Iterator[str]:
-    if trial.error:
-        yield trial.error
+def _remarks(trial: TrialResult) -> Iterator[str]:
+    yield trial.error or ""
     if trial.answer:
-        yield from filter(None, (trial.answer.note, trial.answer.coverage_note))
+        yield trial.answer.note
+        yield trial.answer.coverage_note
     if trial.summary:
-        yield ", ".join(f"{name} {trial.summary.get(name)}" for name in _LOOKED_UP)
-        yield f"deployed {_counts(trial.summary['deployed']) or 'nothing'}"
-        if placed := _counts(_placement(trial.summary)):
-            yield f"CPU values: {placed}"
-        for reason, count in trial.summary.get("reasons", {}).items():
-            yield f"{count} x {reason}"
-        for reason in trial.summary.get("fallbacks", {}):
-            if reason.startswith("verification"):
-                yield f"launched: {reason}"
-
-
-_LOOKED_UP = ("graphs", "hits", "misses", "measured")
-
-
-def _placement(summary: Mapping[str, Any]) -> dict[str, int]:
-    """Return what placement did with values on the CPU; a graph from Inductor's cache only sends them."""
-    counts = {name: summary.get(name, 0) for name in ("placed", "placed_inputs", "sent")}
-    return {**counts, "left_on_cpu": sum(summary.get("left_on_cpu", {}).values())}
+        summary = trial.summary
+        yield ", ".join(f"{name} {summary.get(name)}" for name in ("graphs", "hits", "misses", "measured"))
+        yield f"deployed {_counts(summary['deployed'])}"
+        # A graph from Inductor's cache only sends them.
+        placed = {name: summary.get(name, 0) for name in ("placed", "placed_inputs", "sent")}
+        left = sum(summary.get("left_on_cpu", {}).values())
+        yield f"CPU values: {_counts({**placed, 'left_on_cpu': left})}"
+        yield from (f"{count} x {reason}" for reason, count in summary.get("reasons", {}).items())
+        refused = (each for each in summary.get("fallbacks", {}) if each.startswith("verification"))
+        yield from (f"launched: {reason}" for reason in refused)
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "none"
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -242,10 +234,3 @@ def _record(values: Mapping[str, Any]) -> Record:
     figures = {name: Figure(**known[name]) for name in _FIGURES if known.get(name)}
     medians = known.get("repetition_pipelined_ms") or []
     return Record(**{**known, **figures, "repetition_pipelined_ms": medians})
-
-
-def describe(environment: Mapping[str, Any]) -> str:
-    """Return in a line on what a result was measured."""
-    where = environment.get("gpu") or environment["cpu"]
-    torch = f", torch {environment['torch']}" if environment.get("torch") else ""
-    return f"{where}{torch}"

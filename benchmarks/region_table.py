@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 REDUCE_OVERHEAD, GRAPH, KERNELS = "reduce-overhead", "graph", "kernels"
 """PyTorch's own CUDA graphs, PyGraph's, and none: kernel by kernel."""
 WAYS = (REDUCE_OVERHEAD, GRAPH, KERNELS)
-_FORMER = {"trees": REDUCE_OVERHEAD, "relocate": GRAPH, "launch": KERNELS}
-"""Names in files of earlier versions."""
 _HEAD = (
     *("workload", "way", "reserved MB", "of PyTorch's", "host us", "of PyTorch's"),
-    *("GPU us", "of PyTorch's", "of kernels", "MHz", "again ms"),
+    *("GPU us", "of PyTorch's", "of kernels", "MHz", "recorded in ms"),
 )
 
 
@@ -38,8 +36,8 @@ class Way:
     gpu_us: float | None
     """Of all regions together."""
     gpu_mhz: float | None
-    again_ms: tuple[float, ...] = ()
-    """Time to record each region once more, without what is done once in a process."""
+    recording_ms: tuple[float, ...] = ()
+    """Time to record and verify each region."""
 
 
 Ways = dict[str, dict[str, Way]]
@@ -49,15 +47,10 @@ Ways = dict[str, dict[str, Way]]
 def read_regions(file: Path) -> list[dict[str, Any]] | None:
     """Return the records of a result of `regions`; None if the file is none."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        content = json.loads(file.read_text())
-        if content["records"] and all("way" in each for each in content["records"]):
-            return region_records(content)
+        records: list[dict[str, Any]] = json.loads(file.read_text())["records"]
+        if records and all("way" in each for each in records):
+            return records
     return None
-
-
-def region_records(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the records of a result's content, with today's names of ways."""
-    return [{**each, "way": _FORMER.get(each["way"], each["way"])} for each in content["records"]]
 
 
 def process_counts(records: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -80,7 +73,7 @@ def ways(records: Sequence[Mapping[str, Any]]) -> Ways:
             ),
             _median([_gpu_us(each) for each in of_way]),
             _median([_of_figure(each.get("gpu_mhz")) for each in of_way]),
-            _of_regions([[again_ms(region) for region in each["regions"]] for each in of_way]),
+            _of_regions([[_recording_ms(region) for region in each["regions"]] for each in of_way]),
         )
     return found
 
@@ -102,9 +95,8 @@ def _of_regions(processes: Sequence[Sequence[float | None]]) -> tuple[float, ...
     return tuple(each for each in medians if each is not None) if len(medians) == len(processes[0]) else ()
 
 
-def again_ms(region: Mapping[str, Any]) -> float | None:
-    """Return the time to record and verify a region once more; None if that was not done."""
-    costs = region.get("recorded_again")
+def _recording_ms(region: Mapping[str, Any]) -> float | None:
+    costs = region.get("recording")
     return sum(value for name, value in costs.items() if name.endswith("_ms")) if costs else None
 
 
@@ -138,7 +130,7 @@ def _row(each: Way, of_workload: Mapping[str, Way]) -> tuple[str, ...]:
         _ratio(each.gpu_us, theirs.gpu_us if theirs else None),
         _ratio(each.gpu_us, kernels.gpu_us if kernels else None),
         _number(each.gpu_mhz),
-        _joined(f"{ms:.0f}" for ms in each.again_ms),
+        _joined(f"{ms:.0f}" for ms in each.recording_ms),
     )
 
 

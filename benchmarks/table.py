@@ -11,17 +11,8 @@ if TYPE_CHECKING:
     from benchmarks.records import Record
 
 _HEAD = (
-    "workload",
-    "variant",
-    "step ms",
-    "host ms",
-    "pipelined ms",
-    "reserved MB",
-    "compile s",
-    "measuring s",
-    "in graphs",
-    "correct",
-    "deployed",
+    *("workload", "variant", "step ms", "host ms", "pipelined ms", "reserved MB", "compile s"),
+    *("measuring s", "in graphs", "correct", "deployed"),
 )
 _TEXT_COLUMNS = {0, 1, len(_HEAD) - 2, len(_HEAD) - 1}
 NOTHING = "-"
@@ -30,21 +21,21 @@ NOTHING = "-"
 def render(records: Sequence[Record]) -> str:
     """Return the table, and below it the notes of records that failed or were wrong."""
     rows = [_HEAD, *(_row(record) for record in records)]
-    return "\n".join([*aligned(rows, _TEXT_COLUMNS), *_notes(records)])
+    bad = [each for each in records if each.note and (each.step_ms is None or each.correct is False)]
+    notes = [f"{each.workload} {each.variant}: {each.note}" for each in bad]
+    return "\n".join([*aligned(rows, _TEXT_COLUMNS), *notes])
 
 
 def aligned(rows: Sequence[Sequence[str]], text_columns: Collection[int]) -> list[str]:
     """Return rows of cells as lines in which columns are aligned, those of text to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [_line(row, widths, text_columns) for row in rows]
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], text_columns: Collection[int]) -> str:
-    padded = (
-        cell.ljust(width) if column in text_columns else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join(padded).rstrip()
+    return [
+        "  ".join(
+            cell.ljust(width) if column in text_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _row(record: Record) -> tuple[str, ...]:
@@ -59,7 +50,7 @@ def _row(record: Record) -> tuple[str, ...]:
         _number(record.measuring_s, 3),
         NOTHING if record.coverage is None else f"{record.coverage:.1%}",
         {True: "yes", False: "NO", None: NOTHING}[record.correct],
-        _deployed(record.deployed),
+        " ".join(f"{name}:{count}" for name, count in (record.deployed or {}).items() if count) or NOTHING,
     )
 
 
@@ -69,15 +60,3 @@ def _spread(figure: Figure | None) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return NOTHING if value is None else f"{value:.{digits}f}"
-
-
-def _deployed(counts: dict[str, int] | None) -> str:
-    return " ".join(f"{name}:{count}" for name, count in (counts or {}).items() if count) or NOTHING
-
-
-def _notes(records: Sequence[Record]) -> list[str]:
-    return [
-        f"{record.workload} {record.variant}: {record.note}"
-        for record in records
-        if record.note and (record.step_ms is None or record.correct is False)
-    ]

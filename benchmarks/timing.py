@@ -5,20 +5,17 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks.cores import Cores
+from benchmarks.conditions import Conditions
 from benchmarks.step import Step
 from benchmarks.workloads.case import Inputs
 
-T = TypeVar("T")
-
 _MS = 1e3
 _BLOCK = 10
-"""Steps that are taken again together if they were disturbed."""
+"""Steps that are taken again together, if the conditions ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +25,7 @@ class Stopwatch:
     device: torch.device
     step: Step
     draw: Callable[[], Inputs]
-    cores: Cores | None = None
-    """None: on whichever cores it comes to run, and every step once."""
+    conditions: Conditions = field(default_factory=Conditions)
 
     def first_step_s(self) -> float:
         """Run a step and return its seconds, from the call until the device is done."""
@@ -44,15 +40,12 @@ class Stopwatch:
     def steps_ms(self, count: int) -> tuple[list[float], list[float]]:
         """Return for each of `count` steps its whole time and the host's share, until all of it was issued."""
         sizes = [min(_BLOCK, count - start) for start in range(0, count, _BLOCK)]
-        blocks = [self._undisturbed(functools.partial(self._steps, size)) for size in sizes]
+        blocks = [self.conditions.timed(functools.partial(self._steps, size)) for size in sizes]
         times = [each for block in blocks for each in block]
         return [whole for whole, _ in times], [host for _, host in times]
 
     def _steps(self, count: int) -> list[tuple[float, float]]:
         return [self._timed_step() for _ in range(count)]
-
-    def _undisturbed(self, measure: Callable[[], T]) -> T:
-        return measure() if self.cores is None else self.cores.undisturbed(measure)
 
     def _timed_step(self) -> tuple[float, float]:
         inputs = self.draw()
@@ -67,7 +60,7 @@ class Stopwatch:
 
     def windows_ms(self, windows: int, steps: int) -> list[float]:
         """Return for each window the time of a step, when `steps` of them are run without waiting in between."""
-        return [self._undisturbed(lambda: self._window_ms(steps)) for _ in range(windows)]
+        return [self.conditions.timed(lambda: self._window_ms(steps)) for _ in range(windows)]
 
     def _window_ms(self, steps: int) -> float:
         batches = [self.draw() for _ in range(steps)]

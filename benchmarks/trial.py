@@ -1,4 +1,4 @@
-"""One turn of a run: a fresh process with the environment that its variant asks for, and what came of it."""
+"""One trial: a workload run as one variant in a fresh process, with the environment that the variant asks for."""
 
 from __future__ import annotations
 
@@ -8,29 +8,24 @@ import json
 import os
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.daemon import Daemon, without_product
 from benchmarks.errors import BenchmarkError
-from benchmarks.gate import AFTER_VARIABLE
 from benchmarks.processes import run_fresh
-from benchmarks.task import Answer, Task
-from benchmarks.variants import Cache, Compile
+from benchmarks.protocol import Answer, Task
+from benchmarks.variants import Cache, Compile, Variant
+from benchmarks.workloads import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
-
-    from benchmarks.gate import Gate
-    from benchmarks.schedule import Turn
+    from collections.abc import Iterator, Mapping, Sequence
 
 _FILLED = "filled"
-"""Marks the folder of a daemon that a process has run with to its end."""
-_COMPILED = "compiled."
-"""Begins the name of a mark in a folder of caches: the variant after it has compiled all that it needs."""
-_PRIMING_STEPS = 160
-"""More than measuring takes, so that the cache of the warm variant is filled with final decisions."""
+"""Marks the folder of a daemon with which a process has run to its end."""
+NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 
 class CachePolicy(enum.StrEnum):
@@ -38,15 +33,13 @@ class CachePolicy(enum.StrEnum):
 
     FRESH = "fresh"
     """None: every process compiles everything."""
-    VARIANT = "variant"
-    """The repetitions of one variant: the first compiles."""
     SHARED = "shared"
-    """All repetitions of all variants that compile in the same mode: the first process compiles."""
+    """All processes that compile in the same mode: the first one compiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is alike for all turns of a run; see `benchmarks.task.Task` for the counts."""
+    """What is alike for all trials of a run; see `benchmarks.protocol.Task` for the counts."""
 
     steps: int
     warm_up: int
@@ -57,15 +50,25 @@ class Settings:
     timeout_s: float
     logs: Path | None
     profile: bool = True
-    full_speed: bool = True
-    """Whether what the host was too slow for is timed again."""
-    compiled: Path | None = None
-    """Where what is compiled stays for a run to come; None: it goes with this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of a turn: an answer, or an error. `compiled_cold`: the compiler's caches were empty before it."""
+    """A process to come; repetitions count from 0."""
+
+    repetition: int
+    workload: Workload
+    variant: Variant
+
+    @property
+    def name(self) -> str:
+        """A name that no other trial of the repetition has."""
+        return f"{self.workload.name}.{self.variant.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """The answer of a trial, or its error. `compiled_cold`: the compiler's caches were empty before it."""
 
     repetition: int
     answer: Answer | None
@@ -75,148 +78,108 @@ class Trial:
     seconds: float
 
 
-class Trials:
-    """Runs turns; everything they leave lies in `folder`, which should be short: sockets are in it."""
+def trials_of(repetition: int, workloads: Sequence[Workload], variants: Sequence[Variant]) -> Iterator[Trial]:
+    """Yield one repetition's trials, workload by workload.
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    Every other repetition takes the variants in reverse, so that a drift of the machine does not fall on one of them.
+    """
+    ordered = variants[::-1] if repetition % 2 else variants
+    for workload in workloads:
+        for variant in ordered:
+            yield Trial(repetition, workload, variant)
+
+
+class TrialRunner:
+    """Runs trials; all of their files lie in `folder`, whose path should be short, as it is part of sockets' names."""
+
+    child: tuple[str, ...] = ("benchmarks.child",)
+    """The module that a process runs, and its first arguments."""
+
+    def __init__(self, folder: Path, settings: Settings, compiled: Path | None = None) -> None:
+        self.settings = settings
+        self.stop = threading.Event()
+        """Ends the processes under way when it is set, from another thread."""
         self._folder = folder
-        self._settings = settings
-        self._compiled = settings.compiled or folder
-        self._stop = threading.Event()
+        self._compiled = compiled or folder
 
-    def stop(self) -> None:
-        """End the processes under way, from another thread, and begin no others."""
-        self._stop.set()
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether what comes back now was ended before its end."""
-        return self._stop.is_set()
-
-    def run(self, turn: Turn, gate: Gate | None = None) -> Trial:
-        """Run one turn in a new process; whatever goes wrong there is in the trial's `error`."""
-        if gate is None:
-            return self._run(turn, {})
-        with gate.place(turn.name) as place:
-            return self._run(turn, place.environ)
-
-    def _run(self, turn: Turn, more: Mapping[str, str]) -> Trial:
+    def run(self, trial: Trial, environ: Mapping[str, str] = NOTHING_MORE) -> TrialResult:
+        """Run a trial, with these variables too; whatever goes wrong is in the result's `error`."""
         started = time.monotonic()
-        caches = self.caches(turn)
-        cold = turn.variant.compile is Compile.EAGER or not (caches.exists() or AFTER_VARIABLE in more)
+        cold = self.is_cold(trial)
+        answer, summary, error = None, None, None
         try:
-            answer, summary = self._measure(turn, caches, more)
-            error = None
-            self._note_compiled(turn)
+            answer, summary = self._measure(trial, environ)
         except BenchmarkError as problem:
-            answer, summary, error = None, None, str(problem)
-        return Trial(turn.repetition, answer, summary, error, cold, time.monotonic() - started)
+            error = str(problem)
+        return TrialResult(trial.repetition, answer, summary, error, cold, time.monotonic() - started)
 
-    def _measure(
-        self, turn: Turn, caches: Path, more: Mapping[str, str]
-    ) -> tuple[Answer, dict[str, Any] | None]:
-        task = self._task(turn)
-        if turn.variant.cache is Cache.NONE:
-            environ = {**plain_environment(os.environ, caches), **more}
-            return self._run_child(turn, task, environ, "measure"), None
-        home = self._home(turn)
+    def is_cold(self, trial: Trial) -> bool:
+        """Whether the compiler's caches are empty for a trial; in eager mode they do not matter."""
+        return trial.variant.compile is Compile.EAGER or not self.caches(trial).exists()
+
+    def caches(self, trial: Trial) -> Path:
+        """Return the folder for what torch.compile leaves on disk in a trial."""
+        owner = {
+            CachePolicy.FRESH: f"{trial.variant.name}.{trial.repetition + 1}",
+            # A variable may make other code of the same mode.
+            CachePolicy.SHARED: ".".join(("mode", trial.variant.compile, *dict(trial.variant.environ))),
+        }[self.settings.caches]
+        return self._compiled / f"caches.{trial.workload.name}.{owner}"
+
+    def _measure(self, trial: Trial, more: Mapping[str, str]) -> tuple[Answer, dict[str, Any] | None]:
+        caches = self.caches(trial)
+        if not trial.variant.is_ours:
+            return self._run_child(trial, {**plain_environment(os.environ, caches), **more}), None
+        home, summary = self._home(trial), self._file(trial, "summary.json")
+        product = product_environment(os.environ, caches, home, summary)
         with Daemon(home):
-            if turn.variant.cache is Cache.WARM:
-                self._prime_once(turn, task, home)
-            done = self._run_with_product(turn, task, home, caches, "measure", more)
+            answer = self._run_child(trial, {**product, **dict(trial.variant.environ), **more})
             (home / _FILLED).touch()
-            return done
+        return answer, _read_summary(summary)
 
-    def _run_with_product(
-        self, turn: Turn, task: Task, home: Path, caches: Path, purpose: str, more: Mapping[str, str]
-    ) -> tuple[Answer, dict[str, Any]]:
-        summary_file = self._file(turn, f"{purpose}-summary.json")
-        product = product_environment(os.environ, caches, home, summary_file)
-        environ = {**product, **dict(turn.variant.environ), **more}
-        answer = self._run_child(turn, task, environ, purpose)
-        return answer, _read_summary(summary_file)
-
-    def _prime_once(self, turn: Turn, task: Task, home: Path) -> None:
-        if (home / _FILLED).exists():
-            return
-        priming = replace(task, warm_up=_PRIMING_STEPS, steps=0, windows=0, check=False, profile=False)
-        self._run_with_product(turn, priming, home, self._priming_caches(turn), "prime", {})
-
-    def _run_child(self, turn: Turn, task: Task, environ: Mapping[str, str], purpose: str) -> Answer:
-        answer_file = self._file(turn, f"{purpose}.json")
-        arguments = ["-m", "benchmarks.child", task.to_json(), str(answer_file)]
-        outcome = run_fresh(arguments, environ, self._settings.timeout_s, stop=self._stop)
-        self._keep_log(answer_file.with_suffix(".log").name, outcome.output)
+    def _run_child(self, trial: Trial, environ: Mapping[str, str]) -> Answer:
+        answer_file = self._file(trial, "answer.json")
+        arguments = ["-m", *self.child, self._task(trial).to_json(), str(answer_file)]
+        outcome = run_fresh(arguments, environ, self.settings.timeout_s, stop=self.stop)
+        if self.settings.logs:
+            self.settings.logs.mkdir(parents=True, exist_ok=True)
+            (self.settings.logs / self._file(trial, "log").name).write_text(outcome.output)
         if outcome.error:
             raise BenchmarkError(outcome.error)
         return Answer.from_json(answer_file.read_text())
 
-    def _task(self, turn: Turn) -> Task:
-        settings = self._settings
+    def _task(self, trial: Trial) -> Task:
+        settings = self.settings
         return Task(
-            workload=turn.workload.name,
-            compile=turn.variant.compile,
+            workload=trial.workload.name,
+            compile=trial.variant.compile,
             device=settings.device,
-            seed=turn.repetition + 1,
+            seed=trial.repetition + 1,
             warm_up=settings.warm_up,
             steps=settings.steps,
             windows=settings.windows,
             window_steps=settings.window_steps,
-            # Whether it is right, and what lies in graphs, is the same in every repetition.
-            check=turn.repetition == 0,
-            profile=settings.profile and turn.repetition == 0,
-            full_speed=str(self._folder / "full-speed") if settings.full_speed else None,
+            # Correctness and coverage are the same in every repetition.
+            check=trial.repetition == 0,
+            profile=settings.profile and trial.repetition == 0,
         )
 
-    def _keep_log(self, name: str, output: str) -> None:
-        if self._settings.logs:
-            self._settings.logs.mkdir(parents=True, exist_ok=True)
-            (self._settings.logs / name).write_text(output)
+    def _file(self, trial: Trial, kind: str) -> Path:
+        return self._folder / f"{trial.name}.{trial.repetition + 1}.{kind}"
 
-    def _file(self, turn: Turn, kind: str) -> Path:
-        return self._folder / f"{turn.workload.name}.{turn.variant.name}.{turn.repetition + 1}.{kind}"
-
-    def _home(self, turn: Turn) -> Path:
-        homes = f"home.{turn.workload.name}"
-        if turn.variant.cache is not Cache.WARM:
-            return self._folder / f"{homes}.{turn.variant.name}.{turn.repetition + 1}"
-        # What a cold process has measured is what a warm one is to find: no other priming is needed.
-        filled = sorted(self._folder.glob(f"{homes}.{turn.variant.after}.*/{_FILLED}"))
-        return filled[0].parent if filled else self._folder / f"{homes}.{turn.variant.name}"
-
-    def caches(self, turn: Turn) -> Path:
-        """Return the folder for what torch.compile leaves on disk in this turn."""
-        owner = {
-            CachePolicy.FRESH: f"{turn.variant.name}.{turn.repetition + 1}",
-            CachePolicy.VARIANT: turn.variant.name,
-            # What sets more may compile other code, which the compiler's own keys tell apart, and `compiled_cold` would not.
-            CachePolicy.SHARED: ".".join(("mode", turn.variant.compile, *dict(turn.variant.environ))),
-        }[self._settings.caches]
-        return self._compiled / f"caches.{turn.workload.name}.{owner}"
-
-    def compiles_with(self, turn: Turn) -> Hashable:
-        """Return what is alike for turns of which one compiles for the others; they need not wait where that is done."""
-        return turn.name if self._compiled_mark(turn).exists() else self.caches(turn)
-
-    def _compiled_mark(self, turn: Turn) -> Path:
-        # Of the variant: with our rules, other code is compiled among the same caches.
-        return self.caches(turn) / f"{_COMPILED}{turn.variant.name}"
-
-    def _note_compiled(self, turn: Turn) -> None:
-        mark = self._compiled_mark(turn)
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-
-    def _priming_caches(self, turn: Turn) -> Path:
-        # Priming is not timed: it may use what others have compiled, but must leave nothing to those that are timed.
-        used = sorted(self._compiled.glob(f"caches.{turn.workload.name}.{turn.variant.after}*"))
-        if self._settings.caches is CachePolicy.SHARED:
-            used = [path for path in [self.caches(turn)] if path.exists()]
-        return used[0] if used else self._folder / f"caches.{turn.workload.name}.priming"
+    def _home(self, trial: Trial) -> Path:
+        """Return the daemon's folder: a new one, or the first that the variant with an empty cache has filled."""
+        homes = f"home.{trial.workload.name}"
+        if trial.variant.cache is not Cache.WARM:
+            return self._folder / f"{homes}.{trial.variant.name}.{trial.repetition + 1}"
+        filled = sorted(self._folder.glob(f"{homes}.{trial.variant.filled_by}.*/{_FILLED}"))
+        if not filled:
+            raise BenchmarkError(f"no process of {trial.variant.filled_by} has filled the cache")
+        return filled[0].parent
 
 
 def plain_environment(environ: Mapping[str, str], caches: Path) -> dict[str, str]:
-    """Return the variables of a process in which PyGraph takes no part: not even its entry point is loaded."""
+    """Return the variables of a process without PyGraph, whose entry point is not loaded either."""
     return {
         **without_product(environ),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
@@ -240,7 +203,6 @@ def product_environment(
 
 
 def _read_summary(file: Path) -> dict[str, Any]:
-    """Return what the product wrote at exit; without it there is no telling what was measured."""
     with contextlib.suppress(OSError, ValueError):
         summary = json.loads(file.read_text())
         if isinstance(summary, dict):

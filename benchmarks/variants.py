@@ -1,11 +1,11 @@
-"""The ways of running a model that are compared: plain PyTorch's, and PyGraph's with a cold and a warm cache."""
+"""The variants that are compared: plain PyTorch, and PyGraph with a cold and a warm cache."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-from benchmarks.errors import UnknownNameError
+from benchmarks.errors import BenchmarkError, UnknownNameError
 
 
 class Compile(enum.StrEnum):
@@ -37,8 +37,8 @@ class Variant:
     summary: str
     environ: tuple[tuple[str, str], ...] = ()
     """What it sets beside what all of its kind do."""
-    after: str = ""
-    """Of a variant with a warm cache: the one with an empty cache that fills it."""
+    filled_by: str = ""
+    """Of a variant with a warm cache: the variant with an empty cache that fills it, and has to run before."""
 
     @property
     def is_ours(self) -> bool:
@@ -61,7 +61,7 @@ _VARIANTS = (
         Compile.REDUCE_OVERHEAD,
         Cache.WARM,
         "the same under PYGRAPH=1, filled cache",
-        after="pygraph-cold",
+        filled_by="pygraph-cold",
     ),
     Variant(
         "pygraph-unplaced",
@@ -78,7 +78,7 @@ _VARIANTS = (
         Compile.DEFAULT,
         Cache.WARM,
         "torch.compile(module) under PYGRAPH=1, filled cache",
-        after="pygraph-default",
+        filled_by="pygraph-default",
     ),
 )
 VARIANTS = {variant.name: variant for variant in _VARIANTS}
@@ -90,3 +90,14 @@ def select_variants(names: list[str]) -> tuple[Variant, ...]:
     if unknown := [name for name in names if name not in VARIANTS]:
         raise UnknownNameError("variant", unknown, list(VARIANTS))
     return tuple(VARIANTS[name] for name in dict.fromkeys(names))
+
+
+def variants_to_run(names: list[str]) -> tuple[Variant, ...]:
+    """Return variants that can be run in this order; raises BenchmarkError if nothing fills the cache of one of them."""
+    variants = select_variants(names)
+    for number, each in enumerate(variants):
+        if each.filled_by and VARIANTS[each.filled_by] not in variants[:number]:
+            raise BenchmarkError(
+                f"{each.name} needs a cache that {each.filled_by} fills: name that before it"
+            )
+    return variants

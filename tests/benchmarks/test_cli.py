@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.variants import VARIANTS
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import STANDARD
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,13 +23,15 @@ def benchmarks(*arguments: str, package: str = "benchmarks") -> subprocess.Compl
 def test_list_shows_every_name() -> None:
     done = benchmarks("run", "--list")
     assert done.returncode == 0
-    assert all(f"  {name} " in done.stdout for name in [*WORKLOADS, *VARIANTS])
+    assert all(f"  {name} " in done.stdout for name in [*(each.name for each in STANDARD), *VARIANTS])
 
 
-def test_keeping_what_nobody_would_find_again_is_refused(tmp_path: Path) -> None:
-    done = benchmarks("run", "--compiled", str(tmp_path / "kept"), "--out", str(tmp_path / "result.json"))
+def test_a_cache_that_nothing_fills_is_refused(tmp_path: Path) -> None:
+    done = benchmarks(
+        "run", "--variants", "pygraph-warm,pygraph-cold", "--out", str(tmp_path / "result.json")
+    )
     assert done.returncode == 2
-    assert "--compiled needs --caches variant or shared" in done.stderr
+    assert "pygraph-warm needs a cache that pygraph-cold fills: name that before it" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -54,8 +56,6 @@ def test_unknown_names_are_refused_with_the_known_ones(
         ("run", "--workloads", "three-ops"),
         ("run", "--out", "/nonexistent/result.json"),
         ("run", "--steps", "0", "--out", "result.json"),
-        ("run", "--gpus", "2", "--out", "result.json"),
-        ("run", "--together", "--gpus", "999", "--out", "result.json"),
         ("table", "/nonexistent.json"),
         ("lookup", "--graphs", "5000", "--out", "result.json"),
         (),

@@ -19,6 +19,3 @@ def test_lookups_in_a_real_daemon(tmp_path: Path) -> None:
     (record,) = json.loads(out.read_text())["records"]
     assert (record["graphs"], record["entries"], record["requests"]) == (20, 10_000, 30)
     assert 0 < record["p50_us"] <= record["p99_us"] <= record["max_us"]
-    # 21 digests of 64 characters go out, and come back
-    assert 21 * 64 < record["bytes_sent"] < 4096
-    assert 21 * 64 < record["bytes_received"] < 16384

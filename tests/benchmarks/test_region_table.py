@@ -81,11 +81,11 @@ def test_a_line_for_each_way_over_pytorch_s_and_over_launched_calls() -> None:
     ]
 
 
-def test_what_recording_once_more_took_is_summed_up_region_by_region() -> None:
+def test_what_recording_took_is_summed_up_region_by_region() -> None:
     def again(*ms: float) -> dict[str, Any]:
         found = record("bert-training", "graph", 100, *(1.0 for _ in ms))
         for region, each in zip(found["regions"], ms, strict=True):
-            region["recorded_again"] = {"nodes": 9, "capture_ms": each, "build_ms": 10.0}
+            region["recording"] = {"nodes": 9, "capture_ms": each, "build_ms": 10.0}
         return found
 
     assert cells([again(10.0, 20.0), again(30.0, 40.0)])[0][-1] == "30+40"

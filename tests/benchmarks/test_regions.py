@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.processes import Outcome
-from benchmarks.regions import _Job, measure_regions
+from benchmarks.regions import DEFAULT_WAYS, Job, measure_regions
 from benchmarks.workloads import WORKLOADS
 from tests.benchmarks.test_cli import benchmarks
 
-ADDRESSES = ("addresses_ms", "addresses_beyond_fixed", "addresses_regions_beyond_fixed")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 
 def test_a_way_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -45,64 +45,31 @@ def test_a_process_that_fails_is_in_the_file_and_in_the_exit_code(
     ("ways", "expected"),
     [
         (
-            None,
+            DEFAULT_WAYS,
             [
                 "three-ops.reduce-overhead",
                 "three-ops.graph",
-                "autoencoder-inference.reduce-overhead",
-                "autoencoder-inference.graph",
+                "bert-inference.reduce-overhead",
+                "bert-inference.graph",
             ],
         ),
-        (["kernels"], ["three-ops.kernels", "autoencoder-inference.kernels"]),
+        (["kernels"], ["three-ops.kernels", "bert-inference.kernels"]),
     ],
 )
 def test_each_way_is_a_process_and_the_next_repetition_goes_backwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ways: list[str] | None, expected: list[str]
+    tmp_path: Path, ways: list[str], expected: list[str]
 ) -> None:
     ran: list[str] = []
 
-    def note(job: _Job) -> dict[str, Any]:
-        ran.append(job.name)
-        return {"workload": job.workload.name, "way": job.way, "error": "not run"}
+    def note(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+        ran.extend(job.name for job in jobs)
+        return [{"workload": job.workload.name, "way": job.way, "error": "not run"} for job in jobs]
 
-    monkeypatch.setattr("benchmarks.regions._measure", note)
-    workloads = [WORKLOADS["three-ops"], WORKLOADS["autoencoder-inference"]]
+    workloads = [WORKLOADS["three-ops"], WORKLOADS["bert-inference"]]
 
-    measure_regions(workloads, ways, 2, tmp_path / "result.json", None)
+    measure_regions(workloads, ways, 2, tmp_path / "result.json", None, note)
 
     first, second = ran[: len(expected)], ran[len(expected) :]
     assert first == expected
     assert sorted(second) == sorted(expected)
-    assert [each for each in second if "auto" in each] == [each for each in first if "auto" in each][::-1]
-
-
-@pytest.mark.parametrize("addresses", [True, False])
-def test_steps_whose_addresses_alternate_are_timed_if_they_are_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, addresses: bool
-) -> None:
-    told: list[list[str]] = []
-
-    def run(arguments: list[str], *_: object, **__: object) -> Outcome:
-        told.append(arguments)
-        figure = {"median": 1.0, "mad": 0.0, "n": 3}
-        timed = {name: {"fixed": figure} for name in ADDRESSES} if addresses else {}
-        clock = {"median": 1980.4, "mad": 0.0, "n": 3}
-        answer = {
-            "regions": [],
-            "reserved_mb": 2.0,
-            "first_steps_reserved_mb": 3.0,
-            "gpu_mhz": clock,
-            **timed,
-        }
-        Path(arguments[4]).write_text(json.dumps(answer))
-        return Outcome(None, "")
-
-    monkeypatch.setattr("benchmarks.regions.run_fresh", run)
-
-    lines = measure_regions(
-        [WORKLOADS["three-ops"]], ["reduce-overhead"], 1, tmp_path / "result.json", None, addresses=addresses
-    )
-
-    assert [each[6:] for each in told] == [["addresses"] if addresses else []]
-    assert lines[0].endswith("reduce-overhead reserved 2 MB (first steps 3), the GPU's clock 1980 MHz")
-    assert any("beyond fixed addresses" in line for line in lines) is addresses
+    assert [each for each in second if "bert" in each] == [each for each in first if "bert" in each][::-1]

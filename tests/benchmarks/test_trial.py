@@ -3,9 +3,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.coverage import Coverage
-from benchmarks.schedule import Turn
-from benchmarks.task import Answer, Task
-from benchmarks.trial import CachePolicy, Settings, Trials, plain_environment, product_environment
+from benchmarks.protocol import Answer, Task
+from benchmarks.trial import (
+    CachePolicy,
+    Settings,
+    Trial,
+    TrialRunner,
+    plain_environment,
+    product_environment,
+    trials_of,
+)
 from benchmarks.variants import VARIANTS, Compile
 from benchmarks.workloads import WORKLOADS
 
@@ -34,19 +41,14 @@ def test_product_processes_see_only_the_benchmarks_daemon() -> None:
 def caches(
     policy: CachePolicy, repetition: int, variant: str, workload: str = "three-ops", kept: Path | None = None
 ) -> Path:
-    settings = Settings(1, 1, 1, 1, "cpu", policy, 10, None, compiled=kept)
-    turn = Turn(repetition, WORKLOADS[workload], VARIANTS[variant])
-    return Trials(Path("/folder"), settings).caches(turn)
+    settings = Settings(1, 1, 1, 1, "cpu", policy, 10, None)
+    trial = Trial(repetition, WORKLOADS[workload], VARIANTS[variant])
+    return TrialRunner(Path("/folder"), settings, kept).caches(trial)
 
 
 def test_fresh_caches_are_never_shared() -> None:
     assert caches(CachePolicy.FRESH, 0, "default") != caches(CachePolicy.FRESH, 1, "default")
     assert caches(CachePolicy.FRESH, 0, "default") != caches(CachePolicy.FRESH, 0, "pygraph-default")
-
-
-def test_caches_of_a_peer_are_its_own() -> None:
-    assert caches(CachePolicy.VARIANT, 0, "default") == caches(CachePolicy.VARIANT, 1, "default")
-    assert caches(CachePolicy.VARIANT, 0, "default") != caches(CachePolicy.VARIANT, 0, "pygraph-default")
 
 
 def test_shared_caches_are_of_one_workload_and_one_mode() -> None:
@@ -63,20 +65,24 @@ def test_caches_that_are_kept_lie_where_a_run_to_come_looks() -> None:
     assert kept.name == caches(CachePolicy.SHARED, 0, "default").name
 
 
-def test_nobody_waits_for_what_is_compiled(tmp_path: Path) -> None:
-    trials = Trials(tmp_path, Settings(1, 1, 1, 1, "cpu", CachePolicy.SHARED, 10, None))
-    variants = [
-        Turn(0, WORKLOADS["three-ops"], VARIANTS[name]) for name in ("reduce-overhead", "pygraph-cold")
-    ]
-    trials.caches(variants[0]).mkdir()  # as of a run that was ended while it compiled
-    assert len({trials.compiles_with(turn) for turn in variants}) == 1
-    trials._note_compiled(variants[0])
-    assert len({trials.compiles_with(turn) for turn in variants}) == 2
-
-
 def test_tasks_and_answers_survive_the_way_between_processes() -> None:
     task = Task("three-ops", Compile.REDUCE_OVERHEAD, None, 1, 2, 3, 4, 5, check=True, profile=True)
     assert Task.from_json(task.to_json()) == task
-    for coverage in (None, Coverage(5, 8, 1, 3, 2, 0)):
+    for coverage in (None, Coverage(5, 8, 2)):
         answer = Answer([1.0], [0.5], [], None, 2.0, None, "note", {"gpu": None}, coverage, "said")
         assert Answer.from_json(answer.to_json()) == answer
+
+
+def order(repetition: int) -> list[tuple[str, str]]:
+    workloads = [WORKLOADS[name] for name in ("three-ops", "mlp-training")]
+    variants = [VARIANTS[name] for name in ("eager", "default")]
+    return [(each.workload.name, each.variant.name) for each in trials_of(repetition, workloads, variants)]
+
+
+def test_every_other_repetition_reverses_the_variants_alone() -> None:
+    assert order(0) == [
+        ("three-ops", "eager"), ("three-ops", "default"), ("mlp-training", "eager"), ("mlp-training", "default"),
+    ]  # fmt: skip
+    assert [name for name, _ in order(1)] == [name for name, _ in order(0)]
+    assert [variant for _, variant in order(1)] == ["default", "eager"] * 2
+    assert order(2) == order(0)

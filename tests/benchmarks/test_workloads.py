@@ -9,14 +9,14 @@ import torch
 from benchmarks.errors import BenchmarkError
 from benchmarks.step import Step
 from benchmarks.variants import Compile
-from benchmarks.workloads import WORKLOADS, Mode, vision
+from benchmarks.workloads import STANDARD, WORKLOADS, Mode, vision
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
 LIBRARIES = {"resnet": "torchvision", "bert": "transformers", "diffusion": "numpy"}
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", [each.name for each in STANDARD])
 def test_every_workload_builds_or_names_what_it_lacks(name: str) -> None:
     library = LIBRARIES.get(name.partition("50")[0].partition("-")[0])
     if library and not importlib.util.find_spec(library):

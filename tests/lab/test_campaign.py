@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.errors import BenchmarkError
-from tests.benchmarks.test_processes import _is_gone
+from tests.benchmarks.test_processes import is_gone
 from tools.lab.campaign import (
     GRACE_S,
     MAX_FILES,
@@ -268,7 +268,7 @@ finally:
         process.send_signal(getattr(signal, to))
         output, _ = process.communicate(timeout=60)
 
-    assert all(map(_is_gone, pids))
+    assert all(map(is_gone, pids))
     assert [line.split()[-1] for line in output.splitlines()[1:3]] == ["done", "interrupted"]
     assert output.splitlines()[3:] == ["-- short", "measured"]
     assert all(str(pid) in log(tmp_path) for pid in pids)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-PARSERS = {"benchmarks": cli._parser, "tools.lab": lab_cli._parser}
+PARSERS = {"benchmarks": cli.parser, "tools.lab": lab_cli.parser}
 EXAMPLES = (
     "tests",
     "demo",
@@ -119,7 +119,7 @@ def test_all_workloads_are_those_that_are_compared() -> None:
 @pytest.mark.parametrize(
     ("variants", "report"),
     [
-        ("default,reduce-overhead,pygraph-warm", ["compare"]),
+        ("default,reduce-overhead,pygraph-cold", ["compare"]),
         ("eager,pygraph-cold", ["table"]),
         ("default,reduce-overhead", ["table"]),
     ],

@@ -10,9 +10,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.protocol import Answer
 from benchmarks.records import Record, record_of, write_result
-from benchmarks.task import Answer
-from benchmarks.trial import Trial
+from benchmarks.trial import TrialResult
 from benchmarks.variants import VARIANTS
 from benchmarks.workloads import WORKLOADS
 from tests.lab.command import lab
@@ -32,7 +32,7 @@ ENVIRONMENT: dict[str, str | None] = {
 
 def record(workload: str, variant: str, *repetitions: list[float], each_step: bool = True) -> Record:
     trials = [
-        Trial(index, Answer(steps, steps, [], None, 1.0, None, "", {}), None, None, True, 1.0)
+        TrialResult(index, Answer(steps, steps, [], None, 1.0, None, "", {}), None, None, True, 1.0)
         for index, steps in enumerate(repetitions)
     ]
     return record_of(WORKLOADS[workload], VARIANTS[variant], trials, each_step=each_step)

@@ -15,8 +15,8 @@ from benchmarks.processes import Outcome
 from benchmarks.region_table import read_regions
 from benchmarks.workloads import WORKLOADS
 from tools.lab import memory
+from tools.lab.memory_marks import Reading, most, over_steps, reading
 from tools.lab.memory_table import render
-from tools.lab.points import Reading, most, over_steps, reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

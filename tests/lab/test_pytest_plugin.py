@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lanes import VISIBLE
+from tools.lab.gpu_slots import VISIBLE
 from tools.lab.pytest_plugin import FILE, GPUS, error_of, spread
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from benchmarks.environment import commit
 from benchmarks.errors import BenchmarkError
-from benchmarks.processes import ROOT, Outcome, as_ended, run_logged
+from benchmarks.processes import ROOT, Outcome
 from benchmarks.table import NOTHING, aligned
 from tools.lab.campaign_steps import SECONDS, Command, Step, steps_of
+from tools.lab.processes import as_ended, run_logged
 
 MAX_FILES = 8
 """So many come back from a lent machine."""

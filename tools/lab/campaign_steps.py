@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from benchmarks.compare import BASELINES
 from benchmarks.errors import BenchmarkError, UnknownNameError
-from benchmarks.lanes import VISIBLE, gpu_names
 from benchmarks.region_table import GRAPH, REDUCE_OVERHEAD, WAYS
-from benchmarks.variants import select_variants
+from benchmarks.variants import variants_to_run
 from benchmarks.workloads import select_workloads
 from tools.lab import pytest_plugin
+from tools.lab.gpu_slots import VISIBLE, gpu_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,35 +153,28 @@ def _memory(place: Place, workload: str, ways: str = f"{GRAPH},{REDUCE_OVERHEAD}
 
 def _regions(place: Place, workloads: str, ways: str = "") -> Step:
     chosen = ("--ways", _known_ways(ways)) if ways else ()
-    options = (
-        *("--repetitions", "1", "--together", "--no-addresses", "--out", str(place.result)),
-        *("--caches", str(place.compiled / "regions")),
-        *chosen,
-    )
-    return place.step(
-        420,
-        _benchmarks("regions", "--workloads", _known(workloads), *options),
-        report=_benchmarks("table", str(place.result)),
-    )
+    where = ("--caches", str(place.compiled / "regions"), "--out", str(place.result))
+    what = ("--workloads", _known(workloads), "--repetitions", "1", *chosen)
+    return place.step(420, _lab("regions", *what, *where), report=_benchmarks("table", str(place.result)))
 
 
 def _addresses(place: Place, workload: str) -> Step:
-    options = ("--ways", GRAPH, "--repetitions", "1", "--out", str(place.result))
+    options = ("--workloads", _known(workload), "--out", str(place.result))
     telling = "ms a step: |beyond fixed addresses: |by its regions alone: "
-    return place.step(300, _benchmarks("regions", "--workloads", _known(workload), *options), telling=telling)
+    return place.step(300, _lab("addresses", *options), telling=telling)
 
 
 def _run(place: Place, workloads: str, variants: str, repetitions: str) -> Step:
-    chosen = [variant.name for variant in select_variants(variants.split(","))]
+    chosen = [variant.name for variant in variants_to_run(variants.split(","))]
     if not repetitions.isdecimal() or not int(repetitions):
         raise BenchmarkError(f"{place.name}: {repetitions} is no number of repetitions")
     what = ("--workloads", _known(workloads), "--variants", ",".join(chosen), "--repetitions", repetitions)
-    how = ("--together", "--gpus", str(place.gpus), "--at-once", str(_AT_ONCE), "--caches", "shared")
+    how = ("--gpus", str(place.gpus), "--at-once", str(_AT_ONCE))
     where = ("--compiled", str(place.compiled / "run"), "--out", str(place.result))
     # Dozens compile side by side, and wait for each other: none is to be killed before the step is.
     until = ("--budget-s", SECONDS, "--timeout-s", SECONDS)
     return place.step(
-        _USUAL_S, _benchmarks("run", *what, *how, *where, *until), report=_of_run(chosen, place.result)
+        _USUAL_S, _lab("run", *what, *how, *where, *until), report=_of_run(chosen, place.result)
     )
 
 
@@ -200,7 +193,7 @@ def _overhead(place: Place, workloads: str = "") -> Step:
     return place.step(
         480,
         _benchmarks("run", *how, *variants, "--out", str(place.result)),
-        report=_benchmarks("overhead", str(place.result)),
+        report=_lab("overhead", str(place.result)),
     )
 
 

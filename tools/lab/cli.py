@@ -6,47 +6,52 @@ import argparse
 from pathlib import Path
 
 from benchmarks.arguments import names, positive, run_command
-from benchmarks.records import check_writable
+from benchmarks.cli import add_region_options, add_run_options, execute, plan_of, print_regions
+from benchmarks.records import check_writable, read_records
+from benchmarks.region_table import GRAPH
+from benchmarks.trial import CachePolicy
 from benchmarks.workloads import select_workloads
 from tools.lab.campaign_steps import USAGE
+from tools.lab.gpu_slots import gpu_slots
 from tools.lab.imports import VARIANTS, measure_imports
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Return 0 if all went well, 1 if something that was measured failed, 2 if it could not be run as asked."""
-    return run_command(_parser(), arguments)
+    return run_command(parser(), arguments)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tools.lab", description=__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    made = argparse.ArgumentParser(prog="python -m tools.lab", description=__doc__, allow_abbrev=False)
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
     _add_campaign(commands.add_parser("campaign", help="run several measurements within a time limit"))
+    _add_run(commands.add_parser("run", help="as `benchmarks run`, side by side on several GPUs"))
+    _add_regions(commands.add_parser("regions", help="as `benchmarks regions`, compiling side by side"))
+    _add_addresses(commands.add_parser("addresses", help="time steps whose addresses alternate"))
     _add_merge(
         commands.add_parser("merge", help="make one of several result files of `run`, or of `regions`")
+    )
+    commands.add_parser(
+        "report", help="write docs/performance.md and README's table from stored results"
+    ).set_defaults(command=_report)
+    _add_overhead(
+        commands.add_parser("overhead", help="hold what deciding takes against the time to compile")
     )
     _add_figure(commands.add_parser("figure", help="draw the steps of a result file of `run --each-step`"))
     _add_memory(commands.add_parser("memory", help="show where reserved GPU memory goes in a steady state"))
     _add_imports(commands.add_parser("imports", help="time processes that only import something"))
-    return parser
+    return made
 
 
-def _add_memory(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_memory)
-    parser.add_argument("workload", metavar="WORKLOAD")
-    parser.add_argument(
-        "--ways", type=names, default="reduce-overhead,graph", metavar="W,V", help="see `regions`"
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE")
-
-
-def _add_campaign(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_campaign)
-    parser.add_argument("step", nargs="+", metavar="STEP", help=f"one of {', '.join(USAGE.values())}")
-    parser.add_argument("--gpus", type=positive, default=1, help="GPUs to use (default 1)")
-    parser.add_argument("--end-s", type=positive, default=580, help="seconds in all (default 580)")
-    parser.add_argument("--out", type=Path, default=Path("build/campaign"), metavar="DIR")
-    parser.add_argument("--commit", help="what results are to name, where there is no git to ask")
-    parser.add_argument(
+def _add_campaign(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_campaign)
+    command.add_argument("step", nargs="+", metavar="STEP", help=f"one of {', '.join(USAGE.values())}")
+    command.add_argument("--gpus", type=positive, default=1, help="GPUs to use (default 1)")
+    command.add_argument("--end-s", type=positive, default=580, help="seconds in all (default 580)")
+    command.add_argument("--out", type=Path, default=Path("build/campaign"), metavar="DIR")
+    command.add_argument("--commit", help="what results are to name, where there is no git to ask")
+    command.add_argument(
         "--compiled",
         type=Path,
         metavar="DIR",
@@ -54,35 +59,63 @@ def _add_campaign(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_merge(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_merge)
-    parser.add_argument("file", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
-    parser.add_argument(
-        "--note", metavar="TEXT", help="why files of different commits or schemas belong together"
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_run)
+    add_run_options(command)
+    add = command.add_argument
+    add("--gpus", type=positive, default=1, help="GPUs to deal the workloads to (default 1)")
+    add(
+        "--at-once",
+        type=positive,
+        metavar="N",
+        help="workloads that compile side by side on a GPU (default: all)",
     )
+    add("--budget-s", type=positive, help="begin no repetition that would end later than this")
+    add("--compiled", type=Path, metavar="DIR", help="keep there what was compiled, for the next run")
 
 
-def _add_figure(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_figure)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--out", type=Path, required=True, metavar="PNG")
+def _add_regions(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_regions)
+    add_region_options(command)
 
 
-def _add_imports(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_imports)
-    parser.add_argument("--repetitions", type=positive, default=20, help="default 20")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+def _add_addresses(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_addresses)
+    add_region_options(command)
+    command.set_defaults(ways=[GRAPH], repetitions=1)
 
 
-def _memory(options: argparse.Namespace) -> int:
-    from tools.lab.memory import measure_memory
-    from tools.lab.memory_table import render as render_memory
+def _add_merge(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_merge)
+    command.add_argument("file", type=Path, nargs="+")
+    command.add_argument("--out", type=Path, required=True, metavar="FILE")
+    command.add_argument("--note", metavar="TEXT", help="why files of different commits belong together")
 
-    (workload,) = select_workloads([options.workload])
-    answers = measure_memory(workload, options.ways, options.out and options.out.absolute())
-    print(render_memory(answers))
-    return int(any("error" in each for each in answers))
+
+def _add_overhead(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_overhead)
+    command.add_argument("file", type=Path, nargs="+", help="several are taken together")
+
+
+def _add_figure(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_figure)
+    command.add_argument("file", type=Path)
+    command.add_argument("--out", type=Path, required=True, metavar="PNG")
+
+
+def _add_memory(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_memory)
+    command.add_argument("workload", metavar="WORKLOAD")
+    command.add_argument(
+        "--ways", type=names, default="reduce-overhead,graph", metavar="W,V", help="see `regions`"
+    )
+    command.add_argument("--out", type=Path, metavar="FILE")
+
+
+def _add_imports(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_imports)
+    command.add_argument("--repetitions", type=positive, default=20, help="default 20")
+    command.add_argument("--out", type=Path, required=True, metavar="FILE")
 
 
 def _campaign(options: argparse.Namespace) -> int:
@@ -95,12 +128,30 @@ def _campaign(options: argparse.Namespace) -> int:
     return int(not did_well)
 
 
-def _figure(options: argparse.Namespace) -> int:
-    from tools.lab.figure import draw
+def _run(options: argparse.Namespace) -> int:
+    from tools.lab.run import SharedRun, Sharing
 
-    check_writable(options.out.absolute())
-    draw(options.file, options.out)
-    return 0
+    compiled = options.compiled and options.compiled.absolute()
+    sharing = Sharing(gpu_slots(options.gpus), options.at_once, options.budget_s, compiled)
+    return execute(SharedRun(plan_of(options, CachePolicy.SHARED), sharing=sharing))
+
+
+def _regions(options: argparse.Namespace) -> int:
+    from tools.lab.regions import measure_side_by_side
+
+    workloads, caches = select_workloads(options.workloads), options.caches and options.caches.absolute()
+    out = options.out.absolute()
+    return print_regions(measure_side_by_side(workloads, options.ways, options.repetitions, out, caches))
+
+
+def _addresses(options: argparse.Namespace) -> int:
+    from tools.lab.regions import address_lines, measure_side_by_side
+
+    workloads, caches = select_workloads(options.workloads), options.caches and options.caches.absolute()
+    out = options.out.absolute()
+    records = measure_side_by_side(workloads, options.ways, options.repetitions, out, caches, "addresses")
+    print("\n".join(address_lines(records)))
+    return int(any("error" in each for each in records))
 
 
 def _merge(options: argparse.Namespace) -> int:
@@ -109,6 +160,38 @@ def _merge(options: argparse.Namespace) -> int:
     count = merge(options.file, options.out.absolute(), options.note)
     print(f"{options.out}: {count} records of {len(options.file)} files")
     return 0
+
+
+def _report(_options: argparse.Namespace) -> int:
+    from tools.lab.report import write_report
+
+    print("\n".join(write_report()) or "nothing has changed")
+    return 0
+
+
+def _overhead(options: argparse.Namespace) -> int:
+    from tools.lab.overhead import render
+
+    print(render([record for file in options.file for record in read_records(file)]))
+    return 0
+
+
+def _figure(options: argparse.Namespace) -> int:
+    from tools.lab.figure import draw
+
+    check_writable(options.out.absolute())
+    draw(options.file, options.out)
+    return 0
+
+
+def _memory(options: argparse.Namespace) -> int:
+    from tools.lab.memory import measure_memory
+    from tools.lab.memory_table import render
+
+    (workload,) = select_workloads([options.workload])
+    answers = measure_memory(workload, options.ways, options.out and options.out.absolute())
+    print(render(answers))
+    return int(any("error" in each for each in answers))
 
 
 def _imports(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.records import describe, read_result, records_of
+from benchmarks.records import read_result, records_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,9 @@ def draw(file: Path, out: Path) -> None:
         panel.set_axis_off()
     lines = _variants(panels)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
-    figure.suptitle(describe(content["environment"]), fontsize="medium")
+    environment = content["environment"]
+    title = f"{environment['gpu'] or environment['cpu']}, torch {environment['torch']}"
+    figure.suptitle(title, fontsize="medium")
     figure.savefig(out, dpi=110, format="png", metadata={"Software": ""})
 
 

@@ -21,8 +21,8 @@ from benchmarks.region_child import Regions, have_helper
 from benchmarks.step import Step
 from benchmarks.variants import Compile
 from benchmarks.workloads import WORKLOADS
-from tools.lab.footprint import footprint_of
-from tools.lab.points import BACKWARD, BEFORE, FORWARD, OPTIMISER, Reading, most, over_steps, reading
+from tools.lab.memory_marks import BACKWARD, BEFORE, FORWARD, OPTIMISER, Reading, most, over_steps, reading
+from tools.lab.recording_memory import footprint_of
 from tools.lab.snapshot import Owners, brief, summarize
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.environment import describe_host
-from benchmarks.lanes import VISIBLE, gpu_names
 from benchmarks.processes import last_error, last_exception
 from benchmarks.records import SCHEMA, write_json
+from tools.lab.gpu_slots import VISIBLE, gpu_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

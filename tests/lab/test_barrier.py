@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gate import THREADS_VARIABLE, VECTORS_VARIABLE, Gate, wait_for_turn
+from tools.lab.barrier import THREADS_VARIABLE, VECTORS_VARIABLE, Barrier, wait_for_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from benchmarks.gate import wait_for_turn, wait_to_compile
+from tools.lab.barrier import wait_for_turn, wait_to_compile
 prepared, measured = Path(sys.argv[1]), Path(sys.argv[2])
 wait_to_compile()
 prepared.touch()
@@ -33,22 +33,22 @@ def start(folder: Path, name: str, environ: dict[str, str]) -> subprocess.Popen[
     return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environ})
 
 
-def test_without_a_gate_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BENCHMARK_GATE", raising=False)
+def test_without_a_barrier_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BENCHMARK_BARRIER", raising=False)
 
     wait_for_turn()
 
 
 @pytest.mark.torch  # it takes seconds
 def test_all_wait_for_the_last_and_then_run_one_at_a_time(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate", [("a", 1), ("b", 2), ("c", 3)])
-    first = [start(tmp_path, name, gate.place(name).environ) for name in ("a", "b")]
+    barrier = Barrier(tmp_path / "barrier", [("a", 1), ("b", 2), ("c", 3)])
+    first = [start(tmp_path, name, barrier.place(name).environ) for name in ("a", "b")]
     while not all((tmp_path / f"{name}.prepared").exists() for name in ("a", "b")):
         time.sleep(0.01)
     time.sleep(0.3)
     assert not list(tmp_path.glob("*.times"))
 
-    last = start(tmp_path, "c", gate.place("c").environ)
+    last = start(tmp_path, "c", barrier.place("c").environ)
 
     assert [process.wait(20) for process in (*first, last)] == [0, 0, 0]
     spans = sorted(tuple(map(float, file.read_text().split())) for file in tmp_path.glob("*.times"))
@@ -58,30 +58,30 @@ def test_all_wait_for_the_last_and_then_run_one_at_a_time(tmp_path: Path) -> Non
 
 @pytest.mark.torch  # it takes seconds
 def test_those_that_share_compile_one_after_the_other(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate", [("a", "same"), ("b", "other"), ("c", "same")])
-    later = start(tmp_path, "c", gate.place("c").environ)
-    other = start(tmp_path, "b", gate.place("b").environ)
+    barrier = Barrier(tmp_path / "barrier", [("a", "same"), ("b", "other"), ("c", "same")])
+    later = start(tmp_path, "c", barrier.place("c").environ)
+    other = start(tmp_path, "b", barrier.place("b").environ)
     while not (tmp_path / "b.prepared").exists():
         time.sleep(0.01)
     time.sleep(0.3)
     assert not (tmp_path / "c.prepared").exists()
 
-    first = start(tmp_path, "a", gate.place("a").environ)
+    first = start(tmp_path, "a", barrier.place("a").environ)
 
     assert [process.wait(20) for process in (first, other, later)] == [0, 0, 0]
 
 
 def test_nobody_waits_for_a_process_that_has_ended(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate", [("a", 1), ("b", 2)])
-    with pytest.raises(ValueError, match="as a process may fail"), gate.place("a"):
+    barrier = Barrier(tmp_path / "barrier", [("a", 1), ("b", 2)])
+    with pytest.raises(ValueError, match="as a process may fail"), barrier.place("a"):
         raise ValueError("as a process may fail")
 
-    assert start(tmp_path, "b", gate.place("b").environ).wait(20) == 0
+    assert start(tmp_path, "b", barrier.place("b").environ).wait(20) == 0
 
 
 def test_who_waits_ends_with_whoever_started_it(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate", [("a", 1), ("b", 2)])
-    environ = gate.place("a").environ
+    barrier = Barrier(tmp_path / "barrier", [("a", 1), ("b", 2)])
+    environ = barrier.place("a").environ
     code = (
         "import subprocess, sys; "
         f"subprocess.Popen([sys.executable, '-c', {PROGRAM!r}, *sys.argv[1:]]); "
@@ -104,8 +104,8 @@ def test_who_waits_ends_with_whoever_started_it(tmp_path: Path) -> None:
 EXPECTED = [("a", "same"), ("b", "other"), ("c", "same")]
 
 
-def threads(gate: Gate) -> dict[str, str]:
-    return {name: gate.place(name).environ[THREADS_VARIABLE] for name, _ in EXPECTED}
+def threads(barrier: Barrier) -> dict[str, str]:
+    return {name: barrier.place(name).environ[THREADS_VARIABLE] for name, _ in EXPECTED}
 
 
 def test_those_that_come_later_compile_in_no_processes_of_their_own(
@@ -114,9 +114,9 @@ def test_those_that_come_later_compile_in_no_processes_of_their_own(
     monkeypatch.delenv(THREADS_VARIABLE, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
 
-    assert threads(Gate(tmp_path, EXPECTED)) == {"a": "3", "b": "3", "c": "1"}
-    assert threads(Gate(tmp_path, EXPECTED, cores=4)) == {"a": "2", "b": "2", "c": "1"}
-    assert threads(Gate(tmp_path, EXPECTED, cores=1)) == {"a": "1", "b": "1", "c": "1"}
+    assert threads(Barrier(tmp_path, EXPECTED)) == {"a": "3", "b": "3", "c": "1"}
+    assert threads(Barrier(tmp_path, EXPECTED, cores=4)) == {"a": "2", "b": "2", "c": "1"}
+    assert threads(Barrier(tmp_path, EXPECTED, cores=1)) == {"a": "1", "b": "1", "c": "1"}
 
 
 def test_no_process_tries_out_what_the_cpu_says_of_its_vectors(
@@ -124,7 +124,7 @@ def test_no_process_tries_out_what_the_cpu_says_of_its_vectors(
 ) -> None:
     for set_by_the_user, expected in (("", "1"), ("0", "0")):
         monkeypatch.setenv(VECTORS_VARIABLE, set_by_the_user)
-        assert Gate(tmp_path, EXPECTED).place("b").environ[VECTORS_VARIABLE] == expected
+        assert Barrier(tmp_path, EXPECTED).place("b").environ[VECTORS_VARIABLE] == expected
 
 
 def test_who_says_how_many_threads_compile_is_believed(
@@ -132,4 +132,4 @@ def test_who_says_how_many_threads_compile_is_believed(
 ) -> None:
     monkeypatch.setenv(THREADS_VARIABLE, "5")
 
-    assert threads(Gate(tmp_path, EXPECTED)) == {"a": "5", "b": "5", "c": "5"}
+    assert threads(Barrier(tmp_path, EXPECTED)) == {"a": "5", "b": "5", "c": "5"}

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.records import Record, write_result
-from benchmarks.report import BEGIN, END, pages, performance, read_results, write_report
+from tools.lab.report import BEGIN, END, pages, performance, read_results, write_report
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"gpu": "NVIDIA H100", "torch": "2.11.0", "cpu": "a CPU", "commit": "abc"}
@@ -18,7 +18,7 @@ ENVIRONMENT = {"gpu": "NVIDIA H100", "torch": "2.11.0", "cpu": "a CPU", "commit"
 
 @pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
 def test_pages_are_as_the_stored_results_make_them(name: str) -> None:
-    assert (ROOT / name).read_text() == pages(ROOT)[name], "run: python -m benchmarks report"
+    assert (ROOT / name).read_text() == pages(ROOT)[name], "run: python -m tools.lab report"
 
 
 def test_there_are_a_dozen_results_at_most() -> None:

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from benchmarks.overhead import PARTS, overheads, render
 from benchmarks.records import Record
+from tools.lab.overhead import PARTS, overheads, render
 
 MEASURING, LOOKING_UP, RECORDING = PARTS
 

@@ -21,7 +21,7 @@ from benchmarks.figures import summarize
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from benchmarks.cores import Cores
+    from benchmarks.conditions import Conditions
     from benchmarks.step import Step
 
 ROUNDS = 24
@@ -56,11 +56,11 @@ class Addresses:
     """Windows of steps on four batches; each method is one way for addresses to be."""
 
     def __init__(
-        self, step: Step, batches: Sequence[Any], cores: Cores, regions_us: Callable[[], float]
+        self, step: Step, batches: Sequence[Any], conditions: Conditions, regions_us: Callable[[], float]
     ) -> None:
         """`regions_us`: what calls of compiled regions have taken of the host's time so far."""
         self._step = step
-        self._cores = cores
+        self._conditions = conditions
         self._regions_us = regions_us
         self._batches = batches
         self._kept: list[Any] = []
@@ -127,7 +127,7 @@ class Addresses:
     def _window(self, way: Callable[[], None]) -> Window:
         for _ in range(UNTIMED):
             way()
-        return self._cores.undisturbed(functools.partial(self._timed, way))
+        return self._conditions.timed(functools.partial(self._timed, way))
 
     def _timed(self, way: Callable[[], None]) -> Window:
         torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""Lanes: the GPUs of a host, each with its share of the cores and of the workloads, side by side.
+"""GPU slots: the GPUs of a host, each with its share of the cores and of the workloads, side by side.
 
-What compiles or is measured in one lane shares neither GPU nor cores with another. It does share the host's memory and caches.
+What compiles or is measured in one slot shares neither GPU nor cores with another. It does share the host's memory and caches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class GpuSlot:
     """A GPU, by the variables of a process that is to see no other, and cores; `cores` None: all."""
 
     number: int
@@ -29,22 +29,22 @@ class Lane:
     cores: frozenset[int] | None = None
 
     def enter(self) -> None:
-        """Have this thread, and the processes that it starts, run on the lane's cores."""
+        """Have this thread, and the processes that it starts, run on the slot's cores."""
         if self.cores is not None:
             os.sched_setaffinity(0, self.cores)
 
 
-def lanes(count: int) -> tuple[Lane, ...]:
-    """Return so many lanes, with as many cores each; raises BenchmarkError if there are fewer cores."""
+def gpu_slots(count: int) -> tuple[GpuSlot, ...]:
+    """Return so many gpu_slots, with as many cores each; raises BenchmarkError if there are fewer cores."""
     if count == 1:
-        return (Lane(0),)
+        return (GpuSlot(0),)
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // count
     if not share:
         raise BenchmarkError(f"--gpus {count}: there are {len(cores)} cores, and each GPU needs one")
     names = gpu_names(count)
     return tuple(
-        Lane(number, ((VISIBLE, names[number]),), frozenset(cores[number * share : (number + 1) * share]))
+        GpuSlot(number, ((VISIBLE, names[number]),), frozenset(cores[number * share : (number + 1) * share]))
         for number in range(count)
     )
 
@@ -58,9 +58,9 @@ def gpu_names(count: int) -> list[str]:
     return names[:count]
 
 
-def dealt(items: Sequence[T], lane: Lane, count: int) -> tuple[T, ...]:
-    """Return a lane's share of items, which are dealt out in turn."""
-    return tuple(items[lane.number :: count])
+def dealt(items: Sequence[T], slot: GpuSlot, count: int) -> tuple[T, ...]:
+    """Return a slot's share of items, which are dealt out in turn."""
+    return tuple(items[slot.number :: count])
 
 
 def parts(items: Sequence[T], size: int | None) -> list[Sequence[T]]:

@@ -9,7 +9,7 @@ import torch
 
 from pygraphd.client.recording.builder import LEAST_SCRATCH
 from tests.support.emulator import allocator, emulator, emulator_library, recorder
-from tools.lab.footprint import Allocation, Role, footprint_of
+from tools.lab.recording_memory import Allocation, Role, footprint_of
 
 if TYPE_CHECKING:
     from tests.support.recorder import Recorder

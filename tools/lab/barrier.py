@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
     from types import TracebackType
 
-VARIABLE = "BENCHMARK_GATE"
+VARIABLE = "BENCHMARK_BARRIER"
 """For a child: the file that says that it is ready."""
 THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
 """Of Inductor's: with one, it starts no processes to compile in."""
@@ -32,7 +32,7 @@ _READY = ".ready"
 _POLL_S = 0.05
 
 
-class Gate:
+class Barrier:
     """The parent's side: a folder that processes meet in, each given as (its name, what it shares when it compiles).
 
     `environ` is what all of them get beside what they need for that; they have so many `cores`, or all of this process's.
@@ -77,6 +77,8 @@ class Place:
 
     def __init__(self, file: Path, after: Path | None, environ: Mapping[str, str]) -> None:
         self.environ = {**environ, VARIABLE: str(file), **({AFTER_VARIABLE: str(after)} if after else {})}
+        self.comes_later = after is not None
+        """Whether another process compiles the same before."""
         self._file = file
 
     def __enter__(self) -> Self:
@@ -97,7 +99,7 @@ def wait_to_compile() -> None:
 
 
 def wait_for_turn() -> None:
-    """Return when all have compiled and this process is the only one that is measured, until it ends; at once without a gate."""
+    """Return when all have compiled and this process is the only one that is measured, until it ends; at once without a barrier."""
     if not (name := os.environ.get(VARIABLE)):
         return
     file, parent = Path(name), os.getppid()

@@ -14,8 +14,8 @@ from benchmarks.variants import Compile
 class Task:
     """One process's work. `device` None: CUDA if there is a device, otherwise the CPU.
 
-    `windows` times `window_steps` steps are run back to back. In the end, `check` compares with eager, and `profile` looks
-    what runs inside CUDA graphs. `full_speed` is the file of `benchmarks.cores`; None: each step is taken once, as it comes.
+    `windows` times `window_steps` steps are run back to back. In the end, `check` compares with eager, and `profile` counts
+    what runs inside CUDA graphs.
     """
 
     workload: str
@@ -28,7 +28,6 @@ class Task:
     window_steps: int
     check: bool
     profile: bool
-    full_speed: str | None = None
 
     def to_json(self) -> str:
         """Return the task as a command-line argument."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import cores
-from benchmarks.cores import TRIES, Cores
+from tools.lab import cpu_affinity as cores
+from tools.lab.cpu_affinity import TRIES, Cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

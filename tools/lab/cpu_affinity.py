@@ -21,6 +21,8 @@ T = TypeVar("T")
 SLOWER = 1.2
 """By how much more than the shortest time that was ever seen the loop may take on a core that runs at full speed."""
 TRIES = 4
+FULL_SPEED_VARIABLE = "BENCHMARK_FULL_SPEED"
+"""For a child: the file in which processes tell each other how long the loop takes at full speed. Unset: measure once."""
 _TURNS = 6_000
 _WIDTH = 2
 """Cores to stay on: a backward runs on a thread of its own."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks report`: docs/performance.md and the table of README.md, made from the files in benchmarks/results/.
+"""`python -m tools.lab report`: docs/performance.md and the table of README.md, made from the files in benchmarks/results/.
 
 A file is found by its name: `KIND-GPU.json`. One with a key `old` is shown after the others, with the reason that the key gives.
 """
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import region_table
 from benchmarks.compare import BASELINES, Comparison, Kind, Times, Verdict, compare, variants_to_compare
 from benchmarks.errors import BenchmarkError
-from benchmarks.overhead import PARTS, overheads
 from benchmarks.processes import ROOT
 from benchmarks.records import Record, read_result, records_of
 from benchmarks.variants import VARIANTS
 from benchmarks.workloads import WORKLOADS
+from tools.lab.overhead import PARTS, overheads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +109,7 @@ def pages(root: Path) -> dict[str, str]:
 
 _INTRODUCTION = f"""# Performance
 
-Made by `python -m benchmarks report` from the files in `benchmarks/results/`; do not edit it. `docs/benchmarks.md` says how to measure
+Made by `python -m tools.lab report` from the files in `benchmarks/results/`; do not edit it. `docs/benchmarks.md` says how to measure
 and defines every term.
 
 | variant | what it is |
@@ -247,7 +247,7 @@ def _memory(records: Sequence[Record]) -> str:
 
 
 def _regions(result: Result) -> str:
-    records = region_table.region_records(result.content)
+    records = result.content["records"]
     ways = region_table.ways(records)
     counts = region_table.process_counts(records)
     rows = [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 
-from benchmarks import addresses
-from benchmarks.addresses import (
+from benchmarks.conditions import Conditions
+from tools.lab import addresses
+from tools.lab.addresses import (
     HELD_AGAINST,
     ROUNDS,
     SKIPPED,
@@ -18,9 +17,6 @@ from benchmarks.addresses import (
     Window,
     figures,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.torch
 
@@ -67,11 +63,7 @@ def test_a_window_counts_what_regions_take_in_it_alone(monkeypatch: pytest.Monke
         nonlocal total_us
         total_us += 7.0
 
-    class Undisturbed:
-        def undisturbed(self, measure: Callable[[], Window]) -> Window:
-            return measure()
-
-    windows = Addresses(step, [0], Undisturbed(), lambda: total_us)  # type: ignore[arg-type]
+    windows = Addresses(step, [0], Conditions(), lambda: total_us)  # type: ignore[arg-type]
     rounds = windows.rounds([windows.fixed, windows.fixed_again])
 
     assert len(rounds) == ROUNDS

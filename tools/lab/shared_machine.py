@@ -1,0 +1,69 @@
+"""The child processes of the lab: they compile side by side, are timed one at a time, and on cores that run at full speed.
+
+`python -m tools.lab.shared_machine run TASK ANSWER_FILE`, or `regions WORKLOAD WAY ANSWER_FILE`, or `addresses WORKLOAD WAY ANSWER_FILE`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from benchmarks.conditions import Conditions
+from tools.lab.barrier import wait_for_turn, wait_to_compile
+from tools.lab.cpu_affinity import FULL_SPEED_VARIABLE, Cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class SharedMachine(Conditions):
+    """A process beside others: what the barrier and the variable of full speed say."""
+
+    def __init__(self) -> None:
+        self._cores: Cores | None = None
+
+    def before_compiling(self) -> None:
+        """Wait for those that compile the same before."""
+        wait_to_compile()
+
+    def before_timing(self) -> None:
+        """Wait until all have compiled, and none is being timed."""
+        wait_for_turn()
+
+    def timed(self, measure: Callable[[], T]) -> T:
+        """Measure, and measure again if the core was slow; work on the CPU is for all cores, and measured once."""
+        file = os.environ.get(FULL_SPEED_VARIABLE)
+        if not file or not torch.cuda.is_initialized():
+            return measure()
+        self._cores = self._cores or Cores(Path(file))
+        return self._cores.undisturbed(measure)
+
+    def note(self) -> str:
+        """Return in how many timings the host was slow."""
+        return self._cores.note() if self._cores else ""
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the first argument names."""
+    what, *rest = arguments
+    if what == "run":
+        from benchmarks import child
+
+        return child.main(rest, SharedMachine())
+    if what == "regions":
+        from benchmarks import region_child
+
+        return region_child.main(rest, SharedMachine())
+    from tools.lab import addresses_child
+
+    return addresses_child.main(rest, SharedMachine())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
