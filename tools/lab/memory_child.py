@@ -83,7 +83,7 @@ def measure(workload_name: str, way: str, device: torch.device, allocator: Alloc
         step = Step(case, device, Compile.REDUCE_OVERHEAD)
         look = Look(allocator, case, step, regions)
         warm_up = [_warm_up(step, case.draw(generator), allocator) for _ in range(WARM_UP)]
-        regions.switch("")
+        regions.time_calls(lambda region: region.run)
         for number in range(STEPS):
             inputs = case.draw(generator)
             look.begin(with_snapshots=number == STEPS - 1)
