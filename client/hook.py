@@ -80,9 +80,9 @@ class Hook:
 
     def _forget_what_was_sent(self) -> None:
         """Give back what the rules of placement keep on GPUs; what they have compiled sends it again."""
-        sending = sys.modules.get("pygraphd.client.placement.upload")
-        if sending is not None:
-            sending.sender.forget()
+        upload = sys.modules.get("pygraphd.client.placement.upload")
+        if upload is not None:
+            upload.sender.clear()
 
     def close(self) -> None:
         """End the session: record what is left, write the summary. Never raises."""
@@ -175,15 +175,15 @@ class Hook:
     def _tell_placement(self, compiled: Any) -> None:
         """Have the report say what the rules did to a graph, whoever has compiled it."""
         session = self._session_here()
-        sending = sys.modules.get("pygraphd.client.placement.upload")
-        if session is None or sending is None:
+        upload = sys.modules.get("pygraphd.client.placement.upload")
+        if session is None or upload is None:
             return  # there are no rules
         from pygraphd.client.placement import provenance
 
         with self._guard("telling of placement"):
-            if session.options.placement and not provenance.rules_ran(compiled):
+            if session.options.placement and not provenance.passes_ran(compiled):
                 session.report.fail(provenance.NOT_APPLIED)
-            provenance.tell(compiled, session.report, sending.sender.note_lines)
+            provenance.report_results(compiled, session.report, upload.sender.set_source_lines)
 
     # --- within a compilation ---
 

@@ -1,8 +1,8 @@
-"""Which of the values that the CPU computes of a graph's small inputs have the same bits if the GPU computes them; see `gpu_recompute.py`.
+"""Which values computed on the CPU from small inputs have the same bits when the GPU computes them; used by `gpu_recompute.py`.
 
-Arithmetic of integers that wraps around alike, comparisons of these, logic, choices between numbers of one type, and other shapes of
-all this have one right result. What a kernel computes of places alone (`torch.arange`), it computes in 32 bits, whatever their type,
-and leaves out that they are cut off to fewer; and numbers in it are not rounded to 16 bits. Such are no such values.
+Taken are wrapping integer arithmetic, comparisons, logic, `where` between numbers of one dtype, and changes of shape. Not taken are
+three things that Inductor's kernels compute otherwise: index values (`torch.arange`) beyond 32 bits, index values that are cast to a
+narrower dtype, and numbers that a 16-bit float would round.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 aten, prims = torch.ops.aten, torch.ops.prims
 
 MAX_INPUTS = 64
-"""Of a value; one with more is left."""
+"""The most inputs that a value may depend on."""
 
 _PRODUCTS = frozenset({aten.mul.Tensor, aten.mul.Scalar})
 _SUMS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar})
 _WRAPPING = frozenset({*_PRODUCTS, *_SUMS, aten.neg.default, aten.minimum.default, aten.maximum.default})
-"""Operators that are taken if all is of the wide integers: compilers differ in how narrow ones are widened on the way."""
+"""Operators that are taken if all dtypes are 32 or 64-bit integers: compilers widen narrower ones in different ways."""
 _OF_BITS = frozenset(
     {aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, aten.bitwise_not.default}
 )
@@ -42,7 +42,7 @@ _OF_INTEGERS = frozenset(
         *_OF_BITS,
     }
 )
-"""Operators that are taken if they are given nothing but integers and truth values, and make such."""
+"""Operators that are taken if all inputs and the result are integers or booleans."""
 _SHAPES = frozenset(
     {
         *(aten.clone.default, fx_utils.FRESH, aten.view.default, aten.unsqueeze.default),
@@ -50,7 +50,7 @@ _SHAPES = frozenset(
         *(aten.slice.Tensor, aten.select.int),
     }
 )
-"""Operators that make no number."""
+"""Operators that change shapes only."""
 _WIDE = frozenset({torch.int64, torch.int32})
 _INTEGERS = frozenset({*_WIDE, torch.int16, torch.int8, torch.uint8, torch.bool})
 _AS_GIVEN = {
@@ -59,58 +59,58 @@ _AS_GIVEN = {
     torch.float32: torch.float32,
     torch.float64: torch.float32,
 }
-"""Types of floats, and what a number of each has to be one of to reach a kernel as it is."""
+"""By float dtype: the dtype that must hold a number exactly for a kernel to receive it unchanged."""
 _MAX_WIDE, _MAX_NARROW = 1 << 31, 1 << 7
-"""From here on a number may meet a tensor that cannot hold it. And Inductor's kernels compute in 32 bits what is made of places alone."""
+"""Bounds of the absolute values of constants, for wide and narrow integers. Inductor's kernels compute index values in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
-    """What has the same bits on a GPU: the inputs that are in it, and, if a kernel computes it of places, how large it is at most."""
+class BitExact:
+    """A value with the same bits on both devices: its inputs, and a bound of it if it follows from indices and constants alone."""
 
     inputs: frozenset[Node]
-    places: int | None
+    index_bound: int | None
 
 
-def exact_values(graph: Graph, may_be_sent: Callable[[Node], bool]) -> dict[Node, Exact]:
-    """Return what has the same bits on a GPU; inputs that may be sent are among it."""
-    found: dict[Node, Exact] = {}
+def bit_exact_values(graph: Graph, may_be_sent: Callable[[Node], bool]) -> dict[Node, BitExact]:
+    """Return the CPU values of a graph that have the same bits on a GPU, with the inputs that `may_be_sent` accepts."""
+    found: dict[Node, BitExact] = {}
     for node in graph.nodes:
         if fx_utils.is_mutating(node):
-            break  # from here on an input may be another
-        if fx_utils.is_on_cpu(node) and (each := _found(node, found, may_be_sent)) is not None:
+            break  # an input may have changed from here on
+        if fx_utils.is_on_cpu(node) and (each := _find(node, found, may_be_sent)) is not None:
             found[node] = each
     return found
 
 
-def _found(node: Node, found: Mapping[Node, Exact], may_be_sent: Callable[[Node], bool]) -> Exact | None:
+def _find(node: Node, found: Mapping[Node, BitExact], may_be_sent: Callable[[Node], bool]) -> BitExact | None:
     if node.op == "placeholder":
-        sent = fx_utils.value(node).dtype in _INTEGERS and may_be_sent(node)
-        return Exact(frozenset({node}), None) if sent else None
+        sent = fx_utils.fake(node).dtype in _INTEGERS and may_be_sent(node)
+        return BitExact(frozenset({node}), None) if sent else None
     if not fx_utils.has_static_layout(node):
         return None
-    if hoist.makes_of_numbers(node):
-        return Exact(frozenset(), _largest_made(node)) if _is_constant(node) else None
+    if hoist.is_constant_factory(node):
+        return BitExact(frozenset(), _constant_bound(node)) if _is_constant(node) else None
     taken = node.all_input_nodes
-    if not taken or not all(each in found for each in taken) or not _is_operator(node, found):
+    if not taken or not all(each in found for each in taken) or not _is_exact_operator(node, found):
         return None
-    places = _largest(node, found)
+    bound = _index_bound(node, found)
     inputs = frozenset[Node]().union(*(found[each].inputs for each in taken))
-    return Exact(inputs, places) if (places or 0) < _MAX_WIDE and len(inputs) <= MAX_INPUTS else None
+    return BitExact(inputs, bound) if (bound or 0) < _MAX_WIDE and len(inputs) <= MAX_INPUTS else None
 
 
 def _is_constant(node: Node) -> bool:
-    """Whether a node makes of numbers alone what the GPU makes of them, too."""
-    dtype = fx_utils.value(node).dtype
+    """Whether a node that makes a tensor from numbers alone makes the same bits on a GPU."""
+    dtype = fx_utils.fake(node).dtype
     if node.target is prims.iota.default:
-        counted = dtype in _WIDE and all(type(each) is int for each in _counted(node))
-        return counted and _largest_made(node) < _MAX_WIDE
-    number: Any = _number(node)
+        counted = dtype in _WIDE and all(type(each) is int for each in _iota_arguments(node))
+        return counted and _constant_bound(node) < _MAX_WIDE
+    number: Any = _constant_value(node)
     if dtype in _INTEGERS:
         return isinstance(number, int) and abs(number) < (_MAX_WIDE if dtype in _WIDE else _MAX_NARROW)
     if dtype not in _AS_GIVEN or isinstance(number, complex):
         return False
-    # Within a kernel a number is not rounded to a short type, and may have been to 32 bits on its way there. Triton 3.6 makes 0.0 of -0.0.
+    # A kernel receives a number rounded to 32 bits, and does not round it to 16. Triton 3.6 turns -0.0 into 0.0.
     rounded = torch.tensor(number, dtype=_AS_GIVEN[dtype]).item()
     if rounded == 0:
         return number == 0 and math.copysign(1, number) > 0
@@ -118,43 +118,43 @@ def _is_constant(node: Node) -> bool:
     return rounded == number or is_rounded_alike
 
 
-def _counted(node: Node) -> tuple[Any, Any, Any]:
+def _iota_arguments(node: Node) -> tuple[Any, Any, Any]:
     return node.args[0], node.kwargs.get("start"), node.kwargs.get("step")
 
 
-def _number(node: Node) -> object:
+def _constant_value(node: Node) -> object:
     return node.args[0] if node.target is aten.scalar_tensor.default else node.args[1]
 
 
-def _is_operator(node: Node, found: Mapping[Node, Exact]) -> bool:
-    """Whether a node's result has the same bits on both, if what it takes has."""
+def _is_exact_operator(node: Node, found: Mapping[Node, BitExact]) -> bool:
+    """Whether a node's result has the same bits on both devices, given that its inputs have."""
     taken = node.all_input_nodes
-    made, kinds = fx_utils.value(node).dtype, {fx_utils.value(each).dtype for each in taken}
+    made, kinds = fx_utils.fake(node).dtype, {fx_utils.fake(each).dtype for each in taken}
     if node.target is aten.where.self:
-        return kinds <= _INTEGERS or {fx_utils.value(each).dtype for each in node.args[1:]} == {made}
+        return kinds <= _INTEGERS or {fx_utils.fake(each).dtype for each in node.args[1:]} == {made}
     if node.target in _SHAPES:
         return True
     if node.target in _WRAPPING:
-        return {made, *kinds} <= _WIDE and not _multiplies(node) and _has_small_numbers(node)
+        return {made, *kinds} <= _WIDE and not _has_alpha(node) and _has_narrow_scalars(node)
     if node.target is prims.convert_element_type.default:
         if kinds == {torch.bool}:
             return made in _AS_GIVEN or made in _INTEGERS
-        # Inductor takes places for as wide as they were: it would leave out that they are cut off.
-        return kinds <= _INTEGERS and made in (_INTEGERS if found[taken[0]].places is None else _WIDE)
-    return node.target in _OF_INTEGERS and {made, *kinds} <= _INTEGERS and _has_small_numbers(node)
+        # Inductor drops a cast of index values to a narrower integer.
+        return kinds <= _INTEGERS and made in (_INTEGERS if found[taken[0]].index_bound is None else _WIDE)
+    return node.target in _OF_INTEGERS and {made, *kinds} <= _INTEGERS and _has_narrow_scalars(node)
 
 
-def _multiplies(node: Node) -> bool:
-    """Whether a sum multiplies its second term, by what may come third or be named."""
+def _has_alpha(node: Node) -> bool:
+    """Whether a sum has a factor `alpha` other than 1 on its second term."""
     alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
     return node.target in _SUMS and alpha != 1
 
 
-def _largest(node: Node, found: Mapping[Node, Exact]) -> int | None:
-    """Return how large a result is at most that a kernel computes of places; None if one of its values was loaded."""
-    given = node.args[1:] if node.target is aten.where.self else node.args  # a square is given one twice
-    known = [found[each].places for each in given if isinstance(each, Node)]
-    if fx_utils.value(node).dtype is torch.bool:
+def _index_bound(node: Node, found: Mapping[Node, BitExact]) -> int | None:
+    """Return a bound of the absolute value of a node's result; None if any of its inputs is loaded from memory."""
+    given = node.args[1:] if node.target is aten.where.self else node.args  # a square has one input twice
+    known = [found[each].index_bound for each in given if isinstance(each, Node)]
+    if fx_utils.fake(node).dtype is torch.bool:
         return 1
     if None in known:
         return None
@@ -164,21 +164,21 @@ def _largest(node: Node, found: Mapping[Node, Exact]) -> int | None:
         return math.prod(sizes)
     if node.target in _SUMS:
         return sum(sizes)
-    # What is made of bits has no more of them, and -1 of 0 has one.
+    # Bit operations need no more bits than their inputs, and at least one: the inverse of 0 is -1.
     return (1 << max(1, *sizes).bit_length()) if node.target in _OF_BITS else max(sizes)
 
 
-def _largest_made(node: Node) -> int:
+def _constant_bound(node: Node) -> int:
     if node.target is prims.iota.default:
-        count, start, step = map(int, _counted(node))
+        count, start, step = map(int, _iota_arguments(node))
         return max(abs(start), abs(start + step * max(0, count - 1)))
-    number = _number(node)
+    number = _constant_value(node)
     return abs(number) if isinstance(number, int) else 0
 
 
-def _has_small_numbers(node: Node) -> bool:
-    """Whether the numbers among a node's arguments are integers that all of its tensors can hold."""
-    wide = all(fx_utils.value(each).dtype in _WIDE for each in node.all_input_nodes)
+def _has_narrow_scalars(node: Node) -> bool:
+    """Whether all scalars among a node's arguments are integers that each of its tensors can hold."""
+    wide = all(fx_utils.fake(each).dtype in _WIDE for each in node.all_input_nodes)
     numbers = [
         each for each in (*node.args, *node.kwargs.values()) if isinstance(each, int | float | complex)
     ]

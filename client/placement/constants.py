@@ -1,8 +1,8 @@
-"""CPU values that are known when a graph is compiled, put on the GPU then instead of at every call.
+"""Placement of constants: CPU values that are known at compilation go to the GPU once, instead of at every call.
 
-They are constants (`torch.tensor([0, 2])` in a forward) and what is computed from these. It is computed here, on the CPU, so its
-bits are those of a program that is not compiled. Two kinds of use take it from the GPU: a copy to the GPU, and indices into a
-tensor there. Every other use keeps the value that it has. What comes from sizes alone Inductor moves itself.
+A constant is a literal tensor of the program (`torch.tensor([0, 2])` in a forward) or is computed from such tensors. It is computed
+here, on the CPU, with the bits of a program that is not compiled. Copies to the GPU and indices into a GPU tensor then read the GPU's
+copy; all other uses keep the CPU value. Inductor itself moves values that follow from sizes alone.
 """
 
 from __future__ import annotations
@@ -18,73 +18,73 @@ from torch.fx import Graph, Node
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.placement import fx_utils
-from pygraphd.client.placement.fx_utils import Moved
+from pygraphd.client.placement.fx_utils import PassResult
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
 MAX_BYTES = 1 << 20
-"""A larger value is not kept on the GPU for the sake of a copy."""
+"""The largest constant that is kept on the GPU, in bytes."""
 MAX_COMPUTED_BYTES = 64 << 20
-"""Of one graph: what is computed on the way there is kept until the graph is done with."""
+"""Bound of all constants and intermediate values of one graph, in bytes: they are held until the pass ends."""
 
 INPUT = "it is computed from an input of the graph"
 TOO_LARGE = "it is larger than 1 MiB"
-TOO_MANY = "what is known of this graph takes more than 64 MiB"
+TOO_MANY = "the constants of this graph take more than 64 MiB"
 RUN_TIME_SIZE = "its size is known at run time only"
 RANDOM = "it is random, or not initialised"
 NOT_PLAIN = "it is no plain tensor on the CPU"
 NOT_COMPUTED = "it could not be computed when the graph was compiled"
-NOT_PURE = "it is computed by what may do more than compute"
-NO_CONSTANT = "it comes from sizes alone, and Inductor moves what it can of these"
-USED_HERE = "the CPU goes on with it, and would compute other bits"
-A_MASK = "it is a mask, and how much that selects is known at run time only"
+NOT_PURE = "it is computed by an operator that may have side effects"
+NO_CONSTANT = "it follows from sizes alone, which Inductor places itself"
+USED_HERE = "the CPU computes with it further, and would compute other bits"
+A_MASK = "it is a mask, and the number of elements that it selects is known at run time only"
 
 _COPIES = frozenset({fx_utils.FRESH, torch.ops.aten.clone.default})
 
-Place = Callable[[torch.Tensor, torch.device], torch.Tensor]
-"""Puts a tensor on a device."""
+ToDevice = Callable[[torch.Tensor, torch.device], torch.Tensor]
+"""A function that returns a copy of a tensor on a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A CPU value that a node takes to the GPU, or that it indexes something there by."""
+    """One use of a CPU value by a node on the GPU: a copy to the GPU, or an index into a GPU tensor."""
 
-    taker: Node
+    user: Node
     value: Node
     device: torch.device
 
 
-def place_known_values(graph: Graph, place: Place) -> Moved:
-    """Have a graph's uses of known values take them from the GPU, where `place` puts them."""
-    known = _Known(graph)
+def place_constants(graph: Graph, to_device: ToDevice) -> PassResult:
+    """Replace the GPU's uses of constants in a graph by uses of copies that `to_device` makes on the GPU."""
+    values = _CompileTimeValues(graph)
     changes: list[tuple[_Use, torch.Tensor]] = []
     left: list[str] = []
     for use in _uses(graph):
-        found = known.value(use.value)
-        reason = found if isinstance(found, str) else known.why_not(use.value) or _why_not(use, found)
+        found = values.value(use.value)
+        reason = found if isinstance(found, str) else values.why_not(use.value) or _why_not(use, found)
         if isinstance(found, torch.Tensor) and reason is None:
             changes.append((use, found))
-        elif reason != NO_CONSTANT and use.value.op != "placeholder":  # of which `inputs.py` tells
-            left.append(fx_utils.said(use.taker, str(reason)))
-    _change(graph, changes, place)
-    return Moved(len(changes), tuple(left))
+        elif reason != NO_CONSTANT and use.value.op != "placeholder":  # `inputs.py` reports those
+            left.append(fx_utils.skip_message(use.user, str(reason)))
+    _change(graph, changes, to_device)
+    return PassResult(len(changes), tuple(left))
 
 
-def numbers_left(graph: Graph, others: Container[Node]) -> tuple[str, ...]:
-    """Return what is to be said of numbers that the CPU makes anew at each call, for tensors on the GPU, and that no rule takes.
+def scalar_messages(graph: Graph, others: Container[Node]) -> tuple[str, ...]:
+    """Return the messages for scalars that the CPU computes at each call for GPU tensors, and that no pass moves.
 
-    `others` are nodes whose numbers another rule has dealt with.
+    `others` are the nodes whose scalars another pass has handled.
     """
     reasons: dict[Node, str | None] = {}
     for node in graph.nodes:
-        reasons[node] = _why_made_anew(node, reasons)
-    found = ((taker, reasons[value]) for taker, value in _numbers(graph) if taker not in others)
-    return tuple(fx_utils.said(taker, reason) for taker, reason in found if reason is not None)
+        reasons[node] = _why_varies(node, reasons)
+    found = ((user, reasons[value]) for user, value in _scalars(graph) if user not in others)
+    return tuple(fx_utils.skip_message(user, reason) for user, reason in found if reason is not None)
 
 
-def _why_made_anew(node: Node, reasons: Mapping[Node, str | None]) -> str | None:
-    """Return why a value may be another one at each call; None of what follows from constants and sizes."""
+def _why_varies(node: Node, reasons: Mapping[Node, str | None]) -> str | None:
+    """Return why a value may differ from call to call; None if it follows from constants and sizes."""
     if node.op == "placeholder":
         return INPUT if isinstance(node.meta.get("val"), torch.Tensor) else None
     if (called := torch_private.operator_of(node)) is not None:
@@ -95,24 +95,26 @@ def _why_made_anew(node: Node, reasons: Mapping[Node, str | None]) -> str | None
     return next(filter(None, map(reasons.get, node.all_input_nodes)), None)
 
 
-def _numbers(graph: Graph) -> Iterator[tuple[Node, Node]]:
-    """Yield who on the GPU takes which number that the CPU makes."""
+def _scalars(graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """Yield each node on the GPU with each scalar that it takes from a CPU operator."""
     for node in graph.nodes:
-        if fx_utils.is_pointwise(node) and fx_utils.lies_elsewhere(node):
+        if fx_utils.is_pointwise(node) and fx_utils.is_on_gpu(node):
             for value in node.all_input_nodes:
                 if value.op != "placeholder" and fx_utils.is_on_cpu(value):
                     yield node, value
 
 
-def all_left(graph: Graph, reason: str) -> tuple[str, ...]:
-    """Return what is to be said of a graph that is left as it is."""
-    return tuple(fx_utils.said(use.taker, reason) for use in _uses(graph) if use.value.op != "placeholder")
+def skip_all_uses(graph: Graph, reason: str) -> tuple[str, ...]:
+    """Return the messages for a graph that is not changed, for `reason`."""
+    return tuple(
+        fx_utils.skip_message(use.user, reason) for use in _uses(graph) if use.value.op != "placeholder"
+    )
 
 
 def _uses(graph: Graph) -> Iterator[_Use]:
     for node in graph.nodes:
         device = fx_utils.device(node)
-        if device is None or not fx_utils.is_elsewhere(device):
+        if device is None or not fx_utils.is_gpu(device):
             continue
         if node.target is fx_utils.COPY:
             taken = [node.args[0]]
@@ -126,31 +128,31 @@ def _uses(graph: Graph) -> Iterator[_Use]:
 
 
 def _why_not(use: _Use, value: torch.Tensor) -> str | None:
-    if use.taker.target in fx_utils.INDEXING:
+    if use.user.target in fx_utils.INDEXING:
         return None if value.dtype in fx_utils.INDEX_TYPES else A_MASK
-    copied = use.taker.meta["val"]
+    copied = use.user.meta["val"]
     same = (copied.dtype, copied.size(), copied.stride()) == (value.dtype, value.size(), value.stride())
     return None if same else NOT_PLAIN
 
 
-class _Known:
-    """The values of a graph's CPU nodes that follow from nothing that changes between calls."""
+class _CompileTimeValues:
+    """The values of those CPU nodes of a graph that are the same at every call, computed on demand."""
 
     def __init__(self, graph: Graph) -> None:
         self._module = graph.owning_module
         self._found: dict[Node, torch.Tensor | str] = {}
         self._constants: set[Node] = set()
-        """Those that are constants, or are computed from one."""
+        """The nodes that are literal tensors, or are computed from one."""
         self._bytes = 0
 
     def value(self, node: Node) -> torch.Tensor | str:
-        """Return a node's value, or why it is not known."""
+        """Return a node's value, or the reason why it is not known at compilation."""
         # Not by recursion: a chain of nodes may be longer than Python's stack is deep.
         waiting = [node]
         while waiting:
             each = waiting[-1]
             missing = [one for one in each.all_input_nodes if one not in self._found]
-            if each in self._found or not (missing and self._may_be_known(each)):
+            if each in self._found or not (missing and self._may_be_computed(each)):
                 waiting.pop()
                 self._found.setdefault(each, self._find(each))
             else:
@@ -158,7 +160,7 @@ class _Known:
         return self._found[node]
 
     def why_not(self, node: Node) -> str | None:
-        """Return why a known value is not to be taken from elsewhere."""
+        """Return why the GPU's copy of a known value must not be used; None if it may be."""
         if node not in self._constants:
             return NO_CONSTANT
         computed = node.op == "call_function" and node.target not in _COPIES
@@ -166,8 +168,8 @@ class _Known:
         inexact = isinstance(self._found[node], torch.Tensor) and node.meta["val"].is_floating_point()
         return USED_HERE if computed and goes_on and inexact else None
 
-    def _may_be_known(self, node: Node) -> bool:
-        return node.op == "call_function" and _why_not_computed(node) is None
+    def _may_be_computed(self, node: Node) -> bool:
+        return node.op == "call_function" and _why_not_computable(node) is None
 
     def _find(self, node: Node) -> torch.Tensor | str:
         if node.op == "placeholder":
@@ -177,7 +179,7 @@ class _Known:
             return self._constant(node)
         if not self._constants.isdisjoint(node.all_input_nodes):
             self._constants.add(node)
-        reason = _why_not_computed(node)
+        reason = _why_not_computable(node)
         reasons = [self._found[each] for each in node.all_input_nodes if each in self._found]
         reason = reason or next((each for each in reasons if isinstance(each, str)), None)
         return reason if reason is not None else self._computed(node)
@@ -200,13 +202,13 @@ class _Known:
         try:
             with torch_private.without_modes(), torch.inference_mode(False), torch.no_grad():
                 result = compute(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - whatever it is, the graph is left as it was
+        except Exception:  # noqa: BLE001 - the graph stays as it is
             return NOT_COMPUTED
         return result if type(result) is torch.Tensor else NOT_PLAIN
 
 
-def _why_not_computed(node: Node) -> str | None:
-    """Return why a node that computes something cannot be computed now, whatever it takes."""
+def _why_not_computable(node: Node) -> str | None:
+    """Return why a node cannot be computed at compilation, whatever its inputs are; None if it can be."""
     called, value = torch_private.operator_of(node), node.meta.get("val")
     if called is None or called.namespace not in {"aten", "prims"}:
         return NOT_PURE
@@ -223,8 +225,8 @@ def _why_not_computed(node: Node) -> str | None:
     return TOO_LARGE if value.numel() * value.itemsize > MAX_BYTES else None
 
 
-def _change(graph: Graph, changes: list[tuple[_Use, torch.Tensor]], place: Place) -> None:
-    """Change one use after the other: whatever ends this early leaves a graph that computes the same."""
+def _change(graph: Graph, changes: list[tuple[_Use, torch.Tensor]], to_device: ToDevice) -> None:
+    """Change the uses one by one: an exception in between leaves a graph that computes the same."""
     constants: dict[tuple[Node, torch.device], Node] = {}
     names = _free_names(graph.owning_module)
     first = next(node for node in graph.nodes if node.op != "placeholder")
@@ -232,12 +234,12 @@ def _change(graph: Graph, changes: list[tuple[_Use, torch.Tensor]], place: Place
         constant = constants.get((use.value, use.device))
         if constant is None:
             with graph.inserting_before(first):
-                first = constant = _add_constant(graph, next(names), use, place(value, use.device))
+                first = constant = _add_constant(graph, next(names), use, to_device(value, use.device))
             constants[use.value, use.device] = constant
-        if use.taker.target is fx_utils.COPY:
-            fx_utils.replace_by_copy(graph, use.taker, constant)
+        if use.user.target is fx_utils.COPY:
+            fx_utils.replace_copy(graph, use.user, constant)
         else:
-            fx_utils.replace_index(use.taker, use.value, constant)
+            fx_utils.replace_index(use.user, use.value, constant)
     fx_utils.remove_unused(graph, [use.value for use, _ in changes])
 
 
@@ -247,7 +249,7 @@ def _free_names(module: object) -> Iterator[str]:
 
 
 def _add_constant(graph: Graph, name: str, use: _Use, value: torch.Tensor) -> Node:
-    """Add a constant at the place where nodes are being inserted."""
+    """Add a constant to the graph's module, and a node for it at the insertion point."""
     module: Any = graph.owning_module
     module.register_buffer(name, value, persistent=False)
     node = graph.get_attr(name)

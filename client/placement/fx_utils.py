@@ -1,4 +1,4 @@
-"""What the rules ask of a graph's nodes, and what they say of those that they leave alone."""
+"""Queries and edits of FX nodes that the placement passes share, and the messages for values that they leave on the CPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
 COPY = torch.ops.prims.device_put.default
-"""Copies a tensor to a device."""
+"""The operator that copies a tensor to a device."""
 FRESH = torch.ops.aten.lift_fresh_copy.default
-"""Copies a tensor to where it is. Inductor takes a plain clone out again, and this not."""
+"""The operator that copies a tensor on its device. Inductor removes a plain clone, but not this."""
 INDEXING = frozenset(
     {
         torch.ops.aten.index.Tensor,
@@ -33,72 +33,72 @@ INDEX_TYPES = frozenset({torch.int64, torch.int32})
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """What a rule did to a graph: how many uses it changed, and for each CPU value that it left the reason."""
+class PassResult:
+    """The result of one pass over a graph: the number of uses it changed, and a message for each CPU value that it left."""
 
     uses: int
     left: tuple[str, ...]
-    takers: frozenset[Node] = field(default=frozenset(), compare=False)
-    """The nodes that take any of these values, or took, of a rule for numbers."""
+    users: frozenset[Node] = field(default=frozenset(), compare=False)
+    """The nodes on the GPU whose CPU inputs the pass has handled, changed or not."""
     lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
-    """By the name of what sends values, the user's line that takes each."""
+    """By name of the sending node: the user's source line that takes each value."""
 
 
-def said(taker: Node, reason: str) -> str:
-    """Return what is to be said of a node that goes on taking a value from the CPU."""
-    return f"{taker.target} takes a CPU value to the GPU: {reason}{where(taker)}"
+def skip_message(user: Node, reason: str) -> str:
+    """Return the message for a node that still takes a value from the CPU, for `reason`."""
+    return f"{user.target} takes a CPU value to the GPU: {reason}{source_line(user)}"
 
 
-def where(node: Node) -> str:
-    """Return the user's line that a node stems from, if that is known; of what is PyTorch's alone, PyTorch's."""
+def source_line(node: Node) -> str:
+    """Return the source line of a node as ` (file:line)`, or '': the innermost outside of PyTorch, else the innermost."""
     lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    places = [_place(line) for line in lines if line.startswith("File ")]
-    if not places:
+    found = [_file_and_line(line) for line in lines if line.startswith("File ")]
+    if not found:
         return ""
     file, number = next(
-        (each for each in reversed(places) if not torch_private.is_own_file(each[0])), places[-1]
+        (each for each in reversed(found) if not torch_private.is_own_file(each[0])), found[-1]
     )
     return f" ({file}:{number})"
 
 
-def _place(line: str) -> tuple[str, str]:
+def _file_and_line(line: str) -> tuple[str, str]:
     file, _, rest = line.removeprefix('File "').partition('", line ')
     return file, rest.partition(",")[0]
 
 
-def where_taken(node: Node) -> str:
-    """Return the first of the user's lines that take what a node gives, if that is known."""
-    return next(filter(None, map(where, node.users)), "")
+def source_line_of_users(node: Node) -> str:
+    """Return the first known source line of the users of a node."""
+    return next(filter(None, map(source_line, node.users)), "")
 
 
-def value(node: object) -> torch.Tensor:
-    """Return what stands for a node's tensor, which it must have."""
+def fake(node: object) -> torch.Tensor:
+    """Return the fake tensor of a node, which must have one."""
     found: torch.Tensor = node.meta["val"]  # type: ignore[attr-defined]
     return found
 
 
 def device(node: Node) -> torch.device | None:
-    """Return where a node's tensor lies; None if it is no tensor."""
+    """Return the device of a node's tensor; None if its value is no tensor."""
     value = node.meta.get("val")
     return value.device if isinstance(value, torch.Tensor) else None
 
 
-def is_elsewhere(device: torch.device) -> bool:
-    """Whether a device is one whose work is captured, and runs while the CPU goes on."""
+def is_gpu(device: torch.device) -> bool:
+    """Whether a device is a CUDA device."""
     return str(device.type) == "cuda"
 
 
-def lies_elsewhere(node: object) -> bool:
-    """Whether any of what a node gives lies on such a device."""
+def is_on_gpu(node: object) -> bool:
+    """Whether any tensor that a node returns is on a CUDA device."""
     values = node.meta.get("val")  # type: ignore[attr-defined]
     return any(
-        isinstance(each, torch.Tensor) and is_elsewhere(each.device)
+        isinstance(each, torch.Tensor) and is_gpu(each.device)
         for each in (values if isinstance(values, list | tuple) else [values])
     )
 
 
 def is_pointwise(node: Node) -> bool:
-    """Whether a node computes each element from one of each tensor; a scalar may come from the CPU then."""
+    """Whether a node is element-wise: such operators also take scalars from the CPU."""
     operator = torch_private.operator_of(node)
     return (
         operator is not None
@@ -109,26 +109,26 @@ def is_pointwise(node: Node) -> bool:
 
 
 def is_on_cpu(node: Node) -> bool:
-    """Whether a node's tensor lies on the CPU."""
+    """Whether a node's value is a tensor on the CPU."""
     found = device(node)
     return found is not None and found.type == "cpu"
 
 
 def has_static_layout(node: Node) -> bool:
-    """Whether sizes and strides of a node's tensor are known when it is compiled."""
-    tensor = value(node)
+    """Whether sizes and strides of a node's tensor are known at compilation."""
+    tensor = fake(node)
     return all(type(each) is int for each in (*tensor.size(), *tensor.stride()))
 
 
 def is_mutating(node: Node) -> bool:
-    """Whether a node writes to what it is given."""
+    """Whether a node writes to one of its inputs."""
     operator = torch_private.operator_of(node)
     return operator is not None and torch_private.is_mutable(operator)
 
 
-def part(graph: Graph, together: Node, start: int, like: torch.Tensor) -> Node:
-    """Add what takes a value like another out of a tensor of one dimension, at the place where nodes are being inserted."""
-    memory, end = value(together), start + like.numel()
+def add_slice(graph: Graph, together: Node, start: int, like: torch.Tensor) -> Node:
+    """Add nodes at the insertion point that cut a tensor of the form of `like` out of a 1-d tensor, from element `start` on."""
+    memory, end = fake(together), start + like.numel()
     flat = graph.call_function(torch.ops.aten.slice.Tensor, (together, 0, start, end))
     flat.meta["val"] = torch_private.fake_on(memory.device, like.new_empty(like.numel()))
     shaped = graph.call_function(torch.ops.aten.view.default, (flat, list(like.size())))
@@ -136,35 +136,35 @@ def part(graph: Graph, together: Node, start: int, like: torch.Tensor) -> Node:
     return shaped
 
 
-def replace_by_copy(graph: Graph, taker: Node, source: Node) -> None:
-    """Have a copy of `source`, which is there already, take the place of one of the same value to the GPU."""
+def replace_copy(graph: Graph, user: Node, source: Node) -> None:
+    """Replace a copy to the GPU by a copy of `source`, which is on the GPU and has the same value."""
     # A copy all the same: what the graph returns is the user's to change.
-    with graph.inserting_before(taker):
+    with graph.inserting_before(user):
         copy = graph.call_function(FRESH, (source,))
-    copy.meta = dict(taker.meta)
-    taker.replace_all_uses_with(copy)
-    graph.erase_node(taker)
+    copy.meta = dict(user.meta)
+    user.replace_all_uses_with(copy)
+    graph.erase_node(user)
 
 
-def replace_index(taker: Node, value: Node, source: Node) -> None:
-    """Have a node take `source` as its index wherever it takes `value`."""
-    tensor, indices, *more = taker.args
+def replace_index(user: Node, value: Node, source: Node) -> None:
+    """Replace `value` by `source` among the indices of a node."""
+    tensor, indices, *more = user.args
     assert isinstance(indices, list | tuple)
-    taker.args = (tensor, [source if each is value else each for each in indices], *more)
+    user.args = (tensor, [source if each is value else each for each in indices], *more)
 
 
-def take(graph: Graph, taker: Node, value: Node, source: Node) -> None:
-    """Have a node take `source`, which is on the GPU, in place of `value`."""
-    if taker.target is COPY:
-        replace_by_copy(graph, taker, source)
-    elif taker.target in INDEXING:
-        replace_index(taker, value, source)
+def replace_use(graph: Graph, user: Node, value: Node, source: Node) -> None:
+    """Replace `value` by `source`, which is on the GPU, in one user of it."""
+    if user.target is COPY:
+        replace_copy(graph, user, source)
+    elif user.target in INDEXING:
+        replace_index(user, value, source)
     else:
-        taker.replace_input_with(value, source)
+        user.replace_input_with(value, source)
 
 
 def remove_unused(graph: Graph, unused: Iterable[Node]) -> None:
-    """Remove those of some nodes that nobody uses any more, and what was there for them alone; inputs stay."""
+    """Erase those of the given nodes that have no users, and then their inputs likewise; placeholders stay."""
     waiting = list(unused)
     gone: set[Node] = set()
     while waiting:

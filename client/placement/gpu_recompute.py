@@ -1,7 +1,7 @@
-"""What the GPU computes as the CPU would: masks from lengths, positions from an offset, and all of `bit_exact.py` that the GPU takes.
+"""Recomputing CPU values on the GPU, inside what is captured: masks from lengths, positions from an offset, and the like.
 
-It computes that within what is captured, and only the inputs are sent. Left on the CPU it is a kernel of several threads at every
-call, and a copy for each result. What the CPU alone computes right is left to `hoist.py`.
+Only values with the same bits on both devices are recomputed (`bit_exact.py`), and only their inputs are sent. Left on the CPU, each
+costs a multi-threaded CPU kernel and a copy at every call. `hoist.py` handles values that the CPU alone computes with these bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.placement import fx_utils, hoist
-from pygraphd.client.placement.bit_exact import exact_values
+from pygraphd.client.placement.bit_exact import bit_exact_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,85 +21,83 @@ if TYPE_CHECKING:
     import torch
     from torch.fx import Graph
 
-    from pygraphd.client.placement.bit_exact import Exact
+    from pygraphd.client.placement.bit_exact import BitExact
 
 MAX_BYTES = 64 << 20
-"""A larger value is left where it is: on the way to it the GPU may need memory that the CPU's had."""
+"""The largest value that is recomputed, in bytes: its intermediate values take GPU memory, too."""
 MAX_INPUT_BYTES = 16 << 10
-"""Of all inputs that are sent for this."""
+"""Bound of all inputs that are sent for one graph's recomputed values, in bytes."""
 _ROUNDS = 8
-"""So often uses are left because others are; then all."""
+"""Rounds of dropping uses whose inputs cannot be sent; after the last, all uses are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Who on the GPU takes what the CPU computes."""
+    """One use of a CPU value by a node on the GPU."""
 
-    taker: Node
+    user: Node
     value: Node
 
     @property
     def device(self) -> torch.device:
-        return fx_utils.value(self.taker).device
+        return fx_utils.fake(self.user).device
 
 
-def compute_there(
-    graph: Graph, may_be_sent: Callable[[Node], bool], takes: Callable[[Node, Node], bool]
-) -> None:
-    """Have the GPU compute all of this kind that it takes, from copies of the inputs.
+def recompute(graph: Graph, may_be_sent: Callable[[Node], bool], takes: Callable[[Node, Node], bool]) -> None:
+    """Recompute on the GPU those bit-exact CPU values of a graph that the GPU uses, from copies of their inputs.
 
-    `may_be_sent` tells of a node whether its value is small, and `takes` whether one may take a value from the GPU instead.
+    `may_be_sent(node)` says whether a value is small enough to send, `takes(user, value)` whether a user accepts the GPU's value.
     """
     if hoist.is_backward(graph):
-        return  # its forward may have saved on the GPU what this was compiled for on the CPU
-    exact, late = exact_values(graph, may_be_sent), hoist.after_first_write(graph)
-    found = [use for use in _uses(exact) if use.taker not in late]
-    uses = [use for use in found if _is_worth_it(use) and takes(use.taker, use.value)]
-    uses = _of_inputs_that_are_sent(uses, exact, may_be_sent)
+        return  # its forward may have saved on the GPU a value that this graph expects on the CPU
+    values, written = bit_exact_values(graph, may_be_sent), hoist.from_first_mutation(graph)
+    found = [use for use in _uses(values) if use.user not in written]
+    uses = [use for use in found if _is_worth_it(use) and takes(use.user, use.value)]
+    uses = _with_sendable_inputs(uses, values, may_be_sent)
     for device in dict.fromkeys(use.device for use in uses):
         _change(graph, device, [use for use in uses if use.device == device])
     fx_utils.remove_unused(graph, [use.value for use in uses])
 
 
-def _uses(exact: Mapping[Node, Exact]) -> Iterator[_Use]:
-    """Yield who on a GPU takes what is computed of an input."""
-    for value, each in exact.items():
+def _uses(values: Mapping[Node, BitExact]) -> Iterator[_Use]:
+    """Yield the uses on a GPU of values that are computed from an input."""
+    for value, each in values.items():
         if each.inputs and value.op != "placeholder":
-            for taker in value.users:
-                if taker not in exact and fx_utils.lies_elsewhere(taker):
-                    yield _Use(taker, value)
+            for user in value.users:
+                if user not in values and fx_utils.is_on_gpu(user):
+                    yield _Use(user, value)
 
 
 def _is_worth_it(use: _Use) -> bool:
-    """Whether a value has dimensions, and may be made elsewhere: PyTorch passes numbers to kernels without the host waiting."""
-    value = fx_utils.value(use.value)
+    """Whether a value is contiguous, small and no scalar: PyTorch passes scalars to kernels without a wait."""
+    value = fx_utils.fake(use.value)
     return bool(value.dim() > 0 and value.is_contiguous() and value.nbytes <= MAX_BYTES)
 
 
-def _of_inputs_that_are_sent(
-    uses: list[_Use], exact: Mapping[Node, Exact], may_be_sent: Callable[[Node], bool]
+def _with_sendable_inputs(
+    uses: list[_Use], values: Mapping[Node, BitExact], may_be_sent: Callable[[Node], bool]
 ) -> list[_Use]:
-    """Return the uses whose inputs will all be sent: else each would be copied, with the host waiting, in place of the value."""
-    uses = _within_bounds(uses, exact)
+    """Return the uses whose inputs can all be sent; for others the host would wait for a copy of each input."""
+    uses = _within_bounds(uses, values)
     for _ in range(_ROUNDS):
-        gone = _unused_without(uses, exact)
-        inputs = frozenset[Node]().union(*(exact[use.value].inputs for use in uses))
-        sent = {each for each in inputs if _will_be_sent(each, gone, may_be_sent)}
-        kept = [use for use in uses if exact[use.value].inputs <= sent]
+        unused = _unused_after(uses, values)
+        inputs = frozenset[Node]().union(*(values[use.value].inputs for use in uses))
+        sent = {each for each in inputs if _is_sendable(each, unused, may_be_sent)}
+        kept = [use for use in uses if values[use.value].inputs <= sent]
         if len(kept) == len(uses):
             return kept
-        uses = kept  # what is left for one may be what another's inputs are needed for
+        uses = kept  # a dropped use may need an input that another use wanted to send
     return []
 
 
-def _within_bounds(uses: Sequence[_Use], exact: Mapping[Node, Exact]) -> list[_Use]:
-    """Return the first uses whose inputs are not too large together."""
+def _within_bounds(uses: Sequence[_Use], values: Mapping[Node, BitExact]) -> list[_Use]:
+    """Return those uses, in order, whose inputs fit into `MAX_INPUT_BYTES` together."""
     kept: list[_Use] = []
     inputs: set[Node] = set()
     size = 0
     for use in uses:
-        more = exact[use.value].inputs - inputs
-        added = sum(fx_utils.value(each).nbytes for each in more)
+        more = values[use.value].inputs - inputs
+        added = sum(fx_utils.fake(each).nbytes for each in more)
         if size + added <= MAX_INPUT_BYTES:
             kept.append(use)
             inputs |= more
@@ -107,26 +105,26 @@ def _within_bounds(uses: Sequence[_Use], exact: Mapping[Node, Exact]) -> list[_U
     return kept
 
 
-def _unused_without(uses: Sequence[_Use], exact: Mapping[Node, Exact]) -> set[Node]:
-    """Return what nobody takes any more once these uses have gone."""
-    goes = {(use.taker, use.value) for use in uses}
-    gone: set[Node] = set()
-    for value in reversed(list(exact)):
-        if value.op != "placeholder" and all(user in gone or (user, value) in goes for user in value.users):
-            gone.add(value)
-    return gone
+def _unused_after(uses: Sequence[_Use], values: Mapping[Node, BitExact]) -> set[Node]:
+    """Return the values that have no users left without these uses."""
+    goes = {(use.user, use.value) for use in uses}
+    unused: set[Node] = set()
+    for value in reversed(list(values)):
+        if value.op != "placeholder" and all(user in unused or (user, value) in goes for user in value.users):
+            unused.add(value)
+    return unused
 
 
-def _will_be_sent(value: Node, gone: Collection[Node], may_be_sent: Callable[[Node], bool]) -> bool:
-    """Whether the CPU does nothing else with an input but what `hoist.py` deals with.
+def _is_sendable(value: Node, unused: Collection[Node], may_be_sent: Callable[[Node], bool]) -> bool:
+    """Whether the CPU uses an input only in ways that `hoist.py` can move, and does not write to it.
 
-    Nor writes to it: a counter is another at every call, and what is computed of it may be the same at most.
+    A counter that is written back differs at every call, though a value computed from it may not.
     """
     waiting, seen = [value], {value}
     while waiting:
         each = waiting.pop()
         for user in each.users:
-            if user in gone or user in seen or user.op == "output" or fx_utils.lies_elsewhere(user):
+            if user in unused or user in seen or user.op == "output" or fx_utils.is_on_gpu(user):
                 continue
             if user.target not in hoist.ARITHMETIC or not may_be_sent(user):
                 return False
@@ -136,32 +134,32 @@ def _will_be_sent(value: Node, gone: Collection[Node], may_be_sent: Callable[[No
 
 
 def _change(graph: Graph, device: torch.device, uses: Sequence[_Use]) -> None:
-    """Change one use after the other: whatever ends this early leaves a graph that computes the same."""
+    """Change the uses one by one: an exception in between leaves a graph that computes the same."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    there: dict[Node, Node] = {}
+    on_gpu: dict[Node, Node] = {}
     with graph.inserting_before(first):
-        for node in hoist.needed(use.value for use in uses):
-            there[node] = (
+        for node in hoist.with_dependencies(use.value for use in uses):
+            on_gpu[node] = (
                 _copied(graph, node, device)
                 if node.op == "placeholder"
-                else _made(graph, node, device, there)
+                else _made(graph, node, device, on_gpu)
             )
     for use in uses:
-        fx_utils.take(graph, use.taker, use.value, there[use.value])
+        fx_utils.replace_use(graph, use.user, use.value, on_gpu[use.value])
 
 
 def _copied(graph: Graph, value: Node, device: torch.device) -> Node:
     copy = graph.call_function(fx_utils.COPY, (value, device))
-    copy.meta = {"val": torch_private.fake_on(device, fx_utils.value(value))}
-    # Whoever is told of the copy is told of the line of the user's that made it necessary.
+    copy.meta = {"val": torch_private.fake_on(device, fx_utils.fake(value))}
+    # Messages about the copy name the user's line that made it necessary.
     if trace := next((user.meta["stack_trace"] for user in value.users if "stack_trace" in user.meta), None):
         copy.meta["stack_trace"] = trace
     return copy
 
 
-def _made(graph: Graph, node: Node, device: torch.device, there: dict[Node, Node]) -> Node:
-    made = graph.node_copy(node, lambda taken: there[taken])
-    made.meta["val"] = torch_private.fake_on(device, fx_utils.value(node))
+def _made(graph: Graph, node: Node, device: torch.device, on_gpu: dict[Node, Node]) -> Node:
+    made = graph.node_copy(node, lambda taken: on_gpu[taken])
+    made.meta["val"] = torch_private.fake_on(device, fx_utils.fake(node))
     if not node.all_input_nodes:
         made.kwargs = {**made.kwargs, "device": device}
     return made

@@ -1,8 +1,8 @@
-"""What the CPU computes of a graph's small inputs: it stays there, goes to the beginning of the graph, and only its results are sent.
+"""CPU arithmetic on a graph's small inputs: it stays on the CPU, moves to the beginning of the graph, and only its results are sent.
 
-A bias correction from a step counter, the sign of a temperature, a table of distances from a position. Left where it is, PyTorch
-copies each result with the host waiting, or computes on the GPU what the CPU then has to wait for (a counter that is changed in
-place). The results of one type are sent as one value, for each costs the host time. See `inputs.py` for who may take them.
+Examples are a bias correction from a step counter, or a table of distances from a position. Left in place, PyTorch copies each result
+while the host waits, or computes on the GPU a value that the CPU then waits for (a counter that is changed in place). Results of one dtype
+are sent as one value, since each copy costs host time. `inputs.py` decides which uses may read them.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ ARITHMETIC = frozenset(
         *(aten.clone.default, fx_utils.FRESH),
     }
 )
-"""Operators whose nodes may be moved to the beginning of a graph. All are pure, and take little time for few numbers."""
+"""Operators that may be moved to the beginning of a graph. All are pure and cheap on small tensors."""
 _MAKERS = frozenset({aten.full.default, aten.scalar_tensor.default, prims.iota.default})
-"""Operators that make a tensor of numbers alone."""
+"""Operators that make a tensor from numbers alone."""
 
 
 @dataclass(slots=True)
 class Group:
-    """Inputs on the CPU, what is computed of them there, and who takes any of it."""
+    """CPU inputs that are computed with together, and the CPU values that are computed from them."""
 
     inputs: dict[Node, None] = field(default_factory=dict)
     computed: dict[Node, None] = field(default_factory=dict)
-    """In the order of the graph."""
+    """The values computed from the inputs, in the order of the graph."""
 
     @property
     def values(self) -> tuple[Node, ...]:
-        """All of it."""
+        """Inputs and computed values."""
         return (*self.inputs, *self.computed)
 
     @property
     def uses(self) -> tuple[tuple[Node, Node], ...]:
-        """Who takes, and what: not who returns it, or writes it back to an input."""
+        """Pairs of user and value, without the graph's output and without writes back to an input."""
         return tuple(
             (user, value)
             for value in self.values
@@ -71,7 +71,7 @@ class Group:
 
     @property
     def is_written_back(self) -> bool:
-        """Whether an input becomes what is computed of it, as a counter does."""
+        """Whether a computed value is written back to an input, as for a counter."""
         return any(self._writes_back(user) for value in self.values for user in value.users)
 
     def _writes_back(self, node: Node) -> bool:
@@ -81,88 +81,88 @@ class Group:
             and node.args[1] in self.computed
         )
 
-    def takes_in(self, other: Group) -> None:
-        """Become both."""
+    def merge(self, other: Group) -> None:
+        """Add the inputs and values of another group."""
         self.inputs.update(other.inputs)
         self.computed.update(other.computed)
 
 
-def groups(graph: Graph, may_be_sent: Callable[[Node], bool]) -> list[Group]:
-    """Return the inputs that the CPU computes with, those apart that never meet; `may_be_sent` tells of a node whether it is small."""
-    of: dict[Node, Group] = {}
+def find_groups(graph: Graph, may_be_sent: Callable[[Node], bool]) -> list[Group]:
+    """Return the groups of a graph; inputs that never meet are in different ones. `may_be_sent` says whether a value is small enough."""
+    group_of: dict[Node, Group] = {}
     constant: set[Node] = set()
     for node in graph.nodes:
         if fx_utils.is_mutating(node):
-            break  # from here on an input may be another; what a graph changes in place, it changes at its end
+            break  # an input may have changed from here on; functionalised graphs write at their end
         if not fx_utils.is_on_cpu(node) or not may_be_sent(node):
             continue
         if node.op == "placeholder":
-            of[node] = Group({node: None})
-        elif node.op == "get_attr" or makes_of_numbers(node):
+            group_of[node] = Group({node: None})
+        elif node.op == "get_attr" or is_constant_factory(node):
             constant.add(node)
         elif node.target in ARITHMETIC:
-            _join(node, of, constant)
-    found = {id(group): group for group in of.values() if group.computed}
+            _join(node, group_of, constant)
+    found = {id(group): group for group in group_of.values() if group.computed}
     return list(found.values())
 
 
-def _join(node: Node, of: dict[Node, Group], constant: set[Node]) -> None:
-    """Note what a node is computed of, if that is all known."""
+def _join(node: Node, group_of: dict[Node, Group], constant: set[Node]) -> None:
+    """Add a node to the joined groups of its inputs, if each input is in a group or constant."""
     taken = node.all_input_nodes
-    if not all(each in of or each in constant for each in taken):
+    if not all(each in group_of or each in constant for each in taken):
         return
     joined = Group()
     for each in taken:
-        if each in of:
-            joined.takes_in(of[each])
+        if each in group_of:
+            joined.merge(group_of[each])
     if not joined.inputs:
         constant.add(node)
         return
     joined.computed[node] = None
     for each in joined.values:
-        of[each] = joined
+        group_of[each] = joined
 
 
-def after_first_write(graph: Graph) -> frozenset[Node]:
-    """Return the first node that writes in place, and all after it."""
+def from_first_mutation(graph: Graph) -> frozenset[Node]:
+    """Return the first node that writes to an input, and all nodes after it."""
     return frozenset(itertools.dropwhile(lambda node: not fx_utils.is_mutating(node), graph.nodes))
 
 
 def is_backward(graph: Graph) -> bool:
-    """Whether a graph is a backward: what its forward has saved on the CPU may be given to it on the GPU."""
+    """Whether a graph is a backward: it may receive on the GPU a value that its forward saved on the CPU."""
     return any(node.name.startswith("tangents_") for node in graph.find_nodes(op="placeholder"))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Values of one type, one after the other in a tensor of one dimension."""
+    """Values of one dtype, concatenated in the 1-d tensor `packed`."""
 
-    together: Node
+    packed: Node
     values: tuple[Node, ...]
 
-    def parts(self, graph: Graph, there: Node) -> Iterator[tuple[Node, Node]]:
-        """Yield each value, and what it is where the tensor was sent."""
+    def split(self, graph: Graph, there: Node) -> Iterator[tuple[Node, Node]]:
+        """Yield each value with its part of `there`, which is `packed` on the GPU."""
         end = 0
         for each in self.values:
-            value = fx_utils.value(each)
-            yield each, fx_utils.part(graph, there, end, value)
+            value = fx_utils.fake(each)
+            yield each, fx_utils.add_slice(graph, there, end, value)
             end += value.numel()
 
 
 def hoist(graph: Graph, group: Group) -> dict[Node, Node]:
-    """Compute at the place where nodes are being inserted what a group computes; return for each value what now gives it.
+    """Copy the nodes of a group's computed values to the insertion point; return the copy of each value.
 
-    Constants are made once more for it: what else takes them may have Inductor move them to the GPU.
+    Constants are copied, too: Inductor may move the originals to the GPU for the sake of other users.
     """
     copies: dict[Node, Node] = {}
-    for each in needed(group.computed):
+    for each in with_dependencies(group.computed):
         copy = each if each.op == "placeholder" else graph.node_copy(each, lambda taken: copies[taken])
-        copies[each] = copy if each.all_input_nodes else _kept_here(graph, copy)
+        copies[each] = copy if each.all_input_nodes else _pin_to_cpu(graph, copy)
     return {each: copies[each] for each in group.computed}
 
 
-def needed(values: Iterable[Node]) -> Iterable[Node]:
-    """Return all that values are computed of, and these, each after what it takes."""
+def with_dependencies(values: Iterable[Node]) -> Iterable[Node]:
+    """Return the values and all nodes that they depend on, in topological order."""
     found: dict[Node, None] = {}
     waiting = list(reversed(list(values)))
     while waiting:
@@ -174,40 +174,40 @@ def needed(values: Iterable[Node]) -> Iterable[Node]:
     return found
 
 
-def makes_of_numbers(node: Node) -> bool:
-    """Whether a node makes a tensor of numbers alone."""
+def is_constant_factory(node: Node) -> bool:
+    """Whether a node makes a tensor from numbers alone."""
     return node.target in _MAKERS and not node.all_input_nodes
 
 
-def _kept_here(graph: Graph, value: Node) -> Node:
+def _pin_to_cpu(graph: Graph, value: Node) -> Node:
     kept = graph.call_function(HERE, (value,))
-    kept.meta["val"] = fx_utils.value(value).new_empty(fx_utils.value(value).size())
+    kept.meta["val"] = fx_utils.fake(value).new_empty(fx_utils.fake(value).size())
     return kept
 
 
-def batches(graph: Graph, values: Iterable[Node]) -> list[Batch]:
-    """Put values together, one batch for each type, at the place where nodes are being inserted."""
+def concatenate(graph: Graph, values: Iterable[Node]) -> list[Batch]:
+    """Add nodes at the insertion point that concatenate values, one batch for each dtype."""
     by_type: dict[torch.dtype, list[Node]] = {}
     for each in values:
-        by_type.setdefault(fx_utils.value(each).dtype, []).append(each)
-    return [Batch(_together(graph, each), tuple(each)) for each in by_type.values()]
+        by_type.setdefault(fx_utils.fake(each).dtype, []).append(each)
+    return [Batch(_concatenate(graph, each), tuple(each)) for each in by_type.values()]
 
 
-def _together(graph: Graph, values: list[Node]) -> Node:
+def _concatenate(graph: Graph, values: list[Node]) -> Node:
     flat = []
     for each in values:
-        flat.append(graph.call_function(aten.view.default, (each, [math.prod(fx_utils.value(each).size())])))
-        flat[-1].meta["val"] = fx_utils.value(each).view(-1)
+        flat.append(graph.call_function(aten.view.default, (each, [math.prod(fx_utils.fake(each).size())])))
+        flat[-1].meta["val"] = fx_utils.fake(each).view(-1)
     if len(flat) == 1:
         return flat[0]
-    together = graph.call_function(aten.cat.default, (flat,))
-    together.meta["val"] = flat[0].meta["val"].new_empty(sum(each.meta["val"].numel() for each in flat))
-    return together
+    packed = graph.call_function(aten.cat.default, (flat,))
+    packed.meta["val"] = flat[0].meta["val"].new_empty(sum(each.meta["val"].numel() for each in flat))
+    return packed
 
 
 _library = torch.library.Library("pygraphd", "FRAGMENT")
-# Inductor moves 0-d inputs and constants to the GPU, and of 2.11 does not see where they go. It goes past no operator that is not
-# PyTorch's. No such operator is in what it compiles: it is lowered to a copy, which becomes part of what reads it.
+# Inductor's pass for scalars moves 0-d inputs and constants to the GPU, in torch 2.11 also where the CPU reads them. It stops at operators that
+# are not PyTorch's. This one is lowered to a copy, which is fused into its reader, so it costs nothing.
 _library.define("here(Tensor value) -> Tensor")
 _library.impl("here", torch.clone, "CPU")
 torch.library.register_fake("pygraphd::here", lambda value: value.new_empty(value.size()), lib=_library)
@@ -215,5 +215,5 @@ HERE: Any = torch.ops.pygraphd.here.default
 
 
 def register() -> None:
-    """Tell Inductor of the operator."""
+    """Register the lowering of `pygraphd::here` with Inductor."""
     torch_private.lower_as(HERE, aten.clone.default)

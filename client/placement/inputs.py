@@ -1,10 +1,9 @@
-"""Small CPU values that are inputs of a graph (a temperature, a learning rate, a buffer left on the CPU), read on the GPU by it.
+"""Placement of small CPU inputs of a graph: a temperature, a learning rate, a buffer left on the CPU.
 
-They go there before what is captured runs, when they have changed; see `upload.py`. PyTorch copies them at every call, and
-leaves a graph uncaptured from the first of them to the last. What the CPU does with an input, and an input that is returned, stays
-as it is. Which uses are changed: copies to the GPU, indices into a tensor there, and scalars that meet tensors there. The same
-uses of what the CPU computes of inputs are changed, too: the GPU computes it where that is the same (`gpu_recompute.py`), or the CPU sends what
-it has computed (`hoist.py`).
+They are sent to the GPU before the captured part runs, when they have changed (`upload.py`). PyTorch copies them at every call, and
+does not capture from the first to the last of them. Three kinds of use are changed: copies to the GPU, indices into GPU tensors, and
+scalars of element-wise operators. The same uses of values computed from inputs are changed, too: the GPU computes the value if the bits are the
+same (`gpu_recompute.py`), or the CPU computes and sends it (`hoist.py`). CPU uses of an input, and a returned input, stay as they are.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from torch.fx import Node
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.placement import fx_utils, gpu_recompute, hoist
-from pygraphd.client.placement.fx_utils import Moved
-from pygraphd.client.placement.upload import SENT, kinds_text, pieces
+from pygraphd.client.placement.fx_utils import PassResult
+from pygraphd.client.placement.upload import SENT, packs, specs_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -28,40 +27,40 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
     from pygraphd.client.placement.hoist import Group
-    from pygraphd.client.placement.upload import Piece
+    from pygraphd.client.placement.upload import Pack
 
 MAX_BYTES = 16 << 10
-"""Up to here, reading a value at every call costs the host less than 1 us more than reading a number."""
+"""The largest input that is sent, in bytes: comparing so many costs the host less than 1 us."""
 MAX_BYTES_OF_GRAPH = 64 << 10
-FEW_NUMBERS = 8
-"""Fewer numbers of a graph than these are left to PyTorch. Sending two takes 63 us more than its copies (H200); that eight take less is an estimate."""
+FEW_SCALARS = 8
+"""A graph with fewer scalars than this is left to PyTorch, whose own copies of a few scalars are cheaper; the bound is an estimate."""
 
 TOO_LARGE = "it is larger than 16 KiB"
 TOO_MANY = "the small inputs of this graph take more than 64 KiB"
 RUN_TIME_SIZE = "its size is known at run time only"
 NOT_PLAIN = "it is no plain, contiguous tensor"
 CHANGED = "the graph changes it in place"
-USED_HERE = "the CPU computes with it, too, in a way that is left where it is"
-SAVED = "the CPU computes with it in a backward, whose forward may have saved it on the GPU"
-A_MASK = "it is a mask, and how much that selects is known at run time only"
-OTHER_USE = "it is taken in a way that may tell where it lies"
-SEVERAL_GPUS = "more than one GPU takes it"
-ONLY_A_FEW = "it is one of a few numbers, which PyTorch sends as quickly"
+USED_HERE = "the CPU computes with it, too, in a way that cannot be moved"
+SAVED = "the CPU computes with it in a backward, and its forward may have saved it on the GPU"
+A_MASK = "it is a mask, and the number of elements that it selects is known at run time only"
+OTHER_USE = "it is used in a way that may depend on its device"
+SEVERAL_GPUS = "more than one GPU uses it"
+ONLY_A_FEW = "it is one of a few scalars, which PyTorch sends as fast"
 
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """An input on the CPU, or what is the same number in another type, and who takes either."""
+    """An input on the CPU, with its casts that lose nothing, and the users of both."""
 
     value: Node
     same: tuple[Node, ...]
     uses: tuple[tuple[Node, Node], ...]
-    """Who takes, and what: the input, or one that is the same."""
+    """Pairs of user and value: the input or one of its casts."""
 
     @property
     def on_gpu(self) -> list[Node]:
-        """The takers that have it come to the GPU."""
-        return [taker for taker, _ in self.uses if fx_utils.lies_elsewhere(taker)]
+        """The users on a GPU."""
+        return [user for user, _ in self.uses if fx_utils.is_on_gpu(user)]
 
     @property
     def bytes(self) -> int:
@@ -69,108 +68,106 @@ class _Input:
         return int(value.numel() * value.itemsize)
 
 
-def place_inputs(graph: Graph) -> Moved:
-    """Have a graph's uses of small CPU inputs take them from the GPU, where they are sent at the beginning of a call."""
-    gpu_recompute.compute_there(graph, _may_be_sent, lambda taker, value: _why_not_use(taker, value) is None)
+def place_inputs(graph: Graph) -> PassResult:
+    """Replace the GPU's uses of small CPU inputs by uses of tensors that are sent at the beginning of a call."""
+    gpu_recompute.recompute(graph, _may_be_sent, lambda user, value: _why_not_use(user, value) is None)
     plan = _plan(graph)
-    dealt_with = frozenset(plan.told_of.union(plan.takers))
+    handled = frozenset(plan.reported.union(plan.users))
     lines: dict[str, tuple[str, ...]] = {}
     for device in dict.fromkeys((*plan.inputs, *plan.groups)):
         lines |= _change(graph, device, plan.inputs.get(device, []), plan.groups.get(device, []))
-    return Moved(plan.uses, tuple(plan.left), dealt_with, lines)
+    return PassResult(plan.uses, tuple(plan.left), handled, lines)
 
 
-def leave_all(graph: Graph, reason: str) -> Moved:
-    """Return what is to be said of a graph that is left as it is."""
-    takers = [taker for each in _inputs(graph) for taker in each.on_gpu]
-    return Moved(0, tuple(fx_utils.said(taker, reason) for taker in takers), frozenset(takers))
+def skip_all(graph: Graph, reason: str) -> PassResult:
+    """Return the result for a graph that is not changed, for `reason`."""
+    users = [user for each in _inputs(graph) for user in each.on_gpu]
+    return PassResult(0, tuple(fx_utils.skip_message(user, reason) for user in users), frozenset(users))
 
 
 class _Plan:
-    """What of a graph is to be sent to which GPU, and what is not, and why."""
+    """The inputs and groups of a graph that are to be sent, by GPU, and the messages for the others."""
 
     def __init__(self) -> None:
         self.inputs: dict[torch.device, list[_Input]] = {}
         self.groups: dict[torch.device, list[Group]] = {}
         self.left: list[str] = []
-        self.told_of: set[Node] = set()
+        self.reported: set[Node] = set()
         self.uses = 0
         self._bytes = 0
 
     def add_input(self, each: _Input) -> None:
-        """Decide on an input that the CPU does not compute with."""
-        if self._fits(_why_not(each), each.on_gpu, each.bytes):
-            self.inputs.setdefault(fx_utils.value(each.on_gpu[0]).device, []).append(each)
+        """Accept or skip an input that the CPU does not compute with."""
+        if self._accepts(_why_not(each), each.on_gpu, each.bytes):
+            self.inputs.setdefault(fx_utils.fake(each.on_gpu[0]).device, []).append(each)
             self.uses += len(each.uses)
 
     def add_group(self, group: Group, reason: str | None) -> None:
-        """Decide on inputs that the CPU computes with; `reason` is why they are left, if they are."""
-        on_gpu = [use for use in group.uses if fx_utils.lies_elsewhere(use[0])]
-        total = sum(fx_utils.value(each).nbytes for each in dict.fromkeys(value for _, value in group.uses))
-        takers = [taker for taker, value in on_gpu if not _known_tells(taker, value)]
-        if self._fits(reason, takers, total):
-            self.groups.setdefault(fx_utils.value(on_gpu[0][0]).device, []).append(group)
+        """Accept a group of inputs that the CPU computes with, or skip it for `reason`."""
+        on_gpu = [use for use in group.uses if fx_utils.is_on_gpu(use[0])]
+        total = sum(fx_utils.fake(each).nbytes for each in dict.fromkeys(value for _, value in group.uses))
+        users = [user for user, value in on_gpu if not _is_reported_as_constant(user, value)]
+        if self._accepts(reason, users, total):
+            self.groups.setdefault(fx_utils.fake(on_gpu[0][0]).device, []).append(group)
             self.uses += len(on_gpu)
 
     @property
-    def takers(self) -> list[Node]:
-        """The nodes on a GPU that take what is sent."""
-        of_inputs = [
-            taker for of_device in self.inputs.values() for each in of_device for taker in each.on_gpu
-        ]
+    def users(self) -> list[Node]:
+        """The nodes on a GPU that use a value that is sent."""
+        of_inputs = [user for of_device in self.inputs.values() for each in of_device for user in each.on_gpu]
         of_groups = [use for of_device in self.groups.values() for group in of_device for use in group.uses]
-        return of_inputs + [taker for taker, _ in of_groups if fx_utils.lies_elsewhere(taker)]
+        return of_inputs + [user for user, _ in of_groups if fx_utils.is_on_gpu(user)]
 
-    def leave_a_few_numbers(self, numbers: Iterable[Node]) -> None:
-        """Leave to PyTorch what it moves to the GPU itself in modes with CUDA graphs, without the host waiting, if it is all there is, and little.
+    def skip_few_scalars(self, numbers: Iterable[Node]) -> None:
+        """Skip all values if they are a few scalars, which PyTorch moves to the GPU itself in modes with CUDA graphs.
 
-        `numbers` are all inputs of the graph that are numbers on the CPU. PyTorch's pass concatenates them, which gives numbers of
-        several types one type: an int64 beside a float64 comes back as a float64.
+        `numbers` are all scalar CPU inputs of the graph. With several dtypes nothing is skipped: PyTorch's pass concatenates them, and an
+        int64 beside a float64 becomes a float64.
         """
-        if not torch_private.cudagraphs_asked() or len({fx_utils.value(each).dtype for each in numbers}) > 1:
+        if not torch_private.cudagraphs_asked() or len({fx_utils.fake(each).dtype for each in numbers}) > 1:
             return
         inputs = [each for of_device in self.inputs.values() for each in of_device]
         groups = [group for of_device in self.groups.values() for group in of_device]
         values = [*(each.value for each in inputs), *(value for group in groups for value in group.values)]
-        takers = self.takers
+        users = self.users
         count = len(inputs) + sum(len(group.inputs) for group in groups)
-        # In torch 2.11 its pass returns on the GPU what it has moved there, for which a backward then was not compiled: such programs crash.
+        # In torch 2.11 PyTorch's pass also returns moved scalars on the GPU, which crashes a backward compiled for CPU scalars.
         leaves = any(group.is_written_back for group in groups) or any(map(_is_returned, values))
-        if count < FEW_NUMBERS and not leaves and not _has_more_than_numbers(values, takers):
-            self._leave(dict.fromkeys(takers), ONLY_A_FEW)
+        if count < FEW_SCALARS and not leaves and not _has_other_uses(values, users):
+            self._skip(dict.fromkeys(users), ONLY_A_FEW)
             self.inputs, self.groups, self.uses = {}, {}, 0
 
-    def _fits(self, reason: str | None, takers: Sequence[Node], size: int) -> bool:
+    def _accepts(self, reason: str | None, users: Sequence[Node], size: int) -> bool:
         if reason is None and self._bytes + size > MAX_BYTES_OF_GRAPH:
             reason = TOO_MANY
         if reason is None:
             self._bytes += size
         else:
-            self._leave(takers, reason)
+            self._skip(users, reason)
         return reason is None
 
-    def _leave(self, takers: Iterable[Node], reason: str) -> None:
-        for taker in takers:
-            self.left.append(fx_utils.said(taker, reason))
-            self.told_of.add(taker)
+    def _skip(self, users: Iterable[Node], reason: str) -> None:
+        for user in users:
+            self.left.append(fx_utils.skip_message(user, reason))
+            self.reported.add(user)
 
 
 def _plan(graph: Graph) -> _Plan:
     plan = _Plan()
-    groups = [group for group in hoist.groups(graph, _may_be_sent) if _is_for_gpu(group)]
+    groups = [group for group in hoist.find_groups(graph, _may_be_sent) if _has_gpu_users(group)]
     computed_with = {node for group in groups for node in group.inputs}
-    late, is_backward = hoist.after_first_write(graph), hoist.is_backward(graph)
+    late, is_backward = hoist.from_first_mutation(graph), hoist.is_backward(graph)
     for group in groups:
         plan.add_group(group, _why_not_group(group, late, is_backward=is_backward))
     for each in _inputs(graph):
         if each.value not in computed_with:
             plan.add_input(each)
-    plan.leave_a_few_numbers(_numbers(graph))
+    plan.skip_few_scalars(_scalars(graph))
     return plan
 
 
-def _numbers(graph: Graph) -> list[Node]:
-    """Return the inputs of a graph that are tensors of no dimensions on the CPU."""
+def _scalars(graph: Graph) -> list[Node]:
+    """Return the inputs of a graph that are 0-d tensors on the CPU."""
     return [
         node
         for node in graph.find_nodes(op="placeholder")
@@ -180,24 +177,24 @@ def _numbers(graph: Graph) -> list[Node]:
     ]
 
 
-def _has_more_than_numbers(values: Iterable[Node], takers: Iterable[Node]) -> bool:
-    """Whether a value has dimensions, or anybody takes one otherwise than as a number."""
-    return any(fx_utils.value(each).dim() for each in values) or not all(map(fx_utils.is_pointwise, takers))
+def _has_other_uses(values: Iterable[Node], users: Iterable[Node]) -> bool:
+    """Whether any value is no scalar, or any user is not element-wise."""
+    return any(fx_utils.fake(each).dim() for each in values) or not all(map(fx_utils.is_pointwise, users))
 
 
 def _is_returned(value: Node) -> bool:
     return any(user.op == "output" for user in value.users)
 
 
-def _known_tells(taker: Node, value: Node) -> bool:
-    """Whether `constants.py` gives a reason why a value is left."""
-    return value.op != "placeholder" and (taker.target is fx_utils.COPY or taker.target in fx_utils.INDEXING)
+def _is_reported_as_constant(user: Node, value: Node) -> bool:
+    """Whether `constants.py` reports the value."""
+    return value.op != "placeholder" and (user.target is fx_utils.COPY or user.target in fx_utils.INDEXING)
 
 
-def _is_for_gpu(group: Group) -> bool:
-    """Whether the GPU takes anything of a group, and the CPU computes more than the GPU would as well, or returns it."""
-    on_gpu = any(fx_utils.lies_elsewhere(taker) for taker, _ in group.uses)
-    return on_gpu and any(_is_returned(each) or not _is_same(each) for each in group.computed)
+def _has_gpu_users(group: Group) -> bool:
+    """Whether the GPU uses a value of a group, and the CPU does more with the group than lossless casts."""
+    on_gpu = any(fx_utils.is_on_gpu(user) for user, _ in group.uses)
+    return on_gpu and any(_is_returned(each) or not _is_lossless_cast(each) for each in group.computed)
 
 
 def _may_be_sent(node: Node) -> bool:
@@ -207,13 +204,13 @@ def _may_be_sent(node: Node) -> bool:
 def _why_not_group(group: Group, late: Collection[Node], *, is_backward: bool) -> str | None:
     if is_backward:
         return SAVED
-    if any(taker in late for taker, _ in group.uses):
+    if any(user in late for user, _ in group.uses):
         return CHANGED
     return _why_not_uses(group.uses)
 
 
 def _inputs(graph: Graph) -> Iterator[_Input]:
-    """Yield the inputs on the CPU that the GPU takes."""
+    """Yield the inputs on the CPU that a GPU uses."""
     for node in graph.nodes:
         if node.op == "placeholder" and fx_utils.is_on_cpu(node):
             found = _input(node)
@@ -226,7 +223,7 @@ def _input(value: Node) -> _Input:
     while waiting:
         each = waiting.pop()
         for user in each.users:
-            if _is_same(user):
+            if _is_lossless_cast(user):
                 same.append(user)
                 waiting.append(user)
             elif user.op != "output" or each is not value:
@@ -234,12 +231,12 @@ def _input(value: Node) -> _Input:
     return _Input(value, tuple(same), tuple(uses))
 
 
-def _is_same(node: Node) -> bool:
-    """Whether a node on the CPU only gives a number another type, and both processors round it alike: a Python float has one."""
+def _is_lossless_cast(node: Node) -> bool:
+    """Whether a CPU node is a cast to float32 or float64, which both devices round alike."""
     if node.target is not torch.ops.prims.convert_element_type.default or not fx_utils.is_on_cpu(node):
         return False
     before, after = node.args
-    return after in {torch.float32, torch.float64} and not fx_utils.value(before).dtype.is_complex
+    return after in {torch.float32, torch.float64} and not fx_utils.fake(before).dtype.is_complex
 
 
 def _why_not(each: _Input) -> str | None:
@@ -248,15 +245,15 @@ def _why_not(each: _Input) -> str | None:
 
 def _why_not_uses(uses: Iterable[tuple[Node, Node]]) -> str | None:
     devices = set()
-    for taker, value in uses:
-        if reason := _why_not_use(taker, value):
+    for user, value in uses:
+        if reason := _why_not_use(user, value):
             return reason
-        devices.add(fx_utils.value(taker).device)
+        devices.add(fx_utils.fake(user).device)
     return SEVERAL_GPUS if len(devices) > 1 else None
 
 
 def _why_not_value(node: Node) -> str | None:
-    value = fx_utils.value(node)
+    value = fx_utils.fake(node)
     if not fx_utils.has_static_layout(node):
         return RUN_TIME_SIZE
     plain = value.layout is torch.strided and not (value.is_conj() or value.is_neg() or value.is_quantized)
@@ -265,43 +262,43 @@ def _why_not_value(node: Node) -> str | None:
     return TOO_LARGE if value.nbytes > MAX_BYTES else None
 
 
-def _why_not_use(taker: Node, value: Node) -> str | None:
-    if fx_utils.is_mutating(taker):
+def _why_not_use(user: Node, value: Node) -> str | None:
+    if fx_utils.is_mutating(user):
         return CHANGED
-    if not fx_utils.lies_elsewhere(taker):
+    if not fx_utils.is_on_gpu(user):
         return USED_HERE
-    if taker.target is fx_utils.COPY:
-        return None if _lie_alike(taker, value) else NOT_PLAIN
-    if taker.target in fx_utils.INDEXING and value not in (taker.args[0], *taker.args[2:]):
-        return None if fx_utils.value(value).dtype in fx_utils.INDEX_TYPES else A_MASK
-    return None if fx_utils.is_pointwise(taker) and not fx_utils.value(value).dim() else OTHER_USE
+    if user.target is fx_utils.COPY:
+        return None if _same_layout(user, value) else NOT_PLAIN
+    if user.target in fx_utils.INDEXING and value not in (user.args[0], *user.args[2:]):
+        return None if fx_utils.fake(value).dtype in fx_utils.INDEX_TYPES else A_MASK
+    return None if fx_utils.is_pointwise(user) and not fx_utils.fake(value).dim() else OTHER_USE
 
 
-def _lie_alike(one: Node, other: Node) -> bool:
-    first, second = (fx_utils.value(each) for each in (one, other))
+def _same_layout(one: Node, other: Node) -> bool:
+    first, second = (fx_utils.fake(each) for each in (one, other))
     return (first.dtype, first.size(), first.stride()) == (second.dtype, second.size(), second.stride())
 
 
 def _change(
     graph: Graph, device: torch.device, inputs: Sequence[_Input], groups: Sequence[Group]
 ) -> dict[str, tuple[str, ...]]:
-    """Change one use after the other: whatever ends this early leaves a graph that computes the same. Returns `Moved.lines`."""
+    """Change the uses one by one: an exception in between leaves a graph that computes the same. Returns `PassResult.lines`."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
     uses = [use for group in groups for use in group.uses]
     taken = dict.fromkeys(value for _, value in uses)
     with graph.inserting_before(first):
         computed = {each: by for group in groups for each, by in hoist.hoist(graph, group).items()}
-        batches = hoist.batches(graph, [computed[each] for each in taken if each in computed])
+        batches = hoist.concatenate(graph, [computed[each] for each in taken if each in computed])
         direct = [each for each in taken if each not in computed]
-        values = [*(each.value for each in inputs), *direct, *(batch.together for batch in batches)]
-        name, lines = _name(graph), tuple(map(fx_utils.where_taken, values))
+        values = [*(each.value for each in inputs), *direct, *(batch.packed for batch in batches)]
+        name, lines = _graph_name(graph), tuple(map(fx_utils.source_line_of_users, values))
         there = dict(zip(values, _send(graph, device, values, name), strict=True))
         for batch in batches:
-            there.update(batch.parts(graph, there[batch.together]))
+            there.update(batch.split(graph, there[batch.packed]))
     for each in inputs:
         _change_input(graph, device, each, there[each.value])
-    for taker, value in uses:
-        fx_utils.take(graph, taker, value, there[computed.get(value, value)])
+    for user, value in uses:
+        fx_utils.replace_use(graph, user, value, there[computed.get(value, value)])
     for value, by in reversed(computed.items()):
         value.replace_all_uses_with(by)
     fx_utils.remove_unused(graph, computed)
@@ -312,30 +309,32 @@ def _change_input(graph: Graph, device: torch.device, each: _Input, there: Node)
     for node in each.same:
         node.replace_input_with(each.value, there)
         node.meta["val"] = torch_private.fake_on(device, node.meta["val"])
-    for taker, value in each.uses:
-        fx_utils.take(graph, taker, value, there if value is each.value else value)
+    for user, value in each.uses:
+        fx_utils.replace_use(graph, user, value, there if value is each.value else value)
 
 
 def _send(graph: Graph, device: torch.device, values: list[Node], name: str) -> list[Node]:
-    """Add what sends values to a GPU, at the place where nodes are being inserted; return them as they are there."""
-    kinds = kinds_text([fx_utils.value(each) for each in values])
-    sent = graph.call_function(SENT, (values, device, kinds, name))
+    """Add the node that sends values to a GPU, at the insertion point; return the nodes of the sent values."""
+    specs = specs_text([fx_utils.fake(each) for each in values])
+    sent = graph.call_function(SENT, (values, device, specs, name))
     sent.meta["val"] = []
     there: dict[int, Node] = {}
-    for number, piece in enumerate(pieces(kinds)):
+    for number, pack in enumerate(packs(specs)):
         together = graph.call_function(operator.getitem, (sent, number))
-        together.meta["val"] = torch_private.fake_on(device, _like(values, piece))
+        together.meta["val"] = torch_private.fake_on(device, _like(values, pack))
         sent.meta["val"].append(together.meta["val"])
-        for each in piece.values:
-            there[each.index] = fx_utils.part(graph, together, each.start, fx_utils.value(values[each.index]))
+        for each in pack.values:
+            there[each.index] = fx_utils.add_slice(
+                graph, together, each.start, fx_utils.fake(values[each.index])
+            )
     return [there[index] for index in range(len(values))]
 
 
-def _like(values: Sequence[Node], piece: Piece) -> torch.Tensor:
-    return fx_utils.value(values[piece.values[0].index]).new_empty(piece.length)
+def _like(values: Sequence[Node], pack: Pack) -> torch.Tensor:
+    return fx_utils.fake(values[pack.values[0].index]).new_empty(pack.length)
 
 
-def _name(graph: Graph) -> str:
-    """Return what tells graphs of a process apart, and is the same in the next: its names alone, as there are objects in it."""
+def _graph_name(graph: Graph) -> str:
+    """Return a name for a graph that is the same in every process: a hash of the names of its nodes."""
     names = " ".join(node.name for node in graph.nodes)
     return hashlib.sha256(names.encode()).hexdigest()[:12]

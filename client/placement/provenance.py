@@ -1,7 +1,7 @@
-"""What the rules say of a graph: Inductor keeps it with what it compiles, so that the report has it from Inductor's caches, too.
+"""The results of the placement passes, saved with the compiled code, so that the report also has them on hits of Inductor's caches.
 
-It goes where Inductor counts what passes do; what was counted while a graph was compiled is saved with it. So the line of a
-value is the one that it had when the graph was compiled.
+They are stored as counters of Inductor's: those that a compilation increments are saved with its code. So the source line of a value
+is that at the time of compilation.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
 
 COUNTS = KNOWN, INPUTS = "placed", "placed_inputs"
-"""What is counted, of each rule."""
-NOT_APPLIED = "placement: not applied to a graph: a pass of the user's has its place, or Inductor's are off"
+"""The names of the counters in the summary, one for each pass."""
+NOT_APPLIED = "placement: not applied to a graph: a user's pass has replaced it, or Inductor's passes are off"
 _OURS = "pygraph "
 _RAN = f"{_OURS}rules"
 _LEFT = f"{_OURS}left_on_cpu: "
@@ -27,18 +27,18 @@ _LINES = f"{_OURS}lines: "
 _FAILED = f"{_OURS}failed: "
 
 
-def keep_that_rules_ran() -> None:
-    """Keep with what is being compiled that it was given to the rules at all."""
+def save_that_passes_ran() -> None:
+    """Save with the current compilation that the passes ran."""
     torch_private.count_in_compilation(_RAN, 1)
 
 
-def keep_failure(reason: str) -> None:
-    """Keep with what is being compiled why it goes without some of the rules, for whoever finds it in the caches, too."""
+def save_failure(reason: str) -> None:
+    """Save with the current compilation that a pass failed, and why."""
     torch_private.count_in_compilation(_FAILED + reason, 1)
 
 
-def keep(counts: Mapping[str, int], left: Iterable[str], lines: Mapping[str, Sequence[str]]) -> None:
-    """Keep with what is being compiled how often the rules did what, why values are left, and the lines of what each graph sends."""
+def save(counts: Mapping[str, int], left: Iterable[str], lines: Mapping[str, Sequence[str]]) -> None:
+    """Save with the current compilation the counts by name, the messages for values left, and the source lines by sending node."""
     for name, count in (+Counter(counts)).items():
         torch_private.count_in_compilation(_OURS + name, count)
     for reason in left:
@@ -47,13 +47,13 @@ def keep(counts: Mapping[str, int], left: Iterable[str], lines: Mapping[str, Seq
         torch_private.count_in_compilation(_LINES + json.dumps([graph, *of_values]), 1)
 
 
-def rules_ran(compiled: Any) -> bool:
-    """Whether a compiled graph was given to the rules."""
+def passes_ran(compiled: Any) -> bool:
+    """Whether the passes ran on a compiled graph."""
     return _RAN in torch_private.counted_in_compilation(compiled)
 
 
-def tell(compiled: Any, report: Report, note_lines: Callable[[str, Sequence[str]], None]) -> None:
-    """Tell a report what was kept with a compiled graph, and `note_lines` of each graph in it the lines of what it sends."""
+def report_results(compiled: Any, report: Report, note_lines: Callable[[str, Sequence[str]], None]) -> None:
+    """Add to a report what was saved with a compiled graph; `note_lines` is given the source lines of each sending node."""
     for name, count in torch_private.counted_in_compilation(compiled).items():
         if name.startswith(_LEFT):
             report.leave_on_cpu(name.removeprefix(_LEFT), count)

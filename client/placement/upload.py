@@ -1,15 +1,13 @@
-"""`pygraphd::sent`, the operator by which a compiled graph gets small CPU values on the GPU: sent again when their bytes have changed.
+"""`pygraphd::sent`, the operator that gives a compiled graph its small CPU values on the GPU: it sends those whose bytes have changed.
 
-It stands at the beginning of a graph, outside of what is captured, and runs at every call. Whether a value has changed is told
-by its bytes, which are read at every call. A tensor's version is not enough: NumPy, `.data`, `ctypes` and other processes write
-to memory and leave it as it is. Nor is its identity: what Python keeps as a number is a new tensor at every call. Reading a few
-bytes takes the host less time than a call into PyTorch.
+It stands at the beginning of a graph, outside of what is captured, and runs at every call. A change is detected by comparing bytes.
+A tensor's version is not enough, since NumPy, `.data`, `ctypes` and other processes write without changing it. Nor is its identity:
+a Python number is a new tensor at every call. Reading a few bytes is cheaper than a call into PyTorch.
 
-Values of one type go together, in one copy, when one of them has changed: what a copy takes of the host's time hardly depends
-on how much it is. CUDA has taken what lies in pageable memory before the call that copies it returns, and does not wait for the GPU. It goes to
-memory of PyTorch's allocator: a new piece for each change, so that nothing is written that a kernel or a saved activation may still read. The
-piece before is let go first, so that in a steady state the address is the same: a graph whose inputs lie elsewhere at every call
-has to be bound anew each time.
+Values of one dtype are packed into one copy, which is made if any of them has changed: the host time of a copy hardly depends on its size.
+A copy from pageable memory returns when CUDA has read the memory, without waiting for the GPU. Each copy is a new allocation of PyTorch's
+allocator, so that nothing is written that a kernel or a saved activation may still read. The previous copy is released first: in steady
+state the new one has the same address, and no recording has to be relocated.
 """
 
 from __future__ import annotations
@@ -31,75 +29,75 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
 
 MAX_GRAPHS = 256
-"""Graphs of which anything stays on the GPU."""
+"""The most graphs whose copies are kept on the GPU."""
 COPIES = 4
-"""Copies of a graph's inputs that stay there: models may share a graph. The rule that makes inputs bounds them to 64 KiB a graph."""
+"""Copies of a pack that are kept, since models may share a graph. `inputs.py` bounds the values of a graph to 64 KiB."""
 ALIGNMENT = 64
-"""Bytes; kernels that Inductor makes count on 16."""
+"""Alignment of each value in a pack, in bytes; Inductor's kernels assume 16."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What a value is."""
+class TensorSpec:
+    """Dtype and size of a value."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
 
     @property
     def bytes(self) -> int:
-        """How much of memory it takes."""
+        """Its size in bytes."""
         return int(math.prod(self.size) * self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """What a value is, how many bytes it takes, which of all it is, and at which element of its piece it begins."""
+class PackedValue:
+    """One value of a pack: its spec, its bytes, its index among all values, and its first element in the pack."""
 
-    kind: Kind
+    spec: TensorSpec
     bytes: int
     index: int
     start: int
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """The values of one type, as they lie in a tensor of one dimension with `length` elements."""
+class Pack:
+    """The values of one dtype, as they lie in a 1-d tensor of `length` elements."""
 
     dtype: torch.dtype
-    values: tuple[Value, ...]
+    values: tuple[PackedValue, ...]
     length: int
 
 
-def kinds_text(values: Sequence[torch.Tensor]) -> str:
-    """Return what tells the kinds of values; it is an argument of the operator, and part of its graph's hash."""
+def specs_text(values: Sequence[torch.Tensor]) -> str:
+    """Return the specs of values as text: an argument of the operator, and so a part of the graph's hash."""
     return " ".join(
         f"{str(each.dtype).removeprefix('torch.')}[{','.join(map(str, each.size()))}]" for each in values
     )
 
 
 @functools.cache
-def pieces(text: str) -> tuple[Piece, ...]:
-    """Return how values of the kinds that a text tells lie together: what the operator returns, a tensor for each."""
-    by_type: dict[torch.dtype, list[Value]] = {}
+def packs(text: str) -> tuple[Pack, ...]:
+    """Return the packs of values whose specs are given as text; the operator returns one tensor for each."""
+    by_type: dict[torch.dtype, list[PackedValue]] = {}
     for index, each in enumerate(text.split()):
         name, _, sizes = each.removesuffix("]").partition("[")
-        kind = Kind(getattr(torch, name), tuple(int(number) for number in sizes.split(",") if number))
-        of_type = by_type.setdefault(kind.dtype, [])
-        of_type.append(Value(kind, kind.bytes, index, _end(of_type)))
-    return tuple(Piece(dtype, tuple(values), _end(values)) for dtype, values in by_type.items())
+        spec = TensorSpec(getattr(torch, name), tuple(int(number) for number in sizes.split(",") if number))
+        of_type = by_type.setdefault(spec.dtype, [])
+        of_type.append(PackedValue(spec, spec.bytes, index, _end(of_type)))
+    return tuple(Pack(dtype, tuple(values), _end(values)) for dtype, values in by_type.items())
 
 
-def _end(values: Sequence[Value]) -> int:
-    """Return the first element after some values where another one may begin."""
+def _end(values: Sequence[PackedValue]) -> int:
+    """Return the first aligned element after the given values."""
     if not values:
         return 0
-    step = ALIGNMENT // int(values[-1].kind.dtype.itemsize)
-    return values[-1].start + -(-math.prod(values[-1].kind.size) // step) * step
+    step = ALIGNMENT // int(values[-1].spec.dtype.itemsize)
+    return values[-1].start + -(-math.prod(values[-1].spec.size) // step) * step
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Values on the GPU: where they lay, and their bytes then."""
+    """A pack on the GPU, with the CPU addresses and the bytes of its values when they were sent."""
 
     pointers: tuple[int, ...]
     contents: tuple[bytes, ...]
@@ -107,25 +105,25 @@ class _Copy:
 
 
 @dataclass(slots=True)
-class _Kept:
-    """The copies of one piece."""
+class _CopyCache:
+    """The latest copies of one pack on one stream."""
 
     copies: tuple[_Copy, ...] = ()
     misses: int = 0
-    """Calls in a row that found none."""
+    """Consecutive calls for which no copy had the right bytes."""
 
     def found(self, contents: tuple[bytes, ...]) -> torch.Tensor | None:
-        """Return what was sent with these contents."""
+        """Return the copy with these bytes; None if there is none."""
         for each in self.copies:
             if each.contents == contents:
                 self.misses = 0
                 return each.tensor
         return None
 
-    def make_room(self, pointers: tuple[int, ...]) -> None:
-        """Let go of what came from the same places, of the oldest of too many, and of all if they are of no use."""
+    def evict(self, pointers: tuple[int, ...]) -> None:
+        """Drop the copy from the same addresses, the oldest beyond `COPIES`, and all copies if they keep missing."""
         self.misses += 1
-        # Where a value was says nothing if the CPU has just computed it, or Python makes a tensor of a number.
+        # Addresses say nothing of values that the CPU has just computed, or that Python makes from a number.
         others = (each for each in self.copies if each.pointers != pointers)
         self.copies = tuple(others)[1 - COPIES :] if self.misses <= COPIES else ()
 
@@ -133,115 +131,115 @@ class _Kept:
 PINNED = "it lies in pinned memory, to which the GPU may still be writing, and is copied at every call"
 
 Key = tuple[torch.device, int, str, str]
-"""A device, a stream of it, the kinds of values, a graph."""
+"""Device, stream, specs of the values, name of the graph."""
 
 
 class Sender:
-    """What lies on the GPU, and the bytes that were sent there."""
+    """Sends values, and keeps the latest copies of each graph. Safe to call from several threads."""
 
     def __init__(self, report: Callable[[], Report | None] = lambda: None) -> None:
         self.report = report
-        self._kept: dict[Key, tuple[_Kept, ...]] = {}
+        self._caches: dict[Key, tuple[_CopyCache, ...]] = {}
         self._lines = BoundedLRU[str, tuple[str, ...]](MAX_GRAPHS)
-        self._told: set[tuple[str, int]] = set()
+        self._reported: set[tuple[str, int]] = set()
 
     def __len__(self) -> int:
-        """Return how many copies are kept."""
-        return sum(len(each.copies) for of_graph in self._kept.values() for each in of_graph)
+        """Return the number of copies that are kept."""
+        return sum(len(each.copies) for of_graph in self._caches.values() for each in of_graph)
 
-    def note_lines(self, graph: str, lines: Sequence[str]) -> None:
-        """Note of a graph which line of the user's takes each value, for what is to be said of these when it runs."""
+    def set_source_lines(self, graph: str, lines: Sequence[str]) -> None:
+        """Set the user's source line of each value of a graph, for messages at run time."""
         self._lines[graph] = tuple(lines)
 
     def send(
-        self, values: list[torch.Tensor], device: torch.device, kinds: str, graph: str
+        self, values: list[torch.Tensor], device: torch.device, specs: str, graph: str
     ) -> list[torch.Tensor]:
-        """Return contiguous CPU values, which `kinds` tells, in their `pieces` on `device`, where nobody may write to them."""
+        """Return the packs of contiguous CPU values on `device`, read-only. Falls back to plain copies, and never raises for its own errors."""
         try:
-            found = self._found_or_sent(values, device, kinds, graph)
-        except Exception as error:  # noqa: BLE001 - within the user's call, which goes on with plain copies
+            found = self._cached_or_sent(values, device, specs, graph)
+        except Exception as error:  # noqa: BLE001 - the user's call goes on with plain copies
             self._fail(error)
             found = None
-        return found if found is not None else [_plainly(piece, values, device) for piece in pieces(kinds)]
+        return found if found is not None else [_copy_each(pack, values, device) for pack in packs(specs)]
 
-    def _found_or_sent(
-        self, values: list[torch.Tensor], device: torch.device, kinds: str, graph: str
+    def _cached_or_sent(
+        self, values: list[torch.Tensor], device: torch.device, specs: str, graph: str
     ) -> list[torch.Tensor] | None:
-        """Return None if only a plain copy does what the program says."""
-        if _is_captured(device):
-            return None  # what is sent would be in the user's graph for good
+        """Return the packs from the cache or newly sent; None if the values must be copied plainly on the stream."""
+        if _is_capturing(device):
+            return None  # the user's graph would replay today's bytes
         pointers = [value.data_ptr() if value.is_cpu and not value.is_pinned() else 0 for value in values]
         if not all(pointers):
-            self._tell_pinned(values, kinds, graph)
-            return None  # a copy to pinned memory may still be under way, and only the stream knows of it
-        # Copies for each stream: the order of work on different ones is not known.
-        together = pieces(kinds)
-        kept = self._kept_of((device, _stream(device)(), kinds, graph), len(together))
+            self._report_pinned(values, specs, graph)
+            return None  # the GPU may still be writing to pinned memory, in the order of the stream
+        # One cache for each stream: work on different streams is not ordered.
+        together = packs(specs)
+        cache = self._caches_of((device, _stream(device)(), specs, graph), len(together))
         return [
-            self._piece(each, piece, pointers, device) for each, piece in zip(kept, together, strict=True)
+            self._send_pack(each, pack, pointers, device) for each, pack in zip(cache, together, strict=True)
         ]
 
-    def _tell_pinned(self, values: Sequence[torch.Tensor], kinds: str, graph: str) -> None:
-        """Have the report say once of each value that it is copied at every call."""
+    def _report_pinned(self, values: Sequence[torch.Tensor], specs: str, graph: str) -> None:
+        """Report once of each pinned value that it is copied at every call."""
         report = self.report()
-        if report is None or len(self._told) >= MAX_GRAPHS:
+        if report is None or len(self._reported) >= MAX_GRAPHS:
             return
-        for index, (value, text) in enumerate(zip(values, kinds.split(), strict=True)):
-            if (graph, index) not in self._told and value.is_cpu and value.is_pinned():
-                self._told.add((graph, index))
+        for index, (value, text) in enumerate(zip(values, specs.split(), strict=True)):
+            if (graph, index) not in self._reported and value.is_cpu and value.is_pinned():
+                self._reported.add((graph, index))
                 line = "".join(self._lines.get(graph, ())[index : index + 1])
                 report.leave_on_cpu(f"{text} of the CPU goes to the GPU: {PINNED}{line}")
 
-    def _kept_of(self, key: Key, count: int) -> tuple[_Kept, ...]:
-        """Return what is kept of each piece of a graph."""
-        kept = self._kept.get(key)
-        if kept is None:
-            for oldest in list(self._kept)[: len(self._kept) - MAX_GRAPHS + 1]:
-                self._kept.pop(oldest, None)
-            kept = self._kept.setdefault(key, tuple(_Kept() for _ in range(count)))
-        return kept
+    def _caches_of(self, key: Key, count: int) -> tuple[_CopyCache, ...]:
+        """Return the cache of each pack of a graph; drops the oldest graph beyond `MAX_GRAPHS`."""
+        cache = self._caches.get(key)
+        if cache is None:
+            for oldest in list(self._caches)[: len(self._caches) - MAX_GRAPHS + 1]:
+                self._caches.pop(oldest, None)
+            cache = self._caches.setdefault(key, tuple(_CopyCache() for _ in range(count)))
+        return cache
 
-    def _piece(
-        self, kept: _Kept, piece: Piece, pointers: Sequence[int], device: torch.device
+    def _send_pack(
+        self, cache: _CopyCache, pack: Pack, pointers: Sequence[int], device: torch.device
     ) -> torch.Tensor:
-        contents = tuple(ctypes.string_at(pointers[each.index], each.bytes) for each in piece.values)
-        sent = kept.found(contents)
+        contents = tuple(ctypes.string_at(pointers[each.index], each.bytes) for each in pack.values)
+        sent = cache.found(contents)
         if sent is not None:
             return sent
-        # Its memory may be what is allocated now. Threads that do so at once may lose a copy of each other's, and send it again.
-        places = tuple(pointers[each.index] for each in piece.values)
-        kept.make_room(places)
-        tensor = _copied(piece, contents, device)
-        kept.copies = (*kept.copies, _Copy(places, contents, tensor))
+        # The evicted memory may be allocated again just below. Concurrent threads may drop each other's copies, and send them again.
+        places = tuple(pointers[each.index] for each in pack.values)
+        cache.evict(places)
+        tensor = _copy_packed(pack, contents, device)
+        cache.copies = (*cache.copies, _Copy(places, contents, tensor))
         if (report := self.report()) is not None:
             report.count(sent=1)
         return tensor
 
-    def forget(self) -> None:
-        """Give all memory back, and tell everything anew."""
-        self._kept.clear()
-        self._told.clear()
+    def clear(self) -> None:
+        """Release all copies, and report pinned values again."""
+        self._caches.clear()
+        self._reported.clear()
 
     def _fail(self, error: Exception) -> None:
         if (report := self.report()) is not None:
             report.fail(f"sending CPU values: {type(error).__name__}: {error}"[:200])
 
 
-def _copied(piece: Piece, contents: Sequence[bytes], device: torch.device) -> torch.Tensor:
+def _copy_packed(pack: Pack, contents: Sequence[bytes], device: torch.device) -> torch.Tensor:
     if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):  # further calls may be of a training
-            return _copied(piece, contents, device)
-    staging = torch.empty(piece.length, dtype=piece.dtype, device="cpu")
-    start, itemsize = staging.data_ptr(), piece.dtype.itemsize
-    for content, each in zip(contents, piece.values, strict=True):
+        with torch.inference_mode(False):  # a later call may be a training step
+            return _copy_packed(pack, contents, device)
+    staging = torch.empty(pack.length, dtype=pack.dtype, device="cpu")
+    start, itemsize = staging.data_ptr(), pack.dtype.itemsize
+    for content, each in zip(contents, pack.values, strict=True):
         ctypes.memmove(start + each.start * itemsize, content, len(content))
     return staging.to(device, non_blocking=True, copy=True)
 
 
-def _plainly(piece: Piece, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return the values of a piece by copies that each come in their turn on the stream."""
-    there = torch.empty(piece.length, dtype=piece.dtype, device=device)
-    for each in piece.values:
+def _copy_each(pack: Pack, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Return a pack made by one copy for each value, in the order of the stream."""
+    there = torch.empty(pack.length, dtype=pack.dtype, device=device)
+    for each in pack.values:
         value = values[each.index].detach()
         there[each.start : each.start + value.numel()] = value.reshape(-1)
     return there
@@ -252,7 +250,7 @@ def _stream(device: torch.device) -> Callable[[], int]:
     return torch_private.current_stream(device)
 
 
-def _is_captured(device: torch.device) -> bool:
+def _is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and _capturing()()
 
 
@@ -262,21 +260,21 @@ def _capturing() -> Callable[[], bool]:
 
 
 sender = Sender()
-"""Of the process: code that Inductor has cached knows the operator alone."""
+"""The sender of the process: cached code of Inductor's reaches it through the operator."""
 
 
-def _fake(values: list[Any], device: torch.device, kinds: str, graph: str) -> list[Any]:
-    return [torch.empty(piece.length, dtype=piece.dtype, device=device) for piece in pieces(kinds)]
+def _fake(values: list[Any], device: torch.device, specs: str, graph: str) -> list[Any]:
+    return [torch.empty(pack.length, dtype=pack.dtype, device=device) for pack in packs(specs)]
 
 
 _library = torch.library.Library("pygraphd", "FRAGMENT")
-# The tag has Inductor keep it out of what is captured.
+# The tag keeps the operator out of captured partitions.
 _library.define(
-    "sent(Tensor[] values, Device device, str kinds, str graph) -> Tensor[]",
+    "sent(Tensor[] values, Device device, str specs, str graph) -> Tensor[]",
     tags=(torch.Tag.cudagraph_unsafe,),
 )
 _library.impl("sent", sender.send, "CPU")
-# A backward may be given on the GPU what it was compiled for as a CPU value: the forward has saved the one that it has copied.
+# A backward compiled for a CPU value may receive it on the GPU, where its forward saved the copy.
 _library.impl("sent", sender.send, "CUDA")
 torch.library.register_fake("pygraphd::sent", _fake, lib=_library)
 SENT = torch.ops.pygraphd.sent.default

@@ -246,7 +246,7 @@ import pygraphd, torch
 pygraphd.enable()
 from pygraphd.client.placement import upload
 value = torch.ones(2)
-upload.sender.send([value], torch.device("cpu"), upload.kinds_text([value]), "a graph")
+upload.sender.send([value], torch.device("cpu"), upload.specs_text([value]), "a graph")
 kept = len(upload.sender)
 pygraphd.disable()
 print(kept, len(upload.sender))

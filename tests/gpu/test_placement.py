@@ -25,7 +25,7 @@ ENOUGH = 120
 @pytest.fixture(autouse=True)
 def with_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.PLACEMENT, "1")
-    monkeypatch.setattr(inputs, "FEW_NUMBERS", 0)
+    monkeypatch.setattr(inputs, "FEW_SCALARS", 0)
 
 
 def interact(x: torch.Tensor) -> torch.Tensor:
@@ -329,10 +329,10 @@ def test_gradients_are_those_of_the_value_at_that_call(watched: Watched) -> None
 
 
 def test_values_that_change_are_sent_to_one_address(rules: Report) -> None:
-    from pygraphd.client.placement.upload import SENT, kinds_text
+    from pygraphd.client.placement.upload import SENT, specs_text
 
     value, index = torch.tensor(0.0), torch.arange(9)
-    device, kinds = torch.device(DEVICE, 0), kinds_text([value, index])
+    device, kinds = torch.device(DEVICE, 0), specs_text([value, index])
     places = set()
     for step in range(20):
         value.fill_(step)
@@ -345,13 +345,13 @@ def test_values_that_change_are_sent_to_one_address(rules: Report) -> None:
 
 
 def test_what_has_changed_is_sent_without_waiting_for_the_gpu(rules: Report) -> None:
-    from pygraphd.client.placement.upload import SENT, kinds_text
+    from pygraphd.client.placement.upload import SENT, specs_text
 
     value, device = torch.tensor(0.0), torch.device(DEVICE, 0)
-    SENT([value], device, kinds_text([value]), "of this test")
+    SENT([value], device, specs_text([value]), "of this test")
     torch.cuda._sleep(1_000_000_000)
     value.fill_(1.0)
-    (sent,) = SENT([value], device, kinds_text([value]), "of this test")
+    (sent,) = SENT([value], device, specs_text([value]), "of this test")
 
     assert not torch.cuda.current_stream().query()
     assert sent[0].item() == 1.0
@@ -399,7 +399,7 @@ def test_each_stream_has_values_of_its_own(relocated: Relocated, rules: Report) 
 
 def test_what_is_still_being_written_to_pinned_memory_is_waited_for(rules: Report) -> None:
     """By the stream, as the copy of an eager program would."""
-    upload.sender.forget()  # what it has told
+    upload.sender.clear()  # what it has told
     compiled = torch.compile(copied, mode="reduce-overhead", dynamic=False)
     x, by = torch.randn(9, 9, device=DEVICE), torch.zeros(9).pin_memory()
     with torch.no_grad():

@@ -75,7 +75,7 @@ def test_any_program_relocated(relocated: Relocated, rules: Report, habits: tupl
 @pytest.mark.parametrize("habits", [(Temperature, Gain), (Gain, Schedule, Temperature)])
 def test_a_few_numbers_that_a_backward_takes(relocated: Relocated, habits: tuple[type[Habit], ...]) -> None:
     """PyTorch 2.11 saves them on the GPU for a backward that reads them on the CPU, and crashes, where they are left to it."""
-    with with_rules(inputs.FEW_NUMBERS) as report:
+    with with_rules(inputs.FEW_SCALARS) as report:
         compare(habits, DEVICE, 8, mode=MODE)
 
     assert report.failures == {}
@@ -87,7 +87,7 @@ def test_a_few_numbers_that_a_backward_takes(relocated: Relocated, habits: tuple
 def test_any_program_of_which_a_few_numbers_are_left_to_pytorch(
     relocated: Relocated, habits: tuple[type[Habit], ...]
 ) -> None:
-    with with_rules(inputs.FEW_NUMBERS) as report:
+    with with_rules(inputs.FEW_SCALARS) as report:
         compare(habits, DEVICE, 8, mode=MODE)
 
     assert report.failures == {}

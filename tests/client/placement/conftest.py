@@ -36,7 +36,7 @@ def for_a_few_numbers(request: pytest.FixtureRequest) -> None:
     if "torch" in request.keywords:
         from pygraphd.client.placement import inputs
 
-        request.getfixturevalue("monkeypatch").setattr(inputs, "FEW_NUMBERS", 0)
+        request.getfixturevalue("monkeypatch").setattr(inputs, "FEW_SCALARS", 0)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def standing_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pygraphd.client.placement import fx_utils
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(fx_utils, "lies_elsewhere", _lies_elsewhere)
+    monkeypatch.setattr(fx_utils, "is_on_gpu", _lies_elsewhere)
     monkeypatch.setattr(
         fx_utils, "is_on_cpu", lambda node: not _lies_elsewhere(node) and fx_utils.device(node) is not None
     )
@@ -74,11 +74,11 @@ def for_all_rules(standing_in: None, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
     def make_copies(graph: Graph) -> None:
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
-            if fx_utils.value(node).dim() == 1:
+            if fx_utils.fake(node).dim() == 1:
                 node.target, node.args, node.kwargs = fx_utils.COPY, (node.args[0], torch.device("cpu")), {}
 
         for node in list(graph.find_nodes(op="call_function", target=fx_utils.FRESH)):
-            if fx_utils.value(node).dim() == 1 and all(
+            if fx_utils.fake(node).dim() == 1 and all(
                 user.target is torch.ops.aten.add.Tensor for user in node.users
             ):
                 with graph.inserting_after(node):
@@ -89,8 +89,8 @@ def for_all_rules(standing_in: None, monkeypatch: pytest.MonkeyPatch) -> Iterato
     def lies_elsewhere(node: Node) -> bool:
         return node.target is fx_utils.COPY or _lies_elsewhere(node)
 
-    monkeypatch.setattr(fx_utils, "is_elsewhere", lambda device: True)
-    monkeypatch.setattr(fx_utils, "lies_elsewhere", lies_elsewhere)
+    monkeypatch.setattr(fx_utils, "is_gpu", lambda device: True)
+    monkeypatch.setattr(fx_utils, "is_on_gpu", lies_elsewhere)
     monkeypatch.setattr(
         fx_utils, "is_on_cpu", lambda node: not lies_elsewhere(node) and fx_utils.device(node) is not None
     )

@@ -150,7 +150,7 @@ class Compared:
     @staticmethod
     def _apply(graph: torch.fx.Graph) -> None:
         inputs.place_inputs(graph)
-        constants.place_known_values(graph, lambda value, _: value.clone())
+        constants.place_constants(graph, lambda value, _: value.clone())
         graph.lint()
 
 

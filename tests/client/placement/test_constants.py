@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.placement import constants, fx_utils
-from pygraphd.client.placement.constants import place_known_values
+from pygraphd.client.placement.constants import place_constants
 from tests.support.placement.graphs import COPY, GPU, Builder, assert_same, crossings, is_on_gpu, place, run
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.torch
 aten = torch.ops.aten
 
 
-def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.Moved]:
+def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.PassResult]:
     """Apply the rule to a graph, and see that it computes what it did, time and again."""
     graph = build.output(*outputs)
     before = run(graph, *build.inputs)
-    moved = place_known_values(graph, place)
+    moved = place_constants(graph, place)
     graph.lint()
     for _ in range(2):
         for result, expected in zip(run(graph, *build.inputs), before, strict=True):
@@ -50,7 +50,7 @@ def test_indices_of_a_forward_are_taken_from_the_gpu() -> None:
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, picked, picked))
 
-    assert moved == fx_utils.Moved(2, ())
+    assert moved == fx_utils.PassResult(2, ())
     assert crossings(graph) == []
     assert [node.target for node in graph.nodes if node.op == "get_attr"] == [
         "_pygraph_known_1",
@@ -84,7 +84,7 @@ def test_what_sizes_alone_say_is_left_to_inductor() -> None:
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, x, build.to_gpu(mask)))
 
-    assert moved == fx_utils.Moved(0, ())
+    assert moved == fx_utils.PassResult(0, ())
     assert len(crossings(graph)) == 1
 
 
@@ -111,7 +111,7 @@ def test_anchors_of_a_detector_are_known_as_a_whole() -> None:
 
     graph, moved = changed(build, shifted, anchors)
 
-    assert moved == fx_utils.Moved(1, ())
+    assert moved == fx_utils.PassResult(1, ())
     assert crossings(graph) == []
     assert not [node for node in graph.nodes if node.op == "call_function" and not is_on_gpu(node)]
 
@@ -178,7 +178,7 @@ def test_what_ends_early_leaves_a_graph_that_computes_the_same() -> None:
         return place(value, device)
 
     with pytest.raises(torch.OutOfMemoryError):
-        place_known_values(graph, place_one)
+        place_constants(graph, place_one)
 
     graph.lint()
     assert_same(run(graph, *build.inputs)[0], before)
@@ -268,10 +268,10 @@ def test_what_is_not_known_stays_where_it_is_and_that_is_said(index: Any, reason
     graph = build.output(taken)
     before = [(node.name, node.args) for node in graph.nodes]
 
-    moved = place_known_values(graph, place)
+    moved = place_constants(graph, place)
 
     said = f"aten.index.Tensor takes a CPU value to the GPU: {reason} (model.py:12)"
-    assert moved == fx_utils.Moved(0, (said,))
+    assert moved == fx_utils.PassResult(0, (said,))
     assert [(node.name, node.args) for node in graph.nodes] == before
 
 
@@ -290,7 +290,7 @@ def test_the_work_for_many_constants_is_in_proportion(monkeypatch: pytest.Monkey
         x = build.input(torch.randn(4))
         graph = build.output(*(build.index(x, constant_index(build, each % 4)) for each in range(count)))
         asked[0] = 0
-        assert place_known_values(graph, place).uses == count
+        assert place_constants(graph, place).uses == count
         work.append(asked[0])
 
     assert 0 < work[1] <= 5 * work[0]
@@ -321,10 +321,10 @@ def test_numbers_that_meet_tensors_and_no_rule_takes_are_told_of(number: Any, re
     taken = build.call(aten.mul.Tensor, build.input(torch.randn(4)), number(build))
     graph = build.output(taken)
 
-    assert constants.numbers_left(graph, ()) == (
+    assert constants.scalar_messages(graph, ()) == (
         f"aten.mul.Tensor takes a CPU value to the GPU: {reason} (model.py:12)",
     )
-    assert constants.numbers_left(graph, {taken}) == ()
+    assert constants.scalar_messages(graph, {taken}) == ()
 
 
 def test_numbers_that_inductor_has_in_its_code_are_not_told_of() -> None:
@@ -334,7 +334,7 @@ def test_numbers_that_inductor_has_in_its_code_are_not_told_of() -> None:
     full = build.call(aten.full.default, [], 3.0, device=torch.device("cpu"), pin_memory=False)
     graph = build.output(build.call(aten.mul.Tensor, x, constant), build.call(aten.mul.Tensor, x, full))
 
-    assert constants.numbers_left(graph, ()) == ()
+    assert constants.scalar_messages(graph, ()) == ()
 
 
 def test_numbers_of_sizes_and_the_largest_of_a_constant_are_not_told_of() -> None:
@@ -347,7 +347,7 @@ def test_numbers_of_sizes_and_the_largest_of_a_constant_are_not_told_of() -> Non
     number = build.call(operator.getitem, largest, 0)
     graph = build.output(build.call(aten.mul.Tensor, x, full), build.call(aten.mul.Tensor, x, number))
 
-    assert constants.numbers_left(graph, ()) == ()
+    assert constants.scalar_messages(graph, ()) == ()
 
 
 def test_large_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +394,7 @@ def test_what_cannot_be_computed_stays() -> None:
     lift.args = (*lift.args, "too many")
     graph = build.output(taken)
 
-    moved = place_known_values(graph, place)
+    moved = place_constants(graph, place)
 
     assert (moved.uses, moved.left[0].endswith(f"{constants.NOT_COMPUTED} (model.py:12)")) == (0, True)
 

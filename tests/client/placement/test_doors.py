@@ -16,7 +16,7 @@ PROGRAM = """
 import torch
 from pygraphd.client.placement import fx_utils
 
-fx_utils.is_elsewhere = lambda device: True
+fx_utils.is_gpu = lambda device: True
 {before}
 
 def pick(x):

@@ -25,7 +25,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 CPU = torch.device("cpu")
 
 
-def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.Moved]:
+def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.PassResult]:
     """Apply the rule to a graph, and see that it returns what it did, of other inputs, too."""
     graph = build.output(*outputs)
     calls = [build.inputs, [each + 1 for each in build.inputs], build.inputs]
@@ -41,7 +41,7 @@ def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.Moved]:
 def assert_left(graph: Graph) -> None:
     """See that a graph stays what it is, though all of its values are small, and may be taken."""
     before = str(graph)
-    gpu_recompute.compute_there(graph, lambda _: True, lambda *_: True)
+    gpu_recompute.recompute(graph, lambda _: True, lambda *_: True)
     assert str(graph) == before
 
 
@@ -95,12 +95,12 @@ def test_a_mask_is_computed_of_lengths_that_are_sent() -> None:
 
     graph, moved = changed(build, masked)
 
-    assert moved == fx_utils.Moved(1, ())
+    assert moved == fx_utils.PassResult(1, ())
     assert sent_kinds(graph) == "int64[3]"
     assert computed_on_cpu(graph) == []
     assert crossings(graph) == []
     (maker,) = graph.find_nodes(op="call_function", target=prims.iota.default)
-    assert maker.kwargs["device"] == fx_utils.value(masked).device
+    assert maker.kwargs["device"] == fx_utils.fake(masked).device
 
 
 def test_masks_of_two_inputs_and_of_any_size_are_sent_as_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_what_the_cpu_needs_as_well_both_compute() -> None:
 
     graph, moved = changed(build, masked, mask)
 
-    assert moved == fx_utils.Moved(1, ())
+    assert moved == fx_utils.PassResult(1, ())
     returned: Any = list(graph.nodes)[-1].args[0]
     assert [is_on_gpu(node) for node in returned] == [True, False]
     assert crossings(graph) == []
@@ -169,7 +169,7 @@ def test_what_is_left_for_one_keeps_its_inputs_for_others() -> None:
         x = build.call(aten.mul.Tensor, x, build.to_gpu(mask))
     graph = build.output(x, build.call(aten.cumsum.default, lengths, 0))
 
-    gpu_recompute.compute_there(graph, lambda _: True, lambda *_: True)
+    gpu_recompute.recompute(graph, lambda _: True, lambda *_: True)
 
     copied = [node.args[0] for node in graph.find_nodes(op="call_function", target=fx_utils.COPY)]
     assert copied == [more, other, both]
@@ -193,7 +193,7 @@ def test_an_index_is_computed_there() -> None:
 
     graph, moved = changed(build, build.index(x, build.call(aten.add.Tensor, places(build), start)))
 
-    assert moved == fx_utils.Moved(1, ())
+    assert moved == fx_utils.PassResult(1, ())
     assert sent_kinds(graph) == "int64[1]"
     assert computed_on_cpu(graph) == []
 
@@ -400,7 +400,7 @@ def test_what_ends_early_leaves_a_graph_that_computes_the_same(monkeypatch: pyte
     def fail(*_: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(fx_utils, "take", fail)
+    monkeypatch.setattr(fx_utils, "replace_use", fail)
     with pytest.raises(RuntimeError, match="broken"):
         place_inputs(graph)
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.Moved]:
+def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.PassResult]:
     """Apply the rule to a graph, and see that it returns what it did, and writes what it did to its inputs."""
     graph = build.output(*outputs)
     calls = [build.inputs, [each + 1 for each in build.inputs], build.inputs]
@@ -81,7 +81,7 @@ def test_counters_stay_on_the_cpu_and_what_is_made_of_them_is_sent_as_one_value(
 
     graph, moved = changed(build, *(result for result, _, _ in made))
 
-    assert moved == fx_utils.Moved(2, ())
+    assert moved == fx_utils.PassResult(2, ())
     sent = assert_in_order(graph)
     assert sent.args[2] == "float32[2]"
 
@@ -94,7 +94,7 @@ def test_a_counter_that_the_gpu_takes_as_it_was_before() -> None:
 
     graph, moved = changed(build, result)
 
-    assert moved == fx_utils.Moved(1, ())
+    assert moved == fx_utils.PassResult(1, ())
     assert assert_in_order(graph).args[2] == "float32[]"
 
 
@@ -109,7 +109,7 @@ def test_a_value_of_each_type_is_sent_in_its_shape() -> None:
 
     graph, moved = changed(build, logarithms, roots, picked)
 
-    assert moved == fx_utils.Moved(3, ())
+    assert moved == fx_utils.PassResult(3, ())
     assert assert_in_order(graph).args[2] == "float32[16] int64[4]"
 
 
@@ -130,7 +130,7 @@ def test_constants_are_made_again_so_that_inductor_may_move_the_others() -> None
 
     graph, moved = changed(build, build.call(aten.add.Tensor, moved_by_inductor, slopes))
 
-    assert moved == fx_utils.Moved(1, ())
+    assert moved == fx_utils.PassResult(1, ())
     makers = graph.find_nodes(op="call_function", target=prims.iota.default)
     assert [[user.target for user in each.users] for each in makers] == [[hoist.HERE], [fx_utils.COPY]]
 
@@ -156,7 +156,7 @@ def test_what_is_returned_stays_on_the_cpu() -> None:
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, x, doubled), doubled, rate)
 
-    assert moved == fx_utils.Moved(1, ())
+    assert moved == fx_utils.PassResult(1, ())
     returned: Any = list(graph.nodes)[-1].args[0]
     assert [is_on_gpu(node) for node in returned] == [True, False, False]
     assert_in_order(graph)
@@ -207,7 +207,7 @@ def test_what_is_left_is_said_with_its_line(
 
     moved = place_inputs(graph)
 
-    assert moved == fx_utils.Moved(
+    assert moved == fx_utils.PassResult(
         0, (f"aten.mul.Tensor takes a CPU value to the GPU: {reason} (model.py:12)",)
     )
     assert [(node.name, node.args) for node in graph.nodes] == before

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-FEW = inputs.FEW_NUMBERS
+FEW = inputs.FEW_SCALARS
 aten = torch.ops.aten
 convert = torch.ops.prims.convert_element_type.default
 
 
-def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.Moved]:
+def changed(build: Builder, *outputs: Node) -> tuple[Graph, fx_utils.PassResult]:
     """Apply the rule to a graph, and see that it computes what it did with whatever its inputs hold."""
     graph = build.output(*outputs)
     calls = [build.inputs, [other(each) for each in build.inputs], build.inputs]
@@ -66,7 +66,7 @@ def test_a_temperature_is_taken_from_the_gpu() -> None:
 
     graph, moved = changed(build, build.call(aten.div.Tensor, x, temperature))
 
-    assert moved == fx_utils.Moved(1, ())
+    assert moved == fx_utils.PassResult(1, ())
     assert crossings(graph) == []
     (sent,) = sends(graph)
     assert sent.args[1:3] == (torch.device("cuda", 0), "float32[]")
@@ -125,7 +125,7 @@ def test_an_unused_input_is_no_matter() -> None:
 
     graph, moved = changed(build, build.call(aten.neg.default, x))
 
-    assert (moved, sends(graph)) == (fx_utils.Moved(0, ()), [])
+    assert (moved, sends(graph)) == (fx_utils.PassResult(0, ()), [])
 
 
 def test_what_the_cpu_keeps_to_itself_is_no_matter() -> None:
@@ -135,7 +135,7 @@ def test_what_the_cpu_keeps_to_itself_is_no_matter() -> None:
 
     graph, moved = changed(build, build.call(aten.neg.default, x), step)
 
-    assert (moved, sends(graph)) == (fx_utils.Moved(0, ()), [])
+    assert (moved, sends(graph)) == (fx_utils.PassResult(0, ()), [])
 
 
 Use = tuple["Node", "list[Node]"]
@@ -192,7 +192,7 @@ def test_what_is_left_is_said_with_its_line(use: Callable[[Builder, Node], Use],
 
     moved = place_inputs(graph)
 
-    assert moved == fx_utils.Moved(
+    assert moved == fx_utils.PassResult(
         0, (f"{taken.target} takes a CPU value to the GPU: {reason} (model.py:12)",)
     )
     assert [(node.name, node.args) for node in graph.nodes] == before
@@ -225,7 +225,7 @@ def test_sizes_that_are_known_at_run_time_are_left() -> None:
     moved = place_inputs(build.output(taken))
 
     said = f"aten.index.Tensor takes a CPU value to the GPU: {inputs.RUN_TIME_SIZE} (model.py:12)"
-    assert moved == fx_utils.Moved(0, (said,))
+    assert moved == fx_utils.PassResult(0, (said,))
 
 
 def test_what_is_sent_for_a_graph_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +345,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have there be a bound of few numbers, in a mode in which PyTorch moves them."""
     from torch._inductor import config
 
-    monkeypatch.setattr(inputs, "FEW_NUMBERS", FEW)
+    monkeypatch.setattr(inputs, "FEW_SCALARS", FEW)
     with config.patch({"triton.cudagraphs": True}):
         yield
 
@@ -371,7 +371,7 @@ def test_a_few_numbers_are_left_to_pytorch(count: int) -> None:
         assert (moved.uses, len(moved.left), sends(graph)) == (0, count, [])
         assert all(each.endswith(f"{inputs.ONLY_A_FEW} (model.py:12)") for each in moved.left)
     else:
-        assert (moved, len(sends(graph))) == (fx_utils.Moved(count, ()), 1)
+        assert (moved, len(sends(graph))) == (fx_utils.PassResult(count, ()), 1)
 
 
 def test_where_pytorch_moves_no_numbers_they_are_sent() -> None:
@@ -379,7 +379,7 @@ def test_where_pytorch_moves_no_numbers_they_are_sent() -> None:
 
     graph, moved = changed(build, multiplied(build, 1))
 
-    assert (moved, len(sends(graph))) == (fx_utils.Moved(1, ()), 1)
+    assert (moved, len(sends(graph))) == (fx_utils.PassResult(1, ()), 1)
 
 
 @pytest.mark.usefixtures("few")
@@ -395,7 +395,7 @@ def test_a_number_that_is_returned_too_is_not_left_to_pytorch(computed: Any) -> 
 
     graph, moved = changed(build, result, number)
 
-    assert (moved, len(sends(graph))) == (fx_utils.Moved(1, ()), 1)
+    assert (moved, len(sends(graph))) == (fx_utils.PassResult(1, ()), 1)
     assert not is_on_gpu(graph.output_node().args[0][1])
 
 
@@ -411,7 +411,7 @@ def test_numbers_of_several_types_are_not_left_to_pytorch() -> None:
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, x, whole), build.call(aten.mul.Tensor, x, real))
 
-    assert (moved, len(sends(graph))) == (fx_utils.Moved(2, ()), 1)
+    assert (moved, len(sends(graph))) == (fx_utils.PassResult(2, ()), 1)
 
 
 def copied(build: Builder) -> Node:

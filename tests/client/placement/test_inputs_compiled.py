@@ -40,7 +40,7 @@ SPLIT = "reduce-overhead"
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     """Have the rules and Inductor take this CPU for a GPU; return what the rules report to."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(fx_utils, "is_elsewhere", lambda device: True)
+    monkeypatch.setattr(fx_utils, "is_gpu", lambda device: True)
     monkeypatch.setattr(BaseSchedulerNode, "is_gpu", lambda node: True)
     with with_rules() as report:
         yield report
@@ -74,7 +74,7 @@ def test_what_is_pinned_is_said_once_with_the_line_that_takes_it(
     added: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether memory is pinned is known at run time only, and here there is none."""
-    upload.sender.forget()  # what it has told
+    upload.sender.clear()  # what it has told
     compiled = torch.compile(soften, mode=SPLIT, dynamic=True)
     x, temperature = torch.randn(4, 4), torch.tensor(3.0)
     pinned = temperature.data_ptr()
@@ -244,8 +244,8 @@ import torch._inductor.compile_fx
 from pygraphd.client.placement import inputs
 from pygraphd.client.placement import fx_utils
 
-inputs.FEW_NUMBERS = 0
-fx_utils.is_elsewhere = lambda device: True
+inputs.FEW_SCALARS = 0
+fx_utils.is_gpu = lambda device: True
 compiled = torch.compile(lambda x, by: (x @ x / by) @ x, backend="pygraph", mode="reduce-overhead", dynamic=False)
 x, by = torch.randn(4, 4), torch.tensor({value})
 for _ in range(3):

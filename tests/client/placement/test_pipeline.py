@@ -39,7 +39,7 @@ pytestmark = pytest.mark.torch
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     """Have the rules take this CPU for a GPU, too, so that they have something to do; return what they report to."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(fx_utils, "is_elsewhere", lambda device: True)
+    monkeypatch.setattr(fx_utils, "is_gpu", lambda device: True)
     with with_rules() as report:
         yield report
 
@@ -202,7 +202,7 @@ def test_what_goes_wrong_is_counted_and_leaves_the_graph_as_it_was(
     def fail(*_: object) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(constants, "place_known_values", fail)
+    monkeypatch.setattr(constants, "place_constants", fail)
     x = torch.randn(3, 12)
 
     torch.testing.assert_close(torch.compile(pick)(x), pick(x))
@@ -227,7 +227,7 @@ def test_what_fails_is_told_by_whoever_finds_the_graph_in_the_caches_too(
 
 def test_a_rule_that_fails_takes_nothing_back_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was sent by then is sent, so it counts, and its line is known."""
-    monkeypatch.setattr(constants, "place_known_values", mock.Mock(side_effect=RuntimeError("broken")))
+    monkeypatch.setattr(constants, "place_constants", mock.Mock(side_effect=RuntimeError("broken")))
     build = Builder()
     x, index = build.input(torch.randn(4)), build.input(torch.tensor([1, 0]), on_gpu=False)
     mask = build.input(torch.tensor([True, False]), on_gpu=False)
@@ -246,7 +246,7 @@ def applied(graph: Graph) -> Report:
     before, report = counters["inductor"].copy(), Report()
     Placement(lambda: report, place)(graph)
     compiled = SimpleNamespace(counter_deltas=counters["inductor"] - before)
-    provenance.tell(compiled, report, lambda *_: None)
+    provenance.report_results(compiled, report, lambda *_: None)
     return report
 
 

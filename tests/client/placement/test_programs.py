@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
 MODE = "reduce-overhead"
-FEW = inputs.FEW_NUMBERS
+FEW = inputs.FEW_SCALARS
 
 
 @pytest.mark.parametrize("habit", HABITS)
@@ -41,7 +41,7 @@ def test_any_program_stays_what_it_is(matrices_elsewhere: Report, habits: tuple[
 def test_any_program_of_which_a_few_numbers_are_left_to_pytorch(
     matrices_elsewhere: Report, monkeypatch: pytest.MonkeyPatch, habits: tuple[type[Habit], ...]
 ) -> None:
-    monkeypatch.setattr(inputs, "FEW_NUMBERS", FEW)
+    monkeypatch.setattr(inputs, "FEW_SCALARS", FEW)
     torch._dynamo.reset()
     compare(habits, "cpu", 4, mode=MODE)
 

@@ -17,7 +17,7 @@ def told_of(counted: dict[str, int]) -> tuple[dict[str, Any], dict[str, list[str
     from pygraphd.client.placement import provenance
 
     report, lines = Report(), dict[str, list[str]]()
-    provenance.tell(
+    provenance.report_results(
         SimpleNamespace(counter_deltas=counted), report, lambda graph, each: lines.update({graph: list(each)})
     )
     return report.summary(), lines
@@ -32,7 +32,7 @@ def test_what_is_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(counters, "inductor", counted)
     left = ["because: of (model.py:1)", "because: of (model.py:1)", "placed"]
     lines = {"graph": (" (a, b:3)", "", ' ("c":4)')}
-    provenance.keep({"placed": 3, "placed_inputs": 0}, left, lines)
+    provenance.save({"placed": 3, "placed_inputs": 0}, left, lines)
     assert len(counted) == 4  # nothing for what did not happen
 
     summary, noted = told_of(counted)

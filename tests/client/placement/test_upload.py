@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.common.report import Report
 from pygraphd.client.placement import upload
-from pygraphd.client.placement.upload import SENT, Sender, kinds_text
+from pygraphd.client.placement.upload import SENT, Sender, specs_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ class Sent:
 
     def pieces(self, *values: torch.Tensor, graph: str = "a") -> list[torch.Tensor]:
         """Send values; return what the operator returns."""
-        return self.sender.send(list(values), HERE, kinds_text(values), graph)
+        return self.sender.send(list(values), HERE, specs_text(values), graph)
 
     def __call__(self, *values: torch.Tensor, graph: str = "a") -> list[torch.Tensor]:
         """Send values, and see that they have come."""
@@ -61,10 +61,10 @@ def sent() -> Sent:
 def taken(values: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return each value out of the piece that it lies in, as a compiled graph takes it."""
     found = {}
-    for tensor, piece in zip(pieces, upload.pieces(kinds_text(values)), strict=True):
+    for tensor, piece in zip(pieces, upload.packs(specs_text(values)), strict=True):
         assert (tensor.dtype, tuple(tensor.size())) == (piece.dtype, (piece.length,))
         for each in piece.values:
-            found[each.index] = tensor[each.start :][: values[each.index].numel()].view(each.kind.size)
+            found[each.index] = tensor[each.start :][: values[each.index].numel()].view(each.spec.size)
     return [found[index] for index in range(len(values))]
 
 
@@ -145,14 +145,14 @@ def test_what_is_sent_anew_leaves_alone_what_somebody_holds(sent: Sent) -> None:
 
 def test_what_is_sent_anew_may_lie_where_it_lay(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy before is gone when memory is asked for, so that graphs are bound to one address."""
-    value, gone, copied = torch.tensor(1.0), [], upload._copied
+    value, gone, copied = torch.tensor(1.0), [], upload._copy_packed
     before = weakref.ref(sent.pieces(value)[0])
 
     def watched(*arguments: Any) -> torch.Tensor:
         gone.append(before() is None)
         return copied(*arguments)
 
-    monkeypatch.setattr(upload, "_copied", watched)
+    monkeypatch.setattr(upload, "_copy_packed", watched)
     value += 1
     sent(value)
 
@@ -208,7 +208,7 @@ def test_what_is_kept_is_bounded(sent: Sent, monkeypatch: pytest.MonkeyPatch) ->
         for each in kept:
             sent(each, graph=str(graph))
     assert len(sent.sender) <= 3 * upload.COPIES
-    sent.sender.forget()
+    sent.sender.clear()
     assert len(sent.sender) == 0
 
 
@@ -245,7 +245,7 @@ def test_what_goes_wrong_is_counted_and_the_values_are_copied_plainly(
     def fail(*_: object) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(upload, "_copied", fail)
+    monkeypatch.setattr(upload, "_copy_packed", fail)
     value = torch.tensor([1.0, 2.0])
 
     (copy,) = taken([value], sent.pieces(value))
@@ -261,7 +261,7 @@ def test_lines_are_known_of_the_latest_graphs(sent: Sent, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
     graphs = [f"graph {number}" for number in range(5)]
     for graph in graphs:
-        sent.sender.note_lines(graph, [f" ({graph})"])
+        sent.sender.set_source_lines(graph, [f" ({graph})"])
 
     for graph in graphs[:1] + graphs[3:]:
         for _ in range(2):
@@ -315,6 +315,6 @@ def test_any_values_come_as_they_lie(shapes: list[tuple[tuple[int, ...], torch.d
 
 def test_the_operator_says_what_it_returns() -> None:
     value = torch.ones(2, 3)
-    arguments = ([value], HERE, kinds_text([value]), "of this test")
+    arguments = ([value], HERE, specs_text([value]), "of this test")
     assert torch.equal(taken([value], SENT(*arguments))[0], value)
     torch.library.opcheck(SENT, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -30,7 +30,7 @@ def with_rules(few_numbers: int = 0) -> Iterator[Report]:
     report = Report()
 
     def tell_and_go_on(original: Callable[[], None], compiled: Any, _: object) -> None:
-        provenance.tell(compiled, report, sender.note_lines)
+        provenance.report_results(compiled, report, sender.set_source_lines)
         original()
 
     remove = torch_private.add_pass(Placement(lambda: report), FILES)
@@ -38,7 +38,7 @@ def with_rules(few_numbers: int = 0) -> Iterator[Report]:
         tell_and_go_on, lambda original, model, kwargs: original(model, **kwargs)
     )
     try:
-        with mock.patch.object(inputs, "FEW_NUMBERS", few_numbers):
+        with mock.patch.object(inputs, "FEW_SCALARS", few_numbers):
             yield report
     finally:
         listen_no_more()
