@@ -25,7 +25,7 @@ ROOMS = [ROOT, ROOT / "client", *(path for path in sorted((ROOT / "client").iter
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s+|^#+ .*$|^    .*$|\|", re.MULTILINE)
 _COMMIT = re.compile(r"(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])\b[0-9a-f]{7,40}\b")
-_FILE = re.compile(r"`([\w./]+\.(?:py|c|h|md|toml|svg))(?:: \w+)?`")
+_FILE = re.compile(r"`([\w./]+\.(?:py|c|h|md|svg))(?:: \w+)?`")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 
