@@ -25,7 +25,9 @@ ROOMS = [ROOT, ROOT / "client", *(path for path in sorted((ROOT / "client").iter
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s+|^#+ .*$|^    .*$|\|", re.MULTILINE)
 _COMMIT = re.compile(r"(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])\b[0-9a-f]{7,40}\b")
-_FILE = re.compile(r"`([\w./]+\.(?:py|c|h|md|svg))(?:: \w+)?`")
+_FILE = re.compile(r"`([\w./]+\.(?:py|c|h|md|svg))(?:: (\w+))?`")
+_PLACEHOLDERS = ("000", "torch/")
+"""Beginnings of names that stand for files elsewhere."""
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 
@@ -41,10 +43,16 @@ def commit_ids(markdown: str) -> list[str]:
 
 
 def missing_files(markdown: str, folder: Path) -> list[str]:
-    """Return the files that a page in `folder` names or links to, and that are nowhere."""
-    named = [(name, ROOMS) for name in _FILE.findall(_FENCE.sub("", markdown)) if not name.startswith("000")]
-    linked = [(name, [folder]) for name in _LINK.findall(markdown)]
-    return [name for name, roots in named + linked if not any((root / name).exists() for root in roots)]
+    """Return the files that a page in `folder` names or links to and that are nowhere, or lack what `file: name` names in them."""
+    named = [
+        pair for pair in _FILE.findall(_FENCE.sub("", markdown)) if not pair[0].startswith(_PLACEHOLDERS)
+    ]
+    linked = [name for name in _LINK.findall(markdown) if not (folder / name).exists()]
+    return [file for file, name in named if not any(_has(root / file, name) for root in ROOMS)] + linked
+
+
+def _has(file: Path, name: str) -> bool:
+    return file.is_file() and (not name or re.search(rf"\b{name}\b", file.read_text()) is not None)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
