@@ -372,7 +372,9 @@ def test_backend_pygraph_keeps_a_pass_that_was_set_for_all(hook: Callable[..., H
     with inductor_config.patch({torch_private.PASS_OPTION: Theirs("one", log)}):
         options = hook(everything=False).with_placement(None)
 
-    options[torch_private.PASS_OPTION](torch.fx.Graph())
+    graph = torch.fx.Graph()
+    graph.output(None)
+    options[torch_private.PASS_OPTION](graph)
 
     assert log == ["theirs"]
 
