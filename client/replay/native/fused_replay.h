@@ -38,7 +38,7 @@ static PyObject *launcher(PyObject *module, PyObject *args) {
 typedef struct {
     PyObject_HEAD
     PyObject *allocate, *arguments; /* called with each of a tuple of tuples; each result goes */
-    PyObject *slots;                /* to the index in `memory` that this tuple has for it */
+    PyObject *slots;                /* to the index in `memory` that this tuple has for it, as `indices` */
     PyObject *plan, *picks;         /* capsules of `fill` and `gather` */
     PyObject *blank;                /* the outputs that are the same at each call, in a list as `fill` fills one */
     PyObject *stream;               /* called without arguments: the handle of the current stream */
@@ -47,6 +47,7 @@ typedef struct {
     PyObject *launch;               /* a capsule of `launcher`, or called with executable and stream */
     PyObject *expect;               /* None, or called with the stream: raises if launches may not go there now */
     PyObject *memory, *made;        /* what a call allocates and fills; empty between calls */
+    Py_ssize_t *indices;
     PyCFunction allocator;          /* of `allocate`, if it is a function in C that takes a tuple; NULL: it is not */
     PyThread_type_lock lock;        /* a call holds it from its first look at the table to its last output */
     long long replays, relocated, written, fused, look_at, used;
@@ -62,6 +63,7 @@ static void free_replay(PyObject *object) {
     FusedReplay *self = (FusedReplay *)object;
     PyObject **all[] = OBJECTS(self);
     for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) Py_CLEAR(*all[i]);
+    PyMem_Free(self->indices);
     if (self->lock != NULL) PyThread_free_lock(self->lock);
     Py_TYPE(object)->tp_free(object);
 }
@@ -75,17 +77,18 @@ static int are_tuples(PyObject *tuple) {
     return 1;
 }
 
-/* Whether all indices of a tuple are those of a list of as many items. */
-static int are_indices(PyObject *tuple) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
-        Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
-        if (index == -1 && PyErr_Occurred()) return 0;
-        if (index < 0 || index >= PyTuple_GET_SIZE(tuple)) {
+/* Returns the numbers of a tuple, all of which are indices of as many items; NULL with an exception set. */
+static Py_ssize_t *indices_of(PyObject *tuple) {
+    Py_ssize_t count = PyTuple_GET_SIZE(tuple), *indices = PyMem_Malloc((count + 1) * sizeof(Py_ssize_t));
+    if (indices == NULL) return (Py_ssize_t *)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; i++) {
+        indices[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
+        if (!PyErr_Occurred() && (indices[i] < 0 || indices[i] >= count))
             PyErr_SetString(PyExc_ValueError, "an allocation goes to none of the slots");
-            return 0;
-        }
     }
-    return 1;
+    if (!PyErr_Occurred()) return indices;
+    PyMem_Free(indices);
+    return NULL;
 }
 
 /* Returns a list of NULLs, which the garbage collector must not show to anybody. */
@@ -107,7 +110,8 @@ static int begin_replay(FusedReplay *self) {
         PyErr_SetString(PyExc_ValueError, "there are not as many slots as allocations");
         return -1;
     }
-    if (!are_indices(self->slots)) return -1;
+    self->indices = indices_of(self->slots);
+    if (self->indices == NULL) return -1;
     int takes_tuple = PyCFunction_CheckExact(self->allocate) && PyCFunction_GET_FLAGS(self->allocate) == METH_VARARGS;
     self->allocator = takes_tuple ? PyCFunction_GET_FUNCTION(self->allocate) : NULL;
     self->memory = hidden_list(PyTuple_GET_SIZE(self->slots));
@@ -157,7 +161,7 @@ static int allocate(FusedReplay *self) {
         PyObject *each = PyTuple_GET_ITEM(self->arguments, i);
         PyObject *made = self->allocator != NULL ? self->allocator(PyCFunction_GET_SELF(self->allocate), each)
                                                  : PyObject_Call(self->allocate, each, NULL);
-        if (made == NULL || PyList_SetItem(self->memory, PyLong_AsSsize_t(PyTuple_GET_ITEM(self->slots, i)), made) < 0) return -1;
+        if (made == NULL || PyList_SetItem(self->memory, self->indices[i], made) < 0) return -1;
     }
     return 0;
 }
