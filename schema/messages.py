@@ -139,6 +139,12 @@ class Graph:
         check_int("operators", self.operators, maximum=MAX_COUNT)
         check_sizes(self.sizes)
 
+    @property
+    def name(self) -> str:
+        """The name of this graph in logs: its kind, the first digits of its digest, and its sizes."""
+        sizes = f" at {','.join(map(str, self.sizes))}" if self.sizes else ""
+        return f"{self.kind.value} {self.digest[:12]}{sizes}"
+
     def at(self, sizes: tuple[int, ...]) -> Graph:
         """Return this graph at one set of dynamic sizes, with a digest of its own; raises InvalidMessageError if they are too many."""
         return dataclasses.replace(self, digest=sized_digest(self.digest, sizes), sizes=sizes)

@@ -27,6 +27,8 @@ class GraphFacts:
     """So it is, or the user vouches for what else is in it."""
     saved: frozenset[int] = frozenset()
     """These outputs are saved for a backward, and seen by nobody else."""
+    name: str = ""
+    """The name of the graph in logs."""
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
         """Return what is known of a partition; there are no `maps` where it has what the graph has."""

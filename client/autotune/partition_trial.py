@@ -16,6 +16,7 @@ import torch
 
 from pygraphd.client.autotune.trial import Trial
 from pygraphd.client.backend import headroom
+from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.leases import Turn
@@ -152,6 +153,7 @@ class Region:
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"a region cannot go from {self.state.name} to {state.name}")
         self.state = state
+        log.debug("%s: %s: %s", self.graph.name, state.name, state.value)
 
     # --- WARM_UP ---
 

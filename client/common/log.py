@@ -1,22 +1,68 @@
-"""Messages to the user, and bytes into a descriptor that may not take them. Neither ever raises into a program or waits for a reader."""
+"""Logs changes of state to the logger `pygraph`, and writes lines to standard error. Nothing raises into a program or waits for a reader.
+
+By default nothing is printed. A program that configures the standard library's logging gets the records as those of any other library.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import sys
 import time
 
 _PIECE = select.PIPE_BUF
-"""What a pipe that is ready takes at once, without blocking."""
+"""Bytes that a pipe which is ready takes at once, without blocking."""
+
+LEVELS = ("debug", "info", "warning")
+_logger = logging.getLogger("pygraph")
+_logger.addHandler(logging.NullHandler())  # without one, Python would print warnings itself
+
+
+def debug(text: str, *values: object) -> None:
+    """Log a step within a change of state; `text` is a format of `%`. Raises nothing."""
+    _log(logging.DEBUG, text, values)
+
+
+def info(text: str, *values: object) -> None:
+    """Log a change of state. Raises nothing."""
+    _log(logging.INFO, text, values)
+
+
+def warning(text: str, *values: object) -> None:
+    """Log something of ours that did not work, although the program goes on. Raises nothing."""
+    _log(logging.WARNING, text, values)
+
+
+def _log(level: int, text: str, values: tuple[object, ...]) -> None:
+    with contextlib.suppress(Exception):  # of a handler or a filter of the user's
+        _logger.log(level, text, *values, stacklevel=3)
+
+
+class _Lines(logging.Handler):
+    """Writes each record to standard error as a line, unless the program has a handler that takes it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        others = [*logging.getLogger().handlers, *(each for each in _logger.handlers if each is not self)]
+        if all(isinstance(each, logging.NullHandler) for each in others):
+            say(self.format(record))
+
+
+def print_from(level: str) -> None:
+    """Log from a level of `LEVELS` on, to standard error if the program has no handlers of its own."""
+    _logger.setLevel(level.upper())
+    if not any(isinstance(each, _Lines) for each in _logger.handlers):
+        lines = _Lines()
+        lines.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+        _logger.addHandler(lines)
 
 
 def say(text: str) -> None:
     """Write one line to standard error, or nothing if that is closed, full, broken or busy. Raises nothing.
 
-    What Python buffers and cannot write changes the exit code of the program, so the buffer of the stream is passed by.
-    A stream that the program has put in its place gets the line as any other text.
+    Bytes that Python buffers and cannot write change the exit code of the program, so the line bypasses the stream's buffer.
+    A stream that the program has put in place of standard error is written to as usual.
     """
     lines = text.splitlines() or [""]
     line = f"pygraph: {lines[0]}\n"
@@ -32,9 +78,9 @@ def say(text: str) -> None:
 
 
 def pour(descriptor: int, data: bytes, seconds: float) -> None:
-    """Write all bytes within a time; raises OSError, TimeoutError if nobody reads.
+    """Write all bytes within a time in seconds; raises OSError, and TimeoutError if nobody reads.
 
-    A pipe without a reader is told by asking, since writing may end the process by SIGPIPE.
+    Polls before each write, since writing to a pipe without a reader may end the process by SIGPIPE.
     """
     deadline = time.monotonic() + seconds
     poll = select.poll()

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.common import summary_file
+from pygraphd.client.common import log, summary_file
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import reason_text
 from pygraphd.schema.summary import SUMMARY_VERSION, Deployed, Source
@@ -96,6 +96,9 @@ class Report:
         """Note that something of ours did not work; the user's program goes on."""
         with self._lock:
             self.failures[reason] += 1
+            is_first = self.failures[reason] == 1
+        if is_first:
+            log.warning("%s", reason)
 
     def step_aside(self, reason: str) -> None:
         """Note that one call was launched plainly although its graph was being measured."""
@@ -106,6 +109,7 @@ class Report:
         """Note that Inductor runs a compiled graph as it does without us, and why."""
         with self._lock:
             self._left_to_torch[reason] += 1
+        log.info("a graph is left to PyTorch: %s", reason)
 
     def leave_on_cpu(self, reason: str, times: int = 1) -> None:
         """Note that compiled graphs go on taking values from the CPU."""
@@ -148,6 +152,7 @@ class Report:
             if len(self._decisions) < MAX_DECISIONS:
                 self._environments[key] = environment
                 self._decisions.append(deployed)
+        log.info("%s: deployed as %s: %s (%s)", graph.name, deployment.value, text, source.value)
 
     @property
     def deployments(self) -> int:

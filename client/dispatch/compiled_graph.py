@@ -145,7 +145,7 @@ class Plan:
         self._slots[graph.partition] = weakref.ref(slot)
         relocate = None
         if facts is not None:
-            relocate = self._session.relocatable(launch, device_index, facts)
+            relocate = self._session.relocatable(launch, device_index, replace(facts, name=graph.name))
         slot.run = self._run_of_any_size(graph, Candidates(launch, device_index, relocate))
         return slot
 

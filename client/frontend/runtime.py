@@ -14,6 +14,7 @@ from pygraphd.client.autotune import cost
 from pygraphd.client.autotune.partition_trial import Decided, Region, Tally
 from pygraphd.client.autotune.validation import DISPUTED
 from pygraphd.client.backend import torch_private
+from pygraphd.client.common import log
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import fingerprint, rejection, rules
 from pygraphd.client.decisions.leases import Claims, Interest, Turn
@@ -55,6 +56,8 @@ class Session:
         self.report = Report()
         self.ranks = Ranks(self.report)
         self.options = settings.read(os.environ)
+        if self.options.log is not None:
+            log.print_from(self.options.log)
         bounds = self.options.sizes
         self.report.bounds = {
             "sizes": bounds.sizes,
@@ -117,6 +120,10 @@ class Session:
         doubted = {graph: doubt for graph, doubt in why_not.items() if doubt is not None}
         entries = {graph: entry for graph, entry in found.items() if graph not in doubted}
         rejected = {graph: found[graph] for graph in doubted}
+        for graph in graphs:
+            entry, doubt = found.get(graph.digest), doubted.get(graph.digest)
+            state = "unknown" if entry is None else doubt.why if doubt else entry.decision.deployment
+            log.info("%s: looked up: %s", graph.name, state)
         hits = sum(graph.digest in entries for graph in graphs)
         self.report.count(looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
         return Known(entries, rejected, doubted)

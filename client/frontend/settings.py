@@ -13,6 +13,7 @@
 | `PYGRAPH_SIZES` | a number | dynamic sizes of a graph that are decided apart, at a time; 8 by default, 0: none |
 | `PYGRAPH_SIZE_CALLS` | a number | the call of a dynamic size from which on it is; 3 by default |
 | `PYGRAPH_RECHECK_S` | seconds | time between two checks of a graph's results; 600 by default, 0: none |
+| `PYGRAPH_LOG` | `debug`, `info`, `warning` | changes of state are logged from this level on; by default nothing is printed |
 | `PYGRAPH_MAX_AGE` | `30d`, `12h`, seconds | entries measured longer ago are measured anew; 30 days by default, 0: no limit |
 """
 
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pygraphd.client.backend import vouched_operators
+from pygraphd.client.common import log
 from pygraphd.client.dispatch.shapes import Bounds
 from pygraphd.schema.durations import parse_duration
 
@@ -41,6 +43,7 @@ PLACEMENT = "PYGRAPH_PLACEMENT"
 GRAPH_OPS = "PYGRAPH_GRAPH_OPS"
 RECHECK = "PYGRAPH_RECHECK_S"
 RECHECK_S = 600.0
+LOG = "PYGRAPH_LOG"
 MAX_AGE = "PYGRAPH_MAX_AGE"
 MAX_AGE_S = 30 * 86400.0
 SIZES = "PYGRAPH_SIZES"
@@ -78,6 +81,8 @@ class Options:
     """Age in seconds above which an entry is measured anew; 0: no limit."""
     sizes: Bounds = field(default_factory=Bounds)
     trust: Trust = Trust.VERIFY
+    log: str | None = None
+    """The level to log from; None: as the program has configured logging."""
     misread: tuple[str, ...] = ()
 
 
@@ -100,6 +105,7 @@ def read(environ: Mapping[str, str]) -> Options:
             calls=_number(SIZE_CALLS, environ, misread, default=Bounds().calls, least=1),
         ),
         trust=_trust(environ, misread),
+        log=_level(environ, misread),
         misread=tuple(misread),
     )
 
@@ -115,6 +121,15 @@ def _trust(environ: Mapping[str, str], misread: list[str]) -> Trust:
         misread.append(f"{TRUST}={environ[TRUST]} is not understood: set it to {', '.join(Trust)}")
         return Trust.VERIFY
     return Trust(value)
+
+
+def _level(environ: Mapping[str, str], misread: list[str]) -> str | None:
+    value = environ.get(LOG, "").strip().lower()
+    if value in log.LEVELS:
+        return value
+    if value not in _OFF:
+        misread.append(f"{LOG}={environ[LOG]} is not understood: set it to {', '.join(log.LEVELS)}")
+    return None
 
 
 def _operators(environ: Mapping[str, str], misread: list[str]) -> frozenset[str]:

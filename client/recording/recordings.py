@@ -17,6 +17,7 @@ from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.common import log
 from pygraphd.client.common.backoff import Backoff
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.recording.layout_mismatch import LayoutMismatches
@@ -246,6 +247,7 @@ class Recordings:
 
     def _record(self, slot: SizeSlot, inputs: list[Any]) -> Any:
         """Run a call as KERNELS, and keep a recording of it if that does the same."""
+        self._log(slot, "recording")
         attempt = self._attempts.begin(
             inputs,
             slot.disagreements.staged,
@@ -275,6 +277,7 @@ class Recordings:
 
     def _refuse(self, slot: SizeSlot, refusal: Refusal) -> None:
         self._report.step_aside(refusal.reason)
+        self._log(slot, f"not recorded: {refusal.reason} (refused: {refusal.persistence.name})")
         if refusal.persistence is not Persistence.ONE_CALL:
             slot.refusal = refusal
 
@@ -289,6 +292,7 @@ class Recordings:
             if replay.fused is not None:
                 self._fused[slot.size] = replay.fused
             more, slot.nodes = attempt.nodes - slot.nodes, attempt.nodes
+        self._log(slot, f"recorded and verified: {attempt.nodes} nodes")
         self._report.note_nodes(more)
         self.trim()
         self._report.count(captured=1, staged=attempt.staged)
@@ -296,6 +300,9 @@ class Recordings:
             before.close()
         if len(recorded := self._recorded()) > self._max_recordings:
             self._drop(recorded[0])
+
+    def _log(self, slot: SizeSlot, text: str) -> None:
+        log.info("%s%s: %s", self.facts.name, f" at {slot.size}" if slot.size else "", text)
 
     def trim(self) -> None:
         """Give back free memory and the workspaces of BLAS libraries. Raises nothing."""

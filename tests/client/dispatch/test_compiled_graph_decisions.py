@@ -287,3 +287,20 @@ def test_what_was_measured_on_a_noisy_machine_runs_and_is_measured_by_the_next_p
     assert short.report.counts["spooled"] == 0, "what was measured is worth more than that nothing was"
     assert run(*pair)[-1] == (["relocated"], ["relocated"])
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 2)
+
+
+def test_what_becomes_of_a_graph_is_logged(
+    session: Session, relocating: list[Relocating], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "pygraph")
+    box = BoxedDeviceIndex(0)
+    forward = compile_once(session, 1, backward=False, box=box)
+    backward = compile_once(session, 1, backward=True, box=box)
+
+    run(forward, backward)
+
+    lines = [each.getMessage() for each in caplog.records if each.getMessage().startswith("forward ")]
+    states = [line.split(": ")[1:3] for line in lines]
+    assert [each[0] for each in states] == ["looked up", "MEASURE", "DEPLOYED", "deployed as GRAPH"]
+    assert states[0][1] == "unknown"
+    assert len({line.partition(":")[0] for line in lines}) == 1

@@ -120,3 +120,14 @@ def test_an_age_limit_that_is_not_understood_is_named_and_the_default_stands(val
     assert read.max_age_s == 30 * 86400.0
     (said,) = read.misread
     assert said.startswith(f"PYGRAPH_MAX_AGE: {value!r} is no length of time: ")
+
+
+@pytest.mark.parametrize(("value", "level"), [("", None), ("0", None), ("Info", "info"), ("debug", "debug")])
+def test_what_is_logged(value: str, level: str | None) -> None:
+    assert settings.read({"PYGRAPH_LOG": value}) == Options(log=level)
+
+
+def test_a_level_that_is_not_understood_is_named_and_nothing_is_printed() -> None:
+    said = "PYGRAPH_LOG=all is not understood: set it to debug, info, warning"
+
+    assert settings.read({"PYGRAPH_LOG": "all"}) == Options(misread=(said,))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording import recordings
 from pygraphd.client.replay.node_params import Parameters
 from tests.support.recording_case import Case, Operations, Ticket, add, case
@@ -345,3 +346,25 @@ def test_how_many_recordings_there_are_can_be_set(case: Case) -> None:
 
     assert run.recordings == 2
     case.expect(captured=2 * recordings.CAPTURES_OF_EACH)
+
+
+def test_what_becomes_of_a_recording_is_logged(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        extra = case.floats(1, 1) if operations is case.recorder.launching else case.floats(1, 2)
+        return (operations.add(inputs[0], extra if inputs[1] == 3 else inputs[0]),)
+
+    run = case.made(body, GraphFacts(name="forward abc"))
+    caplog.set_level("INFO", "pygraph")
+    for _ in range(3):
+        for n in (1, 3):
+            run([case.floats(n, n), n])
+
+    differs = "verification: output 0 differs by 25 % of its largest value"
+    assert [each.getMessage() for each in caplog.records] == [
+        "forward abc at (1,): recording",
+        "forward abc at (1,): recorded and verified: 1 nodes",
+        "forward abc at (3,): recording",
+        f"forward abc at (3,): not recorded: {differs} (refused: ONE_CALL)",
+        "forward abc at (3,): recording",
+        f"forward abc at (3,): not recorded: {differs} (refused: PERMANENT)",
+    ]
