@@ -17,7 +17,9 @@ from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import (
+    LOOKUP_PATH,
     MAX_GRAPHS,
+    RECORD_PATH,
     Decision,
     Deployment,
     Graph,
@@ -73,7 +75,7 @@ def _fill(socket: Path) -> None:
     for first in range(0, _ENTRIES, MAX_GRAPHS):
         records = tuple(_entry(number) for number in range(first, min(first + MAX_GRAPHS, _ENTRIES)))
         request = RecordRequest(_ENVIRONMENT, Origin("benchmark", "0"), records)
-        answer = decode(RecordAnswer, _ask(transport, "/v2/record", encode(request)))
+        answer = decode(RecordAnswer, _ask(transport, RECORD_PATH, encode(request)))
         if answer.stored != len(records):
             raise BenchmarkError(f"the daemon stored {answer.stored} of {len(records)} records")
     print(f"{_ENTRIES} entries stored", file=sys.stderr, flush=True)
@@ -97,7 +99,7 @@ def _lookup_us(transport: Transport, graphs: int, first: int) -> float:
     digests = tuple(_digest(number) for number in range(first, first + graphs))
     started = time.perf_counter()
     request = LookupRequest(_ENVIRONMENT.digest(), digests)
-    answer = decode(LookupAnswer, _ask(transport, "/v2/lookup", encode(request)))
+    answer = decode(LookupAnswer, _ask(transport, LOOKUP_PATH, encode(request)))
     elapsed = time.perf_counter() - started
     if {entry.graph for entry in answer.entries} != set(digests):
         raise BenchmarkError(f"the daemon knew {len(answer.entries)} of {graphs} graphs that were stored")
