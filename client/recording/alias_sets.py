@@ -1,41 +1,54 @@
-"""The allocations of a capture, joined where they overlap, and what each output of it is made of.
+"""What moves together: inputs that overlap, and the allocations of a capture that overlap; and what each output is made of.
 
-During a capture the allocator gives dead temporaries' memory to later ones. All allocations that overlap form a cluster, and a cluster
-moves as one: then no write of any kernel leaves its memory. The storage of an output is a cluster of its own; see `output_reserves`.
-What a forward saves for its backward nobody else sees: in a replay such clusters lie side by side in a few allocations, which take a
-third of the host's time of as many as there are tensors.
+During a capture the allocator gives the memory of dead temporaries to later ones. Allocations that overlap form an alias set, which moves
+as one segment, so that no write of a kernel leaves its memory. Each storage of an output is an alias set of its own: see
+`output_reserves`. What a forward saves for its backward is seen by nobody else. In a replay such alias sets lie side by side in a few
+allocations, since the host's time grows with the number of allocations.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraphd.client.replay.addresses import extent, storage_of
+from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.layout import Memory
 from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.outputs import Empty, Fixed, Input, Part, View, Whole
-from pygraphd.client.replay.relocation_table import BLOCK, Segment, Share, Span, blocks, find, merge, pack
+from pygraphd.client.replay.relocation_table import (
+    BLOCK,
+    Segment,
+    Share,
+    Span,
+    alignment,
+    blocks,
+    find,
+    merge,
+    pack,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection
 
-    from pygraphd.client.recording.builder import Capture
-    from pygraphd.client.replay.graph_exec import InputGroup
+    from pygraphd.client.recording.capture import Capture
     from pygraphd.client.replay.outputs import Output
 
-
 SAVED = Share(count=16, least=2 << 20)
-"""Into how many allocations, about, what is saved for a backward is put: a large one would need a gap of its size among other memory."""
+"""Allocations, about, for what is saved for a backward. A single one would need a gap of its whole size among other memory."""
+
+InputGroups = Sequence[tuple[InputGroup, Span]]
+"""The inputs that can move, in groups of those that overlap, each with the addresses that belong to it; see `input_groups`."""
 
 
-class Clusters:
-    """The allocations of a capture, joined where they overlap, and which outputs lie in which; raises `OpaqueError`."""
+class AliasSets:
+    """The alias sets of a capture's allocations, by index, and which outputs lie in which. Raises `OpaqueError`."""
 
     def __init__(self, capture: Capture, saved: frozenset[int] = frozenset()) -> None:
-        """Find them; `saved` outputs are seen by nobody but a backward."""
+        """Find them; `saved` are indices of outputs that only a backward sees."""
         self._spans = merge((*capture.allocations, *capture.held))
         self._held = {find(self._spans, span.start) for span in capture.held}
         if any(span not in self._spans for span in capture.held):
@@ -44,63 +57,64 @@ class Clusters:
         self._members: dict[int, list[int]] = {}
         storages: dict[Span, list[int]] = {}
         for index, value in enumerate(capture.outputs):
-            if (cluster := self._cluster(value)) is not None:
-                self._members.setdefault(cluster, []).append(index)
+            if (number := self._set_of(value)) is not None:
+                self._members.setdefault(number, []).append(index)
                 storages.setdefault(storage_of(value), []).append(index)
         if not self._held.isdisjoint(self._members):
             raise OpaqueError("an output lies in memory that must stay in place")
         self.storages = {storage: tuple(outputs) for storage, outputs in storages.items()}
-        """The outputs in each storage, by index."""
+        """The indices of the outputs in each storage."""
         pieces = self._pieces([each for each, outputs in self._members.items() if saved.issuperset(outputs)])
         together = {*itertools.chain.from_iterable(pieces)}
-        self._alone = [cluster for cluster in self._members if cluster not in together]
-        self._packed = [pack([self._spans[cluster] for cluster in piece]) for piece in pieces]
-        self._at = {cluster: (order, 0) for order, cluster in enumerate(self._alone)}
-        """Of each cluster with outputs: which memory of a call it lies in, and how many bytes from where that begins."""
-        for order, (piece, (begins, _)) in enumerate(
+        self._alone = [number for number in self._members if number not in together]
+        self._packed = [pack([self._spans[number] for number in piece]) for piece in pieces]
+        self._at = {number: (order, 0) for order, number in enumerate(self._alone)}
+        """For each alias set with outputs: the index of the replay's allocation that it lies in, and its offset in bytes."""
+        for order, (piece, (offsets, _)) in enumerate(
             zip(pieces, self._packed, strict=True), len(self._alone)
         ):
-            self._at.update((cluster, (order, begin)) for cluster, begin in zip(piece, begins, strict=True))
+            self._at.update((number, (order, offset)) for number, offset in zip(piece, offsets, strict=True))
 
     @property
     def saves_together(self) -> bool:
         """Whether several outputs share a storage in a replay."""
         return bool(self._packed)
 
-    def _pieces(self, clusters: Sequence[int]) -> list[list[int]]:
-        """Return which of some clusters come to lie in one allocation."""
-        sizes = [blocks(self._spans[each].size) * BLOCK for each in clusters]
-        pieces = ([clusters[number] for number in piece] for piece in SAVED.pieces(sizes))
+    def _pieces(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Distribute alias sets over allocations; return those allocations that hold more than one."""
+        sizes = [blocks(self._spans[each].size) * BLOCK for each in numbers]
+        pieces = ([numbers[position] for position in piece] for piece in SAVED.pieces(sizes))
         return [piece for piece in pieces if len(piece) > 1]
 
+    def _set_of(self, value: Any) -> int | None:
+        is_here = isinstance(value, torch.Tensor) and value.numel()
+        return find(self._spans, value.data_ptr()) if is_here else None
+
     @property
-    def tangled(self) -> frozenset[Span]:
-        """The storages of outputs that overlap with anything else, but for what fits into what they take of the allocator."""
+    def overlapping(self) -> frozenset[Span]:
+        """The storages of outputs that overlap with another storage or a temporary. Padding of the allocator's block is no overlap."""
         return frozenset(
             storage
-            for members in self._members.values()
+            for number, members in self._members.items()
             for storage in (storage_of(self._outputs[index]) for index in members)
-            if not self._is_apart(storage, members)
+            if not self._is_apart(number, storage)
         )
 
-    def _is_apart(self, storage: Span, members: Sequence[int]) -> bool:
-        span = self._spans[self._cluster(self._outputs[members[0]]) or 0]
+    def _is_apart(self, number: int, storage: Span) -> bool:
+        span = self._spans[number]
         fills = span.start == storage.start and blocks(span.size) == blocks(storage.size)
-        return fills and len(members) == len(self.storages[storage])
+        return fills and len(self._members[number]) == len(self.storages[storage])
 
-    def _cluster(self, value: Any) -> int | None:
-        return (
-            find(self._spans, value.data_ptr()) if isinstance(value, torch.Tensor) and value.numel() else None
-        )
+    # --- for the builder ---
 
-    def output(
-        self,
-        value: Any,
-        inputs: Sequence[Any],
-        given: Mapping[int, int],
-        groups: Sequence[tuple[InputGroup, Span]],
+    def outputs(self, inputs: Sequence[Any], groups: InputGroups) -> tuple[Output, ...]:
+        """Return how each output of a replay is made."""
+        given = {id(each): index for index, each in reversed([*enumerate(inputs)])}
+        return tuple(self._output(value, inputs, given, groups) for value in self._outputs)
+
+    def _output(
+        self, value: Any, inputs: Sequence[Any], given: Mapping[int, int], groups: InputGroups
     ) -> Output:
-        """Return how an output is made; `given` are the inputs' indices by their identity."""
         if not isinstance(value, torch.Tensor):
             return Fixed(value)
         if not value.numel():
@@ -109,55 +123,53 @@ class Clusters:
             return Input(index)
         if value.is_conj() or value.is_neg():
             raise OpaqueError("an output is a conjugate or negative view")
-        cluster = self._cluster(value)
-        if cluster is None:
+        number = self._set_of(value)
+        if number is None:
             return _view_of_input(value, inputs, groups) or Fixed(value)
-        memory, begin = self._at[cluster]
-        if memory < len(self._alone) and value is self._whole(cluster):
+        memory, begin = self._at[number]
+        if memory < len(self._alone) and value is self._whole(number):
             return Whole(memory)
         form = tuple(value.size()), tuple(value.stride())
         offset = _elements(begin, value.dtype) + int(value.storage_offset())
         return Part(memory, *form, offset, value.dtype)
 
-    def _whole(self, cluster: int) -> torch.Tensor | None:
-        """Return the output, the first one, that its storage has just enough bytes for."""
-        members = (self._outputs[index] for index in self._members[cluster])
+    def _whole(self, number: int) -> torch.Tensor | None:
+        """Return the first output that fills its storage."""
+        members = (self._outputs[index] for index in self._members[number])
         return next((each for each in members if extent(each) == storage_of(each)), None)
 
     def memories(self, first_slot: int) -> tuple[tuple[Memory, ...], list[Segment], list[int]]:
-        """Return what a call allocates for outputs, what lies in which of that, and where it was; 0: that lay apart."""
-        if self.tangled:
+        """Return what a call allocates for outputs, the segments that lie in it, and its addresses in the capture (0: there is none)."""
+        if self.overlapping:
             raise OpaqueError("outputs overlap with other memory")
         segments = [
-            Segment(self._spans[cluster], first_slot + memory, begin)
-            for cluster, (memory, begin) in self._at.items()
+            Segment(self._spans[number], first_slot + memory, begin)
+            for number, (memory, begin) in self._at.items()
         ]
         packed = [Memory((size,), (1,), torch.uint8) for _, size in self._packed]
-        bound = [self._spans[cluster].start for cluster in self._alone] + [0] * len(packed)
+        bound = [self._spans[number].start for number in self._alone] + [0] * len(packed)
         return (*map(self._memory, self._alone), *packed), segments, bound
 
-    @property
-    def scratch(self) -> list[Span]:
-        """Where temporaries lay in which no output lies, and that need not stay in place."""
-        return [
-            span
-            for cluster, span in enumerate(self._spans)
-            if cluster not in self._members and cluster not in self._held
-        ]
-
-    def _memory(self, cluster: int) -> Memory:
-        """Return what makes a storage of the size that it had."""
-        if (whole := self._whole(cluster)) is not None:
+    def _memory(self, number: int) -> Memory:
+        """Return the allocation for a storage of the size that it had in the capture."""
+        if (whole := self._whole(number)) is not None:
             return Memory(tuple(whole.size()), tuple(whole.stride()), whole.dtype)
-        first = self._outputs[self._members[cluster][0]]
+        first = self._outputs[self._members[number][0]]
         size = storage_of(first).size
         dtype = first.dtype if not size % first.dtype.itemsize else torch.uint8
         return Memory((size // dtype.itemsize,), (1,), dtype)
 
+    @property
+    def scratch(self) -> list[Span]:
+        """The alias sets of temporaries: without outputs, and free to move."""
+        return [
+            span
+            for number, span in enumerate(self._spans)
+            if number not in self._members and number not in self._held
+        ]
 
-def _view_of_input(
-    value: torch.Tensor, inputs: Sequence[Any], groups: Sequence[tuple[InputGroup, Span]]
-) -> Output | None:
+
+def _view_of_input(value: torch.Tensor, inputs: Sequence[Any], groups: InputGroups) -> Output | None:
     storage = value.untyped_storage().data_ptr()
     for index, each in enumerate(inputs):
         if isinstance(each, torch.Tensor) and each.numel() and each.untyped_storage().data_ptr() == storage:
@@ -165,7 +177,7 @@ def _view_of_input(
             keeps = each.dtype == value.dtype
             return View(index, tuple(value.size()), tuple(value.stride()), offset, value.dtype, keeps)
     if any(span.start <= value.data_ptr() < span.end for _, span in groups):
-        raise OpaqueError("an output shares memory with an input in a way that cannot be told")
+        raise OpaqueError("an output shares memory with an input of another storage")
     return None
 
 
@@ -175,3 +187,47 @@ def _elements(size: int, dtype: torch.dtype) -> int:
     if rest:
         raise OpaqueError("an output begins within an element")
     return elements
+
+
+# --- inputs ------------------------------------------------------------------------------------------------------
+
+
+def input_groups(inputs: Sequence[Any], staged: Collection[int]) -> list[tuple[InputGroup, Span]]:
+    """Return the tensors among the inputs that are not `staged` (by index), in groups of those that overlap."""
+    moving = {
+        index: extent(value)
+        for index, value in enumerate(inputs)
+        if isinstance(value, torch.Tensor) and index not in staged and value.numel()
+    }
+    spans = merge(moving.values())
+    members: list[list[int]] = [[] for _ in spans]
+    for index, each in moving.items():
+        position = find(spans, each.start)
+        assert position is not None
+        members[position].append(index)
+    widened = _widen(spans, [inputs[each[0]] for each in members])
+    return [
+        (_group(indices, moving, span.start), span) for indices, span in zip(members, widened, strict=True)
+    ]
+
+
+def _group(indices: list[int], extents: Mapping[int, Span], base: int) -> InputGroup:
+    members = tuple((index, extents[index].start - base) for index in indices)
+    return InputGroup(members, max(alignment(extents[index].start) for index in indices), base)
+
+
+def _widen(spans: list[Span], first_members: list[torch.Tensor]) -> list[Span]:
+    """Extend each group to its whole storage if no other group lies in that.
+
+    A kernel may be given the address of the storage, and compute where its input begins.
+    """
+    widened: list[Span] = []
+    for index, (span, tensor) in enumerate(zip(spans, first_members, strict=True)):
+        storage = tensor.untyped_storage()
+        # Without its last byte: where an allocation ends another one may begin, and its address would belong to both.
+        last = storage.data_ptr() + storage.nbytes() - 1
+        start, end = min(storage.data_ptr(), span.start), max(last, span.end)
+        free_before = index == 0 or max(widened[-1].end, spans[index - 1].end) <= start
+        free_after = index + 1 == len(spans) or end <= spans[index + 1].start
+        widened.append(Span(start, end) if free_before and free_after else span)
+    return widened

@@ -1,7 +1,7 @@
-"""Records a compiled callable as a CUDA graph, on one device, and everything that was allocated meanwhile.
+"""Captures a call of a compiled callable as a CUDA graph on one device, with all that it allocates meanwhile.
 
-The capture allocates from a pool of its own that is let go as soon as all addresses are known: nothing of a recording stays
-where it was captured, but for what somebody holds.
+The capture allocates from a memory pool of its own. The pool is released as soon as all addresses are known: only memory that
+somebody holds stays where it was captured.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import contextlib
 import functools
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.headroom import MARGIN
 from pygraphd.client.backend.workspaces import workspaces
-from pygraphd.client.recording.builder import Capture
-from pygraphd.client.recording.output_reserves import Room, Rooms
+from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
 from pygraphd.client.replay.node_params import PassingError
-from pygraphd.client.replay.relocation_table import BLOCK, Span, find, merge
-from pygraphd.client.replay.rng import GeneratorTicket, generators_in
+from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks, find, merge
+from pygraphd.client.replay.rng import GeneratorTicket, Ticket, generators_in
 from pygraphd.client.replay.stream_affinity import OneStream
 
 if TYPE_CHECKING:
@@ -33,18 +33,80 @@ if TYPE_CHECKING:
 HISTORY = "the history of the GPU's memory is being recorded, and must not be disturbed"
 OTHER_ALLOCATOR = "PyTorch's own allocator is not in use"
 REUSE = "graph_capture_record_stream_reuse"
+"""A setting of PyTorch's allocator that has captures use memory again before its streams are done with it."""
 BUSY = "something else is being captured"
 
-
 SHIFTS = (BLOCK, (1 << 20) + BLOCK)
-"""What a shifted capture allocates first, in bytes: of memory for small allocations, and of that for large ones."""
+"""Bytes of the allocations that come first in a shifted capture: one from a segment for small tensors, one from one for large tensors."""
 
 _one_at_a_time = threading.Lock()
-"""The allocator's history is one for all devices and threads."""
+"""Held during a capture: the allocator keeps one history for all devices and threads."""
+
+
+class Pool(Protocol):
+    """The memory that a capture has allocated from."""
+
+    def release(self) -> None:
+        """Give back what is free."""
+
+
+@dataclass(slots=True)
+class Capture:
+    """A captured call: its graph, its outputs where the graph writes them, and its memory."""
+
+    graph: int
+    """CUgraph."""
+    outputs: list[Any]
+    allocations: tuple[Span, ...]
+    """All allocations that were made during the capture, dead or alive."""
+    held: tuple[Span, ...] = ()
+    """The allocations that are alive and in which no output lies: the graph may read them again."""
+    as_tuple: bool = True
+    """Whether the callable returned a tuple."""
+    ticket: Ticket | None = None
+    pool: Pool | None = None
+    """What keeps the memory of all allocations."""
+    reserves: tuple[OutputReserve, ...] = ()
+    backing: int = 0
+    """Bytes of the backing allocation; see `output_reserves`."""
+    allocated: tuple[int, ...] = ()
+    """Addresses of the allocations of Inductor's code, in order."""
+
+    @property
+    def spans(self) -> list[Span]:
+        """The allocations, joined where they overlap."""
+        return merge(self.allocations)
+
+    @property
+    def bytes(self) -> int:
+        """The memory of all allocations, counted once where it was used again."""
+        return sum(span.size for span in self.spans)
+
+    def memory(self, device: torch.device) -> list[torch.Tensor]:
+        """Return the memory of the allocations but for what is held, as 64-bit integers."""
+        spans = [span for span in self.spans if span not in self.held]
+        pieces = [torch_private.memory_at(span.start, blocks(span.size) * BLOCK, device) for span in spans]
+        return [each.view(torch.int64) for each in pieces]
+
+    def let_go(self) -> None:
+        """Release the memory of the allocations but for what is held."""
+        self.outputs.clear()  # before the pool: a tensor in the pool would keep its memory
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.release()
+
+    def discard(self, driver: Driver) -> None:
+        """Release the memory, and destroy the graph."""
+        try:
+            driver.destroy_graph(self.graph)
+        finally:
+            if self.ticket is not None:
+                self.ticket.close()
+            self.let_go()
 
 
 class CudaRecorder:
-    """Captures on one CUDA device; see `pipeline.Recorder`."""
+    """Captures calls on one CUDA device; see `pipeline.Recorder`."""
 
     def __init__(self, driver: Driver, device_index: int) -> None:
         self.driver = driver
@@ -68,44 +130,49 @@ class CudaRecorder:
         self,
         launch: Runnable,
         inputs: list[Any],
-        rooms: Sequence[Room] = (),
+        reserves: Sequence[OutputReserve] = (),
         *,
-        ground: int = 0,
+        backing: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
-        """Record one call; raises `OpaqueError`, `DriverError` or whatever the callable raises while it is captured.
+        """Capture one call. Raises `OpaqueError`, `DriverError`, or what the callable raises while it is captured.
 
-        Two pools may begin a multiple of 4 GiB apart, by chance or, it may be, as expandable segments have their addresses reserved. If it
-        `is_shifted`, what is allocated lies further from there than in another capture. Outputs with `rooms` lie in these.
-        All is cut from a `ground` of so many bytes, if these can be had.
+        The pools of two captures may begin a multiple of 4 GiB apart, by chance or since expandable segments reserve addresses so.
+        A capture that `is_shifted` has its allocations elsewhere relative to that. Outputs with `reserves` lie in these. The backing
+        allocation has `backing` bytes, if the device has them.
         """
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise PassingError(reason)
             self._prepare_thread()
-            if ground and ground * MARGIN > self._unreserved():
-                ground = 0  # an allocation that fails is told to whoever observes that
-            return self._capture(launch, inputs, rooms, SHIFTS if is_shifted else (), ground)
+            if backing and backing * MARGIN > self._unreserved():
+                backing = 0  # PyTorch reports an allocation that fails to its observers
+            return self._capture(launch, inputs, reserves, SHIFTS if is_shifted else (), backing)
 
     def why_not(self) -> str | None:
-        """Return why nothing can be captured now, for a reason that does not lie in what is; waits for nobody."""
+        """Return why this process cannot capture anything now; None if it can. Does not wait for the lock."""
         if not _one_at_a_time.acquire(blocking=False):
-            return BUSY  # and whoever captures records the history
+            return BUSY  # the thread that captures records the history
         try:
             return self._why_not()
         finally:
             _one_at_a_time.release()
 
     def _capture(
-        self, launch: Runnable, inputs: list[Any], rooms: Sequence[Room], shifts: Sequence[int], ground: int
+        self,
+        launch: Runnable,
+        inputs: list[Any],
+        reserves: Sequence[OutputReserve],
+        shifts: Sequence[int],
+        backing: int,
     ) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         generators = [*generators_in(inputs).values()]
         pool = _Pool(self.device.index, generators)
         try:
             with torch_private.allocation_history(self.device.index, pool.handle) as history:
-                apart = functools.partial(Rooms, rooms, self.device, shifts, ground)
-                outputs, made, before = self._run(graph, pool, launch, inputs, apart)
+                reserve = functools.partial(OutputReserves, reserves, self.device, shifts, backing)
+                outputs, allocated, before = self._run(graph, pool, launch, inputs, reserve)
                 allocations, alive = lifetimes(history(), before)
             return Capture(
                 self._take_over(graph),
@@ -122,12 +189,12 @@ class CudaRecorder:
                     generators,
                 ),
                 pool=pool,
-                rooms=tuple(rooms),
-                ground=ground,
-                made=tuple(made),
+                reserves=tuple(reserves),
+                backing=backing,
+                allocated=tuple(allocated),
             )
         except BaseException:
-            outputs = ()  # what lies in the pool must go before it
+            outputs = ()  # tensors in the pool must go before it
             inputs.clear()
             graph.reset()
             pool.release()
@@ -139,27 +206,27 @@ class CudaRecorder:
         pool: _Pool,
         launch: Runnable,
         inputs: list[Any],
-        rooms: Callable[[], Rooms],
+        reserve: Callable[[], OutputReserves],
     ) -> tuple[Sequence[Any], Sequence[int], int]:
-        """Return the outputs, where what Inductor's code has allocated begins, and how many allocations were made before the call's."""
+        """Return the outputs, the addresses that Inductor's code has allocated, and how many allocations preceded the call's."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         with self._random_numbers.lock if self._shares_state else contextlib.nullcontext():
-            # Whatever the GPU still does must not be waited for within the capture.
+            # Nothing may wait within the capture for work that the GPU still does.
             torch.cuda.synchronize()
             with _workspaces_in_capture(), torch.cuda.stream(self._stream):
                 # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `torch_private/capture.py`.
                 self._random_numbers.move(self._stream.cuda_stream)
                 with pool.capturing(graph):
-                    apart = rooms()
+                    reserves = reserve()
                     try:
-                        with torch_private.allocations_by(apart.allocate):
-                            outputs = apart.settle(launch(inputs))
+                        with torch_private.allocations_by(reserves.allocate):
+                            outputs = reserves.place(launch(inputs))
                     finally:
                         inputs.clear()
-                        apart.close()
+                        reserves.close()
             self._stream.synchronize()
-        return outputs, apart.made, apart.before
+        return outputs, reserves.allocated, reserves.before
 
     def _prepare_thread(self) -> None:
         # Each thread has a cuBLAS handle of its own, which cannot be made within a capture.
@@ -167,7 +234,7 @@ class CudaRecorder:
             self._threads.handle = torch.cuda.current_blas_handle()
 
     def _one_stream(self) -> OneStream:
-        """Return what has launches of what is captured next wait for those of others that read the same state of the generator."""
+        """Return what orders launches of the next capture with others that read the same memory of the generator's state."""
         if self._shares_state:
             return self._random_numbers
         return OneStream(self.driver, torch_private.stream_watch(self.device))
@@ -176,7 +243,7 @@ class CudaRecorder:
         torch.cuda.current_stream(self.device).synchronize()
 
     def _take_over(self, graph: torch.cuda.CUDAGraph) -> int:
-        """Return a copy of what was captured, and empty PyTorch's graph of it."""
+        """Return a clone of the captured graph, and remove all nodes from PyTorch's own graph."""
         captured = graph.raw_cuda_graph()
         clone = self.driver.clone(captured)
         try:
@@ -196,19 +263,19 @@ class CudaRecorder:
             return f"the allocator is set to {REUSE}"
         return HISTORY if torch_private.history_is_recorded() else None
 
-    def room(self) -> int:
-        """Return how many bytes could be allocated now."""
+    def free_bytes(self) -> int:
+        """Return how many bytes PyTorch could allocate now, from its cache or the device."""
         reserved = torch.cuda.memory_reserved(self.device)
         return int(self._unreserved() + reserved - torch.cuda.memory_allocated(self.device))
 
     def _unreserved(self) -> int:
-        """Return how many bytes could be had of the device."""
+        """Return how many bytes PyTorch could still reserve on the device."""
         free, total = torch.cuda.mem_get_info(self.device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
         return int(min(free, max(allowed - torch.cuda.memory_reserved(self.device), 0)))
 
     def trim(self) -> None:
-        """Give memory that is free back to the device, and what libraries keep for calls that are replayed from now on."""
+        """Give free memory back to the device, and the workspaces that libraries keep for calls that are replayed from now on."""
         workspaces.clear()
         workspaces.empty_cache()
 
@@ -219,7 +286,7 @@ class CudaRecorder:
         return (outside,) if self._is_only_device else ((self._current_device, self._device_index), outside)
 
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:
-        """Return what makes its device the current one; None if it is."""
+        """Return a context in which this device is the current one; None if it is already."""
         if self._is_only_device or self._current_device() == self._device_index:
             return None
         device: contextlib.AbstractContextManager[object] = torch.cuda.device(self.device)
@@ -227,7 +294,7 @@ class CudaRecorder:
 
 
 class _Pool:
-    """Memory for one capture."""
+    """The memory pool of one capture."""
 
     def __init__(self, device_index: int, generators: Sequence[torch.Generator] = ()) -> None:
         self._device_index = device_index
@@ -237,13 +304,13 @@ class _Pool:
 
     @contextlib.contextmanager
     def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """Capture into `graph` what runs on the current stream; this thread allocates from the pool."""
+        """Capture work on the current stream into `graph`, with allocations of this thread from the pool."""
         with torch_private.capturing(graph, self._device_index, self.handle, self._generators):
             self._used = True
             yield
 
     def release(self) -> None:
-        """Give back what is free."""
+        """Give free memory of the pool back to the device."""
         used, self._used = self._used, False
         if used:
             torch_private.release_pool(self._device_index, self.handle)
@@ -252,7 +319,7 @@ class _Pool:
 
 @contextlib.contextmanager
 def _workspaces_in_capture() -> Iterator[None]:
-    """Have libraries allocate their workspaces within, so that these are known, and none of them be used outside."""
+    """Have libraries allocate workspaces within the capture, so that their addresses are known and nothing else uses them."""
     workspaces.clear()
     try:
         yield
@@ -263,10 +330,7 @@ def _workspaces_in_capture() -> Iterator[None]:
 def lifetimes(
     events: Iterable[tuple[str, int, int]], skipped: int = 0
 ) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """Return all allocations among an allocator's events (action, address, bytes), and those that are alive in the end.
-
-    The first ones, so many as are `skipped`, are left out of both.
-    """
+    """Return all allocations in a history of (action, address, bytes), and those alive in the end; without the first `skipped` ones."""
     allocations: list[Span] = []
     alive: dict[int, Span] = {}
     for action, address, size in events:
@@ -283,7 +347,7 @@ def lifetimes(
 
 
 def held(alive: Iterable[Span], outputs: Sequence[Any]) -> tuple[Span, ...]:
-    """Return the allocations that are alive and in which no output lies."""
+    """Return those of the allocations alive in which no output lies."""
     spans = merge(alive)
     returned = {
         find(spans, value.data_ptr())

@@ -1,69 +1,148 @@
-"""What only looks like an address, told by a second capture of the call: in other memory, an address is another one.
+"""Tells false pointers from addresses by a second capture of the call: in other memory, an address has another value.
 
-Structures that kernels are given have gaps, in which lies what the host had there before: half of an address, say. With a number below
-it, as it has in the memory of the program, that reads as an address near the beginning of 4 GiB. Of 1,042 recordings of ResNet-50's forward and backward
-whose memory lay anywhere, two that held such a word ended the process, and two were wrong (H200, torch 2.11, cuDNN 9.19).
+A structure that is passed to a kernel has gaps, which hold what the host had there before: half of an address, say. Together with a
+number below it such a word reads as an address near the beginning of a range of 4 GiB. To relocate it would corrupt the number.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from pygraphd.client.backend.errors import UnfitError
-from pygraphd.client.replay.relocation_table import Span, find
+from pygraphd.client.recording.capture import Capture
+from pygraphd.client.replay.relocation_table import Span, find, merge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-UNCLEAR = "what is an address in it could not be told"
-OTHERWISE = "two captures of it are not of the same kernels"
+    from pygraphd.client.backend.driver import Driver
+    from pygraphd.client.recording.alias_sets import InputGroups
+    from pygraphd.client.replay.node_params import Parameters
+    from pygraphd.client.replay.relocation_table import Table
+
+UNDECIDABLE = "two captures of it cannot tell an address from a number"
+CAPTURES_DIFFER = "two captures of it are not of the same kernels"
+MAX_RECAPTURES = 2
+"""Further captures of one call at most."""
 _HALF = 1 << 32
 
 
-class UnclearError(UnfitError):
-    """A word is what an address would be in two captures, and what half of one beside a number would be; another capture may tell."""
+class AmbiguousPointerError(UnfitError):
+    """A word may be an address or a number with half of an address: both captures agree with either. A third one may tell."""
 
     def __init__(self) -> None:
-        """Say so."""
-        super().__init__(UNCLEAR)
+        """Give the reason."""
+        super().__init__(UNDECIDABLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """Memory of the first capture, and where the second one has what lies there."""
+class CapturedCall:
+    """A capture, and the inputs that it was made on."""
+
+    capture: Capture
+    inputs: Sequence[Any]
+    memory: Sequence[torch.Tensor] = ()
+    """The memory of the inputs."""
+
+
+Recapture = Callable[[int], CapturedCall]
+"""Captures the call again in other memory, given how many captures of it have their memory still."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedSpan:
+    """A range of addresses in the first capture, and the address of the same memory in the second one."""
 
     span: Span
     to: int
 
 
-def false_addresses(
-    doubtful: Iterable[int],
-    words: Sequence[int],
-    elsewhere: Mapping[int, int],
-    spans: Sequence[Span],
-    moved: Callable[[], Sequence[Moved]],
+def find_false_pointers(
+    driver: Driver,
+    parameters: Parameters,
+    table: Table,
+    first: CapturedCall,
+    groups: InputGroups,
+    recapture: Recapture,
 ) -> frozenset[int]:
-    """Return which of some words are no addresses, in view of what they are `elsewhere`, by index.
+    """Return the indices of the ambiguous words of a table that are no addresses, by a second capture, or a third if need be.
 
-    `spans` are all of the memory that the second capture worked on, sorted and disjoint; none of it may have been the first one's. `moved` tells where
-    it has what, and is asked only where both captures have an address for a word, but one that differs in the half alone that may lie in a
-    gap, as it may in large models. Raises `UnclearError` if it is the very address that it would be.
+    `groups` are those of the inputs of `first`. Raises `AmbiguousPointerError`, `UnfitError` or what `recapture` raises; in any
+    case the further captures are discarded.
+    """
+    captures: list[CapturedCall] = []
+    with contextlib.ExitStack() as stack:
+        while True:
+            # A capture that could not tell keeps its memory until the end, so that the next one lies elsewhere.
+            captures.append(recapture(1 + len(captures)))
+            stack.callback(captures[-1].capture.discard, driver)
+            try:
+                return _compared(captures[-1], parameters, table, first, groups)
+            except AmbiguousPointerError:
+                if len(captures) == MAX_RECAPTURES:
+                    raise
+
+
+def _compared(
+    second: CapturedCall, parameters: Parameters, table: Table, first: CapturedCall, groups: InputGroups
+) -> frozenset[int]:
+    words = parameters.of_another(second.capture.graph, table.doubtful)
+    if words is None:
+        raise UnfitError(CAPTURES_DIFFER)
+    given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in second.memory]
+    spans = merge((*given, *second.capture.spans, *second.capture.held))
+    moved = functools.partial(moved_spans, first, second, groups)
+    return false_addresses(table.doubtful, parameters.words, words, spans, moved)
+
+
+def moved_spans(first: CapturedCall, second: CapturedCall, groups: InputGroups) -> list[MovedSpan]:
+    """Return where the second capture has all memory of the first one. Raises `UnfitError` if the two differ in allocations."""
+    made, again = first.capture.allocations, second.capture.allocations
+    if [span.size for span in made] != [span.size for span in again]:
+        raise UnfitError(CAPTURES_DIFFER)
+    moved = [MovedSpan(span, to.start) for span, to in zip(made, again, strict=True)]
+    for group, span in groups:
+        mine, other = (each.inputs[group.members[0][0]] for each in (first, second))
+        moved.append(MovedSpan(span, span.start + other.data_ptr() - mine.data_ptr()))
+        # A kernel may be given the address of a storage, which is another one in the second capture.
+        begin, there = (each.untyped_storage().data_ptr() for each in (mine, other))
+        moved.append(MovedSpan(Span(begin, begin), there))
+    return moved
+
+
+def false_addresses(
+    ambiguous: Iterable[int],
+    words: Sequence[int],
+    other_words: Mapping[int, int],
+    spans: Sequence[Span],
+    moved: Callable[[], Sequence[MovedSpan]],
+) -> frozenset[int]:
+    """Return the indices of those words that are no addresses, given the words of the second capture by index.
+
+    `spans` is all memory that the second capture worked on, sorted and disjoint; none of it was the first one's. `moved` is called only if
+    a word is an address in both captures and they differ by a multiple of 4 GiB: the upper half may then be a stale one.
+    Raises `AmbiguousPointerError` if the word has moved just as far as the memory that it would point to.
     """
     found = set()
-    places: Sequence[Moved] | None = None
-    for index in doubtful:
-        here, there = words[index], elsewhere[index]
-        # Where a span ends is an address of it, too.
+    known: Sequence[MovedSpan] | None = None
+    for index in ambiguous:
+        here, there = words[index], other_words[index]
+        # The end of a span is an address of it, too.
         if find(spans, there) is None and find(spans, there - 1) is None:
             found.add(index)
         elif not (there - here) % _HALF:
-            places = moved() if places is None else places
-            if any(each.to - each.span.start == there - here for each in places if _holds(each.span, here)):
-                raise UnclearError
+            known = moved() if known is None else known
+            if any(
+                each.to - each.span.start == there - here
+                for each in known
+                if each.span.start <= here <= each.span.end
+            ):
+                raise AmbiguousPointerError
             found.add(index)
     return frozenset(found)
-
-
-def _holds(span: Span, address: int) -> bool:
-    return span.start <= address <= span.end

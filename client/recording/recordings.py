@@ -21,7 +21,7 @@ from pygraphd.client.common import log
 from pygraphd.client.common.backoff import Backoff
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.recording.layout_mismatch import LayoutMismatches
-from pygraphd.client.recording.pipeline import Attempts
+from pygraphd.client.recording.pipeline import Pipeline
 from pygraphd.client.recording.refusals import Disagreements, Persistence, Refusal
 from pygraphd.client.recording.result_check import ResultCheck
 from pygraphd.client.replay.native.ffi import helper
@@ -95,7 +95,7 @@ class Recordings:
         self.facts = facts
         """What the analysis of the graph found."""
         self._recorder = recorder
-        self._attempts = Attempts(launch, recorder, report, facts)
+        self._pipeline = Pipeline(launch, recorder, report, facts)
         self._report = report
         self._slots: dict[Size, SizeSlot] = {}
         self._fused: dict[Size, Fused] = {}
@@ -197,7 +197,7 @@ class Recordings:
 
     def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
         self._report.step_aside(reason)
-        self._attempts.note_launch()
+        self._pipeline.note_launch()
         return self._launch(inputs)
 
     def _otherwise(self, slot: SizeSlot, inputs: list[Any], reason: str, mismatch: Misfit | None) -> Any:
@@ -239,7 +239,7 @@ class Recordings:
     def _may_be_over(self, slot: SizeSlot, refusal: Refusal) -> bool:
         if refusal.persistence is not Persistence.TRANSIENT or self._recorder.in_capture():
             return False
-        if refusal.reason in self._attempts.of_recorder:
+        if refusal.by_recorder:
             return self._recorder.why_not() is None
         return slot.retries.count()
 
@@ -248,7 +248,7 @@ class Recordings:
     def _record(self, slot: SizeSlot, inputs: list[Any]) -> Any:
         """Run a call as KERNELS, and keep a recording of it if that does the same."""
         self._log(slot, "recording")
-        attempt = self._attempts.begin(
+        attempt = self._pipeline.record(
             inputs,
             slot.disagreements.staged,
             slot.mismatches.constraints,
@@ -256,7 +256,7 @@ class Recordings:
         )
         if isinstance(attempt, Refusal):
             self._refuse(slot, attempt)
-            self._attempts.note_launch()
+            self._pipeline.note_launch()
             return self._launch(inputs)
         # The kernels are to use the memory that recording has used, and no more of the device beside it.
         self.trim()
@@ -265,13 +265,13 @@ class Recordings:
         except BaseException:
             attempt.close()
             raise  # the user's own, as without us
-        found = self._attempts.end(attempt, outputs)
+        found = self._pipeline.compare(attempt, outputs)
         if found is None:
             self._keep(slot, attempt)
             return outputs
         attempt.close()
         if not isinstance(found, Refusal):
-            found = Refusal(str(found), slot.disagreements.add(found, attempt.unseen))
+            found = Refusal(str(found), slot.disagreements.add(found, attempt.unreferenced))
         self._refuse(slot, found)
         return outputs
 
@@ -324,7 +324,7 @@ class Recordings:
         bound = max(MAX_SIZES, CAPTURES_OF_EACH * self._max_recordings)
         if size is not None and size not in self._slots and len(self._slots) >= bound:
             return TOO_MANY_SIZES
-        is_used_up = self._attempts.captures >= CAPTURES_OF_EACH * self._max_recordings
+        is_used_up = self._pipeline.captures >= CAPTURES_OF_EACH * self._max_recordings
         return TOO_MANY_CAPTURES if is_used_up else None
 
     def _recorded(self) -> list[SizeSlot]:
@@ -386,12 +386,12 @@ class Recordings:
     def prepared(self) -> int:
         """A number that changes with each recording or executable that is made or put off: such a call is no steady-state call."""
         made = sum(replay.executables for replay in self.replays)
-        return self._attempts.captures + self._put_off + made
+        return self._pipeline.captures + self._put_off + made
 
     @property
     def costs(self) -> Costs | None:
         """What making the latest recording cost."""
-        return self._attempts.costs
+        return self._pipeline.costs
 
     @property
     def recordings(self) -> int:

@@ -27,6 +27,8 @@ class Refusal:
 
     reason: str
     persistence: Persistence
+    by_recorder: bool = False
+    """Whether the recorder cannot capture anything now. It is asked whether that is over."""
 
 
 @dataclass(slots=True)

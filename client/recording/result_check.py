@@ -121,7 +121,7 @@ class ResultCheck:
             return None
         self._due = self._clock() + self._interval_s
         with self._guarded:
-            if self._recorder.why_not() is None and self._is_room(replay, inputs):
+            if self._recorder.why_not() is None and self._has_memory_for(replay, inputs):
                 return Given(list(inputs), copies_of(inputs))
         return None
 
@@ -158,6 +158,6 @@ class ResultCheck:
         is_here = right.device == self._recorder.device
         return is_here and mine is not right and form_of(mine) == form(right)
 
-    def _is_room(self, replay: Replay, inputs: Sequence[Any]) -> bool:
+    def _has_memory_for(self, replay: Replay, inputs: Sequence[Any]) -> bool:
         needed = 2 * bytes_to_copy(inputs) + 3 * sum(each.bytes for each in replay.memories)
-        return 2 * needed <= self._recorder.room()
+        return 2 * needed <= self._recorder.free_bytes()

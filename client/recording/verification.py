@@ -1,7 +1,7 @@
-"""Whether a recording does what the compiled callable does, found out on the inputs of a real call before it serves one.
+"""Finds out on a real call whether a recording does what the compiled callable does, before the recording serves a call.
 
-The recording runs first, on copies of all inputs and on poisoned memory; then the callable runs on the inputs themselves,
-with the generator's state restored. Outputs and inputs must agree afterwards. The caller gets what the callable returned.
+The recording runs first, on copies of all inputs and on poisoned memory. Then the callable runs as KERNELS on the inputs
+themselves, with the generator's state restored. Outputs and inputs must agree afterwards. The caller gets the outputs of KERNELS.
 """
 
 from __future__ import annotations
@@ -16,48 +16,50 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.torch_private import Runnable
 from pygraphd.client.recording.comparison import Disagreement, Values, compare, form_of, read, tolerance_of
-from pygraphd.client.recording.stand_ins import copies_of, moving_of
+from pygraphd.client.recording.stand_ins import copies_of, groups_of
 from pygraphd.client.replay.arena import lay_apart
 from pygraphd.client.replay.relocation_table import Span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from pygraphd.client.recording.builder import Moving
+    from pygraphd.client.recording.alias_sets import InputGroups
     from pygraphd.client.replay.replay import Replay
 
 POISON = 0xFF
-"""A byte whose repetition is a NaN in every floating-point type, and -1 in every integer type."""
+"""Byte that fills memory of the replay. Repeated it is NaN in every floating-point type, and -1 in every integer type."""
 
 OLD_POISON = -2
-"""Of 64 bits: what memory of the capture holds. It is another one, and as `POISON` an index from the end in 32 and 64 bits: what `x[index]` reads
-there by mistake is to be wrong, and not to end the process by an assertion on the GPU. What stands in for inputs that may be indices holds `other_indices`,
-as embeddings do not count from the end."""
+"""Fill value (int64) of the memory of the capture. It differs from `POISON`, so that the two can be told apart.
+
+As an index both count from the end: `x[index]` with a missed address reads a wrong value, and does not fail an assertion on the GPU.
+An embedding does not count from the end: stand-ins for inputs that may be indices hold `other_indices`.
+"""
 
 MAX_INDICES_BYTES = 16 << 20
-"""Inputs that are larger are not taken for indices."""
+"""Inputs with more bytes are not taken for indices."""
 
 JOINED_BYTES = 256 << 20
-"""Memory is looked at in pieces of so many, or as it was allocated: an eighth of that is needed to say which words differ."""
-TIMES = 4
-"""Further replays, and launches, that are to show how much these differ from themselves."""
+"""Adjacent memory is filled and compared in pieces of at most 256 MiB; a comparison needs an eighth of a piece as memory."""
+REPETITIONS = 4
+"""Further replays, and further runs as KERNELS, that show how much either differs from itself."""
 
 
 class Generator(Protocol):
-    """The state of a random number generator, as far as kernels advance it."""
+    """The part of a random number generator's state that kernels advance."""
 
     def get_offset(self) -> Any:
-        """Return how far it has come."""
+        """Return the offset."""
 
     def set_offset(self, offset: Any) -> None:
-        """Put it there."""
+        """Set the offset."""
 
 
-class Trial:
-    """A replay on copies of a call's inputs, to be held against what the callable does with the inputs themselves.
+class Verification:
+    """A replay on copies of a call's inputs, to be compared with the callable on the inputs themselves.
 
-    `old` is the memory that the capture worked on, as 64-bit integers, with the `stand_ins` for the inputs. It is poisoned: an address that was
-    missed then reads poison, or writes where nothing may be written, and either shows. `undefined` outputs hold nothing, and are not compared.
+    The memory that the capture worked on is poisoned. A missed address then reads poison or writes where nothing may be
+    written, and either shows.
     """
 
     def __init__(
@@ -68,23 +70,24 @@ class Trial:
         old: Sequence[torch.Tensor] = (),
         undefined: Collection[int] = (),
         stand_ins: Sequence[Any] = (),
-        moving: Moving | None = None,
+        groups: InputGroups | None = None,
         *,
         keeps_inputs: bool = False,
     ) -> None:
-        """Run the replay, and put the generator back where it was.
+        """Run the replay, and set the generator back.
 
-        `moving` are the inputs' groups. If it `keeps_inputs`, the callable can be launched on them again. Raises what `copies_of` and
-        `Replay.run` raise; inputs and generator are as they were in any case.
+        `old` is the memory of the capture as 64-bit integers, with that of the `stand_ins` for the inputs. Outputs with an index in
+        `undefined` hold nothing, and are not compared. `groups` are those of the inputs. With `keeps_inputs` the callable can run
+        on the inputs again. Raises what `copies_of` and `Replay.run` raise; inputs and generator are as they were in any case.
         """
         self._inputs = list(inputs)
         self._replay: Replay | None = replay
-        moving = moving_of(inputs, moving)
-        self._copies = copies_of(inputs, moving)
-        self._kept = copies_of(inputs, moving) if keeps_inputs else None
+        groups = groups_of(inputs, groups)
+        self._copies = copies_of(inputs, groups)
+        self._kept = copies_of(inputs, groups) if keeps_inputs else None
         self._memory, between = _guarded(replay)
         self._undefined = undefined
-        poisoned = _poison(old, stand_ins, inputs, moving)
+        poisoned = _poison(old, stand_ins, inputs, groups)
         self._generator = generator
         self._began = generator.get_offset() if generator is not None else 0
         try:
@@ -92,18 +95,18 @@ class Trial:
         finally:
             self._ended = generator.get_offset() if generator is not None else 0
             self.random = self._ended != self._began
-            """Whether the recording draws random numbers."""
+            """Whether the recording has drawn random numbers."""
             self._put_generator(self._began)
-        # Looked at now, so that this memory can go before the callable needs as much.
-        looked_at = [*((torch.cat(between), POISON) for _ in between[:1]), *poisoned]
-        written = read([torch.ne(each, held).any() for each, held in looked_at])
+        # Now, so that this memory can be released before the callable needs as much.
+        compared = [*((torch.cat(between), POISON) for _ in between[:1]), *poisoned]
+        written = read([torch.ne(each, held).any() for each, held in compared])
         self._wrote_between = bool(between) and written[0]
         self._wrote_to_old = any(written[len(between[:1]) :])
 
     def disagreement(self, outputs: Sequence[Any], launch: Runnable | None = None) -> Disagreement | None:
-        """Return how the replay differs from the callable, which has run on the inputs and returned `outputs`.
+        """Return how the replay differs from `launch`, which has run on the inputs and returned `outputs`; None if it agrees.
 
-        If the inputs were kept, both run again where they seem to differ: each may differ as much from itself.
+        If they differ and the inputs were kept, both run again on these: each may differ as much from itself.
         """
         if self._generator is not None and self._generator.get_offset() != self._ended:
             return Disagreement("it draws another number of random numbers")
@@ -123,13 +126,13 @@ class Trial:
 
     def _replay_again(self, inputs: list[Any]) -> Any:
         assert self._replay is not None
-        # A recording that differs may be wrong, and write anywhere near.
+        # A recording that differs may be wrong, and write beyond its memory.
         memory, _ = _guarded(self._replay)
         return self._replay.run(inputs, memory)
 
     @contextlib.contextmanager
     def _rewinding(self) -> Iterator[None]:
-        """Have the generator be where it was before the call, and then again where it was after it."""
+        """Set the generator to where it was before the call, and in the end to where it was after it."""
         self._put_generator(self._began)
         try:
             yield
@@ -141,12 +144,12 @@ class Trial:
             self._generator.set_offset(offset)
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Release all memory."""
         self._replay = None
         self._inputs, self._copies, self._kept, self._memory, self._outputs = [], [], None, [], ()
 
     def _comparable(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return the replayed outputs, with the launched one for each that holds nothing."""
+        """Return the outputs of the replay, with that of KERNELS in place of each undefined one."""
         if len(self._outputs) != len(outputs):
             return list(self._outputs)
         return [
@@ -155,7 +158,7 @@ class Trial:
         ]
 
     def _misplaced(self, outputs: Sequence[Any]) -> Disagreement | None:
-        # An output in memory of neither the call nor its inputs must be a constant, or each call would overwrite the last.
+        # An output outside of the call's memory and inputs must be a constant, or each call would overwrite that of the one before.
         own = {
             each.untyped_storage().data_ptr()
             for each in (*self._copies, *self._memory)
@@ -174,7 +177,7 @@ class Trial:
 
 
 def _guarded(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return poisoned memory for a replay, and what lies between, which is poisoned, too."""
+    """Return poisoned memory for a replay, and the guard blocks between its allocations, which are poisoned too."""
     poison, memory, between = lay_apart(replay.memories, replay.allocate_bytes)
     poison.fill_(POISON)
     return memory, between
@@ -182,7 +185,7 @@ def _guarded(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 @dataclass(frozen=True, slots=True)
 class _Again:
-    """Runs a replay and the launched callable on copies of a call's inputs; `rewinding` has either draw the same random numbers."""
+    """Runs replay and callable again on copies of a call's inputs, within `rewinding`, so that both draw the same random numbers."""
 
     replay: Runnable
     launch: Runnable
@@ -190,15 +193,15 @@ class _Again:
     rewinding: Callable[[], contextlib.AbstractContextManager[None]]
 
     def replays(self) -> Iterator[Values]:
-        """Yield what some more replays leave."""
+        """Yield the values that further replays leave."""
         return self._runs(self.replay)
 
     def launches(self) -> Iterator[Values]:
-        """Yield what some more launches leave."""
+        """Yield the values that further runs as KERNELS leave."""
         return self._runs(self.launch)
 
     def _runs(self, run: Runnable) -> Iterator[Values]:
-        for _ in range(TIMES):
+        for _ in range(REPETITIONS):
             copies = copies_of(self.inputs)
             with self.rewinding():
                 outputs = run(list(copies))
@@ -206,13 +209,13 @@ class _Again:
 
 
 def _poison(
-    old: Sequence[torch.Tensor], stand_ins: Sequence[Any], inputs: Sequence[Any], moving: Moving
+    old: Sequence[torch.Tensor], stand_ins: Sequence[Any], inputs: Sequence[Any], groups: InputGroups
 ) -> list[tuple[torch.Tensor, torch.Tensor | int]]:
-    """Make memory hold what shows that it was read; return each with what it holds now."""
+    """Fill the memory of a capture with poison; return pairs of memory and what it holds now."""
     for each in _joined(old):
         each.fill_(OLD_POISON)
     filled = set()
-    for index in _indices(inputs, moving) if stand_ins else ():
+    for index in _indices(inputs, groups) if stand_ins else ():
         stand_ins[index].copy_(other_indices(inputs[index]))
         filled.add(stand_ins[index].untyped_storage().data_ptr())
     others = [each for each in old if each.untyped_storage().data_ptr() in filled]
@@ -223,22 +226,22 @@ def _poison(
     ]
 
 
-def _joined(places: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the same memory, as 64-bit integers, in as few tensors as there are gaps: kernels for hundreds take milliseconds to launch."""
+def _joined(memory: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the same memory as 64-bit integers, in one tensor for each range without gaps: kernels for hundreds take milliseconds."""
     spans: list[Span] = []
-    for span in sorted(Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in places):
+    for span in sorted(Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in memory):
         if spans and spans[-1].end == span.start and spans[-1].size + span.size <= JOINED_BYTES:
             spans[-1] = Span(spans[-1].start, span.end)
         else:
             spans.append(span)
     return [
-        torch_private.memory_at(span.start, span.size, places[0].device).view(torch.int64) for span in spans
+        torch_private.memory_at(span.start, span.size, memory[0].device).view(torch.int64) for span in spans
     ]
 
 
-def _indices(inputs: Sequence[Any], moving: Moving) -> Iterator[int]:
-    """Yield the inputs that may be indices."""
-    for group, _ in moving:
+def _indices(inputs: Sequence[Any], groups: InputGroups) -> Iterator[int]:
+    """Yield the positions of the inputs that may hold indices."""
+    for group, _ in groups:
         index, tensor = group.members[0][0], inputs[group.members[0][0]]
         is_one = len(group.members) == 1 and tensor.is_contiguous() and tensor.nbytes <= MAX_INDICES_BYTES
         if is_one and tensor.dtype in {torch.int32, torch.int64}:
@@ -246,6 +249,6 @@ def _indices(inputs: Sequence[Any], moving: Moving) -> Iterator[int]:
 
 
 def other_indices(indices: torch.Tensor) -> torch.Tensor:
-    """Return other values of the same range, or poison where all are the same; the GPU is not waited for."""
+    """Return other values of the same range, or poison if all are the same. Does not wait for the GPU."""
     least, most = torch.aminmax(indices.detach())
     return torch.where(least == most, OLD_POISON, least + most - indices.detach())

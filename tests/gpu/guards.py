@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.recording.builder import input_groups
+from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.replay.relocation_table import BLOCK, blocks
 
 if TYPE_CHECKING:

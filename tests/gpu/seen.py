@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pygraphd.client.backend.driver import Driver
-    from pygraphd.client.recording.builder import Capture
-    from pygraphd.client.recording.output_reserves import Room
+    from pygraphd.client.recording.capture import Capture
+    from pygraphd.client.recording.output_reserves import OutputReserve
 
 
 class Seen:
@@ -50,11 +50,11 @@ class Seeing(CudaRecorder):
         self,
         launch: Callable[[list[Any]], Any],
         inputs: list[Any],
-        rooms: Sequence[Room] = (),
+        reserves: Sequence[OutputReserve] = (),
         *,
-        ground: int = 0,
+        backing: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
-        capture = super().capture(launch, inputs, rooms, ground=ground, is_shifted=is_shifted)
+        capture = super().capture(launch, inputs, reserves, backing=backing, is_shifted=is_shifted)
         self._seen.note(self.driver, capture.graph)
         return capture

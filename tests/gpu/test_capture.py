@@ -79,7 +79,7 @@ def test_temporaries_that_grow_lie_in_the_same_memory_on_a_ground(is_shifted: bo
     used = apart.bytes
     apart.discard(recorder.driver)
     reserved = torch.cuda.memory_reserved()
-    together = recorder.capture(lambda _: program(), [], ground=sum(sizes), is_shifted=is_shifted)
+    together = recorder.capture(lambda _: program(), [], backing=sum(sizes), is_shifted=is_shifted)
 
     assert [span.size for span in together.allocations] == [span.size for span in apart.allocations]
     assert used >= sum(sizes)

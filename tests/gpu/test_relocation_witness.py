@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pygraphd.client.recording import stand_ins
-from pygraphd.client.recording.false_pointers import UNCLEAR
+from pygraphd.client.recording.false_pointers import UNDECIDABLE
 from pygraphd.client.replay.arena import Arena
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ class Edge:
         self.left = captures
         """How many captures, the first one and then those after it, are still to have theirs there."""
         self._memory = torch.empty(captures * HALF + (1 << 20), dtype=torch.uint8, device="cuda")
-        self._usual = stand_ins._room_for
-        monkeypatch.setattr(stand_ins, "_room_for", self._room_for)
+        self._usual = stand_ins._allocated
+        monkeypatch.setattr(stand_ins, "_allocated", self._allocated)
         monkeypatch.setattr(stand_ins, "Arena", self._arena)
 
-    def _room_for(self, index: int, member: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
+    def _allocated(self, index: int, member: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
         room, base = self._usual(index, member, *rest)
         return (room, base) if not self.left else (self._next(room.numel()), 0)
 
@@ -80,4 +80,4 @@ def test_where_three_captures_cannot_tell_others_are_made(
     run(Edge(3, monkeypatch))
 
     assert relocated.report.counts["captured"] == 1
-    assert relocated.report.fallbacks[UNCLEAR] == 1
+    assert relocated.report.fallbacks[UNDECIDABLE] == 1

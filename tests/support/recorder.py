@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client.recording.builder import Built, Capture, build
+from pygraphd.client.recording.builder import Built, build
+from pygraphd.client.recording.capture import Capture
+from pygraphd.client.recording.false_pointers import CapturedCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +40,7 @@ class Recorder:
         ticket: Ticket | None = None,
     ) -> Built:
         capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations), ticket=ticket)
-        built = build(self.emulator.driver, capture, inputs, staged or {}, self.notes.append)
+        built = build(self.emulator.driver, CapturedCall(capture, inputs), staged or {}, self.notes.append)
         self.arena.let_go()
         return built
 

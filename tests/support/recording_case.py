@@ -13,8 +13,8 @@ from pygraphd.client.analysis.attention_rng import State
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.common.report import Report
 from pygraphd.client.recording import attention_host, recordings
-from pygraphd.client.recording.builder import Capture
-from pygraphd.client.recording.output_reserves import Room, Rooms
+from pygraphd.client.recording.capture import Capture
+from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
 from pygraphd.client.recording.refusals import Persistence
 from pygraphd.client.replay.node_params import PassingError
 from pygraphd.client.replay.relocation_table import BLOCK, Span
@@ -99,13 +99,13 @@ class Launching:
         """Let go of a tensor."""
 
 
-class ArenaRooms(Rooms):
-    """Rooms in the memory of a recording."""
+class ArenaReserves(OutputReserves):
+    """Output reserves in the memory of a recording."""
 
-    def __init__(self, rooms: Sequence[Room], recording: Recording) -> None:
+    def __init__(self, reserves: Sequence[OutputReserve], recording: Recording) -> None:
         self._recording = recording
         self.places: set[int] = set()
-        super().__init__(rooms, torch.device("cpu"))
+        super().__init__(reserves, torch.device("cpu"))
 
     def storage(self, size: int) -> torch.UntypedStorage:
         place = self._recording.arena.allocate(size // 4)
@@ -126,7 +126,7 @@ class Recording:
         self.drawn = 0
         self.attentions = 0
         self.tables: list[Any] = []
-        self.rooms = ArenaRooms((), self)
+        self.reserves = ArenaReserves((), self)
         """`add` allocates as Inductor's code does; other operations are a library's."""
         self.released = False
 
@@ -134,7 +134,7 @@ class Recording:
         self.released = True
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        out = self.rooms.allocate(
+        out = self.reserves.allocate(
             lambda size, *_: self.arena.allocate(size[0]), (a.numel(),), (1,), torch.float32
         )
         self.graph.add(a, b, out)
@@ -194,7 +194,7 @@ class Recording:
 
     def done(self, tensor: torch.Tensor) -> None:
         """Have its memory be used again, if it lies in the capture's; what stands in for other inputs stays."""
-        if self.arena.has(tensor) and tensor.data_ptr() not in self.rooms.places:
+        if self.arena.has(tensor) and tensor.data_ptr() not in self.reserves.places:
             self.arena.free(tensor)
 
 
@@ -245,8 +245,8 @@ class HostRecorder:
         self.tickets: list[Ticket] = []
         self.recordings: list[Recording] = []
         self.captures = 0
-        self.rooms: list[Sequence[Room]] = []
-        self.grounds: list[int] = []
+        self.reserves: list[Sequence[OutputReserve]] = []
+        self.backings: list[int] = []
         self.free = 1 << 40
         self.refuses: str | None = None
         self.capturing = False
@@ -269,14 +269,14 @@ class HostRecorder:
         self,
         launch: Callable[[list[Any]], Any],
         inputs: list[Any],
-        rooms: Sequence[Room] = (),
+        reserves: Sequence[OutputReserve] = (),
         *,
-        ground: int = 0,
+        backing: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
         self.captures += 1
-        self.rooms.append(rooms)
-        self.grounds.append(ground)
+        self.reserves.append(reserves)
+        self.backings.append(backing)
         self.between()
         if self.refuses is not None:
             raise PassingError(self.refuses)
@@ -287,8 +287,8 @@ class HostRecorder:
             recording.arena.allocate(1)
             recording.arena.allocations.clear()
         try:
-            recording.rooms = ArenaRooms(rooms, recording)
-            outputs = recording.rooms.settle(launch(inputs))
+            recording.reserves = ArenaReserves(reserves, recording)
+            outputs = recording.reserves.place(launch(inputs))
         except BaseException:
             self.driver.destroy_graph(recording.graph.handle)
             raise
@@ -306,9 +306,9 @@ class HostRecorder:
             held,
             ticket=ticket,
             pool=recording,
-            rooms=tuple(rooms),
-            ground=ground,
-            made=tuple(recording.rooms.made),
+            reserves=tuple(reserves),
+            backing=backing,
+            allocated=tuple(recording.reserves.allocated),
         )
 
     def why_not(self) -> str | None:
@@ -317,7 +317,7 @@ class HostRecorder:
     def trim(self) -> None:
         pass
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         return self.free
 
     def in_capture(self) -> bool:

@@ -12,7 +12,9 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.recording import builder
-from pygraphd.client.recording.builder import NOTHING, Capture, build
+from pygraphd.client.recording.builder import NOTHING, build
+from pygraphd.client.recording.capture import Capture
+from pygraphd.client.recording.false_pointers import CapturedCall
 from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.relocation_table import BLOCK, Share, Span
@@ -102,7 +104,7 @@ def test_the_list_of_inputs_is_emptied_and_a_list_stays_a_list(recorder: Recorde
     capture = Capture(
         recorder.graph.handle, [out, None, 7], tuple(recorder.arena.allocations), as_tuple=False
     )
-    replay = build(recorder.emulator.driver, capture, [a, 2], {}, recorder.notes.append).replay
+    replay = build(recorder.emulator.driver, CapturedCall(capture, [a, 2]), {}, recorder.notes.append).replay
     inputs = [recorder.floats(1, 1), 2]
 
     outputs = replay(inputs)
@@ -125,12 +127,12 @@ def test_only_what_fits_into_an_outputs_blocks_may_have_lain_there(
     capture = Capture(recorder.graph.handle, [out], (before, *recorder.arena.allocations))
 
     if fits:
-        replay = build(recorder.emulator.driver, capture, [a], {}, recorder.notes.append).replay
+        replay = build(recorder.emulator.driver, CapturedCall(capture, [a]), {}, recorder.notes.append).replay
         assert replay([recorder.floats(1, 2)])[0].tolist() == [3, 6]
         replay.close()
     else:
         with pytest.raises(OpaqueError, match="overlap"):
-            build(recorder.emulator.driver, capture, [a], {}, recorder.notes.append)
+            build(recorder.emulator.driver, CapturedCall(capture, [a]), {}, recorder.notes.append)
 
 
 def test_each_input_of_a_group_keeps_its_alignment(recorder: Recorder) -> None:

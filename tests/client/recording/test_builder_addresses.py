@@ -9,7 +9,10 @@ import torch
 
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import UnfitError
-from pygraphd.client.recording.builder import Capture, build, input_groups
+from pygraphd.client.recording.alias_sets import input_groups
+from pygraphd.client.recording.builder import build
+from pygraphd.client.recording.capture import Capture
+from pygraphd.client.recording.false_pointers import CapturedCall
 from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.relocation_table import BLOCK, Span
 from tests.support.recorder import Recorder
@@ -131,7 +134,7 @@ def test_an_input_that_no_node_shows_is_named_and_can_be_staged(recorder: Record
     recorder.graph.through_table(table, out)
     recorder.graph.scale(a, seen, 1.0)
     built = recorder.built([a, hidden], [out, seen])
-    assert built.unseen == {1}
+    assert built.unreferenced == {1}
     built.replay.close()
 
     again = Recorder(recorder.emulator, recorder.allocator)
@@ -142,7 +145,7 @@ def test_an_input_that_no_node_shows_is_named_and_can_be_staged(recorder: Record
     again.graph.scale(a, seen, 1.0)
     built = again.built([a, hidden], [out, seen], {1: buffer})
 
-    assert built.unseen == frozenset()
+    assert built.unreferenced == frozenset()
     outputs = built.replay([recorder.floats(5, 6), recorder.floats(7, 8)])
     assert [each.tolist() for each in outputs] == [[7, 8], [5, 6]]
     built.replay.close()
@@ -158,7 +161,7 @@ def test_memory_that_must_stay_in_place_stays(recorder: Recorder) -> None:
     held = Span(state.data_ptr(), state.data_ptr() + BLOCK)
     recorder.graph.add(a, state[:2], out)
     capture = Capture(recorder.graph.handle, [out], tuple(recorder.arena.allocations), held=(held,))
-    replay = build(recorder.emulator.driver, capture, [a], {}, recorder.notes.append).replay
+    replay = build(recorder.emulator.driver, CapturedCall(capture, [a]), {}, recorder.notes.append).replay
     state[:2] = recorder.floats(100, 200)
 
     assert replay([recorder.floats(1, 1)])[0].tolist() == [101, 201]
@@ -172,8 +175,7 @@ def test_an_output_in_memory_that_must_stay_is_refused(recorder: Recorder) -> No
     with pytest.raises(OpaqueError, match="must stay in place"):
         build(
             recorder.emulator.driver,
-            Capture(recorder.graph.handle, [out], held, held),
-            [recorder.floats(1)],
+            CapturedCall(Capture(recorder.graph.handle, [out], held, held), [recorder.floats(1)]),
             {},
             recorder.notes.append,
         )
@@ -188,8 +190,10 @@ def test_memory_that_must_stay_but_was_something_else_before_is_refused(recorder
     with pytest.raises(OpaqueError, match="used for something else"):
         build(
             recorder.emulator.driver,
-            Capture(recorder.graph.handle, [recorder.floats(1)], tuple(recorder.arena.allocations), held),
-            [recorder.floats(1)],
+            CapturedCall(
+                Capture(recorder.graph.handle, [recorder.floats(1)], tuple(recorder.arena.allocations), held),
+                [recorder.floats(1)],
+            ),
             {},
             recorder.notes.append,
         )

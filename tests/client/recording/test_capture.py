@@ -12,7 +12,7 @@ import torch
 from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.recording import capture
 from pygraphd.client.recording.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
-from pygraphd.client.recording.output_reserves import Rooms
+from pygraphd.client.recording.output_reserves import OutputReserves
 from pygraphd.client.replay.node_params import PassingError
 from pygraphd.client.replay.relocation_table import Span
 from pygraphd.client.replay.stream_affinity import OneStream
@@ -117,7 +117,7 @@ def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrite
             yield
 
     pool: Any = Pool()
-    assert made._run(None, pool, lambda inputs: [1], [], lambda: Rooms((), CPU)) == ([1], [], 0)
+    assert made._run(None, pool, lambda inputs: [1], [], lambda: OutputReserves((), CPU)) == ([1], [], 0)
 
     assert seen == [shares, shares]
     made._random_numbers.enter(7)  # what the capture wrote is written
@@ -153,7 +153,7 @@ def test_a_shifted_capture_takes_memory_before_what_it_captures_does_and_keeps_i
         return []
 
     pool: Any = Pool()
-    *_, before = made._run(None, pool, launch, [], lambda: Rooms((), CPU, capture.SHIFTS))
+    *_, before = made._run(None, pool, launch, [], lambda: OutputReserves((), CPU, capture.SHIFTS))
 
     assert capture.SHIFTS[0] <= 1 << 20 < capture.SHIFTS[1]
     assert seen == ["begun", f"launched beside {sorted(capture.SHIFTS)}", "ended"]

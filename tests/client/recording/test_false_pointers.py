@@ -12,9 +12,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import UnfitError
-from pygraphd.client.recording import pipeline, recorded_call, recordings, stand_ins
-from pygraphd.client.recording.builder import Capture, Second, _First
-from pygraphd.client.recording.false_pointers import OTHERWISE, UNCLEAR, Moved, false_addresses
+from pygraphd.client.recording import pipeline, recordings, stand_ins
+from pygraphd.client.recording.capture import Capture
+from pygraphd.client.recording.false_pointers import (
+    CAPTURES_DIFFER,
+    UNDECIDABLE,
+    CapturedCall,
+    MovedSpan,
+    false_addresses,
+    moved_spans,
+)
 from pygraphd.client.replay.arena import Arena
 from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.node_params import Parameters
@@ -84,7 +91,7 @@ def first_two(operations: Operations, inputs: list[Any]) -> Any:
 
 def put_stand_ins(monkeypatch: pytest.MonkeyPatch, edges: Edges, first: int, second: int = 0) -> None:
     """Have so many of the first captures, and so many of the second ones, have what stands in for their input at an edge."""
-    left, usual = {"first": first, "second": second}, stand_ins._room_for
+    left, usual = {"first": first, "second": second}, stand_ins._allocated
 
     def room_for(index: int, member: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
         left["first"] -= 1
@@ -103,7 +110,7 @@ def put_stand_ins(monkeypatch: pytest.MonkeyPatch, edges: Edges, first: int, sec
             # As the first capture has it, too: from the very beginning.
             return super().take(size, self._bytes.data_ptr() if self.is_at_edge else like)
 
-    monkeypatch.setattr(stand_ins, "_room_for", room_for)
+    monkeypatch.setattr(stand_ins, "_allocated", room_for)
     monkeypatch.setattr(stand_ins, "Arena", AtEdge)
 
 
@@ -165,8 +172,8 @@ def test_where_it_cannot_be_told_it_is_tried_elsewhere(
         call(run, case, value)
 
     case.expect(captured=1)
-    assert case.report.fallbacks[UNCLEAR] == 1
-    assert (case.recorder.captures, run._attempts.captures) == (5, 2)
+    assert case.report.fallbacks[UNDECIDABLE] == 1
+    assert (case.recorder.captures, run._pipeline.captures) == (5, 2)
 
 
 def test_a_third_capture_tells_what_the_second_one_does_not(
@@ -174,24 +181,24 @@ def test_a_third_capture_tells_what_the_second_one_does_not(
 ) -> None:
     """It lies elsewhere, as the memory of the second one is still in use."""
     put_stand_ins(monkeypatch, edges, first=1, second=1)
-    run, usual = case.make(first_two), stand_ins.elsewhere_for
+    run, usual = case.make(first_two), stand_ins.stand_ins_side_by_side
     places: list[weakref.ref[torch.Tensor]] = []
     in_use: list[int] = []
 
-    def elsewhere_for(*arguments: Any) -> tuple[list[Any], list[torch.Tensor]]:
+    def side_by_side(*arguments: Any) -> tuple[list[Any], list[torch.Tensor]]:
         in_use.append(sum(place() is not None for place in places))
         made = usual(*arguments)
         places.extend(map(weakref.ref, made[1]))
         return made
 
-    monkeypatch.setattr(recorded_call, "elsewhere_for", elsewhere_for)
+    monkeypatch.setattr(stand_ins, "stand_ins_side_by_side", side_by_side)
 
     for value in range(4):
         call(run, case, value)
 
     case.expect(captured=1)
     assert set(case.report.fallbacks) == {recordings.NOT_YET}
-    assert (case.recorder.captures, run._attempts.captures) == (3, 1)
+    assert (case.recorder.captures, run._pipeline.captures) == (3, 1)
     assert in_use == [0, 1]
 
 
@@ -227,8 +234,8 @@ def test_where_it_can_never_be_told_it_is_launched(
         call(run, case, value)
 
     case.expect(captured=0)
-    assert run.refusal == UNCLEAR
-    assert run._attempts.captures == pipeline.MAX_DISTURBED + 1
+    assert run.refusal == UNDECIDABLE
+    assert run._pipeline.captures == pipeline.MAX_RETRIES + 1
 
 
 def test_what_is_another_graph_when_it_is_captured_again_is_tried_again(case: Case) -> None:
@@ -246,7 +253,7 @@ def test_what_is_another_graph_when_it_is_captured_again_is_tried_again(case: Ca
         call(run, case, value)
 
     case.expect(captured=1)
-    assert case.report.fallbacks[OTHERWISE] == 1
+    assert case.report.fallbacks[CAPTURES_DIFFER] == 1
 
 
 def test_a_graph_of_as_many_nodes_is_another_one_if_a_kernel_is(case: Case) -> None:
@@ -266,7 +273,7 @@ def test_a_graph_of_as_many_nodes_is_another_one_if_a_kernel_is(case: Case) -> N
         assert [each.tolist() for each in results] == [[value, 2], [2 * value, 4, 6, 8]]
 
     case.expect(captured=1)
-    assert case.report.fallbacks[OTHERWISE] == 1
+    assert case.report.fallbacks[CAPTURES_DIFFER] == 1
 
 
 def test_what_is_captured_once_more_needs_room(case: Case) -> None:
@@ -278,7 +285,7 @@ def test_what_is_captured_once_more_needs_room(case: Case) -> None:
 
     call(run, case, 1)
     assert case.recorder.captures == 1
-    assert case.report.fallbacks[pipeline.NO_ROOM] == 1
+    assert case.report.fallbacks[pipeline.NO_MEMORY_TO_VERIFY] == 1
 
     case.recorder.free = enough
     for value in range(2, 40):
@@ -297,7 +304,7 @@ def test_what_is_captured_a_third_time_needs_room_beside_two(
 
     call(run, case, 1)
     assert case.recorder.captures == 2
-    assert case.report.fallbacks[pipeline.NO_ROOM] == 1
+    assert case.report.fallbacks[pipeline.NO_MEMORY_TO_VERIFY] == 1
 
     put_stand_ins(monkeypatch, edges, first=1, second=1)
     case.recorder.free = enough
@@ -347,9 +354,9 @@ def test_what_cannot_be_captured_where_inputs_share_a_storage_is_launched_in_thi
         found = run([case.floats(value, 2, 3, 4), case.floats(1, 2)])
         assert [each.tolist() for each in found] == [[value, 2], [2, 4]]
 
-    assert run.refusal == OTHERWISE
+    assert run.refusal == CAPTURES_DIFFER
     assert not run.refused_for_good
-    assert run._attempts.captures == pipeline.MAX_DISTURBED + 1
+    assert run._pipeline.captures == pipeline.MAX_RETRIES + 1
 
 
 def test_every_driver_call_may_fail_while_it_is_captured_twice(case: Case) -> None:
@@ -397,7 +404,11 @@ def test_exactly_what_has_not_moved_is_false(
     doubtful = [index for index, value in enumerate(first) if here <= value <= here + 256]
 
     found = false_addresses(
-        doubtful, first, dict(enumerate(again)), spans, lambda: [Moved(Span(here, here + 256), there + shift)]
+        doubtful,
+        first,
+        dict(enumerate(again)),
+        spans,
+        lambda: [MovedSpan(Span(here, here + 256), there + shift)],
     )
 
     assert found == {index for index in doubtful if not words[index][0]}
@@ -413,13 +424,13 @@ def test_what_has_moved_by_half_a_word_alone_is_false_unless_all_there_has(
 ) -> None:
     """Another piece of memory, which has moved so, says nothing of it."""
     first, size = Span(0, 1 << 20), 1 << 45
-    moved = [Moved(first, moved_by), Moved(Span(HALF, 2 * HALF), (1 + windows) * HALF)]
+    moved = [MovedSpan(first, moved_by), MovedSpan(Span(HALF, 2 * HALF), (1 + windows) * HALF)]
 
     def found() -> frozenset[int]:
         return false_addresses([0], [low], {0: windows * HALF + low}, [Span(HALF, size)], lambda: moved)
 
     if moved_by == windows * HALF:
-        with pytest.raises(UnfitError, match=UNCLEAR):
+        with pytest.raises(UnfitError, match=UNDECIDABLE):
             found()
     else:
         assert found() == {0}
@@ -430,13 +441,13 @@ def nothing_asked() -> NoReturn:
 
 
 def test_where_something_has_moved_is_not_told_of_captures_that_allocate_otherwise() -> None:
-    first = Capture(0, [], (Span(0, 512), Span(512, 1024)))
-    alike = Second(Capture(0, [], (Span(8192, 8704), Span(9216, 9728))), [], [])
-    otherwise = Second(Capture(0, [], (Span(8192, 8704), Span(9216, 9720))), [], [])
+    first = CapturedCall(Capture(0, [], (Span(0, 512), Span(512, 1024))), [])
+    alike = CapturedCall(Capture(0, [], (Span(8192, 8704), Span(9216, 9728))), [], [])
+    otherwise = CapturedCall(Capture(0, [], (Span(8192, 8704), Span(9216, 9720))), [], [])
 
-    assert _First(first, [], []).moved_to(alike) == [Moved(Span(0, 512), 8192), Moved(Span(512, 1024), 9216)]
-    with pytest.raises(UnfitError, match=OTHERWISE):
-        _First(first, [], []).moved_to(otherwise)
+    assert moved_spans(first, alike, []) == [MovedSpan(Span(0, 512), 8192), MovedSpan(Span(512, 1024), 9216)]
+    with pytest.raises(UnfitError, match=CAPTURES_DIFFER):
+        moved_spans(first, otherwise, [])
 
 
 class Placed:
@@ -455,15 +466,19 @@ class Placed:
 def test_where_an_input_and_its_storage_have_moved_otherwise_both_are_told() -> None:
     """A kernel may be given the one or the other."""
     span, group = Span(HALF, HALF + 512), InputGroup(((0, 0),), 256, HALF)
-    first = _First(Capture(0, [], ()), [Placed(HALF, HALF)], [(group, span)])
-    second = Second(Capture(0, [], ()), [Placed(3 * HALF + 1024, 3 * HALF)], [])
+    first = CapturedCall(Capture(0, [], ()), [Placed(HALF, HALF)])
+    second = CapturedCall(Capture(0, [], ()), [Placed(3 * HALF + 1024, 3 * HALF)], [])
 
     def found(word: int, again: int) -> frozenset[int]:
         return false_addresses(
-            [0], [word], {0: again}, [Span(3 * HALF, 4 * HALF)], lambda: first.moved_to(second)
+            [0],
+            [word],
+            {0: again},
+            [Span(3 * HALF, 4 * HALF)],
+            lambda: moved_spans(first, second, [(group, span)]),
         )
 
-    with pytest.raises(UnfitError, match=UNCLEAR):
+    with pytest.raises(UnfitError, match=UNDECIDABLE):
         found(HALF, 3 * HALF)
     assert found(HALF, 3 * HALF + 1024) == frozenset()
     assert found(HALF + 8, 3 * HALF + 8) == {0}

@@ -124,7 +124,7 @@ def test_what_is_to_lie_apart_needs_room_for_that(case: Case) -> None:
 
     case.expect(captured=1)
     assert case.recorder.captures == 1
-    assert case.report.fallbacks[pipeline.NO_ROOM] == 1
+    assert case.report.fallbacks[pipeline.NO_MEMORY_TO_VERIFY] == 1
 
 
 def test_a_recording_that_cannot_be_made_anew_leaves_the_one_there_is(case: Case) -> None:
@@ -169,7 +169,7 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
     start = -room.data_ptr() % BLOCK
     inputs: list[Any] = [room[start + each : start + each + 8].view(torch.float32) for each in offsets]
 
-    make = stand_ins.elsewhere_for if side_by_side else stand_ins.stand_ins_for
+    make = stand_ins.stand_ins_side_by_side if side_by_side else stand_ins.stand_ins_for
     made, places = make(inputs, LayoutConstraints(worst, apart))
 
     spans = sorted((each.data_ptr(), each.data_ptr() + 8) for each in made)
@@ -195,7 +195,7 @@ def test_calls_that_do_not_fit_are_recorded_ever_more_seldom() -> None:
     due = [call for call in range(1, 600) if mismatches.add(inputs, Misfit.ALIGNMENT)]
 
     assert due == [sum(FIRST * FACTOR**each for each in range(count)) for count in range(1, 5)]
-    assert mismatches.constraints == LayoutConstraints()
+    assert mismatches.constraints.apart is False
 
 
 def test_any_order_of_alignments_ends_in_replays(case: Case) -> None:

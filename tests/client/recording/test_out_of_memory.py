@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.recording import builder, pipeline, recorded_call, verification
-from pygraphd.client.recording.builder import Capture
+from pygraphd.client.recording import builder, pipeline, stand_ins, verification
+from pygraphd.client.recording.capture import Capture
 from pygraphd.client.replay.replay import Replay
 from tests.support.recording_case import Case, HostRecorder, add, is_transient
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.torch
 FULL = "CUDA out of memory. Tried to allocate 20.00 MiB."
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "stand-ins": (recorded_call, "stand_ins_for"),
+    "stand-ins": (stand_ins, "stand_ins_for"),
     "capture": (HostRecorder, "capture"),
     "slots": (builder, "_build"),
     "allocator": (builder, "replay_device"),
-    "old memory": (Capture, "places"),
+    "old memory": (Capture, "memory"),
     "copies": (verification, "copies_of"),
     "memory": (verification, "lay_apart"),
     "trial": (Replay, "run"),

@@ -11,8 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.recording.builder import Capture
-from pygraphd.client.recording.output_reserves import LARGE, Room, Rooms, ground_for, rooms_for
+from pygraphd.client.recording.capture import Capture
+from pygraphd.client.recording.output_reserves import (
+    LARGE,
+    OutputReserve,
+    OutputReserves,
+    backing_for,
+    reserves_for,
+)
 from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.relocation_table import BLOCK, Span, merge
 from tests.support.recording_case import Case, case
@@ -87,10 +93,10 @@ def test_only_what_a_library_has_allocated_is_copied(case: Case) -> None:
     for _ in range(3):
         run([case.floats(*range(300))])
 
-    first, second, *_ = case.recorder.rooms
+    first, second, *_ = case.recorder.reserves
 
     assert first == ()
-    assert {room.outputs: room.maker for room in second} == {(0,): 1, (1,): 2, (2,): None}
+    assert {room.outputs: room.allocation for room in second} == {(0,): 1, (1,): 2, (2,): None}
 
 
 def test_captures_with_rooms_are_cut_from_as_much_as_the_first_has_used(case: Case) -> None:
@@ -100,7 +106,7 @@ def test_captures_with_rooms_are_cut_from_as_much_as_the_first_has_used(case: Ca
     for _ in range(3):
         run([case.floats(*range(300))])
 
-    first, second, *_ = case.recorder.grounds
+    first, second, *_ = case.recorder.backings
     used = case.recorder.recordings[0].arena.allocations
     assert (first, second) == (0, sum(span.size for span in merge(used)) * 5 // 4)
 
@@ -170,7 +176,7 @@ def test_whatever_dies_before_storages_are_those_of_a_launched_call(
     case.close()
 
 
-# --- rooms -------------------------------------------------------------------------------------------------------
+# --- output reserves -------------------------------------------------------------------------------------------------------
 
 
 def test_a_room_is_made_at_the_allocation_that_made_the_storage_last(recorder: Recorder) -> None:
@@ -178,10 +184,10 @@ def test_a_room_is_made_at_the_allocation_that_made_the_storage_last(recorder: R
     out = recorder.arena.allocate(2)
     allocations = (Span(out.data_ptr(), out.data_ptr() + 4000), *recorder.arena.allocations)
     capture = Capture(
-        recorder.graph.handle, [out[1:], out], allocations, made=(out.data_ptr(), 77, out.data_ptr())
+        recorder.graph.handle, [out[1:], out], allocations, allocated=(out.data_ptr(), 77, out.data_ptr())
     )
 
-    assert rooms_for(capture) == (Room(8, (0, 1), 2),)
+    assert reserves_for(capture) == (OutputReserve(8, (0, 1), 2),)
     recorder.emulator.driver.destroy_graph(capture.graph)
 
 
@@ -190,13 +196,13 @@ def test_in_the_last_capture_every_output_has_a_room(recorder: Recorder) -> None
     allocations = (*recorder.arena.allocations, Span(out.data_ptr(), out.data_ptr() + 4000))
     capture = Capture(recorder.graph.handle, [lone, None, 5, out], allocations)
 
-    assert rooms_for(capture) == (Room(8, (3,), None),)
-    assert rooms_for(capture, for_all=True) == (Room(8, (0,), None), Room(8, (3,), None))
+    assert reserves_for(capture) == (OutputReserve(8, (3,), None),)
+    assert reserves_for(capture, for_all=True) == (OutputReserve(8, (0,), None), OutputReserve(8, (3,), None))
     recorder.emulator.driver.destroy_graph(capture.graph)
 
 
 def test_rooms_are_handed_out_in_turn_and_what_is_elsewhere_is_copied() -> None:
-    rooms = Rooms((Room(16, (0, 2), 1), Room(20, (1,), None)), torch.device("cpu"))
+    rooms = OutputReserves((OutputReserve(16, (0, 2), 1), OutputReserve(20, (1,), None)), torch.device("cpu"))
     asked = Counter[tuple[int, ...]]()
 
     def original(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -207,10 +213,10 @@ def test_rooms_are_handed_out_in_turn_and_what_is_elsewhere_is_copied() -> None:
     made = rooms.allocate(original, (2, 2), (2, 1), torch.float32).fill_(3)
     library = torch.arange(5.0)[1:].view(2, 2).t()
 
-    outputs = rooms.settle((made, library, made[1], 7))
+    outputs = rooms.place((made, library, made[1], 7))
 
     assert asked == {(2, 2): 1}
-    assert rooms.made == [temporary.data_ptr(), made.data_ptr()]
+    assert rooms.allocated == [temporary.data_ptr(), made.data_ptr()]
     assert isinstance(outputs, tuple)
     assert outputs[0] is made
     assert outputs[3] == 7
@@ -223,35 +229,35 @@ def test_rooms_are_handed_out_in_turn_and_what_is_elsewhere_is_copied() -> None:
 
 def test_what_needs_another_size_than_a_room_has_gets_memory_of_its_own() -> None:
     """As a temporary does that lay where a library's output lies afterwards; a storage must not be resized for it."""
-    rooms = Rooms((Room(16, (0,), 0),), torch.device("cpu"))
+    rooms = OutputReserves((OutputReserve(16, (0,), 0),), torch.device("cpu"))
 
     large = rooms.allocate(
         lambda *form: torch.empty_strided(*form[:2], dtype=form[2]), (3, 2), (2, 1), torch.float32
     )
-    (out,) = rooms.settle((torch.ones(4),))
+    (out,) = rooms.place((torch.ones(4),))
 
     assert storages([large, out]) == [(0, 24, 0), (1, 16, 0)]
     assert out.tolist() == [1] * 4
     with pytest.raises(OpaqueError, match="other storages"):
-        rooms.settle((torch.ones(3),))
+        rooms.place((torch.ones(3),))
 
 
 def test_without_rooms_outputs_are_what_was_returned() -> None:
     outputs = [torch.ones(1)]
 
-    assert Rooms((), torch.device("cpu")).settle(outputs) is outputs
+    assert OutputReserves((), torch.device("cpu")).place(outputs) is outputs
 
 
-# --- the ground --------------------------------------------------------------------------------------------------
+# --- the backing allocation --------------------------------------------------------------------------------------------------
 
 
-class Noting(Rooms):
+class Noting(OutputReserves):
     """Rooms of which it is known what was allocated, and what is gone."""
 
     def __init__(self, ground: int, has: int = 1 << 40) -> None:
         self.told: list[tuple[int, bool]] = []
         self._has, self._latest = has, weakref.ref(self)
-        super().__init__((Room(16, (0,), 0),), torch.device("cpu"), (BLOCK,), ground)
+        super().__init__((OutputReserve(16, (0,), 0),), torch.device("cpu"), (BLOCK,), ground)
 
     def storage(self, size: int) -> torch.UntypedStorage:
         if size > self._has:
@@ -281,7 +287,7 @@ def test_without_a_ground_the_rooms_are_the_same(ground: int, has: int) -> None:
 def test_the_ground_stays_as_large_and_what_stays_in_place_has_none() -> None:
     def ground(used: int, staying: int = 0, before: int = 0) -> int:
         held = (Span(4 * LARGE, 4 * LARGE + staying),)
-        return ground_for(Capture(0, [], (Span(0, used),), held, ground=before))
+        return backing_for(Capture(0, [], (Span(0, used),), held, backing=before))
 
     assert ground(1000) == 1250
     assert ground(1000, before=1500) == 1500

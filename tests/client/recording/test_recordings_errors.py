@@ -57,7 +57,7 @@ def test_no_room_for_copies_is_a_reason(case: Case) -> None:
     for _ in range(3):
         run([case.floats(1), case.floats(2)])
 
-    assert run.refusal == pipeline.NO_ROOM
+    assert run.refusal == pipeline.NO_MEMORY_TO_VERIFY
     assert not run.refused_for_good
     assert case.recorder.captures == 0
 
@@ -74,7 +74,7 @@ def test_no_room_for_the_launched_call_beside_a_trial_is_a_reason(case: Case) ->
     for _ in range(3):
         assert run([case.floats(*[1] * 100)])[19].tolist() == [2] * 100
 
-    assert run.refusal == pipeline.NO_ROOM
+    assert run.refusal == pipeline.NO_MEMORY_TO_VERIFY
     assert case.recorder.captures == 1
 
 

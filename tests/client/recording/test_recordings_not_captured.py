@@ -40,7 +40,7 @@ def test_what_cannot_be_captured_is_launched_with_its_reason(case: Case) -> None
     assert case.report.recording_ms > 0
 
 
-@pytest.mark.parametrize("times", [1, pipeline.MAX_DISTURBED, 50])
+@pytest.mark.parametrize("times", [1, pipeline.MAX_RETRIES, 50])
 def test_a_capture_that_another_thread_has_ended_is_tried_again_a_few_times(case: Case, times: int) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
         if operations is not case.recorder.launching and case.recorder.captures <= times:
@@ -53,8 +53,8 @@ def test_a_capture_that_another_thread_has_ended_is_tried_again_a_few_times(case
     for _ in range(60):
         assert run([case.floats(1, 1)])[0].tolist() == [2, 2]
 
-    lasts = times > pipeline.MAX_DISTURBED
-    failed = pipeline.MAX_DISTURBED + 1 if lasts else times
+    lasts = times > pipeline.MAX_RETRIES
+    failed = pipeline.MAX_RETRIES + 1 if lasts else times
     assert case.recorder.captures == (failed if lasts else failed + 1)
     assert case.report.fallbacks == {recordings.NOT_YET: 1, pipeline.INTERRUPTED: 59 if lasts else times}
     assert (run.refusal, run.refused_for_good) == (pipeline.INTERRUPTED if lasts else None, False)
@@ -97,7 +97,7 @@ def test_what_new_threads_cannot_capture_is_not_tried_in_each_of_them(case: Case
         thread.start()
         thread.join()
 
-    assert case.recorder.captures == pipeline.MAX_DISTURBED + 1
+    assert case.recorder.captures == pipeline.MAX_RETRIES + 1
     assert (run.refusal, run.refused_for_good) == (pipeline.NEW_THREAD, False)
 
 
@@ -187,7 +187,7 @@ def test_room_that_is_there_again_is_found_after_some_calls(case: Case) -> None:
     case.recorder.free = 0
     for i in range(3):
         assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
-    assert run.refusal == pipeline.NO_ROOM
+    assert run.refusal == pipeline.NO_MEMORY_TO_VERIFY
     assert is_transient(run)
     case.recorder.free = 1 << 40
 
@@ -222,7 +222,7 @@ def test_while_another_stream_draws_random_numbers_few_recordings_are_tried(
     for _ in range(50):
         run([case.floats(1)])
 
-    assert case.recorder.captures == pipeline.MAX_DISTURBED + 1
+    assert case.recorder.captures == pipeline.MAX_RETRIES + 1
     assert (run.refusal, run.refused_for_good) == (OTHER_STREAM, False)
 
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
-from pygraphd.client.recording.builder import OWN_MEMORY, Capture, build
+from pygraphd.client.recording.builder import OWN_MEMORY, build
+from pygraphd.client.recording.capture import Capture
+from pygraphd.client.recording.false_pointers import CapturedCall
 from pygraphd.client.replay.node_params import TABLES, OpaqueError
 
 if TYPE_CHECKING:
@@ -64,8 +66,7 @@ def build_unvouched(recorder: Recorder, inputs: list[torch.Tensor], outputs: lis
     try:
         return build(
             recorder.emulator.driver,
-            capture,
-            inputs,
+            CapturedCall(capture, inputs),
             {},
             recorder.notes.append,
             None,

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.recording import comparison, verification
-from pygraphd.client.recording.builder import input_groups
+from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.stand_ins import copies_of, stand_ins_for
 from pygraphd.client.replay.addresses import extent
 from pygraphd.client.replay.relocation_table import BLOCK
@@ -152,7 +152,7 @@ def test_an_index_that_is_read_or_written_where_it_was_recorded_shows_and_ends_n
     stand_ins, places = stand_ins_for(inputs)
     replay: Any = Missed(stand_ins[1], writes=writes)
 
-    trial = verification.Trial(replay, inputs, None, places, stand_ins=stand_ins)
+    trial = verification.Verification(replay, inputs, None, places, stand_ins=stand_ins)
     found = trial.disagreement((torch.nn.functional.embedding(index, table),))
 
     assert str(found).startswith(

@@ -10,7 +10,9 @@ import torch
 
 from pygraphd.client.backend.driver import Driver
 from pygraphd.client.backend.errors import UnfitError
-from pygraphd.client.recording.builder import Capture, build
+from pygraphd.client.recording.builder import build
+from pygraphd.client.recording.capture import Capture
+from pygraphd.client.recording.false_pointers import CapturedCall
 from pygraphd.client.replay.exec_cache import Executables
 from pygraphd.client.replay.relocation_table import Span
 from pygraphd.client.replay.rng import GeneratorTicket
@@ -97,7 +99,7 @@ class Drawing:
         ticket = self._ticket(recorder, one_stream)
         spans = tuple(recorder.arena.allocations)
         capture = Capture(recorder.graph.handle, [out], spans, held, ticket=ticket)
-        return build(recorder.emulator.driver, capture, [], {}, recorder.notes.append).replay
+        return build(recorder.emulator.driver, CapturedCall(capture, []), {}, recorder.notes.append).replay
 
     def _ticket(self, recorder: Recorder, one_stream: OneStream) -> GeneratorTicket:
         drawing = self
