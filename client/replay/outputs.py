@@ -11,7 +11,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.replay.native.ffi import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pygraphd.client.replay.native.ffi import Bulk
 
@@ -133,10 +133,10 @@ class Outputs:
         """Where each output of a call is found, as (0: memories, 1: what was made, 2: inputs; index); None if they are no tuple."""
         return self._picks if self._as_tuple else None
 
-    def gathering(self, bulk: Bulk) -> Callable[[list[Any], list[Any], list[Any]], Any]:
-        """Return what puts the outputs of a call in their order: called with memories, what was made, and inputs."""
-        gather = bulk.gathering(self._picks, (len(self._dtypes), len(self.made)))
-        return gather if self._as_tuple else lambda memory, made, inputs: list(gather(memory, made, inputs))
+    def gather(self, *lists: list[Any]) -> Any:
+        """Return the outputs of a call in their order, from its memories, what was made, and its inputs."""
+        found = [lists[which][index] for which, index in self._picks]
+        return tuple(found) if self._as_tuple else found
 
     def memory_of(self, index: int) -> int | None:
         """Return which allocation an output lies in, if it lies in one."""

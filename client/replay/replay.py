@@ -69,7 +69,7 @@ class _Steps:
         self.making = outputs.making(device.bulk)
         self.blank = outputs.blank()
         self._allocate = device.allocate
-        self._gather = outputs.gathering(device.bulk)
+        self._outputs = outputs
 
     def memory(self) -> list[torch.Tensor]:
         """Return new memory, in the order of the layout."""
@@ -80,7 +80,7 @@ class _Steps:
 
     def outputs(self, memory: list[Any], inputs: list[Any]) -> Any:
         """Return the outputs of a call on its memory."""
-        return self._gather(memory, self.making.fill(self.blank.copy(), inputs, memory), inputs)
+        return self._outputs.gather(memory, self.making.fill(self.blank.copy(), inputs, memory), inputs)
 
 
 class _Drawing:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
@@ -97,11 +96,6 @@ class Bulk(Protocol):
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """Return what puts these into a list: called with memories, inputs, and that list."""
 
-    def gathering(
-        self, picks: Sequence[tuple[int, int]], sizes: tuple[int, int]
-    ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
-        """Return what picks objects out of three lists, as (list, index); `sizes` are those of the first two lists."""
-
     def fused(self, parts: Parts) -> Fused | None:
         """Return what serves calls by itself; None if each step of a call has to be taken in Python."""
 
@@ -176,14 +170,6 @@ class InPython:
 
         return fill
 
-    def gathering(
-        self, picks: Sequence[tuple[int, int]], sizes: tuple[int, int]
-    ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
-        """See `Bulk`."""
-        begins = (0, sizes[0], sum(sizes))
-        pick = _picker([begins[which] + index for which, index in picks])
-        return lambda memory, made, inputs: pick([*memory, *made, *inputs])
-
     def fused(self, parts: Parts) -> Fused | None:
         """See `Bulk`."""
         del parts
@@ -214,15 +200,6 @@ class InPython:
 _ticks = itertools.count(1)
 
 
-def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    if len(indices) > 1:
-        return operator.itemgetter(*indices)
-    if indices:
-        (only,) = indices
-        return lambda pool: (pool[only],)
-    return lambda pool: ()
-
-
 class Compiled:
     """With the helper, a module made of `helper.c`."""
 
@@ -244,12 +221,6 @@ class Compiled:
         # Those of one type over one memory in a row: that is then seen as of this type once.
         told.sort(key=lambda piece: (piece.base, piece.dtype))
         return self._module.plan([tuple(piece) for piece in told])
-
-    def gathering(
-        self, picks: Sequence[tuple[int, int]], _sizes: tuple[int, int]
-    ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
-        """See `Bulk`."""
-        return functools.partial(self._module.gather, self._module.picks(list(picks)))
 
     def fused(self, parts: Parts) -> Fused | None:
         """See `Bulk`."""

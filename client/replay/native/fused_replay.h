@@ -39,7 +39,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *allocate, *arguments; /* called with each of a tuple of tuples; each result goes */
     PyObject *slots;                /* to the index in `memory` that this tuple has for it, as `indices` */
-    PyObject *plan, *picks;         /* capsules of `fill` and `gather` */
+    PyObject *plan, *picks;         /* capsules */
     PyObject *blank;                /* the outputs that are the same at each call, in a list as `fill` fills one */
     PyObject *stream;               /* called without arguments: the handle of the current stream */
     PyObject *generators;           /* (index, generator) of each input that is one, and must be that one */

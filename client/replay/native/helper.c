@@ -272,25 +272,16 @@ static PyObject **pick(const Picks *picks, PyObject *const *lists, Py_ssize_t i)
     return is_within(list, index) ? &((PyListObject *)list)->ob_item[index] : NULL;
 }
 
-/* Returns a tuple of what is picked; what is not in `made`, the second list, is in `blank`, if there is one. */
+/* Returns a tuple of what is picked; what is not in `made`, the second list, is in `blank`. */
 static PyObject *picked(const Picks *picks, PyObject *const *lists, PyObject *blank) {
     PyObject *result = PyTuple_New(picks->count);
     for (Py_ssize_t i = 0; result != NULL && i < picks->count; i++) {
         PyObject **at = pick(picks, lists, i), *object = at == NULL ? NULL : *at;
-        if (at != NULL && object == NULL && blank != NULL) object = item(blank, picks->pairs[2 * i + 1]);
+        if (at != NULL && object == NULL) object = item(blank, picks->pairs[2 * i + 1]);
         if (object == NULL) Py_CLEAR(result);
         else PyTuple_SET_ITEM(result, i, Py_NewRef(object));
     }
     return result;
-}
-
-static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    if (given < 1 || !are_lists(args + 1, given - 1, 3)) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "picks and 3 lists are wanted");
-        return NULL;
-    }
-    const Picks *picks = PyCapsule_GetPointer(args[0], PICKS);
-    return picks == NULL ? NULL : picked(picks, args + 1, NULL);
 }
 
 #include "exec_table.h"
@@ -304,9 +295,7 @@ static PyMethodDef methods[] = {
      "plan(pieces): what `fill` makes: (target, from, dtype, offset, size, stride) each, `from` a memory or ~input."},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,
      "fill(plan, memory, inputs, made): put tensors over memory and inputs into `made`."},
-    {"picks", (PyCFunction)(void (*)(void))picks, METH_FASTCALL, "picks(pairs): what `gather` picks: (list, index) each."},
-    {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL,
-     "gather(picks, memory, made, inputs): return a tuple of what is picked."},
+    {"picks", (PyCFunction)(void (*)(void))picks, METH_FASTCALL, "picks(pairs): where a FusedReplay finds its outputs: (list, index) each."},
     {"launcher", launcher, METH_VARARGS,
      "launcher(function, fail): what a FusedReplay launches by without Python: the address of an int (*)(void *executable, void *stream), and\n"
      "what is called with what that has returned, if it is not 0, and raises."},

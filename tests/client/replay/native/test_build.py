@@ -70,9 +70,9 @@ def test_what_is_no_list_of_tensors_is_an_error_and_no_crash(compiled: Path) -> 
     with pytest.raises(TypeError, match="not a tensor"):
         module.places(["no tensor"])
     with pytest.raises(TypeError, match="3 lists"):
-        module.gather(module.picks([]), (), [], [])
+        module.fill(module.plan([]), (), [], [])
     with pytest.raises(ValueError, match="incorrect name"):
-        module.gather(module.plan([]), [], [], [])
+        module.fill(module.picks([]), [], [], [])
 
 
 def test_the_file_is_anothers_for_another_source_or_python(

@@ -274,6 +274,12 @@ def test_a_recording_of_something_else_is_refused(wrong: dict[str, Any], error: 
         Told().fused(**wrong)
 
 
+@pytest.mark.parametrize("pick", [(0, 1), (1, 7), (2, -1)])
+def test_an_output_that_is_nowhere_is_an_error_and_no_crash(pick: tuple[int, int]) -> None:
+    with pytest.raises(IndexError):
+        Told().call(picks=module().picks([pick]))
+
+
 def test_arguments_of_something_else_are_refused_before_it_launches() -> None:
     told = Told()
 
