@@ -16,7 +16,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "benchmarks.md"),
+    *sorted((ROOT / "docs").glob("*.md")),
 ]
 MAX_WORDS = 35
 ROOMS = [ROOT, ROOT / "client", *(path for path in sorted((ROOT / "client").iterdir()) if path.is_dir())]
