@@ -1,8 +1,8 @@
-"""By how much what a replay computes differs from what the launched callable does: tensors of any dtype, however they lie.
+"""Compares the values that a replay and KERNELS leave: tensors of any dtype and any layout.
 
-The distance of two tensors is a number: of floating-point and complex types the largest difference as a share of the largest value,
-of all others the share of elements that differ. Whether that is too much goes by the coarsest type of the graph, and by how
-much the callable differs from itself.
+The distance of two tensors is a number. For floating-point and complex types it is the largest difference divided by the largest
+value; for all others it is the share of elements that differ. The tolerance follows from the coarsest type of the graph, and from
+how much the callable differs from itself.
 """
 
 from __future__ import annotations
@@ -29,40 +29,42 @@ TOLERANCE = {
     torch.complex64: 1e-4,
     torch.complex32: 1e-2,
 }
-"""Distance that kernels may have which add in an order of their own. Of a graph that takes or returns several types it is that of the
-coarsest: a gradient in 32 bits of what was computed in 16 differs by as much as those."""
-OF_ROUNDED_PRODUCTS = 1e-3
-"""The same of 32 bits where products of matrices may be rounded to fewer (TF32)."""
-OF_EIGHT_BITS = 0.25
-"""The same of floating-point types of eight bits: a value's distance from the next one, as a share of it."""
-TIMES_NOISE = 4.0
-"""How many times as far as from itself the callable may be from a replay: the largest of a few differences is no bound of the next one."""
+"""Accepted distance by dtype: kernels that add in another order differ by rounding. A graph with several dtypes has the largest of theirs,
+since a gradient in 32 bits of values in 16 bits differs by as much as these."""
+TF32_TOLERANCE = 1e-3
+"""Accepted distance of 32-bit types where matrix products may be rounded to TF32."""
+FLOAT8_TOLERANCE = 0.25
+"""Accepted distance of floating-point types of 8 bits: the relative distance of neighbouring values."""
+NOISE_FACTOR = 4.0
+"""Accepted distance as a multiple of the callable's distance from itself: the largest of a few differences does not bound the next one."""
 MAX_NOISE = 0.1
-"""A callable that differs from itself by more could hide anything."""
-OF_UNSTEADY = 0.01
-"""The share of elements of other types, one at least, that may differ if the callable differs from itself in anything: indices of
-what is largest and masks follow from such values."""
+"""Accepted distance of the callable from itself. Greater noise could hide any error."""
+NOISY_SHARE = 0.01
+"""Share of the elements of an integer or boolean tensor (one at least) that may differ if the callable differs from itself in anything:
+indices of largest values and masks follow from such values."""
 
 SMALL_BYTES = 256 << 10
 AT_ONCE = Share(count=1, least=32 << 20, most=32 << 20)
-"""Tensors of `SMALL_BYTES` at most are compared together, so many bytes at a time: they are copied for that."""
+"""Tensors of at most `SMALL_BYTES` are concatenated and compared together, 32 MiB at a time."""
 PIECE_BYTES = 32 << 20
-"""Larger tensors are looked at in pieces: several times as much memory is needed meanwhile."""
+"""Larger tensors are compared in pieces of 32 MiB: a comparison needs several times as much memory."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-"""By bytes of an element, what its bits are seen as; those of 16 bytes as two."""
+"""Integer type for the bits of an element, by its bytes; an element of 16 bytes is two integers."""
 
 Pairs = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""What a replay made and what the launched callable did, of one form each, by index."""
+"""Tensors of a replay and of KERNELS that have the same form (see `form`), by index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """What a replay did otherwise than the callable: `what` names it, `detail` says more, which may be something else the next time."""
+    """A difference between a replay and KERNELS."""
 
     what: str
+    """The difference, in words that are the same each time it occurs."""
     detail: str = ""
+    """By how much, which may vary."""
     in_values: bool = False
-    """An output or an input holds something else: the replay may read what lies where nobody knows of."""
+    """Whether an output or input has other values: the replay may read memory at an address that relocation has missed."""
 
     def __str__(self) -> str:
         return f"verification: {self.what}{self.detail}"
@@ -73,30 +75,30 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a call left: its outputs, and its inputs as they are then."""
+    """The outputs of a call, and its inputs as the call left them."""
 
     outputs: Sequence[Any]
     inputs: Sequence[Any]
 
     @property
     def all(self) -> list[Any]:
-        """Both, the outputs first."""
+        """The outputs, followed by the inputs."""
         return [*self.outputs, *self.inputs]
 
     def name(self, index: int) -> str:
-        """Return what the value of that index among `all` is called."""
+        """Return a name for the value at an index in `all`."""
         count = len(self.outputs)
         return f"output {index}" if index < count else f"input {index - count}"
 
 
 class Again(Protocol):
-    """Runs a replay and the launched callable some more times on the inputs that they have run on."""
+    """Runs a replay and KERNELS further times on the same inputs."""
 
     def replays(self) -> Iterable[Values]:
-        """Return what some more replays leave."""
+        """Return the values that further replays leave."""
 
     def launches(self) -> Iterable[Values]:
-        """Return what some more launches leave."""
+        """Return the values that further runs as KERNELS leave."""
 
 
 def compare(
@@ -105,7 +107,10 @@ def compare(
     tolerance: float,
     again: Again | None = None,
 ) -> Disagreement | None:
-    """Return how a replay differs from the launched callable by more than it may; `again` runs both some more times on the same inputs."""
+    """Return how a replay differs from KERNELS by more than the tolerance; None if it does not.
+
+    `again` runs both further times on the same inputs, to find out how much each differs from itself.
+    """
     if len(replayed.outputs) != len(launched.outputs):
         return Disagreement(f"{len(replayed.outputs)} outputs and not {len(launched.outputs)}")
     pairs: Pairs = {}
@@ -130,10 +135,10 @@ def compare(
 
 
 def _noise(again: Again, pairs: Pairs) -> dict[int, float]:
-    """Return how far at least a replay and the launched callable are each from itself, by index.
+    """Return the smaller of two distances by index: that of a replay from other replays, and that of KERNELS from other runs.
 
-    It is kernels that add in an order of their own if both are. A replay alone may have lost an order that it needs, and a callable
-    alone is told something else by the host each time; it is not launched then.
+    If both differ from themselves, kernels add in an order of their own. A replay alone may have lost an order that it needs. A
+    callable alone gets other values from the host each time. Nothing runs as KERNELS if the replays agree.
     """
     noise = _furthest_of(again.replays(), {index: mine for index, (mine, _) in pairs.items()})
     if not any(noise.values()):
@@ -153,20 +158,20 @@ def _furthest_of(runs: Iterable[Values], first: Mapping[int, torch.Tensor]) -> d
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a tensor's distance from another one is judged by."""
+    """The properties of a tensor that its accepted distance depends on."""
 
     dtype: torch.dtype
     elements: int
 
     def allowed(self, tolerance: float, *, is_unsteady: bool) -> float:
-        """Return which distance may be, if the graph's tolerance is this; it `is_unsteady` if the callable differs from itself."""
+        """Return the accepted distance, given the graph's tolerance and whether the callable `is_unsteady`: differs from itself."""
         if is_measured(self.dtype):
             return tolerance
-        return max(OF_UNSTEADY, 1 / max(self.elements, 1)) if is_unsteady else 0.0
+        return max(NOISY_SHARE, 1 / max(self.elements, 1)) if is_unsteady else 0.0
 
 
 def kind(tensor: torch.Tensor) -> Kind:
-    """Return what a tensor's distance is judged by."""
+    """Return the kind of a tensor."""
     return Kind(tensor.dtype, tensor.numel())
 
 
@@ -176,34 +181,34 @@ def too_far(
     tolerance: float,
     noise: Mapping[int, float] | None = None,
 ) -> list[int]:
-    """Return which distances are too large, by index; `noise` is how far the callable is from itself."""
+    """Return the indices of the distances that are not accepted; `noise` has the distances of the callable from itself, by index."""
     noise = noise or {}
     is_unsteady = any(noise.values())
     allowed = {
-        index: max(each.allowed(tolerance, is_unsteady=is_unsteady), TIMES_NOISE * noise.get(index, 0.0))
+        index: max(each.allowed(tolerance, is_unsteady=is_unsteady), NOISE_FACTOR * noise.get(index, 0.0))
         for index, each in kinds.items()
     }
     return [index for index, distance in found.items() if not distance <= allowed[index]]
 
 
 def tolerance_of(values: Iterable[Any]) -> float:
-    """Return the distance that values of a graph which takes and returns these may have though all is right."""
+    """Return the tolerance of a graph with these inputs and outputs."""
     dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)}
     coarsest = max((_tolerance(dtype) for dtype in dtypes), default=0.0)
     if dtypes & {torch.float32, torch.complex64} and _products_are_rounded():
-        return max(coarsest, OF_ROUNDED_PRODUCTS)
+        return max(coarsest, TF32_TOLERANCE)
     return coarsest
 
 
 def _tolerance(dtype: torch.dtype) -> float:
     if dtype.is_floating_point and dtype.itemsize == 1:
-        return OF_EIGHT_BITS
+        return FLOAT8_TOLERANCE
     return TOLERANCE.get(dtype, 0.0)
 
 
 def _products_are_rounded() -> bool:
     for setting in (torch.get_float32_matmul_precision, lambda: torch.backends.cuda.matmul.fp32_precision):
-        # Either of the two ways to set this may refuse to be read once the other was used.
+        # PyTorch has two ways to set this, and may refuse to read one after the other was used.
         try:
             if setting() in {"high", "medium", "tf32"}:
                 return True
@@ -213,12 +218,12 @@ def _products_are_rounded() -> bool:
 
 
 def _by_how_much(distance: float, of: Kind) -> str:
-    """Return how far two tensors are apart that differ, for whoever reads the report."""
+    """Return a distance as text for the report."""
     if not math.isfinite(distance):
         return " in what are numbers"
     percent = 100 * distance
-    told = "over 1000" if percent > 1000 else f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
-    return f" by {told} % of its largest value" if is_measured(of.dtype) else f" in {told} % of its elements"
+    text = "over 1000" if percent > 1000 else f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
+    return f" by {text} % of its largest value" if is_measured(of.dtype) else f" in {text} % of its elements"
 
 
 def _is_same_value(mine: Any, right: Any) -> bool:
@@ -226,12 +231,12 @@ def _is_same_value(mine: Any, right: Any) -> bool:
 
 
 def form_of(value: Any) -> tuple[Any, ...] | None:
-    """Return what two tensors have in common that can be compared; None for what is no tensor."""
+    """Return the form of a tensor, None for any other value; see `form`."""
     return form(value) if isinstance(value, torch.Tensor) else None
 
 
 def form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return the same of a tensor."""
+    """Return all that two tensors must have in common so that their values can be compared."""
     flags = tensor.is_conj(), tensor.is_neg()
     return tensor.dtype, tensor.device, tuple(tensor.size()), tuple(tensor.stride()), flags
 
@@ -240,20 +245,20 @@ def form(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def differing(pairs: Pairs) -> list[int]:
-    """Return which of some pairs differ in any bit; small ones are held against each other together, as the host launches two kernels for each."""
+    """Return the indices of the pairs that differ in any bit. Small ones are compared together, since each comparison is two kernels."""
     pairs = {index: pair for index, pair in pairs.items() if pair[1].numel()}
     together, alone = _batches(pairs)
     asked = [_differ(*map(_as_one, zip(*(pairs[each] for each in batch), strict=True))) for batch in together]
     asked += [_differ(*map(bits, pairs[index])) for index in alone]
-    told = read(asked)
-    found = [*itertools.compress(alone, told[len(together) :])]
-    unclear = [*itertools.chain.from_iterable(itertools.compress(together, told))]
+    answers = read(asked)
+    found = [*itertools.compress(alone, answers[len(together) :])]
+    unclear = [*itertools.chain.from_iterable(itertools.compress(together, answers))]
     found += itertools.compress(unclear, read([_differ(*map(bits, pairs[index])) for index in unclear]))
     return sorted(found)
 
 
 def _batches(pairs: Pairs) -> tuple[list[list[int]], list[int]]:
-    """Return which pairs are to be looked at together, and which alone."""
+    """Return the indices of pairs to compare together, in batches, and of those to compare alone."""
     alike: dict[tuple[int, torch.device], list[int]] = {}
     alone = []
     for index, (_, right) in pairs.items():
@@ -279,7 +284,7 @@ def _differ(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements as whole numbers: the same memory, whatever its type and whichever way it is read."""
+    """Return the memory of a tensor's elements as integers, without conjugate or negative views."""
     offset, size, stride = tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride())
     if tensor.element_size() == 16:
         offset, size, stride = 2 * offset, (*size, 2), (*(2 * each for each in stride), 1)
@@ -288,11 +293,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def read(questions: Sequence[torch.Tensor]) -> list[Any]:
-    """Return the values of tensors of no dimensions; each device is waited for once, and not for each of hundreds."""
+    """Return the values of tensors without dimensions. Waits once for each device."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for each in questions:
         by_device.setdefault(each.device, []).append(each)
-    # Of several devices: attention keeps its random state on the CPU, beside what it returns.
+    # There may be several devices: attention returns its RNG state on the CPU.
     answers = {device: iter(torch.stack(mine).tolist()) for device, mine in by_device.items()}
     return [next(answers[each.device]) for each in questions]
 
@@ -301,23 +306,23 @@ def read(questions: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def distances(pairs: Pairs) -> dict[int, float]:
-    """Return how far the tensors of each pair are apart, by index; infinity where one is a number and the other is none."""
+    """Return the distance of each pair by index; infinity where only one of two elements is NaN."""
     return dict(zip(pairs, read([distance(*pair) for pair in pairs.values()]), strict=True))
 
 
 def distance(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return the same of two tensors of one form, on their device and without waiting for it: 64 bits, no dimensions."""
+    """Return the distance of two tensors of one form as a float64 without dimensions, on their device; does not wait for the device."""
     mine, right = mine.detach(), right.detach()
     if not is_measured(right.dtype):
         counts = [torch.ne(*map(bits, pieces)).sum() for pieces in _in_pieces(mine, right)]
         return torch.stack(counts).sum().double() / max(bits(right).numel(), 1)
     far = [_furthest(_wide(one), _wide(other)) for one, other in _in_pieces(mine, right)]
-    off, largest = (torch.stack([each[place] for each in far]).amax().double() for place in (0, 1))
+    off, largest = (torch.stack([each[number] for each in far]).amax().double() for number in (0, 1))
     return torch.where(off == 0, off, off / largest)
 
 
 def is_measured(dtype: torch.dtype) -> bool:
-    """Whether the values of a type can be further apart or less."""
+    """Whether the distance of a dtype is a difference of values, and not a share of elements."""
     return dtype in TOLERANCE or (
         dtype.is_floating_point and dtype.itemsize == 1 and "float4" not in str(dtype)
     )
@@ -333,7 +338,7 @@ def _in_pieces(mine: torch.Tensor, right: torch.Tensor) -> list[tuple[torch.Tens
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same values in a type that can be computed with."""
+    """Return the values in a type that has arithmetic: float64 or float32, complex numbers as pairs."""
     if tensor.is_complex():
         wide = torch.complex128 if tensor.dtype == torch.complex128 else torch.complex64
         return torch.view_as_real(tensor.to(wide).resolve_conj().resolve_neg())
@@ -341,7 +346,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _furthest(mine: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest difference, infinity where only one is a number, and the largest value that is a number."""
+    """Return the largest difference (infinity where only one element is NaN) and the largest finite value."""
     same = (mine == right) | (mine.isnan() & right.isnan())
     off = torch.where(same, 0.0, (mine - right).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf)
     return off.amax(), torch.where(right.isfinite(), right.abs(), 0.0).amax()

@@ -284,7 +284,7 @@ class Recordings:
     def _keep(self, slot: SizeSlot, attempt: Attempt) -> None:
         slot.disagreements.latest = None
         replay = attempt.keep()
-        replay.counts.look_at = self._check.first_look(replay)
+        replay.counts.look_at = self._check.first_poll(replay)
         with self._changing:
             self._slots[slot.size] = slot  # another thread may have let go of it meanwhile
             before, slot.replay = slot.replay, replay

@@ -1,7 +1,7 @@
-"""Now and then, whether a GRAPH that serves still computes what its kernels do when they are launched.
+"""Compares one served call with KERNELS in each interval of `PYGRAPH_RECHECK_S` seconds.
 
-The call has the graph's results, as every call has. Beside it the callable is launched twice on copies of the inputs: once to be
-held against the graph, and once to see how much it differs from itself. What that comes to is read at a later call.
+The call returns the results of the GRAPH. After it the callable runs twice as KERNELS on copies of the inputs: once to be compared with
+the GRAPH, and once to find out how much it differs from itself. The outcome is read at a later call.
 """
 
 from __future__ import annotations
@@ -38,33 +38,35 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.pipeline import Recorder
     from pygraphd.client.replay.replay import Replay
 
-LOOK = 256
-"""Calls between two looks at the clock."""
-UNTIL_READ = 16
-"""Calls until results are read: the GPU has come that far by then, so that it is hardly waited for."""
+CALLS_PER_POLL = 256
+"""Calls of a recording between two readings of the clock."""
+CALLS_UNTIL_READ = 16
+"""Calls after a check at which its outcome is read: the GPU has mostly got that far, so that the host does not wait."""
 NEVER = sys.maxsize
 DIFFERS = "a GRAPH computed other results than its kernels, and runs as KERNELS from now on"
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The inputs of a call that is checked, and copies of what they held before it."""
+    """The inputs of a call that is checked."""
 
     inputs: list[Any]
     kept: list[Any]
+    """Copies of the inputs from before the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """How far a graph's results were from launched ones, and these from others, on the device; and what that is judged by."""
+    """The outcome of a check, on the device."""
 
     numbers: torch.Tensor
+    """The distance of each value from KERNELS, followed by the distance of KERNELS from a second run."""
     names: Mapping[int, str]
     kinds: Mapping[int, Kind]
     tolerance: float
 
     def difference(self) -> str | None:
-        """Return what differs; waits for the device."""
+        """Return the name of a value that differs; None if none does. Waits for the device."""
         values: list[float] = self.numbers.tolist()
         mine = dict(zip(self.kinds, values[: len(self.kinds)], strict=True))
         noise = dict(zip(self.kinds, values[len(self.kinds) :], strict=True))
@@ -73,7 +75,7 @@ class _Found:
 
 
 class ResultCheck:
-    """Checks the recordings of one callable, one of its calls in each interval."""
+    """Checks the recordings of one callable, one call in each interval."""
 
     def __init__(
         self,
@@ -84,7 +86,10 @@ class ResultCheck:
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Check `launch` so; `interval_s` 0: never. Nor what may not run twice, or is told numbers of the host's."""
+        """Compare with `launch`, every `interval_s` seconds (0: never).
+
+        A callable that must not run twice, or that takes RNG state from the host, is never checked.
+        """
         self._launch = launch
         self._recorder = recorder
         self._report = report
@@ -96,12 +101,12 @@ class ResultCheck:
         self._due = clock() + interval_s
         self._found: weakref.WeakKeyDictionary[Replay, _Found] = weakref.WeakKeyDictionary()
 
-    def first_look(self, replay: Replay) -> int:
-        """Return how many calls of a new recording there are to be before it is looked at; those that draw random numbers never are."""
-        return LOOK if self._is_on and not replay.draws else NEVER
+    def first_poll(self, replay: Replay) -> int:
+        """Return the call of a new recording at which to read the clock; never if it draws random numbers."""
+        return CALLS_PER_POLL if self._is_on and not replay.draws else NEVER
 
     def verdict(self, replay: Replay) -> str | None:
-        """Return why a recording is not to be used any more, as was found at an earlier call; raises nothing."""
+        """Return why a recording must not serve any more, by the check of an earlier call; None if it may. Raises nothing."""
         found = self._found.pop(replay, None)
         if found is None:
             return None
@@ -115,8 +120,8 @@ class ResultCheck:
         return reason
 
     def begin(self, replay: Replay, inputs: Sequence[Any]) -> Given | None:
-        """Return what is needed to check the call that comes now; None if it is not to be checked. Raises nothing."""
-        replay.counts.look_at = replay.counts.replays + LOOK
+        """Return the inputs for a check of the call that comes now; None if it is not to be checked. Raises nothing."""
+        replay.counts.look_at = replay.counts.replays + CALLS_PER_POLL
         if self._clock() < self._due:
             return None
         self._due = self._clock() + self._interval_s
@@ -126,12 +131,12 @@ class ResultCheck:
         return None
 
     def end(self, replay: Replay, given: Given, outputs: Sequence[Any]) -> None:
-        """Launch the callable beside a call that has run; raises nothing."""
+        """Run the callable as KERNELS after a call, and compare. Raises nothing."""
         with self._guarded:
             self._found[replay] = self._compared(given, outputs)
             self._recorder.trim()
             self._report.count(checked_results=1)
-            replay.counts.look_at = replay.counts.replays + UNTIL_READ
+            replay.counts.look_at = replay.counts.replays + CALLS_UNTIL_READ
 
     def _compared(self, given: Given, outputs: Sequence[Any]) -> _Found:
         copies = copies_of(given.kept)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.recording.result_check import DIFFERS, UNTIL_READ, ResultCheck
+from pygraphd.client.recording.result_check import CALLS_UNTIL_READ, DIFFERS, ResultCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,7 +137,7 @@ def test_a_graph_that_serves_is_checked_and_goes_on(relocated: Relocated) -> Non
     check_at_once(relocated)
     affine(randn(64, 64))  # cuBLAS takes a workspace for good, and a capture has given its own back
     before = torch.cuda.memory_allocated()
-    for _ in range(2 * UNTIL_READ):
+    for _ in range(2 * CALLS_UNTIL_READ):
         x = randn(64, 64)
         torch.testing.assert_close(compiled(x), affine(x), rtol=1e-3, atol=1e-3)
 
@@ -157,7 +157,7 @@ def test_a_graph_that_is_wrong_is_dropped(relocated: Relocated, capsys: pytest.C
         return lambda inputs: [each * 2 for each in launch(inputs)]
 
     check_at_once(relocated, otherwise)
-    for _ in range(2 * UNTIL_READ):
+    for _ in range(2 * CALLS_UNTIL_READ):
         compiled(randn(64, 64))
 
     assert relocated.report.counts["wrong_results"] == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pygraphd.client.backend import torch_private
 from pygraphd.client.recording import comparison
 from pygraphd.client.recording.comparison import (
-    TIMES_NOISE,
+    NOISE_FACTOR,
     Values,
     compare,
     differing,
@@ -134,7 +134,7 @@ def test_products_that_may_be_rounded_differ_by_more() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        assert tolerance_of(single) == comparison.OF_ROUNDED_PRODUCTS > strict[0]
+        assert tolerance_of(single) == comparison.TF32_TOLERANCE > strict[0]
         assert tolerance_of(double) == strict[1]
     finally:
         torch.set_float32_matmul_precision(before)
@@ -199,7 +199,7 @@ def test_what_differs_as_it_does_from_itself_agrees() -> None:
 
     # It is no excuse for more.
     told = "verification: output 0 differs by 0.08 % of its largest value"
-    assert found_beside(right + TIMES_NOISE * 2e-4, right, others, others).startswith(told[:30])
+    assert found_beside(right + NOISE_FACTOR * 2e-4, right, others, others).startswith(told[:30])
     # Nor is there one where one of the two always does the same.
     assert found_beside(mine, right, others, [right.clone()]) != "None"
     assert found_beside(mine, right, [mine.clone()], others) != "None"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
-from pygraphd.client.recording.result_check import DIFFERS, LOOK, UNTIL_READ
+from pygraphd.client.recording.result_check import CALLS_PER_POLL, CALLS_UNTIL_READ, DIFFERS
 from tests.client.recording.test_unsteady import SIZE, Noise
 from tests.support.recording_case import Case
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-NEXT_CHECK = LOOK + UNTIL_READ + 8
+NEXT_CHECK = CALLS_PER_POLL + CALLS_UNTIL_READ + 8
 """Calls within which a graph is checked, and what was found is read."""
 
 

@@ -16,7 +16,7 @@ from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.dispatch.shapes import Bounds, OfSize, Sized, Steps
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.client.recording import recordings
-from pygraphd.client.recording.result_check import LOOK
+from pygraphd.client.recording.result_check import CALLS_PER_POLL
 from pygraphd.client.replay.native.ffi import helper
 from tests.support import emulator
 from tests.support.recording_case import Case, Operations, accumulate, add
@@ -256,7 +256,7 @@ def test_results_are_looked_at_when_it_is_time(case: Case) -> None:
     made = case.made(add, GraphFacts(), recheck_s=1e-9)
     run = made.run
 
-    results = {run([case.floats(i), case.floats(1)])[0].item() - i for i in range(3 * LOOK)}
+    results = {run([case.floats(i), case.floats(1)])[0].item() - i for i in range(3 * CALLS_PER_POLL)}
 
     assert results == {1}
     assert case.report.counts["checked_results"] >= 1
