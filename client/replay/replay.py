@@ -64,8 +64,8 @@ class _Steps:
     def __init__(self, layout: Layout, device: Device) -> None:
         memories, outputs = layout.memories, layout.outputs
         # The allocator takes the smallest gap that is large enough, and leaves fewer behind if large allocations come first.
-        self.slots = sorted(range(len(memories)), key=lambda slot: -memories[slot].bytes)
-        self.arguments = [(memories[at].size, memories[at].stride, memories[at].dtype) for at in self.slots]
+        self.targets = sorted(range(len(memories)), key=lambda index: -memories[index].bytes)
+        self.arguments = [(memories[at].size, memories[at].stride, memories[at].dtype) for at in self.targets]
         self.making = outputs.making(device.bulk)
         self.blank = outputs.blank()
         self._allocate = device.allocate
@@ -73,9 +73,9 @@ class _Steps:
 
     def memory(self) -> list[torch.Tensor]:
         """Return new memory, in the order of the layout."""
-        memory: list[Any] = [None] * len(self.slots)
-        for slot, arguments in zip(self.slots, self.arguments, strict=True):
-            memory[slot] = self._allocate(*arguments)
+        memory: list[Any] = [None] * len(self.targets)
+        for index, arguments in zip(self.targets, self.arguments, strict=True):
+            memory[index] = self._allocate(*arguments)
         return memory
 
     def outputs(self, memory: list[Any], inputs: list[Any]) -> Any:
@@ -205,7 +205,7 @@ class Replay:
             Parts(
                 self._device.allocate,
                 tuple(steps.arguments),
-                tuple(steps.slots),
+                tuple(steps.targets),
                 pieces,
                 picks,
                 steps.blank,

@@ -7,15 +7,15 @@
 #define MOST_SEEN 256
 
 typedef struct {
-    uint64_t index, offset; /* of a tensor in its list, and bytes from where its slot begins, modulo 2**64 */
+    uint64_t index, offset; /* of a tensor in its list, and bytes from where its segment begins, modulo 2**64 */
 } Member;
 
 typedef struct {
     uint64_t members, recorded, alignment, words, nodes; /* how many members, words and nodes; where it was recorded, and how it must be aligned */
-} Slot;
+} Segment;
 
 typedef struct {
-    uint64_t index, offset; /* of a word that follows a slot, and bytes from where that begins, modulo 2**64 */
+    uint64_t index, offset; /* of a word that follows a segment, and bytes from where that begins, modulo 2**64 */
 } Word;
 
 typedef struct {
@@ -23,18 +23,18 @@ typedef struct {
 } Write;
 
 typedef struct {
-    uint64_t handle, mark, used, *at; /* `mark` is the hash of its addresses, 0 if they are not known; `used` is the latest call */
+    uint64_t handle, hash, used, *at; /* `hash` is the hash of its addresses, 0 if they are not known; `used` is the latest call */
     Py_ssize_t next;                  /* that was used after it the last time */
 } Executable;
 
 typedef struct {
     Py_buffer numbers, parameters; /* which the next six lie in; and all words */
     const Member *members;         /* those of inputs come first, then those of memories */
-    const Slot *slots;
+    const Segment *segments;
     const Word *words;
     const uint64_t *nodes;
     const Write *writes;
-    Py_ssize_t inputs, count, slot_count, node_count; /* `count` members */
+    Py_ssize_t inputs, count, segment_count, node_count; /* `count` members */
     Py_ssize_t worth, idle;
     Executable all[MOST_EXECUTABLES];
     Py_ssize_t made, limit, latest, written;
@@ -63,10 +63,10 @@ static void free_table(PyObject *capsule) { release_table(PyCapsule_GetPointer(c
 /* Whether all that the numbers speak of is there. */
 static int is_sound(const Table *table) {
     uint64_t members = 0, words = 0, nodes = 0, all_words = table->parameters.len / sizeof(uint64_t);
-    for (Py_ssize_t i = 0; i < table->slot_count; i++) {
-        const Slot *slot = &table->slots[i];
-        if (slot->members == 0 || slot->members > (uint64_t)table->count || slot->alignment == 0 || members + slot->members > (uint64_t)table->count) return 0;
-        members += slot->members, words += slot->words, nodes += slot->nodes;
+    for (Py_ssize_t i = 0; i < table->segment_count; i++) {
+        const Segment *segment = &table->segments[i];
+        if (segment->members == 0 || segment->members > (uint64_t)table->count || segment->alignment == 0 || members + segment->members > (uint64_t)table->count) return 0;
+        members += segment->members, words += segment->words, nodes += segment->nodes;
     }
     for (const Word *word = table->words; word < (const Word *)table->nodes; word++, words--)
         if (word->index >= all_words || words == 0) return 0;
@@ -84,19 +84,19 @@ static int lay_out(Table *table) {
     if (end - numbers < COUNTS) return 0;
     for (int i = 0; i < COUNTS; i++)
         if (numbers[i] > (1u << 30)) return 0;
-    table->inputs = numbers[INPUTS], table->count = numbers[MEMBERS], table->slot_count = numbers[SLOTS], table->node_count = numbers[WRITES];
+    table->inputs = numbers[INPUTS], table->count = numbers[MEMBERS], table->segment_count = numbers[SLOTS], table->node_count = numbers[WRITES];
     table->members = (const Member *)(numbers + COUNTS);
-    table->slots = (const Slot *)(table->members + numbers[MEMBERS]);
-    table->words = (const Word *)(table->slots + numbers[SLOTS]);
+    table->segments = (const Segment *)(table->members + numbers[MEMBERS]);
+    table->words = (const Word *)(table->segments + numbers[SLOTS]);
     table->nodes = (const uint64_t *)(table->words + numbers[WORDS]);
     table->writes = (const Write *)(table->nodes + numbers[NODES]);
     return (const uint64_t *)(table->writes + numbers[WRITES]) + numbers[MEMBERS] == end && table->inputs <= table->count;
 }
 
 /* Adds an executable that is bound to these addresses; returns NULL with an exception set. */
-static Executable *add(Table *table, uint64_t handle, uint64_t mark, const uint64_t *at) {
+static Executable *add(Table *table, uint64_t handle, uint64_t hash, const uint64_t *at) {
     Executable *added = &table->all[table->made];
-    *added = (Executable){handle, mark, table->calls, PyMem_Malloc((table->count + 1) * sizeof(uint64_t)), table->made};
+    *added = (Executable){handle, hash, table->calls, PyMem_Malloc((table->count + 1) * sizeof(uint64_t)), table->made};
     if (added->at == NULL) return (Executable *)PyErr_NoMemory();
     memcpy(added->at, at, table->count * sizeof(uint64_t));
     table->made++;
@@ -160,7 +160,7 @@ static void fetch(PyObject *list, const Member *members, Py_ssize_t count, Py_ss
 }
 
 /* Reads where some tensors of a list lie; returns whether all of them are there. No exception is set. */
-static int read_places(PyObject *list, const Member *members, Py_ssize_t count, uint64_t *now) {
+static int read_addresses(PyObject *list, const Member *members, Py_ssize_t count, uint64_t *now) {
     for (Py_ssize_t i = 0; i < count; i++)
         if (members[i].index >= (uint64_t)PyList_GET_SIZE(list)) return 0;
     for (Py_ssize_t i = -3 * AHEAD; i < count; i++) {
@@ -176,45 +176,45 @@ static int read_places(PyObject *list, const Member *members, Py_ssize_t count, 
     return 1;
 }
 
-static int read_inputs(Table *table, PyObject *inputs) { return read_places(inputs, table->members, table->inputs, table->now); }
+static int read_inputs(Table *table, PyObject *inputs) { return read_addresses(inputs, table->members, table->inputs, table->now); }
 
 static int read_memory(Table *table, PyObject *memory) {
-    return read_places(memory, table->members + table->inputs, table->count - table->inputs, table->now + table->inputs);
+    return read_addresses(memory, table->members + table->inputs, table->count - table->inputs, table->now + table->inputs);
 }
 
 static int is_bound(const Table *table, const Executable *executable) {
     return memcmp(executable->at, table->now, table->count * sizeof(uint64_t)) == 0;
 }
 
-static uint64_t mark_of(const Table *table) {
-    uint64_t mark = 0;
+static uint64_t hash_of(const Table *table) {
+    uint64_t hash = 0;
     for (Py_ssize_t i = 0; i < table->count; i++) {
-        mark = (mark ^ table->now[i]) * 0x9E3779B97F4A7C15u;
-        mark ^= mark >> 32;
+        hash = (hash ^ table->now[i]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
     }
-    return mark | 1;
+    return hash | 1;
 }
 
-static Executable *find(Table *table, uint64_t mark) {
+static Executable *find(Table *table, uint64_t hash) {
     for (Executable *each = table->all; each < table->all + table->made; each++)
-        if (each->mark == mark && is_bound(table, each)) return each;
+        if (each->hash == hash && is_bound(table, each)) return each;
     return NULL;
 }
 
-/* Whether a mark is one of the last that this was asked of. */
-static int was_seen(Table *table, uint64_t mark) {
+/* Whether a hash is one of the last that this was asked of. */
+static int was_seen(Table *table, uint64_t hash) {
     for (int i = 0; i < MOST_SEEN; i++)
-        if (table->seen[i] == mark) return 1;
-    table->seen[table->seen_count++ % MOST_SEEN] = mark;
+        if (table->seen[i] == hash) return 1;
+    table->seen[table->seen_count++ % MOST_SEEN] = hash;
     return 0;
 }
 
-/* Whether the members of a slot lie as they must: to each other, and aligned. */
-static int fits(const Table *table, const Slot *slot, Py_ssize_t first) {
+/* Whether the members of a segment lie as they must: to each other, and aligned. */
+static int fits(const Table *table, const Segment *segment, Py_ssize_t first) {
     uint64_t base = table->now[first] - table->members[first].offset;
-    for (uint64_t i = 1; i < slot->members; i++)
+    for (uint64_t i = 1; i < segment->members; i++)
         if (table->now[first + i] - table->members[first + i].offset != base) return 0;
-    return (base - slot->recorded) % slot->alignment == 0;
+    return (base - segment->recorded) % segment->alignment == 0;
 }
 
 /* Notes which nodes follow what lies elsewhere than `at`; returns how many, or -1 if the addresses do not fit. */
@@ -222,10 +222,10 @@ static Py_ssize_t to_be_written(Table *table, const uint64_t *at) {
     Py_ssize_t first = 0, count = 0;
     const uint64_t *node = table->nodes;
     memset(table->dirty, 0, table->node_count);
-    for (const Slot *slot = table->slots; slot < table->slots + table->slot_count; first += slot->members, node += slot->nodes, slot++) {
-        if (memcmp(at + first, table->now + first, slot->members * sizeof(uint64_t)) == 0) continue;
-        if (!fits(table, slot, first)) return -1;
-        for (uint64_t i = 0; i < slot->nodes; i++) {
+    for (const Segment *segment = table->segments; segment < table->segments + table->segment_count; first += segment->members, node += segment->nodes, segment++) {
+        if (memcmp(at + first, table->now + first, segment->members * sizeof(uint64_t)) == 0) continue;
+        if (!fits(table, segment, first)) return -1;
+        for (uint64_t i = 0; i < segment->nodes; i++) {
             count += !table->dirty[node[i]];
             table->dirty[node[i]] = 1;
         }
@@ -237,10 +237,10 @@ static Py_ssize_t to_be_written(Table *table, const uint64_t *at) {
 static void follow(Table *table) {
     Py_ssize_t first = 0;
     const Word *word = table->words;
-    for (const Slot *slot = table->slots; slot < table->slots + table->slot_count; first += slot->members, word += slot->words, slot++) {
-        if (memcmp(table->words_at + first, table->now + first, slot->members * sizeof(uint64_t)) == 0) continue;
+    for (const Segment *segment = table->segments; segment < table->segments + table->segment_count; first += segment->members, word += segment->words, segment++) {
+        if (memcmp(table->words_at + first, table->now + first, segment->members * sizeof(uint64_t)) == 0) continue;
         uint64_t base = table->now[first] - table->members[first].offset;
-        for (uint64_t i = 0; i < slot->words; i++) ((uint64_t *)table->parameters.buf)[word[i].index] = base + word[i].offset;
+        for (uint64_t i = 0; i < segment->words; i++) ((uint64_t *)table->parameters.buf)[word[i].index] = base + word[i].offset;
     }
     memcpy(table->words_at, table->now, table->count * sizeof(uint64_t));
 }
@@ -252,7 +252,7 @@ static int write_node(const Write *write, void *executable) {
 }
 
 /* Writes what was noted; returns 0, or -1 with an exception set, after which nothing is known of where it is bound. */
-static int write_noted(Table *table, Executable *executable, uint64_t mark) {
+static int write_noted(Table *table, Executable *executable, uint64_t hash) {
     Py_ssize_t node;
     int code = 0;
     follow(table);
@@ -262,11 +262,11 @@ static int write_noted(Table *table, Executable *executable, uint64_t mark) {
     Py_END_ALLOW_THREADS
     if (code == 0) {
         memcpy(executable->at, table->now, table->count * sizeof(uint64_t));
-        executable->mark = mark;
+        executable->hash = hash;
         return 0;
     }
     memset(executable->at, 0xFF, table->count * sizeof(uint64_t));
-    executable->mark = 0;
+    executable->hash = 0;
     PyObject *none = PyObject_CallFunction(table->fail, "in", code, node);
     if (none != NULL) PyErr_SetString(PyExc_RuntimeError, "a node could not be written");
     Py_XDECREF(none);
@@ -274,7 +274,7 @@ static int write_noted(Table *table, Executable *executable, uint64_t mark) {
 }
 
 /* Returns another executable, bound where the call lies; NULL with an exception set, or without one if there can be none. */
-static Executable *another(Table *table, uint64_t mark, PyObject *stream) {
+static Executable *another_executable(Table *table, uint64_t hash, PyObject *stream) {
     follow(table);
     PyObject *made = PyObject_CallOneArg(table->make, stream);
     if (made == NULL) return NULL;
@@ -282,7 +282,7 @@ static Executable *another(Table *table, uint64_t mark, PyObject *stream) {
     int failed = PyErr_Occurred() != NULL, none = made == Py_None;
     Py_DECREF(made);
     if (none) table->limit = table->made;
-    return failed || none ? NULL : add(table, handle, mark, table->now);
+    return failed || none ? NULL : add(table, handle, hash, table->now);
 }
 
 /* Returns the one that was not used for longest, but for the first, if that is long ago; otherwise the first. */
@@ -294,28 +294,28 @@ static Executable *idle_or_first(Table *table) {
 }
 
 /* Returns an executable that has come to be bound where the call lies; NULL with an exception set, or without one if that does not fit. */
-static Executable *rebound(Table *table, uint64_t mark, PyObject *stream) {
+static Executable *rebound_executable(Table *table, uint64_t hash, PyObject *stream) {
     Executable *to = table->all;
     table->written = to_be_written(table, to->at);
     if (table->written < 0) return NULL;
-    if (was_seen(table, mark) && table->written >= table->worth) {
-        Executable *made = table->made < table->limit ? another(table, mark, stream) : NULL;
+    if (was_seen(table, hash) && table->written >= table->worth) {
+        Executable *made = table->made < table->limit ? another_executable(table, hash, stream) : NULL;
         if (made != NULL || PyErr_Occurred()) return made;
         to = idle_or_first(table);
         table->written = to_be_written(table, to->at);
     }
-    return write_noted(table, to, mark) == 0 ? to : NULL;
+    return write_noted(table, to, hash) == 0 ? to : NULL;
 }
 
 /* Returns the executable that is bound where the call lies; NULL as `rebound` does. */
-static Executable *bound(Table *table, PyObject *stream) {
+static Executable *bound_executable(Table *table, PyObject *stream) {
     Executable *latest = &table->all[table->latest], *found = &table->all[latest->next];
     table->written = 0;
     table->calls++;
     if (!is_bound(table, found)) {
-        uint64_t mark = mark_of(table);
-        found = find(table, mark);
-        if (found == NULL) found = rebound(table, mark, stream);
+        uint64_t hash = hash_of(table);
+        found = find(table, hash);
+        if (found == NULL) found = rebound_executable(table, hash, stream);
         if (found == NULL) return NULL;
     }
     latest->next = table->latest = found - table->all;
@@ -332,7 +332,7 @@ static PyObject *bind(PyObject *module, PyObject *const *args, Py_ssize_t given)
     Table *table = PyCapsule_GetPointer(args[0], TABLE);
     if (table == NULL) return NULL;
     if (!read_inputs(table, args[1]) || !read_memory(table, args[2])) Py_RETURN_NONE;
-    Executable *found = bound(table, args[3]);
+    Executable *found = bound_executable(table, args[3]);
     if (found == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     return Py_BuildValue("Kn", (unsigned long long)found->handle, table->written);
 }

@@ -75,8 +75,8 @@ class Parts(NamedTuple):
     allocate: Callable[..., Any]
     arguments: tuple[tuple[Any, ...], ...]
     """Of each allocation."""
-    slots: tuple[int, ...]
-    """Index among the call's memories, of each allocation."""
+    targets: tuple[int, ...]
+    """Of each allocation, its index among the call's memories."""
     pieces: Sequence[Piece]
     picks: Sequence[tuple[int, int]]
     """See `Outputs.picks`."""
@@ -127,7 +127,7 @@ class Bulk(Protocol):
     ) -> Any:
         """Return a table of executables that begins with one; None if it has to be Python's, `exec_cache.Table`.
 
-        `numbers` are those of `Slots.numbers`, and `limits` how many executables there may be, `WORTH` and `IDLE_CALLS`. `make` makes
+        `numbers` are those of `Segments.numbers`, and `limits` how many executables there may be, `WORTH` and `IDLE_CALLS`. `make` makes
         another one on a stream; `fail` is told what writing a node has returned, and which node.
         """
 

@@ -38,7 +38,7 @@ static PyObject *launcher(PyObject *module, PyObject *args) {
 typedef struct {
     PyObject_HEAD
     PyObject *allocate, *arguments; /* called with each of a tuple of tuples; each result goes */
-    PyObject *slots;                /* to the index in `memory` that this tuple has for it, as `indices` */
+    PyObject *targets;               /* to the index in `memory` that this tuple has for it, as `indices` */
     PyObject *plan, *picks;         /* capsules */
     PyObject *blank;                /* the outputs that are the same at each call, in a list as `fill` fills one */
     PyObject *stream;               /* called without arguments: the handle of the current stream */
@@ -56,7 +56,7 @@ typedef struct {
 static long long uses; /* orders the calls of all recordings */
 
 #define OBJECTS(self)                                                                                                            \
-    {&self->allocate, &self->arguments, &self->slots, &self->plan, &self->picks, &self->blank, &self->stream,                    \
+    {&self->allocate, &self->arguments, &self->targets, &self->plan, &self->picks, &self->blank, &self->stream,                    \
      &self->generators, &self->table, &self->launch, &self->expect, &self->memory, &self->made}
 
 static void free_replay(PyObject *object) {
@@ -84,7 +84,7 @@ static Py_ssize_t *indices_of(PyObject *tuple) {
     for (Py_ssize_t i = 0; i < count; i++) {
         indices[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
         if (!PyErr_Occurred() && (indices[i] < 0 || indices[i] >= count))
-            PyErr_SetString(PyExc_ValueError, "an allocation goes to none of the slots");
+            PyErr_SetString(PyExc_ValueError, "an allocation goes to none of the memories");
     }
     if (!PyErr_Occurred()) return indices;
     PyMem_Free(indices);
@@ -106,15 +106,15 @@ static void reset(PyObject *list, PyObject *to) {
 static int begin_replay(FusedReplay *self) {
     if (PyCapsule_GetPointer(self->plan, PLAN) == NULL || PyCapsule_GetPointer(self->picks, PICKS) == NULL) return -1;
     if (PyCapsule_GetPointer(self->table, TABLE) == NULL || !are_tuples(self->arguments) || !are_tuples(self->generators)) return -1;
-    if (PyTuple_GET_SIZE(self->slots) != PyTuple_GET_SIZE(self->arguments)) {
-        PyErr_SetString(PyExc_ValueError, "there are not as many slots as allocations");
+    if (PyTuple_GET_SIZE(self->targets) != PyTuple_GET_SIZE(self->arguments)) {
+        PyErr_SetString(PyExc_ValueError, "there are not as many targets as allocations");
         return -1;
     }
-    self->indices = indices_of(self->slots);
+    self->indices = indices_of(self->targets);
     if (self->indices == NULL) return -1;
     int takes_tuple = PyCFunction_CheckExact(self->allocate) && PyCFunction_GET_FLAGS(self->allocate) == METH_VARARGS;
     self->allocator = takes_tuple ? PyCFunction_GET_FUNCTION(self->allocate) : NULL;
-    self->memory = hidden_list(PyTuple_GET_SIZE(self->slots));
+    self->memory = hidden_list(PyTuple_GET_SIZE(self->targets));
     self->made = hidden_list(PyList_GET_SIZE(self->blank));
     self->lock = PyThread_allocate_lock();
     if (self->lock == NULL) PyErr_NoMemory();
@@ -126,7 +126,7 @@ static int begin_replay(FusedReplay *self) {
 static PyObject *new_replay(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     FusedReplay *self = (FusedReplay *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    int parsed = PyArg_ParseTuple(args, "OO!O!OOO!OO!OOO", &self->allocate, &PyTuple_Type, &self->arguments, &PyTuple_Type, &self->slots,
+    int parsed = PyArg_ParseTuple(args, "OO!O!OOO!OO!OOO", &self->allocate, &PyTuple_Type, &self->arguments, &PyTuple_Type, &self->targets,
                                   &self->plan, &self->picks, &PyList_Type, &self->blank, &self->stream, &PyTuple_Type, &self->generators,
                                   &self->table, &self->launch, &self->expect);
     PyObject **all[] = OBJECTS(self);
@@ -200,7 +200,7 @@ static const Executable *ready(FusedReplay *self, Table *table, PyObject *inputs
     }
     /* First, so that nothing is allocated for what has no address. */
     if (!read_inputs(table, inputs) || allocate(self) < 0 || !read_memory(table, self->memory)) return NULL;
-    return bound(table, stream);
+    return bound_executable(table, stream);
 }
 
 static PyObject *outputs_of(FusedReplay *self, PyObject *inputs) {
@@ -270,7 +270,7 @@ static PyMemberDef replay_members[] = {
 
 static PyTypeObject replay_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "pygraph.FusedReplay",
-    .tp_doc = "FusedReplay(allocate, arguments, slots, plan, picks, blank, stream, generators, table, launch, expect): one recording.",
+    .tp_doc = "FusedReplay(allocate, arguments, targets, plan, picks, blank, stream, generators, table, launch, expect): one recording.",
     .tp_basicsize = sizeof(FusedReplay),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = new_replay,

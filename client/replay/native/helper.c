@@ -301,7 +301,7 @@ static PyMethodDef methods[] = {
      "what is called with what that has returned, if it is not 0, and raises."},
     {"table", table, METH_VARARGS,
      "table(numbers, words, executable, limit, worth, idle, make, fail): the executables of a graph, of which there is one, and `limit` at\n"
-     "most: `numbers` are 64 bits each (see `Slots.numbers`); make(stream) returns another one or None, fail(code, node) raises."},
+     "most: `numbers` are 64 bits each (see `Segments.numbers`); make(stream) returns another one or None, fail(code, node) raises."},
     {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL,
      "bind(table, inputs, memory, stream): return (executable, how many nodes were written), or None if they do not fit."},
     {"tick", tick, METH_NOARGS, "tick(): the next number in the order of all calls."},
