@@ -113,7 +113,7 @@ class Regions:
     way: str
     report: Report = field(default_factory=Report)
     all: list[Timed] = field(default_factory=list)
-    recorders: dict[int, CudaRecorder] = field(default_factory=dict)
+    recorder: CudaRecorder | None = None
     outputs: Iterator[GraphFacts] = field(default_factory=lambda: iter(()))
 
     def install(self) -> Callable[[], None]:
@@ -142,16 +142,11 @@ class Regions:
         if self.way == REDUCE_OVERHEAD:
             run = original(runnable, **kwargs)
         elif self.way == GRAPH:
-            recorder = self._recorder(kwargs["device_index"])
-            run = relocatable = make_recordings(runnable, recorder, self.report, next(self.outputs))
+            # One recorder: graphs that draw random numbers wait for each other.
+            self.recorder = self.recorder or CudaRecorder(driver.load(), kwargs["device_index"])
+            run = relocatable = make_recordings(runnable, self.recorder, self.report, next(self.outputs))
         self.all.append(Timed(run, kind, relocatable))
         return self.all[-1]
-
-    def _recorder(self, device_index: int) -> CudaRecorder:
-        """Return the one of a device: graphs that draw random numbers wait for each other."""
-        if device_index not in self.recorders:
-            self.recorders[device_index] = CudaRecorder(driver.load(), device_index)
-        return self.recorders[device_index]
 
     def time_calls(self, manner: Callable[[Timed], Runnable]) -> None:
         """Have the calls of all regions be timed in this manner from now on."""

@@ -121,8 +121,7 @@ class TrialRunner:
         """Return the folder for what torch.compile leaves on disk in a trial."""
         owner = {
             CachePolicy.FRESH: f"{trial.variant.name}.{trial.repetition + 1}",
-            # A variable may make other code of the same mode.
-            CachePolicy.SHARED: ".".join(("mode", trial.variant.compile, *dict(trial.variant.environ))),
+            CachePolicy.SHARED: f"mode.{trial.variant.compile}",
         }[self.settings.caches]
         return self._compiled / f"caches.{trial.workload.name}.{owner}"
 
@@ -133,7 +132,7 @@ class TrialRunner:
         home, summary = self._home(trial), self._file(trial, "summary.json")
         product = product_environment(os.environ, caches, home, summary)
         with Daemon(home):
-            answer = self._run_child(trial, {**product, **dict(trial.variant.environ), **more})
+            answer = self._run_child(trial, {**product, **more})
             (home / _FILLED).touch()
         return answer, _read_summary(summary)
 

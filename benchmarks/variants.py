@@ -35,8 +35,6 @@ class Variant:
     compile: Compile
     cache: Cache
     summary: str
-    environ: tuple[tuple[str, str], ...] = ()
-    """What it sets beside what all of its kind do."""
     filled_by: str = ""
     """Of a variant with a warm cache: the variant with an empty cache that fills it, and has to run before."""
 
@@ -62,13 +60,6 @@ _VARIANTS = (
         Cache.WARM,
         "the same under PYGRAPH=1, filled cache",
         filled_by="pygraph-cold",
-    ),
-    Variant(
-        "pygraph-unplaced",
-        Compile.REDUCE_OVERHEAD,
-        Cache.COLD,
-        "pygraph-cold with PYGRAPH_PLACEMENT=0",
-        (("PYGRAPH_PLACEMENT", "0"),),
     ),
     Variant(
         "pygraph-default", Compile.DEFAULT, Cache.COLD, "torch.compile(module) under PYGRAPH=1, empty cache"

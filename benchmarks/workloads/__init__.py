@@ -68,9 +68,6 @@ STANDARD = (
     Workload("dalle-inference", Mode.INFERENCE, 4, "benchmarks.workloads.dalle:dalle_inference"),
     Workload("t5-generation", Mode.INFERENCE, 4, "benchmarks.workloads.generation:t5_generation"),
     Workload("detection-inference", Mode.INFERENCE, 1, "benchmarks.workloads.detection:detection_inference"),
-    Workload("sampler-inference", Mode.INFERENCE, 64, "benchmarks.workloads.sampling:sampler_inference"),
-    Workload("diffusion-inference", Mode.INFERENCE, 64, "benchmarks.workloads.diffusion:diffusion_inference"),
-    Workload("adam-step", Mode.INFERENCE, 1, "benchmarks.workloads.optimization:adam_step"),
     Workload("mlp-training", Mode.TRAINING, 16, "benchmarks.workloads.synthetic:mlp_training"),
 )
 WORKLOADS = {workload.name: workload for workload in STANDARD}

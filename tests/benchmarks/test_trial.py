@@ -56,7 +56,6 @@ def test_shared_caches_are_of_one_workload_and_one_mode() -> None:
     assert shared == caches(CachePolicy.SHARED, 2, "pygraph-warm")
     assert shared != caches(CachePolicy.SHARED, 0, "pygraph-default")
     assert shared != caches(CachePolicy.SHARED, 0, "reduce-overhead", "mlp-training")
-    assert shared != caches(CachePolicy.SHARED, 0, "pygraph-unplaced")
 
 
 def test_caches_that_are_kept_lie_where_a_run_to_come_looks() -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from benchmarks.workloads import WORKLOADS, Mode, Workload
 
-_SOURCE = "tools.lab.synthetic"
-SYNTHETIC = (
-    Workload("wide-inference", Mode.INFERENCE, 64, f"{_SOURCE}:wide_inference"),
-    Workload("deep-inference", Mode.INFERENCE, 64, f"{_SOURCE}:deep_inference", in_all=False),
-    Workload("autoencoder-inference", Mode.INFERENCE, 4096, f"{_SOURCE}:autoencoder_inference"),
-    Workload("heavy-then-small", Mode.INFERENCE, 4096, f"{_SOURCE}:heavy_then_small"),
-    Workload("small-then-heavy", Mode.INFERENCE, 4096, f"{_SOURCE}:small_then_heavy"),
+_SOURCE = "tools.lab.workloads"
+OURS = (
+    Workload("wide-inference", Mode.INFERENCE, 64, f"{_SOURCE}.synthetic:wide_inference"),
+    Workload("deep-inference", Mode.INFERENCE, 64, f"{_SOURCE}.synthetic:deep_inference", in_all=False),
+    Workload("autoencoder-inference", Mode.INFERENCE, 4096, f"{_SOURCE}.synthetic:autoencoder_inference"),
+    Workload("heavy-then-small", Mode.INFERENCE, 4096, f"{_SOURCE}.synthetic:heavy_then_small"),
+    Workload("small-then-heavy", Mode.INFERENCE, 4096, f"{_SOURCE}.synthetic:small_then_heavy"),
+    Workload("sampler-inference", Mode.INFERENCE, 64, f"{_SOURCE}.sampling:sampler_inference"),
+    Workload("diffusion-inference", Mode.INFERENCE, 64, f"{_SOURCE}.diffusion:diffusion_inference"),
+    Workload("adam-step", Mode.INFERENCE, 1, f"{_SOURCE}.optimization:adam_step"),
 )
-WORKLOADS.update({each.name: each for each in SYNTHETIC})
+WORKLOADS.update({each.name: each for each in OURS})

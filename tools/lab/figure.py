@@ -28,7 +28,6 @@ COLOURS = {
     "reduce-overhead": "#ff7f0e",
     "pygraph-cold": "#d62728",
     "pygraph-warm": "#2ca02c",
-    "pygraph-unplaced": "#17becf",
     "pygraph-default": "#9467bd",
     "pygraph-default-warm": "#8c564b",
 }

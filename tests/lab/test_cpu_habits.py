@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.detection import Detector
-from benchmarks.workloads.diffusion import DiffusionSampler
+from tools.lab.workloads.diffusion import DiffusionSampler
 
 pytestmark = pytest.mark.torch
 GPU = torch.device("meta")

@@ -1,0 +1,1 @@
+"""Workloads with one property each, beside those of benchmarks/workloads."""
