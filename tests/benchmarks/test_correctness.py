@@ -52,7 +52,7 @@ def with_loss(case: Case, change: Callable[[torch.Tensor], torch.Tensor]) -> Cas
     return dataclasses.replace(case, call=call)
 
 
-@pytest.mark.parametrize("build", [mlp, three_ops, dropout_case])
+@pytest.mark.parametrize("build", [mlp, three_ops, pytest.param(dropout_case, marks=pytest.mark.slow)])
 def test_eager_is_right(build: Callable[[], Case]) -> None:
     verdict = judge(build)
     assert verdict.correct, verdict.note
@@ -87,6 +87,7 @@ def test_nan_is_wrong() -> None:
     assert not judge(three_ops, lambda case: with_loss(case, lambda output: output * float("nan"))).correct
 
 
+@pytest.mark.slow
 def test_missing_dropout_is_found() -> None:
     def spoil(case: Case) -> Case:
         def call(model: Model, inputs: Inputs) -> torch.Tensor:
@@ -101,6 +102,7 @@ def test_missing_dropout_is_found() -> None:
     assert not verdict.correct
 
 
+@pytest.mark.slow
 def test_the_same_dropout_mask_every_time_is_found() -> None:
     def spoil(case: Case) -> Case:
         def call(model: Model, inputs: Inputs) -> torch.Tensor:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-LIMIT_S = 240
+LIMIT_S = 600
 TREES = "torch._inductor.cudagraph_trees"
 
 # Matrix products alone: Inductor calls the library for them, and no C++ compiler takes its seconds.

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROGRAM = Path(__file__).with_name("programs") / "program.py"
-RUN_TIMEOUT_S = 240
-COMMAND_TIMEOUT_S = 60
+RUN_TIMEOUT_S = 600
+COMMAND_TIMEOUT_S = 120
 _OURS = ("PYGRAPH", "_PYGRAPH", "TORCHINDUCTOR", "TORCH_LOGS", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Outcome, Sandbox
 
-pytestmark = [pytest.mark.torch, pytest.mark.daemon]
+pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.slow]
 
 
 def explained(sandbox: Sandbox, number: int) -> tuple[str, list[dict[str, Any]]]:

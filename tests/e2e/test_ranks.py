@@ -44,7 +44,7 @@ def run(sandbox: Sandbox, name: str, **variables: str) -> tuple[list[str], list[
         for rank in range(WORLD)
     ]
     try:
-        ended = [each.communicate(timeout=240) for each in ranks]
+        ended = [each.communicate(timeout=600) for each in ranks]
     finally:
         for each in ranks:
             each.kill()
@@ -57,6 +57,7 @@ def decisions(summary: dict[str, Any]) -> dict[str, str]:
     return {each["graph"]: each["deployment"] for each in summary["decisions"]}
 
 
+@pytest.mark.slow
 def test_one_rank_asks_the_daemon_for_all_and_losses_are_those_without_us(sandbox: Sandbox) -> None:
     sandbox.start_daemon()
     plain, none = run(sandbox, "plain")

@@ -28,7 +28,7 @@ def assert_all_known(outcome: Outcome) -> None:
     assert outcome.counts["measured"] == 0
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("mode", ["default", pytest.param("reduce-overhead", marks=pytest.mark.slow)])
 def test_second_run_hits_every_graph(sandbox: Sandbox, mode: str) -> None:
     sandbox.start_daemon()
 
@@ -43,6 +43,7 @@ def test_second_run_hits_every_graph(sandbox: Sandbox, mode: str) -> None:
     assert second.stdout == first.stdout
 
 
+@pytest.mark.slow
 def test_second_run_hits_after_compiling_everything_anew(sandbox: Sandbox, tmp_path: Path) -> None:
     sandbox.start_daemon()
 
@@ -68,6 +69,7 @@ def test_hook_starts_the_daemon_when_asked(sandbox: Sandbox) -> None:
     assert second.counts["daemon"]["version"] is not None
 
 
+@pytest.mark.slow
 def test_a_home_that_is_only_read_stays_empty_though_a_daemon_is_asked_for(sandbox: Sandbox) -> None:
     outcomes = [sandbox.run(PYGRAPHD_AUTOSTART="1", PYGRAPH_READONLY="1") for _ in range(2)]
 
@@ -79,6 +81,7 @@ def test_a_home_that_is_only_read_stays_empty_though_a_daemon_is_asked_for(sandb
         assert outcome.counts["failures"]["daemon: not started: PYGRAPH_READONLY=1"] == 1
 
 
+@pytest.mark.slow
 def test_what_was_found_without_a_daemon_is_known_with_and_without_one(sandbox: Sandbox) -> None:
     first = sandbox.run()
     second = sandbox.run()

@@ -178,6 +178,7 @@ def test_without_git_the_commit_has_to_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_run_and_what_needs_a_gpu_on_a_cpu(tmp_path: Path) -> None:
     done = campaign(
         tmp_path,

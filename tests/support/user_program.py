@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.support.warm_python import WarmPython
 
-LIMIT_S = 240
+LIMIT_S = 600
 
 # Matrix products alone: Inductor calls the library for them, and no C++ compiler takes its seconds.
 TRAINING = """

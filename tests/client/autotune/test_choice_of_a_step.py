@@ -274,6 +274,7 @@ def trainings() -> list[Outcome]:
     return [outcome(training, QUIET, seed) for seed in range(PROGRAMS)]
 
 
+@pytest.mark.slow
 def test_the_choice_is_hardly_ever_worse_than_all_or_none(
     outcomes: list[Outcome], trainings: list[Outcome]
 ) -> None:
@@ -284,10 +285,12 @@ def test_the_choice_is_hardly_ever_worse_than_all_or_none(
     assert max(each.ratio for each in outcomes + trainings) < 1.15
 
 
+@pytest.mark.slow
 def test_the_choice_often_beats_both(outcomes: list[Outcome]) -> None:
     assert sum(each.ratio < 0.98 for each in outcomes) >= 35
 
 
+@pytest.mark.slow
 def test_the_choice_is_faster_on_average(outcomes: list[Outcome], trainings: list[Outcome]) -> None:
     assert statistics.fmean(each.ratio for each in outcomes) < 0.993, "than the better of the two"
     assert statistics.fmean(each.ratio for each in trainings) < 0.995

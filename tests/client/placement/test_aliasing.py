@@ -220,6 +220,7 @@ class Showing(Program):
         return result, x[1:], x, *shown, *(each.view(-1) for each in shown)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standing_in")
 @example(HABITS)
 @given(programs)

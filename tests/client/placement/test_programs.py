@@ -27,6 +27,7 @@ def test_each_habit_alone_stays_what_it_is(matrices_elsewhere: Report, habit: ty
     assert matrices_elsewhere.failures == {}
 
 
+@pytest.mark.slow
 @given(programs)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_program_stays_what_it_is(matrices_elsewhere: Report, habits: tuple[type[Habit], ...]) -> None:
@@ -36,6 +37,7 @@ def test_any_program_stays_what_it_is(matrices_elsewhere: Report, habits: tuple[
     assert matrices_elsewhere.failures == {}
 
 
+@pytest.mark.slow
 @given(programs)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_program_of_which_a_few_numbers_are_left_to_pytorch(

@@ -37,7 +37,7 @@ STEPS = st.lists(
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@pytest.mark.parametrize("by", ["the helper", "Python"])
+@pytest.mark.parametrize("by", ["the helper", pytest.param("Python", marks=pytest.mark.slow)])
 @given(
     steps=STEPS,
     moves=st.lists(

@@ -19,7 +19,7 @@ from pygraphd.schema.reasons import ReasonCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [pytest.mark.torch, pytest.mark.daemon]
+pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[4]
 RECORDED = {"KERNELS": 0, "GRAPH": 2}
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank in range(4)
     ]  # fmt: skip
     try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
