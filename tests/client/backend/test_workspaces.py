@@ -14,6 +14,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.workspaces import ABOUT_TO_LAUNCH_S, UNTIL_MEMORY_GOES_S, Workspaces
 from pygraphd.client.recording import capture
 from pygraphd.client.recording.capture import CudaRecorder
+from tests.support.stepped_clock import SteppedClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 CLEARED, EMPTIED = "cleared", "emptied"
+ROUNDING_S = 1e-9
 
 
 class Events:
@@ -28,9 +30,10 @@ class Events:
 
     def __init__(self) -> None:
         self.all: list[tuple[str, float]] = []
+        self.clock = SteppedClock()
 
     def note(self, what: str) -> Callable[[], None]:
-        return lambda: self.all.append((what, time.monotonic()))
+        return lambda: self.all.append((what, self.clock.now()))
 
     @property
     def names(self) -> list[str]:
@@ -40,9 +43,9 @@ class Events:
         """Return the least time from anything being cleared to anything being emptied after it."""
         return min(
             emptied - cleared
-            for what, cleared in self.all
-            for other, emptied in self.all
-            if what == CLEARED and other == EMPTIED and emptied >= cleared
+            for place, (what, cleared) in enumerate(self.all)
+            for other, emptied in self.all[place:]
+            if what == CLEARED and other == EMPTIED
         )
 
 
@@ -51,6 +54,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     events = Events()
     monkeypatch.setattr(torch_private, "clear_workspaces", events.note(CLEARED))
     monkeypatch.setattr(torch_private, "empty_cache", events.note(EMPTIED))
+    monkeypatch.setattr(time, "monotonic", events.clock.now)
+    monkeypatch.setattr(time, "sleep", events.clock.sleep)
     monkeypatch.setattr(capture, "workspaces", Workspaces())
     return events
 
@@ -88,7 +93,7 @@ def test_beside_others_memory_is_given_back_some_time_later(
         CudaRecorder.trim(CudaRecorder.__new__(CudaRecorder))
 
     assert events.names == [CLEARED, EMPTIED]
-    assert events.least_distance_s() >= UNTIL_MEMORY_GOES_S
+    assert events.least_distance_s() == pytest.approx(UNTIL_MEMORY_GOES_S)
 
 
 def test_who_is_alone_waits_for_nobody(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,12 +108,12 @@ def test_who_is_alone_waits_for_nobody(events: Events, monkeypatch: pytest.Monke
 def test_before_a_capture_and_after_it_others_have_launched(events: Events) -> None:
     with running(1):
         with contextlib.suppress(ZeroDivisionError), capture._workspaces_in_capture():
-            assert time.monotonic() - events.all[0][1] >= ABOUT_TO_LAUNCH_S
+            assert events.clock.now() - events.all[0][1] == ABOUT_TO_LAUNCH_S
             raise ZeroDivisionError
-        ended = time.monotonic()
+        ended = events.clock.now()
 
     assert events.names == [CLEARED, CLEARED]
-    assert ended - events.all[1][1] >= ABOUT_TO_LAUNCH_S
+    assert ended - events.all[1][1] == pytest.approx(ABOUT_TO_LAUNCH_S)
 
 
 def test_whoever_clears_whoever_empties_waits(events: Events) -> None:
@@ -120,20 +125,21 @@ def test_whoever_clears_whoever_empties_waits(events: Events) -> None:
             several.empty_cache()
 
     threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with running(1):  # the last of them is not alone either
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     assert len(events.all) == 3 * 2 * 5
-    assert events.least_distance_s() >= UNTIL_MEMORY_GOES_S
+    assert events.least_distance_s() >= UNTIL_MEMORY_GOES_S - ROUNDING_S
 
 
 def test_long_after_nobody_waits(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Workspaces()
     with running(1):
         one.clear()
-        time.sleep(UNTIL_MEMORY_GOES_S)
+        events.clock.sleep(UNTIL_MEMORY_GOES_S + ROUNDING_S)
         monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
         one.empty_cache()
 

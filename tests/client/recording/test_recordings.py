@@ -12,6 +12,7 @@ from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording import recordings
 from pygraphd.client.replay.node_params import Parameters
 from tests.support.recording_case import Case, Operations, Ticket, add, case
+from tests.support.stepped_clock import SteppedClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -59,22 +60,26 @@ def test_it_is_not_recorded_while_the_helper_is_coming(case: Case, monkeypatch: 
 def test_what_recording_takes_is_counted_once_and_not_the_call_that_is_launched_meanwhile(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = SteppedClock()
+    monkeypatch.setattr(time, "perf_counter", clock.now)
+
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        time.sleep(0.03 if operations is case.recorder.launching else 0.02)
+        clock.sleep(0.03 if operations is case.recorder.launching else 0.02)
         return (operations.add(inputs[0], inputs[1]),)
 
-    monkeypatch.setattr(case.recorder, "trim", lambda: time.sleep(0.01))
+    monkeypatch.setattr(case.recorder, "trim", lambda: clock.sleep(0.01))
     run = case.make(body)
     run([case.floats(0), case.floats(1)])
     assert case.report.recording_ms == 0
 
-    began = time.perf_counter()
+    began = clock.now()
     run([case.floats(1), case.floats(1)])
-    whole_ms = (time.perf_counter() - began) * 1e3
+    whole_ms = (clock.now() - began) * 1e3
     counted_ms = case.report.recording_ms
     run([case.floats(2), case.floats(1)])
 
-    assert 20 + 2 * 10 <= counted_ms <= whole_ms - 30
+    assert counted_ms >= 20 + 2 * 10
+    assert counted_ms == pytest.approx(whole_ms - 30)
     assert case.report.recording_ms == counted_ms
 
 

@@ -289,7 +289,7 @@ def test_an_old_measurement_is_as_old_as_it_was_but_is_not_pruned_when_it_has_ju
 
 
 def test_a_clock_that_runs_ahead_elsewhere_makes_nothing_newer_than_now(
-    store: Store, database: Path, there: Path, make_request: RequestMaker
+    store: Store, database: Path, there: Path, make_request: RequestMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (entry,) = exported(there, current(make_request("a")))
     ahead = dataclasses.replace(entry, measured_at=time.time() + MONTH_S)
@@ -297,7 +297,7 @@ def test_a_clock_that_runs_ahead_elsewhere_makes_nothing_newer_than_now(
     ((latest,),) = rows(database, "SELECT max(measured_at) FROM measurement")
     assert latest <= time.time()
     theirs = dataclasses.replace(entry, origin=Origin("host-b", "0.1.0"), measured_at=latest + 1e-3)
-    time.sleep(0.01)
+    monkeypatch.setattr(time, "time", lambda: latest + 0.01)
     assert store.add_imported(ImportRequest((theirs,)), uid=0) == ImportAnswer(replaced=1)
 
 
