@@ -30,6 +30,8 @@ settings.load_profile("pygraph")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have torch compile through `tests/compiler`, in every process that is started from here; workers inherit that."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # or kernels wait for threads that have no core
     compiler = os.environ.get("CXX", "g++")
     if _FOLDER in os.environ or len(shlex.split(compiler)) != 1 or "g++" not in compiler:
         return

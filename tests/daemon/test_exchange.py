@@ -13,7 +13,7 @@ import pytest
 
 from pygraphd.daemon import control
 from pygraphd.schema.messages import RecordRequest, encode
-from tests.daemon.conftest import COMMAND, Home
+from tests.support.daemon_home import COMMAND, Home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

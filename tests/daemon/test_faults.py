@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.daemon.conftest import Home
+    from tests.support.daemon_home import Home
 
 pytestmark = pytest.mark.daemon
 

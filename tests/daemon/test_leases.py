@@ -17,7 +17,7 @@ from tests.support.patience import patient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.daemon.conftest import Home
+    from tests.support.daemon_home import Home
 
 pytestmark = [pytest.mark.daemon, pytest.mark.usefixtures("patient")]
 

@@ -28,7 +28,7 @@ from pygraphd.schema.reasons import Reason, ReasonCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.daemon.conftest import Home
+    from tests.support.daemon_home import Home
 
 pytestmark = pytest.mark.daemon
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
     from pygraphd.client.frontend.runtime import Session
     from pygraphd.client.recording.recordings import Recordings
-    from tests.gpu.beside import Beside
-    from tests.gpu.seen import Seeing
+    from tests.support.beside import Beside
+    from tests.support.seen import Seeing
 
 
 class Watched:
@@ -129,7 +129,7 @@ class Relocated:
 
     def __init__(self) -> None:
         from pygraphd.client.common.report import Report
-        from tests.gpu.seen import Seen
+        from tests.support.seen import Seen
 
         self.report = Report()
         self.seen = Seen()
@@ -152,7 +152,7 @@ class Relocated:
     def _recorder(self, device_index: int) -> Seeing:
         """Return the one of a device, as a session does: graphs that draw random numbers wait for each other."""
         from pygraphd.client.backend import driver
-        from tests.gpu.seen import Seeing
+        from tests.support.seen import Seeing
 
         if device_index not in self._recorders:
             self._recorders[device_index] = Seeing(driver.load(), device_index, self.seen)
@@ -206,7 +206,7 @@ class Moved(Relocated):
     """
 
     def __init__(self) -> None:
-        from tests.gpu.guards import Guarded
+        from tests.support.guards import Guarded
 
         super().__init__()
         self.guarded = Guarded("cuda")
@@ -218,7 +218,7 @@ class Moved(Relocated):
         super().make(runnable, device_index)
         import torch
 
-        from tests.gpu.beside import Beside
+        from tests.support.beside import Beside
 
         generator = torch.cuda.default_generators[device_index]
         self.beside.append(Beside(runnable, self.made[-1], self.guarded, generator))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.daemon.conftest import Home
 from tests.gpu.daemon_program import Training
 from tests.gpu.test_relocation_processes import ours, started, summary
+from tests.support.daemon_home import Home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,8 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from pygraphd.client.autotune import partition_trial
 from pygraphd.client.decisions import leases
 from pygraphd.client.frontend.runtime import Session
-from tests.daemon.conftest import Home
 from tests.support.compiled import ENOUGH, compile_once, relocating, run, session, sources
+from tests.support.daemon_home import Home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,6 @@ from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
 from pygraphd.daemon.store import Store
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, RecordRequest, decode
-from tests.daemon.conftest import Home
 from tests.support.clock import Clock
 from tests.support.compiled import (
     ENOUGH,
@@ -34,6 +33,7 @@ from tests.support.compiled import (
     sources,
     trained,
 )
+from tests.support.daemon_home import Home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

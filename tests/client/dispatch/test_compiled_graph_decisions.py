@@ -21,7 +21,6 @@ from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.messages import Decision, Deployment
 from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.reasons import Reason, ReasonCode
-from tests.daemon.conftest import Home
 from tests.support.clock import Clock
 from tests.support.compiled import (
     ENOUGH,
@@ -35,6 +34,7 @@ from tests.support.compiled import (
     sources,
     trained,
 )
+from tests.support.daemon_home import Home
 
 if TYPE_CHECKING:
     from pathlib import Path

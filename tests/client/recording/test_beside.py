@@ -9,10 +9,10 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import NodeType
-from tests.gpu.beside import Beside
-from tests.gpu.guards import Guarded
-from tests.gpu.seen import Seen
+from tests.support.beside import Beside
+from tests.support.guards import Guarded
 from tests.support.recording_case import Case, add
+from tests.support.seen import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.replay.replay import OTHER_GENERATOR
 from pygraphd.client.replay.rng import Generators, GeneratorTicket
 from pygraphd.client.replay.stream_affinity import OneStream
-from tests.client.replay.test_rng import Generator, as_signed
+from tests.support.generators import Generator, as_signed
 from tests.support.recording_case import Case
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording.result_check import CALLS_PER_POLL, CALLS_UNTIL_READ, DIFFERS
-from tests.client.recording.test_unsteady import SIZE, Noise
+from tests.support.noise import SIZE, Noise
 from tests.support.recording_case import Case
 
 if TYPE_CHECKING:

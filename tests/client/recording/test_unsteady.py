@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.backend.driver import Driver
+from tests.support.noise import SIZE, Noise
 from tests.support.recording_case import Case
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.support.emulator import Allocator, Emulator
     from tests.support.recording_case import Operations
 
 pytestmark = pytest.mark.torch
-
-SIZE = 64
 
 
 @pytest.fixture
@@ -27,35 +25,6 @@ def case(emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
     case = Case(emulator, allocator)
     yield case
     case.close()
-
-
-class Noise:
-    """Adds what is another number each time that kernels run, launched or in a graph."""
-
-    def __init__(self, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.values = torch.zeros(SIZE)
-        self.share = share
-        self.launches = 0
-        self._random = torch.Generator().manual_seed(0)
-        launch = Driver.launch
-
-        def shaken(driver: Driver, executable: int, stream: int) -> None:
-            self.shake()
-            launch(driver, executable, stream)
-
-        monkeypatch.setattr(Driver, "launch", shaken)
-
-    def shake(self) -> None:
-        self.values.copy_(self.share * torch.rand(SIZE, generator=self._random))
-
-    def adding(self, case: Case) -> Callable[[Operations, list[Any]], Any]:
-        def body(operations: Operations, inputs: list[Any]) -> Any:
-            if operations is case.recorder.launching:
-                self.launches += 1
-                self.shake()
-            return (operations.add(inputs[0], self.values),)
-
-        return body
 
 
 def test_what_differs_from_itself_is_recorded_at_the_second_time(

@@ -15,6 +15,7 @@ from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.replay.relocation_table import Segment, Span, outside
 from pygraphd.client.replay.rng import GeneratorTicket
 from pygraphd.client.replay.stream_affinity import OneStream
+from tests.support.generators import Generator, as_signed
 
 if TYPE_CHECKING:
     from tests.support.emulator import Emulator
@@ -23,23 +24,6 @@ pytestmark = pytest.mark.torch
 
 SEED, OFFSET, OTHER = range(3)
 ADVANCE = 8
-
-
-class Generator:
-    """A generator of which only the state counts."""
-
-    def __init__(self, seed: int, offset: int) -> None:
-        self.seed = seed
-        self.offset = offset
-
-    def initial_seed(self) -> int:
-        return self.seed
-
-    def get_offset(self) -> int:
-        return self.offset
-
-    def set_offset(self, offset: int) -> None:
-        self.offset = offset
 
 
 class Graph:
@@ -61,10 +45,6 @@ class Graph:
 
     def reset(self) -> None:
         self.is_reset = True
-
-
-def as_signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 class Case:

@@ -17,7 +17,7 @@ from pygraphd.client.replay.exec_cache import Executables
 from pygraphd.client.replay.relocation_table import Span
 from pygraphd.client.replay.rng import GeneratorTicket
 from pygraphd.client.replay.stream_affinity import OneStream
-from tests.client.replay.test_rng import Generator
+from tests.support.generators import Generator
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:

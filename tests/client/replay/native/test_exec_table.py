@@ -13,7 +13,7 @@ import torch
 
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.replay.native.ffi import Piece, helper
-from tests.client.replay.native.test_fused_replay import by_the_helper  # noqa: F401
+from tests.support.native import by_the_helper  # noqa: F401
 
 pytestmark = [
     pytest.mark.torch,

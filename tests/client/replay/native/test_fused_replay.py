@@ -17,14 +17,16 @@ from pygraphd.client.backend.errors import UnfitError
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.relocation_table import BLOCK
 from pygraphd.client.replay.rng import Draw
+from tests.support.native import by_the_helper
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pygraphd.client.replay.replay import Replay
     from tests.support.emulator import Emulator
+
+__all__ = ["by_the_helper"]  # fixtures
 
 pytestmark = [
     pytest.mark.torch,
@@ -71,14 +73,6 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
     blocks = Blocks()
     monkeypatch.setattr(torch_private, "allocator", lambda _device: blocks)
     return blocks
-
-
-@pytest.fixture
-def by_the_helper(compiled_helper: Path) -> Iterator[None]:
-    helper.forget()
-    assert helper.prepare(compiled_helper) is None
-    yield
-    helper.forget()
 
 
 class Case:

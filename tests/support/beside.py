@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.recording.comparison import Values, compare, tolerance_of
-from tests.gpu.guards import Old, poisoned, storages
+from tests.support.guards import Old, poisoned, storages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.comparison import Disagreement
     from pygraphd.client.recording.recordings import Recordings
     from pygraphd.client.recording.verification import Generator
-    from tests.gpu.guards import Guarded
+    from tests.support.guards import Guarded
 
 LAUNCHES = 8
 """Launches that are held against another one before it is believed that all are the same."""
