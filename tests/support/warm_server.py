@@ -5,6 +5,8 @@ new process: `import torch` there is the first one, with what PyTorch does last 
 PyGraph's hook waits for, has not been imported.
 """
 
+from __future__ import annotations
+
 import gc
 import importlib
 import importlib.abc
@@ -17,6 +19,7 @@ import sys
 import traceback
 import types
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch._dynamo.backends.registry
@@ -26,6 +29,9 @@ import torch._inductor.graph
 import torch._inductor.output_code
 import torch._inductor.scheduler
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 PATIENT = Path(__file__).parent / "patient" / "sitecustomize.py"
 BEFORE_THE_HOOK = "torch._inductor.compile_fx"
 
@@ -33,25 +39,27 @@ BEFORE_THE_HOOK = "torch._inductor.compile_fx"
 class _TorchAgain(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds torch, which is here already, once, and does what its import does at its end."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name == "torch":
             return importlib.machinery.ModuleSpec(name, self)
         if name.startswith("torch."):  # its parent is here, so nothing else would ask for torch first
             importlib.import_module("torch")
         return None
 
-    def create_module(self, spec):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         self._spec = torch.__spec__
-        return torch
+        return cast("types.ModuleType", torch)
 
-    def exec_module(self, module):
+    def exec_module(self, module: types.ModuleType) -> None:
         sys.meta_path.remove(self)
         module.__spec__ = self._spec
         if module._is_device_backend_autoload_enabled():
             module._import_device_backends()
 
 
-def _become(request, streams):
+def _become(request: dict[str, Any], streams: list[int]) -> tuple[str, str, types.ModuleType]:
     """Be the new process: its streams, variables, folder and arguments."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -71,14 +79,14 @@ def _become(request, streams):
     del sys.modules["torch"]
     sys.meta_path.insert(0, _TorchAgain())
     main = types.ModuleType("__main__")
-    main.__builtins__ = __builtins__
+    main.__dict__["__builtins__"] = __builtins__
     if first != "-c":
         main.__file__ = first
     sys.modules["__main__"] = main
     return name, text, main
 
 
-def _serve(connection):
+def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each request and tell how its process has ended; returns in the fork, with the request and its streams."""
     while True:
         data, streams, _, _ = socket.recv_fds(connection, 4, 3)
