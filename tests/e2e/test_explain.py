@@ -50,7 +50,7 @@ def test_every_graph_of_both_runs_is_explained(sandbox: Sandbox) -> None:
         assert sum(graph["ran"]["times"] for graph in graphs) == outcome.counts["graphs"] > 0
         for graph in graphs:
             assert graph["ran"]["source"] == source
-            assert graph["entry"]["reason"] == graph["ran"]["reason"] == "no CUDA device"
+            assert graph["entry"]["text"] == graph["ran"]["text"] == "no CUDA device"
             assert graph["nearest"] is None
         *blocks, last = text.strip().split("\n\n")
         assert len(blocks) == len(graphs)
