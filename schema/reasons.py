@@ -67,7 +67,17 @@ class ReasonCode(enum.StrEnum):
         "another process was still measuring it when the program ended",
     )
     TREES_GONE = "trees_gone", "graphs of PyTorch were chosen before, and are no choice any more"
+
+    # --- why no GRAPH could be recorded ---
     CANNOT_BE_RECORDED = "cannot_be_recorded", "it cannot be recorded: {}"
+    CANNOT_CAPTURE_NOW = "cannot_capture_now", "nothing can be captured now: {}"
+    NO_MEMORY_TO_RECORD = "no_memory_to_record", "not enough memory to record it: {}"
+    CAPTURE_DISTURBED = "capture_disturbed", "its recording was disturbed: {}"
+    DRIVER_FAILED = "driver_failed", "its recording failed in the driver: {}"
+    RECORDING_FAILED = "recording_failed", "its recording failed: {}"
+    VERIFICATION_FAILED = "verification_failed", "its verification failed: {}"
+    RESULTS_DIFFER = "results_differ", "its recording computes something else: {}"
+    BOUND_REACHED = "bound_reached", "it is not recorded any more: {}"
 
     # --- process groups ---
     RANKS_UNREACHABLE = "ranks_unreachable", "ranks: the group's store could not be asked"

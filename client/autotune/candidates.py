@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pygraphd.client.backend.torch_private import Runnable
 from pygraphd.schema.messages import Deployment
+
+if TYPE_CHECKING:
+    from pygraphd.schema.reasons import Reason
 
 
 class Relocating(Protocol):
@@ -15,6 +18,10 @@ class Relocating(Protocol):
     @property
     def refusal(self) -> str | None:
         """Why nothing could be recorded so far."""
+
+    @property
+    def why_refused(self) -> Reason | None:
+        """The same as a code and a detail."""
 
     @property
     def refused_for_good(self) -> bool:

@@ -21,6 +21,7 @@ from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.leases import Turn
 from pygraphd.client.decisions.ranks.consensus import ALONE, Part
+from pygraphd.schema import policy
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Measurement
 from pygraphd.schema.policy import decide
 from pygraphd.schema.reasons import Reason, ReasonCode
@@ -282,9 +283,9 @@ class Region:
     def _without_choice(self) -> Decision | None:
         """Return the decision if no GRAPH can be recorded, in any process or in this one."""
         relocate = self._candidates.relocate if self._candidates is not None else None
-        if relocate is None or (refusal := relocate.refusal) is None:
+        if relocate is None or (reason := relocate.why_refused) is None:
             return None
-        return rules.refused(refusal, for_good=relocate.refused_for_good)
+        return policy.only_kernels(reason, final=relocate.refused_for_good)
 
 
 def _sizes(inputs: list[Any]) -> tuple[int, ...]:

@@ -24,12 +24,6 @@ def not_measured(reason: Reason, calls: int = 0) -> Decision:
     return policy.only_kernels(reason, final=False, calls=calls)
 
 
-def refused(refusal: str, *, for_good: bool) -> Decision:
-    """Return the decision for a graph that could not be recorded; it is final if `for_good`: the next process could not either."""
-    reason = because(ReasonCode.CANNOT_BE_RECORDED, refusal)
-    return policy.only_kernels(reason, final=for_good)
-
-
 def too_few_calls(calls: int) -> Decision:
     """Return the provisional decision for a graph that was called `calls` times before the program ended."""
     return not_measured(Reason(ReasonCode.TOO_FEW_CALLS), calls)

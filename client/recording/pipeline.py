@@ -31,6 +31,7 @@ from pygraphd.client.replay.node_params import OpaqueError, PassingError
 from pygraphd.client.replay.replay import Replay
 from pygraphd.client.replay.rng import Generators, generators_in
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
+from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -189,16 +190,20 @@ class Pipeline:
                 return self._record(inputs, staged, constraints, is_doubted=is_doubted)
         except (PassingError, torch.OutOfMemoryError) as error:
             by_recorder = not isinstance(error, _NoMemoryError | torch.OutOfMemoryError)
-            return Refusal(_first_line(error), Persistence.TRANSIENT, by_recorder)
+            code = ReasonCode.CANNOT_CAPTURE_NOW if by_recorder else ReasonCode.NO_MEMORY_TO_RECORD
+            return Refusal(_first_line(error), Persistence.TRANSIENT, code, by_recorder)
         except OpaqueError as error:
             return Refusal(_first_line(error), Persistence.PERMANENT)
         except (UnfitError, DriverError) as error:
             reason = _first_line(error)
             self._retries[reason] += reason in _RETRIED
             is_retried = 0 < self._retries[reason] <= MAX_RETRIES
-            return Refusal(reason, Persistence.ONE_CALL if is_retried else Persistence.PROCESS)
+            is_driver = isinstance(error, DriverError)
+            code = ReasonCode.DRIVER_FAILED if is_driver else ReasonCode.CAPTURE_DISTURBED
+            return Refusal(reason, Persistence.ONE_CALL if is_retried else Persistence.PROCESS, code)
         except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can run as if nothing had been
-            return Refusal(f"recording failed: {_first_line(error)}", Persistence.PROCESS)
+            reason = f"recording failed: {_first_line(error)}"
+            return Refusal(reason, Persistence.PROCESS, ReasonCode.RECORDING_FAILED)
 
     def compare(self, attempt: Attempt, outputs: Sequence[Any]) -> Disagreement | Refusal | None:
         """Compare a recording with KERNELS, which have returned `outputs`; return why it cannot be used, None if it can."""
@@ -209,7 +214,8 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
             is_short = isinstance(error, torch.OutOfMemoryError)
             persistence = Persistence.TRANSIENT if is_short else Persistence.PROCESS
-            return Refusal(f"verification failed: {_first_line(error)}", persistence)
+            reason = f"verification failed: {_first_line(error)}"
+            return Refusal(reason, persistence, ReasonCode.VERIFICATION_FAILED)
         if self.costs is not None:
             self.costs = dataclasses.replace(self.costs, compare_ms=(time.perf_counter() - began) * 1e3)
         return found

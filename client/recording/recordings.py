@@ -26,6 +26,7 @@ from pygraphd.client.recording.refusals import Disagreements, Persistence, Refus
 from pygraphd.client.recording.result_check import ResultCheck
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.replay import Replay
+from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.pipeline import Attempt, Costs, Recorder
     from pygraphd.client.replay.native.ffi import Fused
     from pygraphd.client.replay.rng import Draw
+    from pygraphd.schema.reasons import Reason
 
     Size = tuple[int, ...]
 
@@ -271,7 +273,8 @@ class Recordings:
             return outputs
         attempt.close()
         if not isinstance(found, Refusal):
-            found = Refusal(str(found), slot.disagreements.add(found, attempt.unreferenced))
+            persistence = slot.disagreements.add(found, attempt.unreferenced)
+            found = Refusal(str(found), persistence, ReasonCode.RESULTS_DIFFER)
         self._refuse(slot, found)
         return outputs
 
@@ -368,6 +371,12 @@ class Recordings:
         return refusal.reason if refusal is not None else None
 
     @property
+    def why_refused(self) -> Reason | None:
+        """The same as it is stored: a code, with the text as its detail."""
+        refusal = self.refusal_of()
+        return refusal.why if refusal is not None else None
+
+    @property
     def refused_for_good(self) -> bool:
         """Whether no size could be recorded, and the reason holds in the next process too."""
         refusal = self.refusal_of()
@@ -379,7 +388,7 @@ class Recordings:
         if any(slot.replay is not None for slot in slots):
             return None
         reason = self._why_no_more(size)
-        bound = Refusal(reason, Persistence.PROCESS) if reason else None
+        bound = Refusal(reason, Persistence.PROCESS, ReasonCode.BOUND_REACHED) if reason else None
         return next((slot.refusal for slot in slots if slot.refusal is not None), bound)
 
     @property
@@ -425,6 +434,12 @@ class RecordingsAtSize:
         """Why this size could not be recorded."""
         refusal = self.all.refusal_of(self.size)
         return refusal.reason if refusal is not None else None
+
+    @property
+    def why_refused(self) -> Reason | None:
+        """The same as it is stored: a code, with the text as its detail."""
+        refusal = self.all.refusal_of(self.size)
+        return refusal.why if refusal is not None else None
 
     @property
     def refused_for_good(self) -> bool:

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from pygraphd.client.recording.comparison import Disagreement
+from pygraphd.schema.reasons import Reason, ReasonCode, because
 
 
 class Persistence(enum.Enum):
@@ -27,8 +28,14 @@ class Refusal:
 
     reason: str
     persistence: Persistence
+    code: ReasonCode = ReasonCode.CANNOT_BE_RECORDED
     by_recorder: bool = False
     """Whether the recorder cannot capture anything now. It is asked whether that is over."""
+
+    @property
+    def why(self) -> Reason:
+        """The reason as it is stored: the code, with the text as its detail."""
+        return because(self.code, self.reason)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from pygraphd.client.decisions.service import Cache
 from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
+from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.clock import Clock
 
 if TYPE_CHECKING:
@@ -96,6 +97,10 @@ class Relocating:
     @property
     def refused_for_good(self) -> bool:
         return self.refusal is not None and self.for_good
+
+    @property
+    def why_refused(self) -> Reason | None:
+        return None if self.refusal is None else Reason(ReasonCode.CANNOT_BE_RECORDED, self.refusal)
 
     @property
     def run(self) -> Relocating:

@@ -21,6 +21,7 @@ from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.leases import Turn
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Measurement
+from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.clock import Clock
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class Relocating:
     def __init__(self, refusal: str | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.refusal = refusal
         self.meanwhile = meanwhile
+
+    @property
+    def why_refused(self) -> Reason | None:
+        return None if self.refusal is None else Reason(ReasonCode.CANNOT_BE_RECORDED, self.refusal)
 
     @property
     def run(self) -> Relocating:

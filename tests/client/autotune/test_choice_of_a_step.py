@@ -178,7 +178,7 @@ def usual(random_: random.Random) -> Program:
 class Relocating:
     """A graph that is recorded at once, and never refuses."""
 
-    refusal = None
+    refusal = why_refused = None
     refused_for_good = False
     prepared = 0
 

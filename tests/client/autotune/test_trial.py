@@ -23,7 +23,7 @@ MOST_CALLS = 2_000
 class Partition:
     """A partition whose GRAPH records at its first calls; some of its later calls make an executable, which takes long, too."""
 
-    refusal = None
+    refusal = why_refused = None
     refused_for_good = False
 
     def __init__(

@@ -41,7 +41,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 class Relocating:
     """Stands where relocatable graphs do; some of its calls, by their numbers, make an executable, which takes ten times as long."""
 
-    refusal = None
+    refusal = why_refused = None
     refused_for_good = False
 
     def __init__(self, makes_at: range = range(0), run: Any = None) -> None:
