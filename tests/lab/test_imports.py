@@ -25,7 +25,7 @@ def test_differences_are_paired_with_the_baseline(tmp_path: Path) -> None:
     base, slow, variable = json.loads(out.read_text())["records"]
     assert base["difference_ms"] is None
     assert base["wall_ms"]["n"] == slow["difference_ms"]["n"] == variable["difference_ms"]["n"] == 3
-    assert slow["difference_ms"]["median"] > 100
+    assert slow["wall_ms"]["median"] > 200  # which it sleeps, and a busy machine only makes more of
     assert len(lines) == 3
     assert "beside: base" in lines[1]
 
