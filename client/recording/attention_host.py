@@ -1,8 +1,8 @@
-"""Recordings graphs of memory-efficient attention that is trained: where its random numbers began stays on the CPU, as if launched.
+"""Recordings of memory-efficient attention in a training, whose RNG state passes from forward to backward on the CPU, as under KERNELS.
 
-Captured, that attention leaves it on the GPU, and a backward takes it from where a forward that was run in the same way has
-left it. Here it is handed over as numbers of the host, whichever way either of the two runs, so that they need not run alike:
-they are known without asking the GPU, since they are how far the generator had come, plus the same at each call.
+In a capture this attention leaves its RNG state (seed and offset) on the GPU, and a captured backward reads it there. Then forward
+and backward would have to run in the same way. Here the state passes as numbers of the host, whichever way either of them runs.
+The host knows them without asking the GPU: the offset is that of the generator plus a constant.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ON_THE_GPU = "attention's random state was given on the GPU: its forward was captured otherwise"
 NOT_SENT = "attention's random state could not be sent to the GPU"
 READ_BACK = "attention's random state was read from the GPU: it is not where the generator says"
-_SIGN, _WORDS = 1 << 63, 1 << 64
+_SIGN, _RANGE = 1 << 63, 1 << 64
 _CPU = torch.device("cpu")
 
 
@@ -44,37 +44,40 @@ def make_recordings(
     max_recordings: int = MAX_RECORDINGS,
     recheck_s: float = 0.0,
 ) -> Recordings:
-    """Return a callable as relocatable graphs, of the kind that its graph needs."""
+    """Return the recordings of a callable: `WithHostState` if its graph has RNG state of attention; for the rest see `Recordings`."""
     if facts.state:
         return WithHostState(launch, recorder, report, facts, max_recordings)
     return Recordings(launch, recorder, report, facts, max_recordings, recheck_s)
 
 
 class _Call(threading.local):
-    """What one call, in its thread, has been given on the CPU, and what it is to hand out there."""
+    """The RNG state of the call in the current thread, on the CPU."""
 
     given: Sequence[torch.Tensor] = ()
+    """The state among the inputs."""
     drawn: Sequence[torch.Tensor] | None = None
-    """None: it is in the outputs already."""
+    """The state among the outputs; None if the outputs hold it already."""
 
     def set(self, given: Sequence[torch.Tensor] = ()) -> None:
-        """Begin a call, or end it."""
+        """Begin or end a call."""
         self.given, self.drawn = given, None
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """By how much each offset is beyond where a replay found the generator, and what makes a tensor of each, over one of all."""
+    """How the offsets of a replay follow from the generator's offset."""
 
     offsets: tuple[int, ...]
+    """What is added to the generator's offset before the replay, for each offset among the outputs."""
     fill: Callable[[list[Any], list[Any], list[Any]], None]
+    """Makes a scalar tensor of each, in the storage of one tensor."""
 
 
 class WithHostState(Recordings):
-    """A `Recordings` whose graph has a `State`. What is recorded and verified has it on the GPU, callers have it on the CPU."""
+    """Recordings of a graph that has RNG state of attention: recorded and verified with it on the GPU, called with it on the CPU."""
 
-    _hears_of_draws = True
-    _asks_of_captures = False  # as `_why_as_compiled` does so before
+    _needs_draws = True
+    _checks_capture = False  # since `_why_as_compiled` does
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class WithHostState(Recordings):
         facts: GraphFacts,
         max_recordings: int = MAX_RECORDINGS,
     ) -> None:
-        """Run `launch` so; for the rest see `Recordings`."""
+        """Record `launch`; see `Recordings`."""
         super().__init__(self._on_gpu, recorder, report, facts, max_recordings)
         self._as_compiled = launch
         self._state = facts.state
@@ -93,13 +96,13 @@ class WithHostState(Recordings):
         self._call = _Call()
         self._begun: weakref.WeakKeyDictionary[Replay, _Begun | None] = weakref.WeakKeyDictionary()
         self._seed, self._idle = _number(0), _number(0)
-        # Nothing is copied: the user may be capturing while this is compiled.
+        # No copy to the GPU: the user may be capturing while the graph is compiled.
         idle_inputs = facts.state.idle_inputs
         self._idle_on_gpu = torch.empty_like(self._idle, device=self._device) if idle_inputs else None
 
     @property
     def run(self) -> Runnable:
-        """What to call: this, as each call has its state put on the GPU and handed out on the CPU."""
+        """What to call in steady state: this object, which moves the state of each call to the GPU and back."""
         return self
 
     def _run(self, inputs: list[Any]) -> Any:
@@ -109,7 +112,7 @@ class WithHostState(Recordings):
         self._call.set([inputs[index] for index in self._taken])
         try:
             if reason := self._put_on_gpu(inputs):
-                return self._step_aside(reason, inputs)
+                return self._fall_back(reason, inputs)
             outputs = super()._run(inputs)
             drawn = self._call.drawn
             return outputs if drawn is None else self._with_state(outputs, drawn)
@@ -117,11 +120,11 @@ class WithHostState(Recordings):
             self._call.set()
 
     def _put_on_gpu(self, inputs: list[Any]) -> str | None:
-        """Put what a replay reads in the place of what was given; return why that cannot be."""
+        """Replace the state among the inputs by that on the GPU; return why that has failed, None if it has not."""
         state = self._state
         try:
             sent = self._sent([inputs[index] for index in state.inputs])
-        except Exception as error:  # noqa: BLE001 - nothing has run yet; if it is the user's to know, the launched call meets it
+        except Exception as error:  # noqa: BLE001 - nothing has run yet; an error of the user's occurs again when the call runs as KERNELS
             return f"{NOT_SENT}: {type(error).__name__}"
         for index, value in zip(state.inputs, sent, strict=True):
             inputs[index] = value
@@ -142,10 +145,10 @@ class WithHostState(Recordings):
             made[index] = self._idle
         return tuple(made) if isinstance(outputs, tuple) else made
 
-    # --- what is recorded ---
+    # --- the recorded callable ---
 
     def _on_gpu(self, inputs: list[Any]) -> list[Any]:
-        """Run what was compiled, with its state on the GPU, as in a replay."""
+        """Run the compiled callable with its state on the GPU, as a replay does."""
         if self._recorder.in_capture():
             for index in self._state.idle_inputs:
                 inputs[index] = self._idle_on_gpu
@@ -153,7 +156,7 @@ class WithHostState(Recordings):
         else:
             outputs = list(self._given_back(inputs))
             self._call.drawn = [outputs[index] for index in self._state.drawn]
-            # The call has its result, whatever this comes to: what is not as in a replay is not verified, and not used.
+            # The call has its result even if this fails. Then the state is not where verification expects it, and the recording is not used.
             with contextlib.suppress(Exception):
                 for index, value in zip(self._state.drawn, self._sent(self._call.drawn), strict=True):
                     outputs[index] = value
@@ -161,23 +164,23 @@ class WithHostState(Recordings):
             outputs[index] = None
         return outputs
 
-    def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
+    def _fall_back(self, reason: str, inputs: list[Any]) -> Any:
         self._report.step_aside(reason)
         return self._given_back(inputs)
 
     def _given_back(self, inputs: list[Any]) -> Any:
-        """Run what was compiled on what the call was given."""
+        """Run the compiled callable on the state that the call was given."""
         for index, value in zip(self._taken, self._call.given, strict=True):
             inputs[index] = value
         return self._as_compiled(inputs)
 
     def _sent(self, scalars: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        # Pageable memory, which CUDA has read before it returns, without waiting for the GPU.
+        # CUDA has read pageable memory when the copy returns, and does not wait for the GPU.
         return torch.stack(list(scalars)).to(self._device, non_blocking=True).unbind() if scalars else ()
 
-    # --- what a replay hands out ---
+    # --- the state that a replay returns ---
 
-    def _drew(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
+    def _note_draw(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
         self._call.drawn = self._numbers(replay, outputs, drawn) if self._state.drawn else ()
 
     def _numbers(self, replay: Replay, outputs: Sequence[Any], drawn: Draw | None) -> Sequence[torch.Tensor]:
@@ -185,7 +188,7 @@ class WithHostState(Recordings):
             return self._known(begun, drawn)
         read = [
             outputs[index].cpu() for index in self._state.drawn
-        ]  # in no memory of the GPU, as there may be none
+        ]  # one by one: to join them takes memory of the GPU, and there may be none
         if replay not in self._begun:
             self._begun[replay] = self._learn([int(each) for each in read], drawn)
         else:
@@ -193,7 +196,7 @@ class WithHostState(Recordings):
         return read
 
     def _learn(self, read: Sequence[int], drawn: Draw | None) -> _Begun | None:
-        """Return how a replay's state follows from the generator's; None if it does not."""
+        """Return how the state of a replay follows from the generator's; None if it does not."""
         if drawn is None:
             return None
         seeds, offsets = read[: len(self._state.seeds)], read[len(self._state.seeds) :]
@@ -209,13 +212,13 @@ class WithHostState(Recordings):
         if int(seed) != _signed(drawn.seed):
             seed = self._seed = _number(_signed(drawn.seed))
         offsets: list[Any] = [None] * len(begun.offsets)
-        # Not views, as autograd knows them: each of those would be detached when it is saved.
+        # Not views in autograd's sense: autograd would detach each of these when it is saved.
         begun.fill([_numbers([drawn.before + each for each in begun.offsets])], [], offsets)
         return [seed] * len(self._state.seeds) + offsets
 
 
 def _number(value: int) -> torch.Tensor:
-    return torch.scalar_tensor(value, dtype=torch.int64, device=_CPU)  # whatever the user's default device is
+    return torch.scalar_tensor(value, dtype=torch.int64, device=_CPU)  # not on the user's default device
 
 
 def _numbers(values: Sequence[int]) -> torch.Tensor:
@@ -223,5 +226,5 @@ def _numbers(values: Sequence[int]) -> torch.Tensor:
 
 
 def _signed(seed: int) -> int:
-    """Return a seed as attention keeps it, in 64 bits with a sign."""
-    return seed - _WORDS if seed >= _SIGN else seed
+    """Return a seed as a signed 64-bit number, as attention stores it."""
+    return seed - _RANGE if seed >= _SIGN else seed

@@ -31,7 +31,6 @@ from pygraphd.schema.reasons import ReasonCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pygraphd.client.backend.errors import Misfit
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.pipeline import Attempt, Costs, Recorder
@@ -62,7 +61,7 @@ SEEN_BY_HOOKS = "hooks see what is saved for the backward, which shares storages
 
 @dataclass(slots=True, eq=False)
 class SizeSlot:
-    """What is known of one size of a callable that has come: its recording, or why there is none, and what the next one needs."""
+    """What is known of one size of a callable: its recording, or why there is none, and what the next recording has to support."""
 
     size: Size
     replay: Replay | None = None
@@ -77,9 +76,10 @@ class SizeSlot:
 class Recordings:
     """Runs a compiled callable as GRAPH where it can; call it with Inductor's list of inputs."""
 
-    _hears_of_draws = False
-    _asks_of_captures = True
-    """Whether each call has to ask if the user is capturing the current stream; a call within such a capture runs as KERNELS."""
+    _needs_draws = False
+    """Whether `_note_draw` is called after each replay."""
+    _checks_capture = True
+    """Whether each call checks if the user is capturing the current stream. Within such a capture it runs as KERNELS."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Recordings:
         self._integers: list[int] = []
         """Indices of the integers among the inputs: the same at each call, and found at the first."""
         self._is_called = False
-        self._put_off = 0
+        self._postponed = 0
         self._recording = threading.Lock()
         self._changing = threading.Lock()
         """Guards `_slots` and the recordings in them; held only while they change."""
@@ -133,23 +133,23 @@ class Recordings:
         slot = self._slots.get(size)
         if slot is None or (replay := slot.replay) is None:
             return self._without_replay(size, inputs)
-        if self._asks_of_captures and self._recorder.in_capture():
-            return self._step_aside(IN_A_CAPTURE, inputs)
+        if self._checks_capture and self._recorder.in_capture():
+            return self._fall_back(IN_A_CAPTURE, inputs)
         if replay.layout.saves_together and torch_private.saves_by_hooks():
-            return self._step_aside(SEEN_BY_HOOKS, inputs)
+            return self._fall_back(SEEN_BY_HOOKS, inputs)
         if replay.counts.replays >= replay.counts.look_at:
-            return self._looked_at(slot, replay, inputs)
+            return self._checked(slot, replay, inputs)
         return self._replay(slot, replay.drawing, inputs)
 
     def run_by_steps(self, inputs: list[Any]) -> Any:
-        """Run a call that the compiled helper found its recording not to fit."""
+        """Run a call for which the compiled helper found that the recording cannot serve it as it is."""
         slot = self._slots.get(self._size_of(inputs))
         if slot is None or (replay := slot.replay) is None:
             return self(inputs)
         return self._replay(slot, replay.by_steps, inputs)
 
     def replay_failed(self, inputs: list[Any], error: Exception) -> Any:
-        """Run a call whose replay by the compiled helper has raised, with nothing launched; raises what is no matter of ours."""
+        """Run a call whose replay by the compiled helper has raised `error` before a launch. Raises it if it is not ours."""
 
         def fail(_: list[Any]) -> Any:
             raise error
@@ -157,12 +157,12 @@ class Recordings:
         slot = self._slots.get(self._size_of(inputs))
         return fail(inputs) if slot is None else self._replay(slot, fail, inputs)
 
-    def _looked_at(self, slot: SizeSlot, replay: Replay, inputs: list[Any]) -> Any:
-        """Run a call at which it may be time to check results."""
+    def _checked(self, slot: SizeSlot, replay: Replay, inputs: list[Any]) -> Any:
+        """Run a call at which results may have to be checked."""
         if reason := self._check.verdict(replay):
             self._drop(slot)
             slot.refusal = Refusal(reason, Persistence.PROCESS)
-            return self._step_aside(reason, inputs)
+            return self._fall_back(reason, inputs)
         given = self._check.begin(replay, inputs)
         outputs = self._replay(slot, replay.drawing, inputs)
         if given is not None:
@@ -182,10 +182,13 @@ class Recordings:
             self._drop(slot)
             slot.refusal = Refusal(reason, Persistence.PROCESS)
         if reason is not None:
-            # Not within `except`: the error's traceback keeps what was allocated for the replay.
-            return self._otherwise(slot, inputs, reason, mismatch)
-        if self._hears_of_draws and slot.replay is not None:
-            self._drew(slot.replay, outputs, drawn)
+            # Outside of `except`: the error's traceback keeps the memory of the replay.
+            is_due = mismatch is not None and slot.mismatches.add(inputs, mismatch)
+            if not is_due or self._why_no_more(slot.size):
+                return self._fall_back(reason, inputs)
+            return self._record_or_fall_back(slot, inputs, reason)
+        if self._needs_draws and slot.replay is not None:
+            self._note_draw(slot.replay, outputs, drawn)
         return outputs
 
     def _size_of(self, inputs: list[Any]) -> Size:
@@ -194,37 +197,22 @@ class Recordings:
             self._is_called = True
         return tuple(map(inputs.__getitem__, self._integers))
 
-    def _drew(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
-        """Note the range of random numbers that a replay was given, if `_hears_of_draws`."""
+    def _note_draw(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
+        """Note the range of random numbers that a replay has drawn."""
 
-    def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
+    def _fall_back(self, reason: str, inputs: list[Any]) -> Any:
         self._report.step_aside(reason)
         self._pipeline.note_launch()
         return self._launch(inputs)
 
-    def _otherwise(self, slot: SizeSlot, inputs: list[Any], reason: str, mismatch: Misfit | None) -> Any:
-        """Run a call that its recording cannot serve: as KERNELS, or recorded again if the layout has mismatched often enough."""
-        is_due = mismatch is not None and slot.mismatches.add(inputs, mismatch)
-        if not is_due or self._why_no_more(slot.size) or not self._recording.acquire(blocking=False):
-            return self._step_aside(reason, inputs)
-        try:
-            return self._record(slot, inputs)
-        finally:
-            self._recording.release()
-
     def _without_replay(self, size: Size, inputs: list[Any]) -> Any:
         slot = self._slots.get(size)
         if slot is None:
-            return self._step_aside(self._add_slot(size), inputs)
+            return self._fall_back(self._add_slot(size), inputs)
         reason = self._why_not_record(slot)
         if reason is not None:
-            return self._step_aside(reason, inputs)
-        if not self._recording.acquire(blocking=False):
-            return self._step_aside(BEING_RECORDED, inputs)
-        try:
-            return self._record(slot, inputs)
-        finally:
-            self._recording.release()
+            return self._fall_back(reason, inputs)
+        return self._record_or_fall_back(slot, inputs, BEING_RECORDED)
 
     def _why_not_record(self, slot: SizeSlot) -> str | None:
         if slot.refusal is not None:
@@ -234,7 +222,7 @@ class Recordings:
         if reason := self._why_no_more(slot.size):
             return reason
         if helper.is_coming():
-            self._put_off += 1
+            self._postponed += 1
             return HELPER_IS_COMING
         return IN_A_CAPTURE if self._recorder.in_capture() else None
 
@@ -246,6 +234,15 @@ class Recordings:
         return slot.retries.count()
 
     # --- recording ---
+
+    def _record_or_fall_back(self, slot: SizeSlot, inputs: list[Any], reason: str) -> Any:
+        """Record a call; while another thread is recording, run it as KERNELS for `reason`."""
+        if not self._recording.acquire(blocking=False):
+            return self._fall_back(reason, inputs)
+        try:
+            return self._record(slot, inputs)
+        finally:
+            self._recording.release()
 
     def _record(self, slot: SizeSlot, inputs: list[Any]) -> Any:
         """Run a call as KERNELS, and keep a recording of it if that does the same."""
@@ -395,17 +392,12 @@ class Recordings:
     def prepared(self) -> int:
         """A number that changes with each recording or executable that is made or put off: such a call is no steady-state call."""
         made = sum(replay.executables for replay in self.replays)
-        return self._pipeline.captures + self._put_off + made
+        return self._pipeline.captures + self._postponed + made
 
     @property
     def costs(self) -> Costs | None:
         """What making the latest recording cost."""
         return self._pipeline.costs
-
-    @property
-    def recordings(self) -> int:
-        """The number of recordings."""
-        return len(self._recorded())
 
     @property
     def replays(self) -> tuple[Replay, ...]:

@@ -144,7 +144,7 @@ def test_a_graph_that_serves_is_checked_and_goes_on(relocated: Relocated) -> Non
     counts = relocated.report.counts
     assert counts["checked_results"] >= 1
     assert counts["wrong_results"] == 0
-    assert relocated.made[0].recordings == 1
+    assert len(relocated.made[0].replays) == 1
     assert torch.cuda.memory_allocated() <= before + (1 << 20)
 
 
@@ -161,6 +161,6 @@ def test_a_graph_that_is_wrong_is_dropped(relocated: Relocated, capsys: pytest.C
         compiled(randn(64, 64))
 
     assert relocated.report.counts["wrong_results"] == 1
-    assert relocated.made[0].recordings == 0
+    assert len(relocated.made[0].replays) == 0
     assert DIFFERS in str(relocated.made[0].refusal)
     assert DIFFERS in capsys.readouterr().err

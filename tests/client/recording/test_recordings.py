@@ -32,7 +32,7 @@ def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None
     case.expect(captured=1, staged=0)
     assert case.report.summary()["nodes_in_graphs"] == 1
     assert case.report.fallbacks == {recordings.NOT_YET: 1}
-    assert case.recorder.captures == run.recordings == 1
+    assert case.recorder.captures == len(run.replays) == 1
     assert run.refusal is None
 
 
@@ -221,7 +221,7 @@ def test_sizes_are_recorded_when_they_come_back_and_never_without_end(case: Case
             call(n)
 
     case.expect(captured=recordings.CAPTURES_OF_EACH * recordings.MAX_RECORDINGS)
-    assert run.recordings == recordings.MAX_RECORDINGS
+    assert len(run.replays) == recordings.MAX_RECORDINGS
     assert case.report.fallbacks[recordings.TOO_MANY_CAPTURES] > 0
     _, executables = case.emulator.live()
     assert executables <= recordings.MAX_RECORDINGS
@@ -264,14 +264,13 @@ def test_each_size_has_its_part_which_can_be_let_go_of(case: Case) -> None:
     }  # fmt: skip
     assert [part.refused_for_good for part in parts.values()] == [False, False, True]
     assert parts[1].at((3,)) == parts[3]
-    assert run.recordings == 2
     first, second = run.replays
     parts[1]([case.floats(5, 6), 1])
     assert run.replays == (second, first)  # in the order of use
     assert run.replays[-1] is run._slots[(1,)].replay
     parts[1].close()
     parts[3].close()
-    assert run.recordings == 1
+    assert [*run.replays] == [second]
     assert case.emulator.live()[1] == 1
     captures = case.recorder.captures
     assert parts[2]([case.floats(5, 6), 2])[0].tolist() == [10, 12]
@@ -349,7 +348,7 @@ def test_how_many_recordings_there_are_can_be_set(case: Case) -> None:
         for n in range(1, 6):
             run([case.allocator.tensor(torch.ones(n)), case.allocator.tensor(torch.ones(n)), n])
 
-    assert run.recordings == 2
+    assert len(run.replays) == 2
     case.expect(captured=2 * recordings.CAPTURES_OF_EACH)
 
 

@@ -102,7 +102,7 @@ def test_a_driver_call_that_fails_costs_the_recording_and_not_the_call(case: Cas
     assert run(inputs)[0].tolist() == [7]
 
     case.emulator.fail_at(0)
-    assert run.recordings == 0
+    assert len(run.replays) == 0
     assert run.refusal is not None
     assert "CUresult 999" in run.refusal
     assert not run.refused_for_good

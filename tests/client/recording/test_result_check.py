@@ -70,7 +70,7 @@ def test_a_graph_that_is_right_goes_on(case: Case, capsys: pytest.CaptureFixture
     checked = case.report.counts["checked_results"]
     assert checked >= 3
     assert body.launches == 2 + 2 * checked
-    assert (run.recordings, case.report.counts["wrong_results"], failures(case)) == (1, 0, {})
+    assert (len(run.replays), case.report.counts["wrong_results"], failures(case)) == (1, 0, {})
     assert capsys.readouterr().err == ""
 
 
@@ -87,7 +87,7 @@ def test_a_graph_that_has_become_wrong_is_dropped_and_said_to_be(
     assert seen[0] == 1.0
     assert seen[-1] == 3.0  # launched
     reason = f"{DIFFERS} (output 0)"
-    assert (run.recordings, run.refusal, run.refused_for_good) == (0, reason, False)
+    assert (len(run.replays), run.refusal, run.refused_for_good) == (0, reason, False)
     case.expect(checked_results=1, wrong_results=1, captured=1)
     assert failures(case) == {reason: 1}
     assert case.report.fallbacks[reason] >= 1
@@ -121,7 +121,7 @@ def test_what_differs_from_itself_is_not_wrong(case: Case, monkeypatch: pytest.M
 
     case.expect(wrong_results=0)
     assert case.report.counts["checked_results"] >= 2
-    assert run.recordings == 1
+    assert len(run.replays) == 1
 
 
 @pytest.mark.parametrize("why", ["switched off", "not due", "host code", "random", "memory", "capture"])
@@ -157,4 +157,4 @@ def test_an_error_of_ours_costs_the_check_and_not_the_call(case: Case) -> None:
     assert set(call(case, run, NEXT_CHECK)) == {1.0}
 
     assert failures(case) == {"checking results: OutOfMemoryError": 1}
-    assert run.recordings == 1
+    assert len(run.replays) == 1
