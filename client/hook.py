@@ -115,7 +115,7 @@ class Hook:
             transport = Transport(self.session.locations.socket)
             readonly = self.session.options.readonly
             if reason := daemon_start.ensure(transport, forbidden=forbidden if readonly else None):
-                self.session.report.fail(f"daemon: {reason}")
+                self.session.report.count_failure(f"daemon: {reason}")
             if torch_private.cuda_is_set_up():  # else there may be nothing to relocate
                 self.session.prepare_helper()
         with self._guard("splitting graphs"):
@@ -131,7 +131,7 @@ class Hook:
         if session is None or not session.options.relocate or torch_private.missing_for_passes():
             return
         if reason := torch_private.missing_for_partitions():
-            session.report.fail(f"custom operators: {reason}")
+            session.report.count_failure(f"custom operators: {reason}")
             return
         self._split_no_more = torch_private.split_graphs(session.options.graph_ops)
 
@@ -164,7 +164,7 @@ class Hook:
         from pygraphd.client.backend import torch_private
 
         if reason := torch_private.missing_for_passes():
-            session.report.fail(f"placement: {reason}")
+            session.report.count_failure(f"placement: {reason}")
         return reason is None
 
     def _placement(self) -> tuple[Callable[[Any], None], tuple[str, ...]]:
@@ -182,7 +182,7 @@ class Hook:
 
         with self._guard("telling of placement"):
             if session.options.placement and not provenance.passes_ran(compiled):
-                session.report.fail(provenance.NOT_APPLIED)
+                session.report.count_failure(provenance.NOT_APPLIED)
             provenance.report_results(compiled, session.report, upload.sender.set_source_lines)
 
     # --- within a compilation ---

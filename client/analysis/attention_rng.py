@@ -71,7 +71,7 @@ def _dropout(arguments: list[str], position: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RngState:
     """The scalars of a graph that are on the CPU if it is launched and on the GPU if it is captured, by index.
 
     Nobody reads or writes those of attention that drops nothing, which are `idle`.
@@ -94,10 +94,10 @@ class State:
         """The outputs that hold something."""
         return self.seeds + self.offsets
 
-    def of_partition(self, inputs: Sequence[int | None], outputs: Sequence[Sequence[int]]) -> State:
+    def of_partition(self, inputs: Sequence[int | None], outputs: Sequence[Sequence[int]]) -> RngState:
         """Return those of a part of the graph; the maps say which of the graph's inputs and outputs its own are."""
         taken = [(each,) for each in inputs]
-        return State(
+        return RngState(
             _where(outputs, self.seeds),
             _where(outputs, self.offsets),
             _where(outputs, self.idle_outputs),
@@ -122,22 +122,22 @@ _ANY_CALL = re.compile(rf"torch\.ops\.\w+\.\w*{_MOVING}\w*\.")
 _NOT_CODE = re.compile(r"^ *#.*$|;  (?:\w+ = )+None$", re.MULTILINE)
 
 
-def moves(text: str) -> bool:
+def has_rng_state(text: str) -> bool:
     """Whether a graph has such scalars at all."""
     return _MOVING in text
 
 
-def state_of(text: str) -> State | None:
+def rng_state_of(text: str) -> RngState | None:
     """Return them, of a graph as FX prints it; None if it does anything with them but hand them from a forward to a backward."""
-    if not moves(text):
-        return State()
+    if not has_rng_state(text):
+        return RngState()
     try:
         return _Reading(_NOT_CODE.sub("", text)).state()
-    except _StrangeError:
+    except _NotUnderstoodError:
         return None
 
 
-class _StrangeError(Exception):
+class _NotUnderstoodError(Exception):
     """A graph does something else with such a scalar, or is not understood."""
 
 
@@ -147,17 +147,17 @@ class _Reading:
     def __init__(self, code: str) -> None:
         takes, returns = fx_text.inputs(code), fx_text.returned(code)
         if takes is None or returns is None:
-            raise _StrangeError
+            raise _NotUnderstoodError
         self._code, self._takes, self._returns = code, takes, returns
         self._uses = Counter(re.findall(r"\w+", code))
         self._results = {(call, int(item)): name for name, call, item in _RESULT.findall(code)}
 
-    def state(self) -> State:
+    def state(self) -> RngState:
         """Return what all operators of the graph have."""
         forwards = [call for call in _CALL.findall(self._code) if call[1] == _EFFICIENT]
         backwards = [arguments.split(", ") for arguments in _BACKWARD.findall(self._code)]
         if len(forwards) + len(backwards) != len(_ANY_CALL.findall(self._code)):
-            raise _StrangeError
+            raise _NotUnderstoodError
         found: dict[str, list[int]] = {}
         for name, _, arguments in forwards:
             drops = _drops(arguments.split(", "), _OPERATORS[_EFFICIENT].dropout)
@@ -167,7 +167,7 @@ class _Reading:
         for each in backwards:
             kind = "inputs" if _drops(each, _BACKWARD_DROPOUT) else "idle_inputs"
             found.setdefault(kind, []).extend(self._taken(each[position]) for position in _BACKWARD_STATE)
-        return State(**{kind: tuple(indices) for kind, indices in found.items()})
+        return RngState(**{kind: tuple(indices) for kind, indices in found.items()})
 
     def _handed_over(self, name: str | None) -> list[int]:
         """Return where a result is returned; nowhere, if nobody takes it."""
@@ -175,10 +175,10 @@ class _Reading:
             return []
         if self._uses[name] == 2 and name in self._returns:
             return [self._returns.index(name)]
-        raise _StrangeError
+        raise _NotUnderstoodError
 
     def _taken(self, name: str) -> int:
         """Return which input it is that an operator takes, and nothing else does."""
         if self._uses[name] == 2 and name in self._takes:
             return self._takes.index(name)
-        raise _StrangeError
+        raise _NotUnderstoodError

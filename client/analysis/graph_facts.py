@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pygraphd.client.analysis.attention_rng import State, state_of, undefined_outputs
+from pygraphd.client.analysis.attention_rng import RngState, rng_state_of, undefined_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ class GraphFacts:
 
     undefined: frozenset[int] = frozenset()
     """No kernel writes these outputs; see `client/analysis/attention_rng.py`."""
-    state: State = State()  # noqa: RUF009 - it is frozen
+    state: RngState = RngState()  # noqa: RUF009 - it is frozen
     """Scalars that are on the CPU if the graph is launched, and on the GPU if it is captured."""
     is_repeatable: bool = True
     """Nothing in it but kernels of PyTorch's, Inductor's or Triton: it may be launched once more than the program asks for."""
@@ -46,7 +46,7 @@ class GraphFacts:
 
 def facts_of(compiled: CompiledFacts) -> GraphFacts | None:
     """Return what a recording of a compiled graph is told; None: where it keeps random numbers is unknown, so it must be launched."""
-    state = State() if compiled.is_inference else state_of(compiled.text)
+    state = RngState() if compiled.is_inference else rng_state_of(compiled.text)
     if state is None:
         return None
     return GraphFacts(

@@ -219,7 +219,7 @@ class Region:
         if self.state is not State.WAIT:
             return self._call(inputs)
         self.tally.calls += 1
-        self._host.report.step_aside(WAITING)
+        self._host.report.count_fallback(WAITING)
         return self._launch(inputs)
 
     # --- MEASURE ---
@@ -227,10 +227,10 @@ class Region:
     def _measure(self, inputs: list[Any]) -> Any:
         self.tally.calls += 1
         if reason := self._why_aside(inputs):
-            self._host.report.step_aside(reason)
+            self._host.report.count_fallback(reason)
             return self._launch(inputs)
         if not self._in_measured_call.acquire(blocking=False):
-            self._host.report.step_aside(OTHER_THREAD)
+            self._host.report.count_fallback(OTHER_THREAD)
             return self._launch(inputs)
         try:
             return self._measured_call(inputs)

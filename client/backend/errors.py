@@ -1,28 +1,35 @@
-"""Exceptions that several rooms raise and catch."""
+"""The exceptions that pass between rooms, except `DriverError`."""
 
 from __future__ import annotations
 
 import enum
 
 
-class Misfit(enum.Enum):
-    """Why a recording does not fit a call."""
+class LayoutMismatch(enum.Enum):
+    """How the inputs of a call differ from the layout that a recording can serve."""
 
     OVERLAP = "inputs that shared memory when it was recorded lie otherwise"
     ALIGNMENT = "an input is not aligned as it was when it was recorded"
 
 
-class UnfitError(Exception):
-    """A recording does not fit the inputs of one call, which is to be launched; the text is the reason."""
+class FallbackError(Exception):
+    """A recording cannot serve one call, which runs as KERNELS instead; the text is the reason."""
 
-    misfit: Misfit | None = None
-    """What another recording would have to allow for, if one could."""
+    mismatch: LayoutMismatch | None = None
+    """What another recording would have to support to serve the call, if one could."""
 
 
-class MisfitError(UnfitError):
-    """It does not fit where the inputs lie."""
+class LayoutMismatchError(FallbackError):
+    """The inputs of a call do not match the layout of its recording."""
 
-    def __init__(self, misfit: Misfit) -> None:
-        """Say why."""
-        super().__init__(misfit.value)
-        self.misfit = misfit
+    def __init__(self, mismatch: LayoutMismatch) -> None:
+        super().__init__(mismatch.value)
+        self.mismatch = mismatch
+
+
+class NotRelocatableError(Exception):
+    """A graph cannot be recorded, since addresses in it cannot be rewritten; the text is the reason."""
+
+
+class TransientError(NotRelocatableError):
+    """A graph cannot be recorded now, for a reason that does not lie in the graph."""

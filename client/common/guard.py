@@ -23,7 +23,7 @@ class guarded:  # noqa: N801 - it is used as `contextlib.suppress` is
     """
 
     def __init__(self, report: Report | None, what: str, *, in_full: bool = False) -> None:
-        self._fail = log.say if report is None else report.fail
+        self._fail = log.say if report is None else report.count_failure
         self._what, self._in_full = what, in_full
 
     def __call__(self, action: Callable[[], _T]) -> _T | None:

@@ -92,7 +92,7 @@ class Report:
         with self._lock:
             self._nodes_in_graphs += more
 
-    def fail(self, reason: str) -> None:
+    def count_failure(self, reason: str) -> None:
         """Note that something of ours did not work; the user's program goes on."""
         with self._lock:
             self.failures[reason] += 1
@@ -100,22 +100,22 @@ class Report:
         if is_first:
             log.warning("%s", reason)
 
-    def step_aside(self, reason: str) -> None:
+    def count_fallback(self, reason: str) -> None:
         """Note that one call was launched plainly although its graph was being measured."""
         with self._lock:
             self.fallbacks[reason] += 1
 
-    def leave_to_torch(self, reason: str) -> None:
+    def count_left_to_torch(self, reason: str) -> None:
         """Note that Inductor runs a compiled graph as it does without us, and why."""
         with self._lock:
             self._left_to_torch[reason] += 1
         log.info("a graph is left to PyTorch: %s", reason)
 
-    def leave_on_cpu(self, reason: str, times: int = 1) -> None:
+    def count_left_on_cpu(self, reason: str, times: int = 1) -> None:
         """Note that compiled graphs go on taking values from the CPU."""
         self._add_reason(self._left_on_cpu, reason, times)
 
-    def break_graph(self, reason: str) -> None:
+    def count_graph_break(self, reason: str) -> None:
         """Note that Dynamo has ended a graph, and why."""
         self._add_reason(self._graph_breaks, reason, 1)
 
@@ -124,7 +124,7 @@ class Report:
             known = reason in reasons or len(reasons) < MAX_REASONS
             reasons[reason if known else "others"] += times
 
-    def deploy(
+    def record_deployment(
         self,
         graph: Graph,
         environment: Environment,
@@ -159,7 +159,7 @@ class Report:
         """How many regions run as decided."""
         return self._deployed.total()
 
-    def take_back(self, graph: Graph, environment: Environment) -> None:
+    def retract_deployment(self, graph: Graph, environment: Environment) -> None:
         """Forget how a region runs at a size that makes room."""
         key = environment.digest()
         with self._lock:

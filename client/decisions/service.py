@@ -116,7 +116,7 @@ class Cache:
 
     def _fail(self, reason: str, *, free: bool = False) -> None:
         self._failures += not free
-        self._report.fail(reason)
+        self._report.count_failure(reason)
 
     def _read_files(self, request: LookupRequest) -> tuple[Entry, ...]:
         entries = self._read_database(request)
@@ -135,7 +135,7 @@ class Cache:
             return ()
         except Exception as error:  # noqa: BLE001 - whatever lies there
             if not self._is_starting():  # else it is being made, or brought up to date
-                self._report.fail(f"database: {_told(error)}")
+                self._report.count_failure(f"database: {_told(error)}")
             return ()
 
     def _is_starting(self) -> bool:
@@ -147,7 +147,7 @@ class Cache:
             try:
                 self._spooled[environment] = spool.read_entries(self._locations.spool, environment)
             except Exception as error:  # noqa: BLE001 - whatever lies there
-                self._report.fail(f"spool: {_told(error)}")
+                self._report.count_failure(f"spool: {_told(error)}")
                 self._spooled[environment] = {}
         return self._spooled[environment]
 
@@ -155,7 +155,7 @@ class Cache:
         try:
             spool.leave(self._locations.spool, body)
         except Exception as error:  # noqa: BLE001 - whatever lies there
-            self._report.fail(f"spool: {_told(error)}")
+            self._report.count_failure(f"spool: {_told(error)}")
         else:
             self._report.count(spooled=len(request.records))
             known = self._spooled.get(request.environment.digest(), {})

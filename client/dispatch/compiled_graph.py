@@ -249,7 +249,7 @@ class Plan:
         looked_up = entry is not None and entry.decision == decision
         source, doubt = Source.CACHE if looked_up else otherwise, self._doubts.get(graph.digest)
         because = doubt.reason() if doubt is not None and not looked_up else None
-        self._session.report.deploy(graph, self._environment, decision, source, because)
+        self._session.report.record_deployment(graph, self._environment, decision, source, because)
 
     def _measure(
         self,
@@ -319,7 +319,7 @@ class Plan:
         elif self._facts.is_split:
             self._fill_partitions(compiled)
         elif self._facts.refusal is None:
-            self._session.report.leave_to_torch(CAPTURED_BY_OTHERS)
+            self._session.report.count_left_to_torch(CAPTURED_BY_OTHERS)
             return
         elif not self._try_whole(compiled):
             for graph in self._graphs:

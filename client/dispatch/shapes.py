@@ -192,7 +192,7 @@ class Sized:
         return self._step_aside(reason, inputs) if reason is not None else run(inputs)
 
     def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
-        self._report.step_aside(reason)
+        self._report.count_fallback(reason)
         return self._launch(inputs)
 
     def _why_not_decide(self, sizes: Sizes) -> str | None:

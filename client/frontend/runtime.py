@@ -70,7 +70,7 @@ class Session:
         self._host = socket.gethostname()
         self.cache = Cache(self.locations, self._host, self.report, readonly=self.options.readonly)
         for misread in self.options.misread:
-            self.report.fail(misread)
+            self.report.count_failure(misread)
         self._claims = Claims(self.cache, self._trusted)
         self._checked: dict[int, tuple[Graph, Environment, Decision]] = {}
         self._numbers = itertools.count()
@@ -88,7 +88,7 @@ class Session:
         facts = torch_private.facts(compiled, graph_kwargs, self.options.graph_ops)
         box = graph_kwargs.get("boxed_forward_device_index")  # a forward and its backward share one
         if reason := self._why_not_ours(facts, box):
-            self.report.leave_to_torch(reason)
+            self.report.count_left_to_torch(reason)
             return None
         family = box if box is not None else object()
         graphs = fingerprint.graphs(facts, self._options_of(family, is_backward=facts.is_backward))
@@ -180,10 +180,10 @@ class Session:
             return  # it was forgotten meanwhile
         graph, environment, decision = noted
         if holds:
-            self.report.deploy(graph, environment, decision, Source.CACHE)
+            self.report.record_deployment(graph, environment, decision, Source.CACHE)
         else:
             self.report.count(disputed=1)
-            self.report.step_aside(DISPUTED)
+            self.report.count_fallback(DISPUTED)
 
     def forget(self, graph: Graph, environment: Environment, tally: Tally | None, check: int) -> None:
         """Take back what was noted of a graph at a size that makes room: it is launched now, and may be set up again.
@@ -193,7 +193,7 @@ class Session:
         is_open = self._watched.pop(id(tally), None) is not None
         is_open |= self._checked.pop(check, None) is not None
         if not is_open:
-            self.report.take_back(graph, environment)
+            self.report.retract_deployment(graph, environment)
 
     def watch(
         self,
@@ -272,7 +272,7 @@ class Session:
                 raise driver.DriverError(reason, 0)
             recorder = CudaRecorder(driver.load(), device_index)
         except driver.DriverError as error:
-            self.report.fail(f"relocatable graphs: {error}")
+            self.report.count_failure(f"relocatable graphs: {error}")
             return None
         self.prepare_helper()
         return recorder
@@ -287,7 +287,7 @@ class Session:
         from pygraphd.client.replay.native.ffi import helper
 
         if reason := helper.prepare(self.locations.cache, may_compile=not self.options.readonly):
-            self.report.fail(f"compiled helper: {reason}")
+            self.report.count_failure(f"compiled helper: {reason}")
 
     def helper_is_coming(self) -> bool:
         """Return whether it is about to be there; see `bulk.Helper.is_coming`."""
@@ -305,7 +305,7 @@ class Session:
         self._claims.remove(watched.interest)
         environment = watched.interest.environment
         because = watched.doubt.reason(result.measurements) if watched.doubt is not None else None
-        self.report.deploy(result.graph, environment, runs, _source(result, runs), because)
+        self.report.record_deployment(result.graph, environment, runs, _source(result, runs), because)
         if result.adopted is not None:
             self.report.count(adopted=1)
             return
@@ -326,19 +326,19 @@ class Session:
             left = self._claims.is_left_to_others(watched.interest)
             decision = rules.not_measured(LEFT_TO_ANOTHER, calls) if left else rules.too_few_calls(calls)
             because = watched.doubt.reason() if watched.doubt is not None else None
-            self.report.deploy(watched.graph, environment, decision, Source.UNFINISHED, because)
+            self.report.record_deployment(watched.graph, environment, decision, Source.UNFINISHED, because)
             if not left and watched.known_calls < calls:
                 record = Record(watched.graph, decision)
                 unfinished.setdefault(environment, []).append(record)
         for graph, environment, decision in list(self._checked.values()):
-            self.report.deploy(graph, environment, decision, Source.CACHE)
+            self.report.record_deployment(graph, environment, decision, Source.CACHE)
         self.ranks.close()
         self._checked.clear()
         self._watched.clear()
         for environment, records in unfinished.items():
             self.record(environment, records)
         for reason in torch_private.graph_breaks():
-            self.report.break_graph(reason)
+            self.report.count_graph_break(reason)
 
 
 @dataclass(frozen=True, slots=True)

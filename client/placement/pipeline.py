@@ -75,7 +75,7 @@ def _why_skip_inputs() -> str | None:
     # Without partitions the upload cannot be split off, and scalars are passed by value. And the operator is ours.
     if not torch_private.graphs_are_split():
         return NOT_SPLIT
-    return FOR_ELSEWHERE if torch_private.is_for_elsewhere() else None
+    return FOR_ELSEWHERE if torch_private.is_for_export() else None
 
 
 def _to_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:

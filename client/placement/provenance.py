@@ -56,9 +56,9 @@ def report_results(compiled: Any, report: Report, note_lines: Callable[[str, Seq
     """Add to a report what was saved with a compiled graph; `note_lines` is given the source lines of each sending node."""
     for name, count in torch_private.counted_in_compilation(compiled).items():
         if name.startswith(_LEFT):
-            report.leave_on_cpu(name.removeprefix(_LEFT), count)
+            report.count_left_on_cpu(name.removeprefix(_LEFT), count)
         elif name.startswith(_FAILED):
-            report.fail(name.removeprefix(_FAILED))
+            report.count_failure(name.removeprefix(_FAILED))
         elif name.startswith(_LINES):
             graph, *lines = json.loads(name.removeprefix(_LINES))
             note_lines(graph, lines)

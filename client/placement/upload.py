@@ -188,7 +188,7 @@ class Sender:
             if (graph, index) not in self._reported and value.is_cpu and value.is_pinned():
                 self._reported.add((graph, index))
                 line = "".join(self._lines.get(graph, ())[index : index + 1])
-                report.leave_on_cpu(f"{text} of the CPU goes to the GPU: {PINNED}{line}")
+                report.count_left_on_cpu(f"{text} of the CPU goes to the GPU: {PINNED}{line}")
 
     def _caches_of(self, key: Key, count: int) -> tuple[_CopyCache, ...]:
         """Return the cache of each pack of a graph; drops the oldest graph beyond `MAX_GRAPHS`."""
@@ -222,7 +222,7 @@ class Sender:
 
     def _fail(self, error: Exception) -> None:
         if (report := self.report()) is not None:
-            report.fail(f"sending CPU values: {type(error).__name__}: {error}"[:200])
+            report.count_failure(f"sending CPU values: {type(error).__name__}: {error}"[:200])
 
 
 def _copy_packed(pack: Pack, contents: Sequence[bytes], device: torch.device) -> torch.Tensor:

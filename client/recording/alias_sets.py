@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.replay.addresses import extent, storage_of
 from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.layout import Memory
-from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.outputs import Empty, Fixed, Input, Part, View, Whole
 from pygraphd.client.replay.relocation_table import (
     BLOCK,
@@ -45,14 +45,14 @@ InputGroups = Sequence[tuple[InputGroup, Span]]
 
 
 class AliasSets:
-    """The alias sets of a capture's allocations, by index, and which outputs lie in which. Raises `OpaqueError`."""
+    """The alias sets of a capture's allocations, by index, and which outputs lie in which. Raises `NotRelocatableError`."""
 
     def __init__(self, capture: Capture, saved: frozenset[int] = frozenset()) -> None:
         """Find them; `saved` are indices of outputs that only a backward sees."""
         self._spans = merge((*capture.allocations, *capture.held))
         self._held = {find(self._spans, span.start) for span in capture.held}
         if any(span not in self._spans for span in capture.held):
-            raise OpaqueError("memory that must stay in place was used for something else before")
+            raise NotRelocatableError("memory that must stay in place was used for something else before")
         self._outputs = capture.outputs
         self._members: dict[int, list[int]] = {}
         storages: dict[Span, list[int]] = {}
@@ -61,7 +61,7 @@ class AliasSets:
                 self._members.setdefault(number, []).append(index)
                 storages.setdefault(storage_of(value), []).append(index)
         if not self._held.isdisjoint(self._members):
-            raise OpaqueError("an output lies in memory that must stay in place")
+            raise NotRelocatableError("an output lies in memory that must stay in place")
         self.storages = {storage: tuple(outputs) for storage, outputs in storages.items()}
         """The indices of the outputs in each storage."""
         pieces = self._pieces([each for each, outputs in self._members.items() if saved.issuperset(outputs)])
@@ -122,7 +122,7 @@ class AliasSets:
         if (index := given.get(id(value))) is not None:
             return Input(index)
         if value.is_conj() or value.is_neg():
-            raise OpaqueError("an output is a conjugate or negative view")
+            raise NotRelocatableError("an output is a conjugate or negative view")
         number = self._set_of(value)
         if number is None:
             return _view_of_input(value, inputs, groups) or Fixed(value)
@@ -141,7 +141,7 @@ class AliasSets:
     def memories(self, first_slot: int) -> tuple[tuple[Memory, ...], list[Segment], list[int]]:
         """Return what a call allocates for outputs, the segments that lie in it, and its addresses in the capture (0: there is none)."""
         if self.overlapping:
-            raise OpaqueError("outputs overlap with other memory")
+            raise NotRelocatableError("outputs overlap with other memory")
         segments = [
             Segment(self._spans[number], first_slot + memory, begin)
             for number, (memory, begin) in self._at.items()
@@ -177,7 +177,7 @@ def _view_of_input(value: torch.Tensor, inputs: Sequence[Any], groups: InputGrou
             keeps = each.dtype == value.dtype
             return View(index, tuple(value.size()), tuple(value.stride()), offset, value.dtype, keeps)
     if any(span.start <= value.data_ptr() < span.end for _, span in groups):
-        raise OpaqueError("an output shares memory with an input of another storage")
+        raise NotRelocatableError("an output shares memory with an input of another storage")
     return None
 
 
@@ -185,7 +185,7 @@ def _elements(size: int, dtype: torch.dtype) -> int:
     itemsize: int = dtype.itemsize
     elements, rest = divmod(size, itemsize)
     if rest:
-        raise OpaqueError("an output begins within an element")
+        raise NotRelocatableError("an output begins within an element")
     return elements
 
 

@@ -107,7 +107,7 @@ class WithHostState(Recordings):
 
     def _run(self, inputs: list[Any]) -> Any:
         if reason := self._why_as_compiled(inputs):
-            self._report.step_aside(reason)
+            self._report.count_fallback(reason)
             return self._as_compiled(inputs)
         self._call.set([inputs[index] for index in self._taken])
         try:
@@ -165,7 +165,7 @@ class WithHostState(Recordings):
         return outputs
 
     def _fall_back(self, reason: str, inputs: list[Any]) -> Any:
-        self._report.step_aside(reason)
+        self._report.count_fallback(reason)
         return self._given_back(inputs)
 
     def _given_back(self, inputs: list[Any]) -> Any:
@@ -192,7 +192,7 @@ class WithHostState(Recordings):
         if replay not in self._begun:
             self._begun[replay] = self._learn([int(each) for each in read], drawn)
         else:
-            self._report.step_aside(READ_BACK)
+            self._report.count_fallback(READ_BACK)
         return read
 
     def _learn(self, read: Sequence[int], drawn: Draw | None) -> _Begun | None:
@@ -204,7 +204,7 @@ class WithHostState(Recordings):
         if not follows or any(each != _signed(drawn.seed) for each in seeds):
             return None
         pieces = [Piece(index, 0, None, index, (), ()) for index in range(len(offsets))]
-        fill = helper.bulk(self._report.fail).filling(pieces)
+        fill = helper.bulk(self._report.count_failure).filling(pieces)
         return _Begun(tuple(each - drawn.before for each in offsets), fill)
 
     def _known(self, begun: _Begun, drawn: Draw) -> Sequence[torch.Tensor]:

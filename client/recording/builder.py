@@ -15,13 +15,14 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import MemoryType
+from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.alias_sets import AliasSets, input_groups
 from pygraphd.client.recording.false_pointers import CapturedCall, find_false_pointers
 from pygraphd.client.replay.exec_cache import Executables
 from pygraphd.client.replay.graph_exec import Slots
 from pygraphd.client.replay.layout import Layout, Memory
 from pygraphd.client.replay.native.ffi import helper
-from pygraphd.client.replay.node_params import TABLES, OpaqueError, Parameters
+from pygraphd.client.replay.node_params import TABLES, Parameters
 from pygraphd.client.replay.outputs import Outputs
 from pygraphd.client.replay.relocation_table import (
     BLOCK,
@@ -78,7 +79,7 @@ def build(
     """Make a replay of a captured call; `staged` has the buffers of staged inputs by index, `note` is called with later failures.
 
     `recapture` captures the call again where false pointers are possible; None: all that looks like an address is one. Takes over graph
-    and ticket of the capture, whose memory stays until it is let go. Raises `OpaqueError`, `UnfitError`, `DriverError` or
+    and ticket of the capture, whose memory stays until it is let go. Raises `NotRelocatableError`, `FallbackError`, `DriverError` or
     what `recapture` raises; then the capture is discarded.
     """
     try:
@@ -106,7 +107,7 @@ def _build(
     outputs = sets.outputs(inputs, groups)
     memories, segments, bases = sets.memories(len(groups))
     if not len(parameters):
-        raise OpaqueError(NOTHING)
+        raise NotRelocatableError(NOTHING)
     segments = [*(Segment(span, slot) for slot, (_, span) in enumerate(groups)), *segments]
     first_scratch = len(groups) + len(memories)
     segments += [Segment(span, slot) for slot, span in enumerate(sets.scratch, start=first_scratch)]
@@ -139,12 +140,12 @@ def _build(
 def _device(inputs: Sequence[Any], outputs: Sequence[Any]) -> torch.device:
     devices = {value.device for value in (*inputs, *outputs) if isinstance(value, torch.Tensor)}
     if len(devices) != 1:
-        raise OpaqueError(f"it works on {len(devices)} devices")
+        raise NotRelocatableError(f"it works on {len(devices)} devices")
     return devices.pop()
 
 
 def _refuse_own_memory(driver: Driver, first: CapturedCall, staged: Mapping[int, torch.Tensor]) -> None:
-    """Raise OpaqueError if a graph works on memory that is neither an input nor allocated and given back within the call.
+    """Raise NotRelocatableError if a graph works on memory that is neither an input nor allocated and given back within the call.
 
     An operator that nobody vouches for may replace a workspace of its own between two calls, and the graph would go on to write there.
     """
@@ -153,7 +154,7 @@ def _refuse_own_memory(driver: Driver, first: CapturedCall, staged: Mapping[int,
     known = [Segment(span, IN_PLACE) for span in spans]
     others = outside(parameters.words, parameters.candidates, known)
     if first.capture.held or any(driver.memory_type(each) is MemoryType.DEVICE for each in others):
-        raise OpaqueError(OWN_MEMORY)
+        raise NotRelocatableError(OWN_MEMORY)
 
 
 def _relocation_table(
@@ -164,11 +165,11 @@ def _relocation_table(
     groups: InputGroups,
     recapture: Recapture | None,
 ) -> Table:
-    """Return which words hold addresses in which segments, without false pointers. Raises `OpaqueError` and what `recapture` raises."""
+    """Return which words hold addresses in which segments, without false pointers. Raises `NotRelocatableError` and what `recapture` raises."""
     # Tables of a transform's plan lie on the device, and belong to the library.
     others = outside(parameters.words, parameters.transforms, segments)
     if any(driver.memory_type(each) is MemoryType.DEVICE for each in others):
-        raise OpaqueError(TABLES)
+        raise NotRelocatableError(TABLES)
     slots = 1 + max((segment.slot for segment in segments), default=-1)
     table = scan(parameters.words, parameters.candidates, segments, slots)
     if not table.doubtful or recapture is None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.errors import TransientError
 from pygraphd.client.backend.headroom import MARGIN
 from pygraphd.client.backend.workspaces import workspaces
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
-from pygraphd.client.replay.node_params import PassingError
 from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks, find, merge
 from pygraphd.client.replay.rng import GeneratorTicket, Ticket, generators_in
 from pygraphd.client.replay.stream_affinity import OneStream
@@ -135,7 +135,7 @@ class CudaRecorder:
         backing: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
-        """Capture one call. Raises `OpaqueError`, `DriverError`, or what the callable raises while it is captured.
+        """Capture one call. Raises `NotRelocatableError`, `DriverError`, or what the callable raises while it is captured.
 
         The pools of two captures may begin a multiple of 4 GiB apart, by chance or since expandable segments reserve addresses so.
         A capture that `is_shifted` has its allocations elsewhere relative to that. Outputs with `reserves` lie in these. The backing
@@ -143,7 +143,7 @@ class CudaRecorder:
         """
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
-                raise PassingError(reason)
+                raise TransientError(reason)
             self._prepare_thread()
             if backing and backing * MARGIN > self._unreserved():
                 backing = 0  # PyTorch reports an allocation that fails to its observers

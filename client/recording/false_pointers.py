@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.replay.relocation_table import Span, find, merge
 
@@ -33,7 +33,7 @@ MAX_RECAPTURES = 2
 _HALF = 1 << 32
 
 
-class AmbiguousPointerError(UnfitError):
+class AmbiguousPointerError(FallbackError):
     """A word may be an address or a number with half of an address: both captures agree with either. A third one may tell."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def find_false_pointers(
 ) -> frozenset[int]:
     """Return the indices of the ambiguous words of a table that are no addresses, by a second capture, or a third if need be.
 
-    `groups` are those of the inputs of `first`. Raises `AmbiguousPointerError`, `UnfitError` or what `recapture` raises; in any
+    `groups` are those of the inputs of `first`. Raises `AmbiguousPointerError`, `FallbackError` or what `recapture` raises; in any
     case the further captures are discarded.
     """
     captures: list[CapturedCall] = []
@@ -94,7 +94,7 @@ def _compared(
 ) -> frozenset[int]:
     words = parameters.of_another(second.capture.graph, table.doubtful)
     if words is None:
-        raise UnfitError(CAPTURES_DIFFER)
+        raise FallbackError(CAPTURES_DIFFER)
     given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in second.memory]
     spans = merge((*given, *second.capture.spans, *second.capture.held))
     moved = functools.partial(moved_spans, first, second, groups)
@@ -102,10 +102,10 @@ def _compared(
 
 
 def moved_spans(first: CapturedCall, second: CapturedCall, groups: InputGroups) -> list[MovedSpan]:
-    """Return where the second capture has all memory of the first one. Raises `UnfitError` if the two differ in allocations."""
+    """Return where the second capture has all memory of the first one. Raises `FallbackError` if the two differ in allocations."""
     made, again = first.capture.allocations, second.capture.allocations
     if [span.size for span in made] != [span.size for span in again]:
-        raise UnfitError(CAPTURES_DIFFER)
+        raise FallbackError(CAPTURES_DIFFER)
     moved = [MovedSpan(span, to.start) for span, to in zip(made, again, strict=True)]
     for group, span in groups:
         mine, other = (each.inputs[group.members[0][0]] for each in (first, second))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pygraphd.client.backend.errors import Misfit
+from pygraphd.client.backend.errors import LayoutMismatch
 from pygraphd.client.common.backoff import Backoff
 from pygraphd.client.replay.relocation_table import MAX_ALIGNMENT, alignment
 
@@ -44,9 +44,9 @@ class LayoutMismatches:
         self._apart = False
         self._backoff = Backoff(FIRST, FACTOR)
 
-    def add(self, inputs: Sequence[Any], mismatch: Misfit) -> bool:
+    def add(self, inputs: Sequence[Any], mismatch: LayoutMismatch) -> bool:
         """Note the layout of a call that did not match; return whether the size is to be recorded again."""
-        self._apart |= mismatch is Misfit.OVERLAP
+        self._apart |= mismatch is LayoutMismatch.OVERLAP
         for index, value in enumerate(inputs):
             if isinstance(value, torch.Tensor) and (found := alignment(value.data_ptr())) < MAX_ALIGNMENT:
                 self._alignments[index] = min(found, self._alignments.get(index, MAX_ALIGNMENT))

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.alias_sets import AliasSets
-from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.relocation_table import BLOCK
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class OutputReserve:
 def reserves_for(capture: Capture, *, for_all: bool = False) -> tuple[OutputReserve, ...]:
     """Return the reserves for the next capture of the call; those of this one if none of its outputs overlap.
 
-    Raises `OpaqueError`.
+    Raises `NotRelocatableError`.
     """
     sets = AliasSets(capture)
     overlapping = sets.overlapping
@@ -132,14 +132,14 @@ class OutputReserves:
         return tensor
 
     def place(self, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Return the outputs of the callable with each in its reserve. Raises `OpaqueError`."""
+        """Return the outputs of the callable with each in its reserve. Raises `NotRelocatableError`."""
         if not self._reserves:
             return outputs
         placed = list(outputs)
         for reserve, storage in zip(self._reserves, self._storages, strict=True):
             made = outputs[reserve.outputs[0]].untyped_storage()
             if made.nbytes() != reserve.size:
-                raise OpaqueError("it returned other storages when it was captured again")
+                raise NotRelocatableError("it returned other storages when it was captured again")
             if made.data_ptr() != storage.data_ptr():
                 self.copy(*(self._over(each, torch.uint8, (reserve.size,), (1,)) for each in (storage, made)))
                 for index in reserve.outputs:

@@ -19,7 +19,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError, NotRelocatableError, TransientError
 from pygraphd.client.recording import builder, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, UNDECIDABLE, CapturedCall
@@ -27,7 +27,6 @@ from pygraphd.client.recording.output_reserves import MAX_CAPTURES, backing_for,
 from pygraphd.client.recording.refusals import Persistence, Refusal
 from pygraphd.client.recording.stand_ins import Call
 from pygraphd.client.recording.verification import Verification
-from pygraphd.client.replay.node_params import OpaqueError, PassingError
 from pygraphd.client.replay.replay import Replay
 from pygraphd.client.replay.rng import Generators, generators_in
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
@@ -82,7 +81,7 @@ class Recorder(Protocol):
         backing: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
-        """Capture one call. Raises `OpaqueError`, `DriverError` or RuntimeError; then nothing has run, and nothing is left.
+        """Capture one call. Raises `NotRelocatableError`, `DriverError` or RuntimeError; then nothing has run, and nothing is left.
 
         A capture that `is_shifted` has its allocations at other addresses modulo 4 GiB. Outputs with `reserves` lie in these.
         The backing allocation has `backing` bytes, if the device has them.
@@ -92,7 +91,7 @@ class Recorder(Protocol):
         """Return how many bytes could be allocated now."""
 
     def why_not(self) -> str | None:
-        """Return why nothing can be captured now; `capture` raises `PassingError` for it."""
+        """Return why nothing can be captured now; `capture` raises `TransientError` for it."""
 
     def trim(self) -> None:
         """Give free memory back to the device."""
@@ -149,7 +148,7 @@ class Attempt:
         self.verification.close()
 
 
-class _NoMemoryError(PassingError):
+class _NoMemoryError(TransientError):
     """There is not enough free memory for recording and for the call that follows."""
 
 
@@ -188,13 +187,13 @@ class Pipeline:
         try:
             with self._report.recording(), _no_garbage_collection():
                 return self._record(inputs, staged, constraints, is_doubted=is_doubted)
-        except (PassingError, torch.OutOfMemoryError) as error:
+        except (TransientError, torch.OutOfMemoryError) as error:
             by_recorder = not isinstance(error, _NoMemoryError | torch.OutOfMemoryError)
             code = ReasonCode.CANNOT_CAPTURE_NOW if by_recorder else ReasonCode.NO_MEMORY_TO_RECORD
             return Refusal(_first_line(error), Persistence.TRANSIENT, code, by_recorder)
-        except OpaqueError as error:
+        except NotRelocatableError as error:
             return Refusal(_first_line(error), Persistence.PERMANENT)
-        except (UnfitError, DriverError) as error:
+        except (FallbackError, DriverError) as error:
             reason = _first_line(error)
             self._retries[reason] += reason in _RETRIED
             is_retried = 0 < self._retries[reason] <= MAX_RETRIES
@@ -229,7 +228,7 @@ class Pipeline:
         is_doubted: bool,
     ) -> Attempt:
         if reason := _why_not_bind(inputs, self._recorder.device, self._facts):
-            raise OpaqueError(reason)
+            raise NotRelocatableError(reason)
         groups = input_groups(inputs, ())
         copies = stand_ins.bytes_to_copy(inputs, groups)
         self._make_sure_of(max(copies, stand_ins.bytes_to_stand_in(inputs, constraints, groups)))
@@ -242,7 +241,7 @@ class Pipeline:
             self._recorder.driver,
             CapturedCall(capture, tensors.bound),
             staged,
-            self._report.fail,
+            self._report.count_failure,
             functools.partial(self._recapture, call, capture),
             self._facts
             if not torch_private.saves_by_hooks()
@@ -277,7 +276,7 @@ class Pipeline:
                 backing = backing_for(capture)
                 capture.discard(self._recorder.driver)
                 capture = self._capture_on(tensors, reserves, backing)
-        except PassingError:
+        except TransientError:
             self.captures -= 1  # nothing was captured
             raise
         return tensors, capture
@@ -289,11 +288,11 @@ class Pipeline:
         try:
             tensors = call.stand_ins(side_by_side=True)
             capture = self._capture_on(tensors, first.reserves, first.backing, is_shifted=True)
-        except PassingError:
+        except TransientError:
             raise
-        except OpaqueError as error:
+        except NotRelocatableError as error:
             # The first capture has worked, but some callables cannot be captured where inputs share a storage.
-            raise UnfitError(CAPTURES_DIFFER) from error
+            raise FallbackError(CAPTURES_DIFFER) from error
         return CapturedCall(capture, tensors.bound, tensors.memory)
 
     def _capture_on(
@@ -309,16 +308,16 @@ class Pipeline:
             return self._recorder.capture(
                 self._launch, inputs, reserves, backing=backing, is_shifted=is_shifted
             )
-        except (OpaqueError, UnfitError, DriverError, torch.OutOfMemoryError):
+        except (NotRelocatableError, FallbackError, DriverError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if _SAYS_INTERRUPTED in str(error):
-                raise UnfitError(INTERRUPTED) from error
+                raise FallbackError(INTERRUPTED) from error
             if not hasattr(self._threads, "has_launched"):
                 # What a library makes at its first call in a thread, such as a handle, it cannot make within a capture.
-                raise UnfitError(NEW_THREAD) from error
+                raise FallbackError(NEW_THREAD) from error
             # The callable has run on inputs like these before: it raises because it is being captured.
-            raise OpaqueError(f"it cannot be captured: {_first_line(error)}") from error
+            raise NotRelocatableError(f"it cannot be captured: {_first_line(error)}") from error
 
     def _verification(
         self, built: builder.Built, capture: Capture, tensors: StandIns, call: Call, *, is_doubted: bool

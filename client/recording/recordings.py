@@ -16,7 +16,7 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.common import log
 from pygraphd.client.common.backoff import Backoff
 from pygraphd.client.common.guard import guarded
@@ -118,7 +118,7 @@ class Recordings:
         conditions = self._recorder.conditions
         if self.facts.saved:
             conditions = (*conditions, torch_private.no_hooks_see_saved())
-        bulk = helper.bulk(self._report.fail)
+        bulk = helper.bulk(self._report.count_failure)
         return bulk.running(self._fused, self._integers, conditions, self) or self
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
@@ -173,8 +173,8 @@ class Recordings:
         reason = mismatch = None
         try:
             outputs, drawn = replay(inputs)
-        except UnfitError as error:
-            reason, mismatch = str(error), error.misfit
+        except FallbackError as error:
+            reason, mismatch = str(error), error.mismatch
         except torch.OutOfMemoryError:
             reason = NO_MEMORY
         except DriverError as error:
@@ -201,7 +201,7 @@ class Recordings:
         """Note the range of random numbers that a replay has drawn."""
 
     def _fall_back(self, reason: str, inputs: list[Any]) -> Any:
-        self._report.step_aside(reason)
+        self._report.count_fallback(reason)
         self._pipeline.note_launch()
         return self._launch(inputs)
 
@@ -276,7 +276,7 @@ class Recordings:
         return outputs
 
     def _refuse(self, slot: SizeSlot, refusal: Refusal) -> None:
-        self._report.step_aside(refusal.reason)
+        self._report.count_fallback(refusal.reason)
         self._log(slot, f"not recorded: {refusal.reason} (refused: {refusal.persistence.name})")
         if refusal.persistence is not Persistence.ONE_CALL:
             slot.refusal = refusal

@@ -115,7 +115,7 @@ class ResultCheck:
             return None
         self._report.count(wrong_results=1)
         reason = f"{DIFFERS} ({difference})"
-        self._report.fail(reason)
+        self._report.count_failure(reason)
         log.say(reason)
         return reason
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.alias_sets import InputGroups, input_groups
 from pygraphd.client.recording.layout_mismatch import LayoutConstraints
 from pygraphd.client.replay.addresses import extent
 from pygraphd.client.replay.arena import Arena
 from pygraphd.client.replay.graph_exec import InputGroup
-from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.relocation_table import BLOCK, Span, alignment, blocks
 
 NO_CONSTRAINTS = LayoutConstraints()
@@ -64,7 +64,7 @@ def bytes_to_copy(inputs: Sequence[Any], groups: InputGroups | None = None) -> i
 
 
 def copies_of(inputs: Sequence[Any], groups: InputGroups | None = None) -> list[Any]:
-    """Return the inputs with copies of all tensors, which are aligned and overlap as the tensors do. Raises `OpaqueError`."""
+    """Return the inputs with copies of all tensors, which are aligned and overlap as the tensors do. Raises `NotRelocatableError`."""
     copies, groups = list(inputs), groups_of(inputs, groups)
     arena = Arena(sum(_bytes_for(span) for _, span in groups), _device_of(inputs)) if groups else None
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -98,7 +98,7 @@ def _bytes_of(tensor: torch.Tensor, span: Span) -> torch.Tensor:
     storage = tensor.untyped_storage()
     offset = span.start - storage.data_ptr()
     if offset < 0 or offset + span.size > storage.nbytes():
-        raise OpaqueError("inputs overlap that are of different storages")
+        raise NotRelocatableError("inputs overlap that are of different storages")
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, offset, (span.size,), (1,))
 
 

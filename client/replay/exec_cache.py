@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.common.bounded_lru import BoundedLRU
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Table:
     def bind(self, inputs: list[Any], memory: list[Any], stream: int) -> tuple[int, int]:
         """Return an executable that is bound where a call lies, and how many nodes were written for that.
 
-        An executable may still run while it is written to: what was launched before goes on as it was. Raises `UnfitError`, or `DriverError`.
+        An executable may still run while it is written to: what was launched before goes on as it was. Raises `FallbackError`, or `DriverError`.
         """
         now = self._slots.places(inputs, memory)
         self._calls += 1
@@ -230,7 +230,7 @@ class Executables:
     def _raise_misfit(self, now: Sequence[int]) -> NoReturn:
         for _ in self._slots.elsewhere(None, now):
             pass
-        raise UnfitError("the compiled helper does not find where its inputs lie")
+        raise FallbackError("the compiled helper does not find where its inputs lie")
 
     def close(self) -> None:
         """Destroy all executables."""

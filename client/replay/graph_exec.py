@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.backend.errors import Misfit, MisfitError
+from pygraphd.client.backend.errors import LayoutMismatch, LayoutMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,14 +28,14 @@ class InputGroup:
     """The base when it was recorded."""
 
     def base(self, places: Sequence[int]) -> int:
-        """Return where the group lies if its members lie in these places; raises `MisfitError`."""
+        """Return where the group lies if its members lie in these places; raises `LayoutMismatchError`."""
         base = places[0] - self.members[0][1]
         if len(places) > 1 and any(
             place - offset != base for place, (_, offset) in zip(places, self.members, strict=True)
         ):
-            raise MisfitError(Misfit.OVERLAP)
+            raise LayoutMismatchError(LayoutMismatch.OVERLAP)
         if (base - self.recorded) % self.alignment:
-            raise MisfitError(Misfit.ALIGNMENT)
+            raise LayoutMismatchError(LayoutMismatch.ALIGNMENT)
         return base
 
 
@@ -85,7 +85,7 @@ class Slots:
         ]
 
     def elsewhere(self, at: Sequence[int] | None, now: Sequence[int]) -> Iterator[tuple[Slot, int]]:
-        """Return the slots that lie elsewhere now than `at`, all of them if that is None, and where; raises `MisfitError`."""
+        """Return the slots that lie elsewhere now than `at`, all of them if that is None, and where; raises `LayoutMismatchError`."""
         for slot in self.slots:
             places = now[slot.positions]
             if at is None or at[slot.positions] != places:

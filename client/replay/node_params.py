@@ -21,6 +21,7 @@ from pygraphd.client.backend.driver import (
     NodeType,
     packed_list,
 )
+from pygraphd.client.backend.errors import NotRelocatableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,14 +43,6 @@ _TRANSFORM = "fft"
 TABLES = "it holds a transform that reads tables of its plan, which PyTorch may free at any time"
 """As of lengths with a prime factor above 127. A plan goes when PyTorch's cache of plans is full or cleared, and what reads its tables then reads
 other memory; a launch makes the plan anew."""
-
-
-class OpaqueError(Exception):
-    """A graph holds something whose addresses cannot be moved; the text is the reason."""
-
-
-class PassingError(OpaqueError):
-    """A graph cannot be recorded now, for a reason that does not lie in it."""
 
 
 @dataclass(slots=True)
@@ -91,7 +84,7 @@ class Parameters:
     """The parameters of a graph's nodes, as `words`, and which of these may be addresses, as (indices, node) in `candidates`."""
 
     def __init__(self, driver: Driver, graph: int) -> None:
-        """Read a graph's nodes; raises `OpaqueError` or `DriverError`."""
+        """Read a graph's nodes; raises `NotRelocatableError` or `DriverError`."""
         self._driver = driver
         self._nodes = _read_all(driver, graph)
         self._begins = [*itertools.accumulate((node.words for node in self._nodes), initial=0)][:-1]
@@ -219,7 +212,7 @@ def _read_all(driver: Driver, graph: int) -> list[_Node]:
 
 
 def _read(driver: Driver, handle: int) -> _Node | None:
-    """Return what there is to move in a node, None if it does nothing; raises `OpaqueError`."""
+    """Return what there is to move in a node, None if it does nothing; raises `NotRelocatableError`."""
     node_type = driver.node_type(handle)
     if node_type is NodeType.KERNEL:
         return _read_kernel(driver, handle)
@@ -230,14 +223,14 @@ def _read(driver: Driver, handle: int) -> _Node | None:
         return _Node(handle, node_type, struct, (bytes(struct),), (range(1),))
     if node_type is _DOES_NOTHING:
         return None
-    raise OpaqueError(f"it holds a {node_type.name} node")
+    raise NotRelocatableError(f"it holds a {node_type.name} node")
 
 
 def _read_kernel(driver: Driver, handle: int) -> _Node:
     struct = driver.kernel(handle)
     name = driver.kernel_name(struct)
     if _is_collective(name):
-        raise OpaqueError(f"it holds a collective ({name})")
+        raise NotRelocatableError(f"it holds a collective ({name})")
     blocks = driver.arguments(struct, name)
     words = tuple(range(len(block) // WORD) for block in blocks)
     packed = not struct.kernelParams and bool(blocks)
@@ -254,7 +247,7 @@ def _read_memcpy(driver: Driver, handle: int) -> _Node:
     struct = driver.memcpy(handle)
     for side in ("src", "dst"):
         if not _on_device(driver, getattr(struct, f"{side}MemoryType"), getattr(struct, f"{side}Device")):
-            raise OpaqueError("it copies from or to memory of the host")
+            raise NotRelocatableError("it copies from or to memory of the host")
     words = (Memcpy3D.srcDevice.offset // WORD, Memcpy3D.dstDevice.offset // WORD)
     return _Node(
         handle,

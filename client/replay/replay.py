@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.replay.native.ffi import Bulk, Parts
 from pygraphd.client.replay.stream_affinity import OneStream
 
@@ -91,7 +91,7 @@ class _Drawing:
         self._driver = driver
 
     def launch(self, executable: int, stream: int) -> Draw:
-        """Launch on the current stream, whose handle is given; raises `UnfitError` or `DriverError`, with the generator as it was."""
+        """Launch on the current stream, whose handle is given; raises `FallbackError` or `DriverError`, with the generator as it was."""
         ticket = self._ticket
         with ticket.one_stream.lock:
             ticket.one_stream.enter(stream)
@@ -134,7 +134,7 @@ class Replay:
     def __call__(self, inputs: list[Any]) -> Any:
         """Serve a call, clear its list of inputs, and return the outputs.
 
-        Raises `UnfitError`, `DriverError` or torch's out-of-memory error, with the inputs as they were. After a `DriverError` the
+        Raises `FallbackError`, `DriverError` or torch's out-of-memory error, with the inputs as they were. After a `DriverError` the
         replay is of no more use.
         """
         return self.drawing(inputs)[0]
@@ -147,7 +147,7 @@ class Replay:
     def by_steps(self, inputs: list[Any]) -> tuple[Any, Draw | None]:
         """Serve a call as `drawing` does, without `fused`: this says why a call does not fit."""
         if any(inputs[index] is not generator for index, generator in self.layout.generators):
-            raise UnfitError(OTHER_GENERATOR)
+            raise FallbackError(OTHER_GENERATOR)
         with self._lock:
             memory = self._steps.memory()
             drawn = self._launch(inputs, memory, self._device.stream())
@@ -170,7 +170,7 @@ class Replay:
     def _launch(self, inputs: list[Any], memory: list[Any], stream: int) -> Draw | None:
         executables = self._executables
         if executables is None:
-            raise UnfitError(CLOSED)
+            raise FallbackError(CLOSED)
         # First, since nothing need be written for a launch that may not be on this stream.
         if self._staging is not None:
             self._staging.enter(stream)
@@ -181,11 +181,11 @@ class Replay:
             if self._staging is not None:
                 for index, buffer in self.layout.staged:
                     buffer.copy_(inputs[index].detach())
-        except (UnfitError, DriverError, torch.OutOfMemoryError):
+        except (FallbackError, DriverError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             # Nothing has run yet, so these inputs, whatever they are, can be given to the kernels.
-            raise UnfitError(f"a replay failed: {type(error).__name__}") from error
+            raise FallbackError(f"a replay failed: {type(error).__name__}") from error
         drawn: Draw | None = self._start(executable, stream)
         counts = self.counts
         counts.replays += 1

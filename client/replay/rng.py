@@ -182,7 +182,7 @@ class GeneratorTicket:
         """Find out where the state lies, of what kernels are given and is nothing else; if that cannot be told, go on as before.
 
         Return whether random numbers are drawn at all. The generators are as they were afterwards, and nobody else must draw from them meanwhile.
-        Raises `UnfitError` if the state is in use on another stream.
+        Raises `FallbackError` if the state is in use on another stream.
         """
         with self.one_stream.lock:
             is_new = self.one_stream.enter(stream)

@@ -9,7 +9,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,19 +34,19 @@ class OneStream:
     def enter(self, stream: int) -> bool:
         """Go on, on the current stream, of which this is the handle, and return whether it was not this one before.
 
-        Raises `UnfitError`, and all is as it was.
+        Raises `FallbackError`, and all is as it was.
         """
         if stream == self._stream:
             return False
         if self._stream is not None and not self._may_leave():
-            raise UnfitError(OTHER_STREAM)
+            raise FallbackError(OTHER_STREAM)
         self.move(stream)
         return True
 
     def expect(self, stream: int) -> None:
-        """Raise `UnfitError` if `enter` would: nothing need be prepared for a launch there. Holds no lock, and says nothing of what comes later."""
+        """Raise `FallbackError` if `enter` would: nothing need be prepared for a launch there. Holds no lock, and says nothing of what comes later."""
         if self._stream not in (None, stream) and not self._may_leave():
-            raise UnfitError(OTHER_STREAM)
+            raise FallbackError(OTHER_STREAM)
 
     def move(self, stream: int) -> None:
         """Go on, on the current stream, now that nothing is left to do on another; raises nothing."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from pygraphd.client.backend.errors import Misfit
+from pygraphd.client.backend.errors import LayoutMismatch
 from pygraphd.client.recording import recordings
 from tests.gpu.programs import affine, compiled, losses, network, warm, x
 
@@ -140,7 +140,7 @@ def test_views_with_odd_offsets(relocated: Relocated) -> None:
     # Of what is not aligned to 16 bytes Inductor makes copies. The second that is aligned to 16 or 64 is recorded anew, and all later ones fit.
     [region] = relocated.made
     [replay] = region.replays
-    assert relocated.report.fallbacks == {recordings.NOT_YET: 1, Misfit.ALIGNMENT.value: 1}
+    assert relocated.report.fallbacks == {recordings.NOT_YET: 1, LayoutMismatch.ALIGNMENT.value: 1}
     assert relocated.report.counts["captured"] == 2
     assert replay.counts.replays >= 5  # one is the trial of the recording
 
@@ -153,7 +153,7 @@ def test_inputs_that_overlap_only_at_first(relocated: Relocated) -> None:
         torch.testing.assert_close(run(a, b), a * 3 + b)
 
     assert relocated.report.counts["captured"] == 2
-    assert set(relocated.report.fallbacks) == {recordings.NOT_YET, Misfit.OVERLAP.value}
+    assert set(relocated.report.fallbacks) == {recordings.NOT_YET, LayoutMismatch.OVERLAP.value}
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])

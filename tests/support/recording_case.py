@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import torch
 
-from pygraphd.client.analysis.attention_rng import State
+from pygraphd.client.analysis.attention_rng import RngState
 from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend.errors import TransientError
 from pygraphd.client.common.report import Report
 from pygraphd.client.recording import attention_host, recordings
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
 from pygraphd.client.recording.refusals import Persistence
-from pygraphd.client.replay.node_params import PassingError
 from pygraphd.client.replay.relocation_table import BLOCK, Span
 from pygraphd.client.replay.rng import Draw
 from pygraphd.client.replay.stream_affinity import OneStream
@@ -279,7 +279,7 @@ class HostRecorder:
         self.backings.append(backing)
         self.between()
         if self.refuses is not None:
-            raise PassingError(self.refuses)
+            raise TransientError(self.refuses)
         state = self._allocator.tensor(torch.zeros(BLOCK // 4))
         recording = Recording(self._emulator, state)
         self.operations = recording
@@ -353,7 +353,7 @@ class Case:
         body: Callable[[Operations, list[Any]], Any],
         undefined: frozenset[int] = frozenset(),
         max_recordings: int = recordings.MAX_RECORDINGS,
-        state: State = State(),  # noqa: B008 - it is frozen
+        state: RngState = RngState(),  # noqa: B008 - it is frozen
     ) -> Recordings:
         return self.made(body, GraphFacts(undefined, state=state), max_recordings)
 

@@ -24,12 +24,12 @@ from pygraphd.client.backend.torch_private.inductor import (
 from pygraphd.client.backend.torch_private.operators import host_operators, is_mutable, keep_results, lower_as, operator_of
 from pygraphd.client.backend.torch_private.partitions import graphs_are_split, split_graphs, split_partitions
 from pygraphd.client.backend.torch_private.passes import (
-    FILES, PASS_OPTION, add_pass, current_pass, fake_on, has_frozen_values, is_added, is_for_elsewhere, pass_after, without_modes,
+    FILES, PASS_OPTION, add_pass, current_pass, fake_on, has_frozen_values, is_added, is_for_export, pass_after, without_modes,
 )
 from pygraphd.client.backend.torch_private.requirements import (
     COMPILE_FX, missing, missing_for_groups, missing_for_partitions, missing_for_passes, missing_for_relocation,
 )
 from pygraphd.client.backend.torch_private.tensors import (
-    Allocator, Reinterpreter, allocations_by, allocator, configure_bulk, copy_all, dtype_code, memory_at, missing_for_bulk, reinterpret,
+    Allocator, Reinterpreter, allocations_by, allocator, configure_helper, copy_all, dtype_code, memory_at, missing_for_helper, reinterpret,
     reinterpreter, viewed_like,
 )

@@ -14,7 +14,7 @@ from pygraphd.client.backend import vouched_operators
 from pygraphd.client.backend.torch_private import passes
 from pygraphd.client.backend.torch_private.inductor import Runnable, inductor_config
 from pygraphd.client.backend.torch_private.operators import host_operators_among, overloads_of
-from pygraphd.client.backend.torch_private.passes import current_pass, is_added, is_for_elsewhere
+from pygraphd.client.backend.torch_private.passes import current_pass, is_added, is_for_export
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ def _split(lowering: Any, vouched: frozenset[str]) -> tuple[frozenset[str], bool
     try:
         if not inductor_config().graph_partition or _SPLIT_ON not in lowering.device_types:
             return frozenset(), False
-        if not is_added(current_pass()) or is_for_elsewhere():  # else the key would not say so
+        if not is_added(current_pass()) or is_for_export():  # else the key would not say so
             return frozenset(), False
         operators = frozenset(host_operators_among(overloads_of(lowering.orig_gm), vouched))
         return operators, bool(operators) or len({*lowering.device_types} - {"meta"}) > 1

@@ -53,7 +53,7 @@ def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
             uuids = [each.uuid() if isinstance(each, module.CustomGraphPass) else None for each in earlier]
             if not all(uuids):
                 return None  # as with theirs alone, nothing is cached
-            return (*uuids, own, is_for_elsewhere(), *split_by) if self.active else (*uuids,)
+            return (*uuids, own, is_for_export(), *split_by) if self.active else (*uuids,)
 
         def __deepcopy__(self, memo: object) -> Passes:
             return self  # each thread takes a copy of a default, which is to be this one
@@ -93,11 +93,11 @@ def current_pass() -> Any:
     return getattr(inductor_config(), PASS_OPTION)
 
 
-_FOR_ELSEWHERE = frozenset({"standalone_compile", "aot_compile", "aot_compile_fullgraph", "compile_fx_aot"})
+_EXPORTING = frozenset({"standalone_compile", "aot_compile", "aot_compile_fullgraph", "compile_fx_aot"})
 """Functions that make what is compiled within them something to be saved, and loaded by programs without us."""
 
 
-def is_for_elsewhere() -> bool:
+def is_for_export() -> bool:
     """Whether what is being compiled may run in a program that knows nothing of operators of ours, or is no Python."""
     config, functorch = inductor_config(), importlib.import_module("torch._functorch.config")
     virtualized: Any = importlib.import_module("torch._inductor.virtualized")
@@ -106,7 +106,7 @@ def is_for_elsewhere() -> bool:
     if getattr(functorch, "bundled_autograd_cache", False):  # of `caching_precompile`, for one
         return True
     frame = cast("Any", sys._getframe(1))
-    while frame is not None and frame.f_code.co_name not in _FOR_ELSEWHERE:
+    while frame is not None and frame.f_code.co_name not in _EXPORTING:
         frame = frame.f_back
     return frame is not None
 

@@ -106,7 +106,7 @@ _LIBTORCH = (
 
 
 @functools.cache
-def missing_for_bulk() -> str | None:
+def missing_for_helper() -> str | None:
     """Return why the compiled helper is of no use with this torch, or None."""
     if _handle_offset() is None:
         return f"torch {torch.__version__} keeps tensors in a way that is not known"
@@ -114,7 +114,7 @@ def missing_for_bulk() -> str | None:
     return lacking((), names)
 
 
-def configure_bulk(helper: Any) -> str | None:
+def configure_helper(helper: Any) -> str | None:
     """Tell the compiled helper of this torch; return why it is of no use, or None."""
     functions = (_function(library, name) for library, name in _LIBTORCH)
     helper.configure(torch._C.TensorBase, _handle_offset(), *functions)

@@ -102,7 +102,7 @@ class Agreement:
                 return action()
             except RegisterError as error:
                 self._failures += 1
-                self._report.fail(f"ranks: {error}")
+                self._report.count_failure(f"ranks: {error}")
         for graph in graphs:
             self._known.setdefault(graph, _alone())
         return None

@@ -79,7 +79,7 @@ class Groups:
         if not _several_ranks():
             return None
         if reason := torch_private.missing_for_groups():
-            self._report.fail(f"ranks: {reason}")
+            self._report.count_failure(f"ranks: {reason}")
             return None
         store = torch_private.default_store()
         if self._agreement is None or self._store is None or not self._store.is_of(store):

@@ -74,11 +74,11 @@ class Ranks:
 
     def followed(self, graph: Graph, environment: Environment, decision: Decision) -> None:
         """Report another rank's decision for a graph that waited for it."""
-        self._report.deploy(graph, environment, decision, Source.GROUP)
+        self._report.record_deployment(graph, environment, decision, Source.GROUP)
 
     def close(self) -> None:
         """Report what still waits."""
         while self._followers:
             _, (graph, environment) = self._followers.popitem()
             decision = rules.not_measured(Reason(ReasonCode.RANKS_UNDECIDED))
-            self._report.deploy(graph, environment, decision, Source.UNFINISHED)
+            self._report.record_deployment(graph, environment, decision, Source.UNFINISHED)

@@ -260,7 +260,7 @@ class Compiled:
 
 def _configure(module: Any) -> str | None:
     try:
-        return torch_private.configure_bulk(module)
+        return torch_private.configure_helper(module)
     except Exception as error:  # noqa: BLE001 - tensors may be anything within modes of the user's
         return f"it cannot be tried: {error}"
 
@@ -282,7 +282,7 @@ class Helper:
         if self._path is not None or self._bulk is not None:
             return None
         try:
-            if reason := torch_private.missing_for_bulk():
+            if reason := torch_private.missing_for_helper():
                 return reason
             path = build.place(cache)
             reason = build.compile_once(path) if may_compile else build.why_not_there(path)

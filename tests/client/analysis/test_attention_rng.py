@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraphd.client.analysis.attention_rng import State, moves, state_of, undefined_outputs
+from pygraphd.client.analysis.attention_rng import RngState, has_rng_state, rng_state_of, undefined_outputs
 
 FLASH, CUDNN = "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"
 EFFICIENT = "_scaled_dot_product_efficient_attention"
@@ -117,12 +117,12 @@ def backward(*dropouts: float, taken: str = "") -> str:
 
 
 def test_a_forward_hands_over_seeds_and_offsets() -> None:
-    assert state_of(forward(0.1, 0.0, 0.2)) == State(seeds=(2, 8), offsets=(1, 7), idle_outputs=(5, 4))
-    assert state_of(forward(0.1, returned="getitem_0_0")) == State()
+    assert rng_state_of(forward(0.1, 0.0, 0.2)) == RngState(seeds=(2, 8), offsets=(1, 7), idle_outputs=(5, 4))
+    assert rng_state_of(forward(0.1, returned="getitem_0_0")) == RngState()
 
 
 def test_a_backward_takes_them() -> None:
-    assert state_of(backward(0.1, 0.0)) == State(inputs=(2, 1), idle_inputs=(4, 3))
+    assert rng_state_of(backward(0.1, 0.0)) == RngState(inputs=(2, 1), idle_inputs=(4, 3))
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,12 @@ def test_a_backward_takes_them() -> None:
     ],
 )  # fmt: skip
 def test_whoever_does_something_else_with_them_is_not_understood(text: str) -> None:
-    assert moves(text)
-    assert state_of(text) is None
+    assert has_rng_state(text)
+    assert rng_state_of(text) is None
 
 
 def test_other_graphs_have_none() -> None:
     for text in ("", graph(FLASH, "q, k, v")):
-        assert not moves(text)
-        assert state_of(text) == State()
-        assert not State()
+        assert not has_rng_state(text)
+        assert rng_state_of(text) == RngState()
+        assert not RngState()

@@ -18,7 +18,7 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.utils import GraphPartitionMap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pygraphd.client.analysis.attention_rng import state_of, undefined_outputs
+from pygraphd.client.analysis.attention_rng import rng_state_of, undefined_outputs
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.torch_private import (
     PartitionMap,
@@ -200,7 +200,7 @@ def test_what_is_compiled_for_elsewhere_is_compiled_by_functions_of_these_names(
         dynamo.aot_compile_fullgraph,
     )
 
-    assert {each.__code__.co_name for each in functions} == passes._FOR_ELSEWHERE
+    assert {each.__code__.co_name for each in functions} == passes._EXPORTING
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_what_attention_hands_to_its_backward_as_autograd_traces_it(dropout: flo
     attend = aot_function(lambda q, k, v: operator(q, k, v, None, True, dropout)[0] * 2, note)
     attend(q, k, v).sum().backward()
 
-    ahead, behind = map(state_of, texts)
+    ahead, behind = map(rng_state_of, texts)
     assert ahead is not None
     assert behind is not None
     assert (len(ahead.seeds), len(ahead.offsets), len(ahead.idle_outputs)) == (
@@ -347,7 +347,7 @@ def test_inductors_code_allocates_by_what_it_is_given_in_one_thread_alone() -> N
 
 
 def test_libtorch_has_all_that_the_compiled_helper_calls() -> None:
-    assert torch_private.missing_for_bulk() is None
+    assert torch_private.missing_for_helper() is None
 
 
 @pytest.mark.parametrize(

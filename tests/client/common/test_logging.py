@@ -95,11 +95,11 @@ def test_the_report_logs_what_it_counts(caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level("INFO", "pygraph")
     report = Report()
 
-    report.leave_to_torch("PYGRAPH_RELOCATE=0")
+    report.count_left_to_torch("PYGRAPH_RELOCATE=0")
     for _ in range(2):
-        report.fail("daemon: no daemon")
+        report.count_failure("daemon: no daemon")
     decision = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
-    report.deploy(GRAPH, ENVIRONMENT, decision, Source.MEASURED)
+    report.record_deployment(GRAPH, ENVIRONMENT, decision, Source.MEASURED)
 
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("INFO", "a graph is left to PyTorch: PYGRAPH_RELOCATE=0"),

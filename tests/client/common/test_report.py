@@ -33,10 +33,12 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def filled() -> report.Report:
     made = report.Report()
     made.count(graphs=3, looked_up=3, hits=1, misses=2)
-    made.deploy(GRAPH, ENVIRONMENT, NO_DEVICE, Source.RULE)
-    made.deploy(GRAPH, ENVIRONMENT, NO_DEVICE, Source.CACHE)
-    made.deploy(GRAPH, ENVIRONMENT, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1), Source.MEASURED)
-    made.fail("daemon: no daemon")
+    made.record_deployment(GRAPH, ENVIRONMENT, NO_DEVICE, Source.RULE)
+    made.record_deployment(GRAPH, ENVIRONMENT, NO_DEVICE, Source.CACHE)
+    made.record_deployment(
+        GRAPH, ENVIRONMENT, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1), Source.MEASURED
+    )
+    made.count_failure("daemon: no daemon")
     return made
 
 
@@ -69,7 +71,7 @@ def test_the_summary_has_the_promised_fields(target: Path) -> None:
 
 def test_the_summary_says_how_each_graph_ran_and_where() -> None:
     made = report.Report()
-    made.deploy(
+    made.record_deployment(
         GRAPH,
         ENVIRONMENT,
         Decision(Deployment.KERNELS, Reason(ReasonCode.TOO_FEW_CALLS), 1, final=False, calls=3),
@@ -101,8 +103,8 @@ def test_reasons_that_name_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(report, "MAX_REASONS", 2)
     made = report.Report()
     for line in (1, 2, 3, 1, 4):
-        made.leave_on_cpu(f"model.py:{line}")
-        made.break_graph(f"model.py:{line}")
+        made.count_left_on_cpu(f"model.py:{line}")
+        made.count_graph_break(f"model.py:{line}")
 
     expected = {"model.py:1": 2, "model.py:2": 1, "others": 2}
     assert [made.summary()[name] for name in ("left_on_cpu", "graph_breaks")] == [expected] * 2
@@ -112,7 +114,7 @@ def test_a_job_that_never_stops_compiling_only_counts_after_a_while(monkeypatch:
     monkeypatch.setattr(report, "MAX_DECISIONS", 3)
     made = report.Report()
     for _ in range(5):
-        made.deploy(GRAPH, ENVIRONMENT, NO_DEVICE, Source.RULE)
+        made.record_deployment(GRAPH, ENVIRONMENT, NO_DEVICE, Source.RULE)
 
     summary = made.summary()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client.analysis.attention_rng import State
+from pygraphd.client.analysis.attention_rng import RngState
 from pygraphd.client.frontend.runtime import Session
 from pygraphd.schema.messages import Deployment
 from tests.support.clock import Clock
@@ -115,7 +115,7 @@ def test_a_whole_graph_is_offered_relocation_if_it_is_understood(
 def test_what_is_recorded_is_told_where_the_state_is(
     session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[State] = []
+    told: list[RngState] = []
     made: Callable[..., Any] = Session.relocatable
 
     def relocatable(self: Session, *arguments: Any) -> Any:
@@ -134,4 +134,4 @@ def test_what_is_recorded_is_told_where_the_state_is(
         )
         assert compiled.current_callable != compiled.call
 
-    assert told == [State(seeds=(4,), offsets=(5,)), State(inputs=(1, 2))]
+    assert told == [RngState(seeds=(4,), offsets=(5,)), RngState(inputs=(1, 2))]

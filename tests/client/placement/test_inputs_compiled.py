@@ -230,9 +230,9 @@ def test_caches_tell_what_others_load_from_what_is_run_here() -> None:
         return made.uuid()
 
     assert made.uuid() == made.uuid() != standalone_compile()
-    assert not torch_private.is_for_elsewhere()
+    assert not torch_private.is_for_export()
     with inductor_config.patch(cpp_wrapper=True):
-        assert torch_private.is_for_elsewhere()
+        assert torch_private.is_for_export()
     assert inputs.MAX_BYTES <= inputs.MAX_BYTES_OF_GRAPH
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.analysis.attention_rng import State
+from pygraphd.client.analysis.attention_rng import RngState
 from pygraphd.client.recording import recordings
 from pygraphd.client.recording.attention_host import NOT_SENT, ON_THE_GPU, READ_BACK, WithHostState
 from pygraphd.client.replay.native.ffi import helper
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-AHEAD = State(seeds=(2,), offsets=(1,), idle_outputs=(3,))
-BEHIND = State(inputs=(1, 2), idle_inputs=(3,))
+AHEAD = RngState(seeds=(2,), offsets=(1,), idle_outputs=(3,))
+BEHIND = RngState(inputs=(1, 2), idle_inputs=(3,))
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_state_that_does_not_follow_from_the_generators_is_read(case: Case, swap
         two = (later, offset) if swapped == "seed" else (seed, seed)
         return operations.add(inputs[0], inputs[0]), *two
 
-    run = case.make(strange, state=State(seeds=(1,), offsets=(2,)))
+    run = case.make(strange, state=RngState(seeds=(1,), offsets=(2,)))
     case.recorder.generator.seed = 99_999
 
     results = [[int(each) for each in run([case.floats(1.0)])[1:]] for _ in range(5)]
@@ -215,7 +215,7 @@ def test_each_size_has_offsets_of_its_own(case: Case) -> None:
         seed, offset = operations.attention()
         return operations.add(inputs[0], inputs[0]), offset, seed
 
-    run = case.make(draws, state=State(seeds=(2,), offsets=(1,)))
+    run = case.make(draws, state=RngState(seeds=(2,), offsets=(1,)))
     for size in (0, 0, 0, 2, 2, 2, 0, 2):
         began = case.recorder.generator.offset
         outputs = run([case.floats(1.0), size])
@@ -283,7 +283,7 @@ def test_two_threads_are_handed_their_own(case: Case, monkeypatch: pytest.Monkey
     """One waits on its way to being launched, while another is."""
     backward = Backward()
     run = case.make(backward, state=BEHIND)
-    note, waiting, go_on = case.report.step_aside, threading.Event(), threading.Event()
+    note, waiting, go_on = case.report.count_fallback, threading.Event(), threading.Event()
 
     def wait(reason: str) -> None:
         note(reason)
@@ -291,7 +291,7 @@ def test_two_threads_are_handed_their_own(case: Case, monkeypatch: pytest.Monkey
             waiting.set()
             go_on.wait(10)
 
-    monkeypatch.setattr(case.report, "step_aside", wait)
+    monkeypatch.setattr(case.report, "count_fallback", wait)
     given = [[torch.tensor(10 * i + j) for j in range(3)] for i in range(2)]
     other = threading.Thread(target=run, args=([case.floats(1.0), *given[0]],))
     other.start()
@@ -305,9 +305,9 @@ def test_two_threads_are_handed_their_own(case: Case, monkeypatch: pytest.Monkey
     assert run._call.given == ()
 
 
-@pytest.mark.parametrize(("body", "state"), [(doubled, State()), (attend, AHEAD)])
+@pytest.mark.parametrize(("body", "state"), [(doubled, RngState()), (attend, AHEAD)])
 def test_a_call_asks_once_whether_the_user_captures(
-    case: Case, monkeypatch: pytest.MonkeyPatch, body: Callable[[Operations, list[Any]], Any], state: State
+    case: Case, monkeypatch: pytest.MonkeyPatch, body: Callable[[Operations, list[Any]], Any], state: RngState
 ) -> None:
     run = case.make(body, state=state)
     for _ in range(4):

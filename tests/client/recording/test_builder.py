@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError, NotRelocatableError
 from pygraphd.client.recording import builder
 from pygraphd.client.recording.builder import NOTHING, build
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import CapturedCall
 from pygraphd.client.replay.graph_exec import InputGroup
-from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.relocation_table import BLOCK, Share, Span
 from tests.support.recorder import Recorder
 
@@ -93,7 +92,7 @@ def test_a_replay_that_was_closed_fits_no_call(recorder: Recorder) -> None:
     replay.close()
 
     inputs = [a]
-    with pytest.raises(UnfitError, match="gone for others"):
+    with pytest.raises(FallbackError, match="gone for others"):
         replay(inputs)
     assert inputs == [a]
 
@@ -131,7 +130,7 @@ def test_only_what_fits_into_an_outputs_blocks_may_have_lain_there(
         assert replay([recorder.floats(1, 2)])[0].tolist() == [3, 6]
         replay.close()
     else:
-        with pytest.raises(OpaqueError, match="overlap"):
+        with pytest.raises(NotRelocatableError, match="overlap"):
             build(recorder.emulator.driver, CapturedCall(capture, [a]), {}, recorder.notes.append)
 
 
@@ -142,7 +141,7 @@ def test_each_input_of_a_group_keeps_its_alignment(recorder: Recorder) -> None:
     recorder.graph.add(worse, better, out)
     replay = recorder.built([worse, better], [out]).replay
 
-    with pytest.raises(UnfitError, match="not aligned as it was"):
+    with pytest.raises(FallbackError, match="not aligned as it was"):
         replay([storage[64:68], storage[65:69]])
     assert replay([storage[127:131], storage[128:132]])[0].tolist() == [255, 257, 259, 261]
     replay.close()
@@ -175,7 +174,7 @@ def test_on_another_stream_nothing_is_written_at_a_fixed_address(
     assert replay([a, recorder.floats(10, 20)])[0].tolist() == [11, 22]
 
     stream[0] = 8
-    with pytest.raises(UnfitError, match="another stream"):
+    with pytest.raises(FallbackError, match="another stream"):
         replay([a, recorder.floats(0, 0)])
 
     assert buffer.tolist() == [10, 20]
@@ -317,6 +316,6 @@ def test_a_capture_of_nothing_is_refused_and_nothing_is_left(
     x = recorder.floats(1, 2)
 
     assert emulator.driver.nodes(recorder.graph.handle) == []
-    with pytest.raises(OpaqueError, match=NOTHING):
+    with pytest.raises(NotRelocatableError, match=NOTHING):
         recorder.built([x], [x])
     assert emulator.live() == (0, 0)

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError, NotRelocatableError
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.builder import build
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import CapturedCall
-from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.relocation_table import BLOCK, Span
 from tests.support.recorder import Recorder
 
@@ -64,7 +63,7 @@ def test_inputs_that_overlap_move_as_one_and_others_of_the_same_storage_do_not(r
     outputs = replay([moved[64:67], moved[65:68], torch.arange(3.0)])
 
     assert [each.tolist() for each in outputs] == [[329, 331, 333], [0, 2, 4]]
-    with pytest.raises(UnfitError, match="lie otherwise"):
+    with pytest.raises(FallbackError, match="lie otherwise"):
         replay([moved[64:67], moved[66:69], apart])
     assert [each.tolist() for each in replay([a, b, apart])] == [[1, 3, 5], [12, 14, 16]]
     replay.close()
@@ -119,7 +118,7 @@ def test_an_input_that_is_aligned_worse_does_not_fit_and_changes_nothing(recorde
     worse = storage[67:69]
 
     inputs = [worse]
-    with pytest.raises(UnfitError, match="not aligned as it was"):
+    with pytest.raises(FallbackError, match="not aligned as it was"):
         replay(inputs)
 
     assert inputs == [worse]
@@ -172,7 +171,7 @@ def test_an_output_in_memory_that_must_stay_is_refused(recorder: Recorder) -> No
     out = recorder.arena.allocate(2)
     held = tuple(recorder.arena.allocations)
 
-    with pytest.raises(OpaqueError, match="must stay in place"):
+    with pytest.raises(NotRelocatableError, match="must stay in place"):
         build(
             recorder.emulator.driver,
             CapturedCall(Capture(recorder.graph.handle, [out], held, held), [recorder.floats(1)]),
@@ -187,7 +186,7 @@ def test_memory_that_must_stay_but_was_something_else_before_is_refused(recorder
     recorder.arena.allocate(2)
     held = (recorder.arena.allocations[-1],)
 
-    with pytest.raises(OpaqueError, match="used for something else"):
+    with pytest.raises(NotRelocatableError, match="used for something else"):
         build(
             recorder.emulator.driver,
             CapturedCall(
@@ -200,7 +199,7 @@ def test_memory_that_must_stay_but_was_something_else_before_is_refused(recorder
 
 
 def test_two_devices_are_refused(recorder: Recorder) -> None:
-    with pytest.raises(OpaqueError, match="works on 2 devices"):
+    with pytest.raises(NotRelocatableError, match="works on 2 devices"):
         recorder.built([recorder.floats(1)], [torch.empty(1, device="meta")])
 
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.builder import NOTHING
 from pygraphd.client.replay.native.ffi import InPython, helper
-from pygraphd.client.replay.node_params import OpaqueError
 from tests.support.builder_case import SIZE, Step, plain, readable, record
 from tests.support.recorder import Recorder
 
@@ -61,7 +61,7 @@ def test_any_program_gives_what_it_gives_when_launched(
     recorder = Recorder(emulator, allocator, emulator.arena(256))
     try:
         built, returned = record(recorder, steps, inputs)
-    except OpaqueError as error:
+    except NotRelocatableError as error:
         if str(error) != NOTHING:
             raise
         return

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError, TransientError
 from pygraphd.client.recording import capture
 from pygraphd.client.recording.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
 from pygraphd.client.recording.output_reserves import OutputReserves
-from pygraphd.client.replay.node_params import PassingError
 from pygraphd.client.replay.relocation_table import Span
 from pygraphd.client.replay.stream_affinity import OneStream
 
@@ -62,7 +61,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, why_not: str | None) -> CudaRecord
 
 
 def test_what_is_no_matter_of_the_graph_is_told_as_passing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PassingError, match="history"):
+    with pytest.raises(TransientError, match="history"):
         recorder(monkeypatch, HISTORY).capture(list, [])
 
 
@@ -112,7 +111,7 @@ def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrite
         @contextlib.contextmanager
         def capturing(self, _: object) -> Iterator[None]:
             seen.append(made._random_numbers.lock.locked())
-            with pytest.raises(UnfitError):
+            with pytest.raises(FallbackError):
                 made._random_numbers.expect(7)
             yield
 

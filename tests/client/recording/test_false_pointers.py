@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.recording import pipeline, recordings, stand_ins
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import (
@@ -430,7 +430,7 @@ def test_what_has_moved_by_half_a_word_alone_is_false_unless_all_there_has(
         return false_addresses([0], [low], {0: windows * HALF + low}, [Span(HALF, size)], lambda: moved)
 
     if moved_by == windows * HALF:
-        with pytest.raises(UnfitError, match=UNDECIDABLE):
+        with pytest.raises(FallbackError, match=UNDECIDABLE):
             found()
     else:
         assert found() == {0}
@@ -446,7 +446,7 @@ def test_where_something_has_moved_is_not_told_of_captures_that_allocate_otherwi
     otherwise = CapturedCall(Capture(0, [], (Span(8192, 8704), Span(9216, 9720))), [], [])
 
     assert moved_spans(first, alike, []) == [MovedSpan(Span(0, 512), 8192), MovedSpan(Span(512, 1024), 9216)]
-    with pytest.raises(UnfitError, match=CAPTURES_DIFFER):
+    with pytest.raises(FallbackError, match=CAPTURES_DIFFER):
         moved_spans(first, otherwise, [])
 
 
@@ -478,7 +478,7 @@ def test_where_an_input_and_its_storage_have_moved_otherwise_both_are_told() -> 
             lambda: moved_spans(first, second, [(group, span)]),
         )
 
-    with pytest.raises(UnfitError, match=UNDECIDABLE):
+    with pytest.raises(FallbackError, match=UNDECIDABLE):
         found(HALF, 3 * HALF)
     assert found(HALF, 3 * HALF + 1024) == frozenset()
     assert found(HALF + 8, 3 * HALF + 8) == {0}

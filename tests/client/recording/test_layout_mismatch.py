@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.backend.errors import Misfit
+from pygraphd.client.backend.errors import LayoutMismatch
 from pygraphd.client.recording import comparison, pipeline, recordings, stand_ins
 from pygraphd.client.recording.layout_mismatch import FACTOR, FIRST, LayoutConstraints, LayoutMismatches
 from pygraphd.client.replay.relocation_table import BLOCK, MAX_ALIGNMENT, alignment
@@ -51,7 +51,7 @@ def test_inputs_that_are_aligned_worse_are_launched_until_they_have_come_again(c
         call(run, at(case, offset), at(case, 0))
 
     case.expect(captured=2, staged=0)
-    assert case.report.fallbacks == {recordings.NOT_YET: 1, Misfit.ALIGNMENT.value: FIRST - 1}
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, LayoutMismatch.ALIGNMENT.value: FIRST - 1}
 
 
 def test_what_was_aligned_worse_once_is_remembered_when_another_input_is(case: Case) -> None:
@@ -61,7 +61,7 @@ def test_what_was_aligned_worse_once_is_remembered_when_another_input_is(case: C
         call(run, at(case, 16 * (i % 2) * (i > 2)), at(case, 16 * ((i + 1) % 2) * (i > 2)))
 
     case.expect(captured=2)
-    assert case.report.fallbacks[Misfit.ALIGNMENT.value] == FIRST - 1
+    assert case.report.fallbacks[LayoutMismatch.ALIGNMENT.value] == FIRST - 1
 
 
 def test_ever_worse_alignment_is_recorded_ever_more_seldom(case: Case) -> None:
@@ -71,7 +71,7 @@ def test_ever_worse_alignment_is_recorded_ever_more_seldom(case: Case) -> None:
 
     # 128: the 2nd mismatch; 64: the 10th; 32: the 42nd; 16: the 170th.
     case.expect(captured=1 + 4)
-    assert case.report.fallbacks[Misfit.ALIGNMENT.value] == 170 - 4
+    assert case.report.fallbacks[LayoutMismatch.ALIGNMENT.value] == 170 - 4
 
 
 def test_inputs_that_overlapped_and_lie_apart_now(case: Case) -> None:
@@ -85,7 +85,7 @@ def test_inputs_that_overlapped_and_lie_apart_now(case: Case) -> None:
         overlapping(shift)
 
     case.expect(captured=2)
-    assert case.report.fallbacks == {recordings.NOT_YET: 1, Misfit.OVERLAP.value: FIRST - 1}
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, LayoutMismatch.OVERLAP.value: FIRST - 1}
 
 
 def test_inputs_that_overlap_and_are_written_to_are_right_in_a_recording_that_was_made_apart(
@@ -138,7 +138,7 @@ def test_a_recording_that_cannot_be_made_anew_leaves_the_one_there_is(case: Case
 
     case.expect(captured=1)
     assert case.report.fallbacks["not now"] == 1
-    assert case.report.fallbacks[Misfit.ALIGNMENT.value] == 3
+    assert case.report.fallbacks[LayoutMismatch.ALIGNMENT.value] == 3
     assert run.refusal is None
 
 
@@ -152,7 +152,7 @@ def test_as_many_captures_as_are_allowed_are_made_and_no_more(case: Case) -> Non
         assert run([at(case, 16), at(case, 0), size])[0].tolist() == [4.0, 24.0]
 
     assert case.recorder.captures == recordings.CAPTURES_OF_EACH
-    assert case.report.fallbacks[Misfit.ALIGNMENT.value] == 40
+    assert case.report.fallbacks[LayoutMismatch.ALIGNMENT.value] == 40
 
 
 @given(
@@ -190,9 +190,9 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
 
 
 def test_calls_that_do_not_fit_are_recorded_ever_more_seldom() -> None:
-    mismatches, inputs = LayoutMismatches(), [torch.zeros(4), 3, None]
+    mismatches, inputs = LayoutMismatches(), [3, None]
 
-    due = [call for call in range(1, 600) if mismatches.add(inputs, Misfit.ALIGNMENT)]
+    due = [call for call in range(1, 600) if mismatches.add(inputs, LayoutMismatch.ALIGNMENT)]
 
     assert due == [sum(FIRST * FACTOR**each for each in range(count)) for count in range(1, 5)]
     assert mismatches.constraints.apart is False

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.output_reserves import (
     LARGE,
@@ -19,7 +20,6 @@ from pygraphd.client.recording.output_reserves import (
     backing_for,
     reserves_for,
 )
-from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.relocation_table import BLOCK, Span, merge
 from tests.support.recording_case import Case, case
 
@@ -238,7 +238,7 @@ def test_what_needs_another_size_than_a_room_has_gets_memory_of_its_own() -> Non
 
     assert storages([large, out]) == [(0, 24, 0), (1, 16, 0)]
     assert out.tolist() == [1] * 4
-    with pytest.raises(OpaqueError, match="other storages"):
+    with pytest.raises(NotRelocatableError, match="other storages"):
         rooms.place((torch.ones(3),))
 
 

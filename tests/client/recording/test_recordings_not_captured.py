@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording import builder, pipeline, recordings
-from pygraphd.client.replay.node_params import OpaqueError
 from pygraphd.client.replay.relocation_table import BLOCK, Share
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
 from tests.support.recording_case import Case, Operations, Recording, Ticket, add, case, is_transient
@@ -252,7 +252,7 @@ def test_what_was_captured_too_often_says_so(case: Case) -> None:
 
 def test_a_recorder_that_refuses_gives_the_reason(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise OpaqueError("not today")
+        raise NotRelocatableError("not today")
 
     monkeypatch.setattr(case.recorder, "capture", refuse)
     run = case.make(add)

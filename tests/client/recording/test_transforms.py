@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.builder import OWN_MEMORY, build
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import CapturedCall
-from pygraphd.client.replay.node_params import TABLES, OpaqueError
+from pygraphd.client.replay.node_params import TABLES
 
 if TYPE_CHECKING:
     from pygraphd.client.replay.replay import Replay
@@ -44,7 +45,7 @@ def test_a_transform_that_reads_tables_of_its_own_is_refused(recorder: Recorder)
     inputs, tables = [recorder.floats(1, 2)], torch.ones(2)
     out = transform(recorder, inputs, tables)
 
-    with pytest.raises(OpaqueError, match=TABLES):
+    with pytest.raises(NotRelocatableError, match=TABLES):
         recorder.built(inputs, [out])
     recorder.arena.let_go()
 
@@ -83,7 +84,7 @@ def test_an_operator_that_nobody_vouches_for_is_refused_with_a_workspace_of_its_
     out = recorder.arena.allocate(2)
     recorder.graph.add(inputs[0], workspace, out)
 
-    with pytest.raises(OpaqueError, match="that nobody vouches for") as refused:
+    with pytest.raises(NotRelocatableError, match="that nobody vouches for") as refused:
         build_unvouched(recorder, inputs, [out])
     assert str(refused.value) == OWN_MEMORY
 

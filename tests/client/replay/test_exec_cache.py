@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.replay import exec_cache
 from pygraphd.client.replay.exec_cache import FEW_EXECUTABLES, MAX_EXECUTABLES, ONE_LESS, WORTH
 from pygraphd.client.replay.native.ffi import InPython, helper
@@ -238,7 +238,7 @@ def test_inputs_that_do_not_fit_are_told_however_often_they_come_and_nothing_is_
     recorder.emulator.fail_at(0)
 
     for each in worse * 10:
-        with pytest.raises(UnfitError, match="not aligned as it was"):
+        with pytest.raises(FallbackError, match="not aligned as it was"):
             replay.run([each], memory)
 
     assert (replay.executables, recorder.emulator.calls()) == (1, 0)
@@ -383,7 +383,7 @@ def _run(replay: Replay, inputs: list[torch.Tensor], memory: list[torch.Tensor],
     for each in memory:
         each.zero_()
     if not fits:
-        with pytest.raises(UnfitError):
+        with pytest.raises(FallbackError):
             replay.run(list(inputs), memory)
         return
     for number, result in enumerate(replay.run(list(inputs), memory)):

@@ -10,7 +10,8 @@ import torch
 
 from pygraphd.client.backend import driver as cuda
 from pygraphd.client.backend.driver import DriverError, MemoryType, NodeType
-from pygraphd.client.replay.node_params import OpaqueError, Parameters
+from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.replay.node_params import Parameters
 
 if TYPE_CHECKING:
     from tests.support.emulator import Emulator, Graph
@@ -92,7 +93,7 @@ def test_a_node_that_cannot_be_moved_is_named(emulator: Emulator, node_type: Nod
     graph = emulator.graph()
     graph.other(node_type)
 
-    with pytest.raises(OpaqueError, match=f"holds a {node_type.name} node"):
+    with pytest.raises(NotRelocatableError, match=f"holds a {node_type.name} node"):
         Parameters(emulator.driver, graph.handle)
     emulator.driver.destroy_graph(graph.handle)
 
@@ -112,7 +113,7 @@ def test_a_copy_from_the_host_is_refused(emulator: Emulator, kind: MemoryType) -
     graph = emulator.graph()
     graph.copy(b, a, kind)
 
-    with pytest.raises(OpaqueError, match="memory of the host"):
+    with pytest.raises(NotRelocatableError, match="memory of the host"):
         Parameters(emulator.driver, graph.handle)
     emulator.driver.destroy_graph(graph.handle)
 
@@ -125,7 +126,7 @@ def test_a_copy_that_does_not_say_where_memory_lies_is_asked_for(emulator: Emula
 
     emulator.host_memory(a.data_ptr(), 16)
 
-    with pytest.raises(OpaqueError, match="memory of the host"):
+    with pytest.raises(NotRelocatableError, match="memory of the host"):
         Parameters(emulator.driver, graph.handle)
     emulator.driver.destroy_graph(graph.handle)
 
@@ -135,7 +136,7 @@ def test_a_collective_is_refused(emulator: Emulator) -> None:
     graph = emulator.graph()
     graph.kernel("ncclDevKernel_AllReduce", pointer, pointer, pointer, ctypes.c_int64(0))
 
-    with pytest.raises(OpaqueError, match="collective"):
+    with pytest.raises(NotRelocatableError, match="collective"):
         Parameters(emulator.driver, graph.handle)
     emulator.driver.destroy_graph(graph.handle)
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.replay.relocation_table import Segment, Span, outside
 from pygraphd.client.replay.rng import GeneratorTicket
 from pygraphd.client.replay.stream_affinity import OneStream
@@ -226,7 +226,7 @@ def test_where_the_state_lies_is_not_looked_for_while_another_stream_may_read_it
     case.one_stream.enter(7)
     before = case.words.clone()
 
-    with pytest.raises(UnfitError, match="another stream"):
+    with pytest.raises(FallbackError, match="another stream"):
         case.learn(SEED, OFFSET)
 
     assert torch.equal(case.words, before)
@@ -246,7 +246,7 @@ def test_who_draws_none_leaves_the_stream_to_whoever_does(
 
     assert case.ticket.learn(list, 7) is (advance > 0)
 
-    with contextlib.nullcontext() if elsewhere and not advance else pytest.raises(UnfitError):
+    with contextlib.nullcontext() if elsewhere and not advance else pytest.raises(FallbackError):
         case.one_stream.enter(8)
 
 

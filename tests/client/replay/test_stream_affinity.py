@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pygraphd.client.backend.driver import Driver
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.recording.builder import build
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import CapturedCall
@@ -59,12 +59,12 @@ def test_another_stream_may_follow_once_the_first_has_nothing_left_to_do(emulato
     assert streams.asked == []  # on one stream nothing is asked
 
     for _ in range(2):
-        with pytest.raises(UnfitError, match="another stream"):
+        with pytest.raises(FallbackError, match="another stream"):
             streams.enter(one_stream, 8)
     streams.enter(one_stream, 7)
     streams.ended.add(7)
     streams.enter(one_stream, 8)
-    with pytest.raises(UnfitError):
+    with pytest.raises(FallbackError):
         streams.enter(one_stream, 7)
 
     assert streams.asked == [7, 7, 7, 8]
@@ -78,7 +78,7 @@ def test_a_stream_that_cannot_be_asked_is_not_left(emulator: Emulator, can_be_wa
     one_stream = OneStream(emulator.driver, (lambda: fail) if can_be_watched else fail)
     one_stream.enter(7)
 
-    with pytest.raises(UnfitError):
+    with pytest.raises(FallbackError):
         one_stream.enter(8)
 
 
@@ -157,7 +157,7 @@ def test_two_recordings_never_draw_on_two_streams(
     with monkeypatch.context() as patch:
         patch.setattr(Executables, "bind", None)  # nothing is bound for a call that will not be launched
         for which in (0, 1):
-            with pytest.raises(UnfitError, match="another stream"):
+            with pytest.raises(FallbackError, match="another stream"):
                 drawing.draw(which)
 
     assert drawing.generator.offset == 112

@@ -182,7 +182,7 @@ def test_a_dtype_that_libtorch_has_no_code_for_is_left_to_python(
     assert (made[0].dtype, made[0].size()) == (torch.int16, (3,))
 
 
-@pytest.mark.parametrize("where", ["missing_for_bulk", "configure_bulk"])
+@pytest.mark.parametrize("where", ["missing_for_helper", "configure_helper"])
 def test_an_error_in_trying_it_is_a_reason_to_do_without(
     cache: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +283,7 @@ def test_what_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
 
 def test_where_tensors_cannot_be_found_it_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper = Helper()
-    monkeypatch.setattr(torch_private, "missing_for_bulk", lambda: "this torch keeps tensors elsewhere")
+    monkeypatch.setattr(torch_private, "missing_for_helper", lambda: "this torch keeps tensors elsewhere")
 
     assert helper.prepare(cache) == "this torch keeps tensors elsewhere"
     assert isinstance(helper.bulk(lambda _: None), InPython)
@@ -302,4 +302,4 @@ def test_where_tensors_are_found_out_whatever_modes_are_on(mode: str) -> None:
     private_tensors._handle_offset.cache_clear()
     with {"default": torch.enable_grad, "inference": torch.inference_mode, "fake": FakeTensorMode}[mode]():
         assert private_tensors._handle_offset() is not None
-        assert torch_private.missing_for_bulk() is None
+        assert torch_private.missing_for_helper() is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import UnfitError
+from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.relocation_table import BLOCK
 from pygraphd.client.replay.rng import Draw
@@ -157,7 +157,7 @@ def test_outputs_that_are_kept_are_not_written_to(case: Case) -> None:
 def test_inputs_that_are_no_tensors_are_told_as_ever(case: Case, wrong: Any) -> None:
     inputs = [case.inputs[0], wrong]
 
-    with pytest.raises(UnfitError, match=r"a replay failed: \w+Error"):
+    with pytest.raises(FallbackError, match=r"a replay failed: \w+Error"):
         case.replay(inputs)
 
     assert inputs == [case.inputs[0], wrong]
@@ -165,7 +165,7 @@ def test_inputs_that_are_no_tensors_are_told_as_ever(case: Case, wrong: Any) -> 
 
 
 def test_a_list_that_is_too_short_is_told_as_ever(case: Case) -> None:
-    with pytest.raises(UnfitError, match="a replay failed: IndexError"):
+    with pytest.raises(FallbackError, match="a replay failed: IndexError"):
         case.replay(case.inputs[:1])
 
 
@@ -210,7 +210,7 @@ def test_what_it_takes_is_given_back(case: Case) -> None:
 def test_a_closed_replay_does_not_fit(case: Case) -> None:
     case.replay.close()
 
-    with pytest.raises(UnfitError, match="gone for others"):
+    with pytest.raises(FallbackError, match="gone for others"):
         case.call()
 
 
@@ -315,7 +315,7 @@ def test_a_stream_that_may_not_be_left_is_told(case: Case) -> None:
     ticket.one_stream.move(5)
     inputs = list(case.inputs)
 
-    with pytest.raises(UnfitError, match="on another stream"):
+    with pytest.raises(FallbackError, match="on another stream"):
         case.replay(inputs)
 
     assert (len(inputs), ticket.drawn) == (2, 0)
