@@ -1,4 +1,4 @@
-"""How fast, how large and how right PyGraph is beside PyTorch's own ways: `python -m benchmarks`; see docs/benchmarks.md.
+"""Time, memory and correctness of PyGraph beside plain PyTorch: `python -m benchmarks`; see docs/benchmarks.md.
 
-Not part of the installed package. The product is used as a black box, through its environment variables and commands only.
+Not part of the installed package. Only `regions` and `lookup` import PyGraph; everything else uses its environment variables and commands.
 """

@@ -58,7 +58,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
 
 
 def add_run_options(command: argparse.ArgumentParser) -> None:
-    """Add the options that say what is run, and how each process is measured."""
+    """Add the options that choose workloads, variants, and the measurements of each process."""
     add = command.add_argument
     add("--workloads", type=names, default=_STANDARD_WORKLOADS, metavar="A,B", help="or `all`")
     add("--variants", type=names, default=_STANDARD_VARIANTS, metavar="P,Q")

@@ -1,4 +1,4 @@
-"""What happens around the measurements of a process. Whoever shares a machine between processes has conditions of its own."""
+"""The conditions of a process's measurements. A program that runs several processes on a machine passes conditions of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Conditions:
-    """A process that has the machine for itself: nothing to wait for, and nothing to measure again."""
+    """A process that has the machine for itself: it waits for nothing, and measures everything once."""
 
     def before_compiling(self) -> None:
         """Return when this process may compile."""
@@ -20,9 +20,9 @@ class Conditions:
         """Return when nothing else runs, until this process ends."""
 
     def timed(self, measure: Callable[[], T]) -> T:
-        """Return what is measured; it may be measured several times, of which the last one counts."""
+        """Call `measure`, maybe several times, and return its last result."""
         return measure()
 
     def note(self) -> str:
-        """Return what is to be said of the timings; empty: nothing."""
+        """Return a remark on the timings for the record; empty if there is none."""
         return ""

@@ -1,4 +1,4 @@
-"""Whether a step computes what uncompiled eager computes, from the same weights, inputs and random state.
+"""Comparison of a compiled step with uncompiled eager, from the same weights, inputs and random state.
 
 A deterministic step is held against float64: it may be wrong by a small multiple of what eager in the same precision is
 wrong by, and a floor. A stochastic one (dropout) draws other random numbers than eager does, so there averages over
@@ -104,7 +104,7 @@ def _check_exact(subject: Subject, device: torch.device, draw: Callable[[], Inpu
 
 
 def find_difference(actual: Results, eager: Results, exact: Results, floor: float) -> str | None:
-    """Return what is wrong in `actual`, judged by how far `eager` lies from `exact`; None if nothing is."""
+    """Return the first error of `actual`, judged by the distance of `eager` from `exact`; None if there is none."""
     for kind, tensors in exact.items():
         if tensors.keys() != actual[kind].keys():
             return f"{kind}s of other names than eager's: {sorted(tensors.keys() ^ actual[kind].keys())[:3]}"

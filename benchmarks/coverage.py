@@ -48,7 +48,7 @@ def count(events: Sequence[Event]) -> Coverage | None:
 
 
 def _named_graphs(events: Iterable[Event], work: Iterable[Event]) -> set[int]:
-    """Return the launches that the trace says are a graph's, by the name of the call or by what it launched."""
+    """Return the launches of graphs, told by the name of the call or by a field of the kernel."""
     by_name = [event for event in events if _is_call(event) and _GRAPH_LAUNCH in str(event.get("name"))]
     by_work = [event for event in work if any(_args(event).get(field) for field in _GRAPH_FIELDS)]
     return _correlations([*by_name, *by_work])

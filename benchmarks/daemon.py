@@ -18,7 +18,7 @@ _ATTEMPTS = 6
 
 
 class Daemon:
-    """Runs from `with` to the end of the block; what it keeps lies in `home` and stays there."""
+    """A daemon that runs from `with` to the end of the block. Its files lie in `home`, and stay there."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -34,7 +34,7 @@ class Daemon:
         return self
 
     def _start(self) -> None:
-        # Beside dozens of processes that import torch it takes longer than any user would wait for it.
+        # Beside dozens of processes that import torch, starting takes longer than the command waits.
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(BenchmarkError):
                 self._command("start")

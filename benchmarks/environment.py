@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.processes import ROOT
 
 TORCH_FIELDS = ("gpu", "torch", "triton", "cuda")
-"""What only a process with torch can tell; null in a result in which none came to an answer."""
+"""Fields that only a process with torch knows; null if no process answered."""
 
 
 def describe_host() -> dict[str, str | None]:
@@ -25,7 +25,7 @@ def describe_host() -> dict[str, str | None]:
 
 def commit(folder: Path) -> str:
     """Return BENCHMARK_COMMIT if set, or else the checked-out commit, with "-dirty" if files differ; "unknown" without git."""
-    # What is run on another machine may travel without its history, or with an older one.
+    # A copy on another machine may have no git history, or an older one.
     if stated := os.environ.get("BENCHMARK_COMMIT"):
         return stated
     revision = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])

@@ -1,4 +1,4 @@
-"""What can go wrong in a benchmark and is the user's to mend: shown as one line, without a traceback."""
+"""Errors that the user can mend: shown as one line, without a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fresh processes for measurements: one at a time, nothing of theirs left behind, their errors kept as one line."""
+"""Fresh processes for measurements: they leave no children behind, and an error is kept as one line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def error_of(code: int | None, timeout_s: float, stop: threading.Event | None, o
 def start(
     command: list[str], environ: Mapping[str, str], folder: Path, log: IO[str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, so that what it starts can be ended with it."""
+    """Start a process in a session of its own, so that its children can be ended with it."""
     return subprocess.Popen(
         command,
         env=dict(environ),
@@ -74,9 +74,9 @@ def start(
 def wait_for(
     process: subprocess.Popen[bytes], timeout_s: float, stop: threading.Event | None, grace_s: float = 0.0
 ) -> int | None:
-    """Return a process's exit code; None if it was killed, with all it has started, as it was late or `stop` was set.
+    """Return a process's exit code; None if it was late, or `stop` was set, and it was killed with its children.
 
-    With `grace_s` it is asked to end first (SIGTERM), and killed so many seconds later.
+    With `grace_s` it gets a SIGTERM first, and is killed `grace_s` seconds later.
     """
     end = time.monotonic() + timeout_s
     try:

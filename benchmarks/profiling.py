@@ -1,4 +1,4 @@
-"""A profile of one step with `torch.profiler`, for its coverage. Whatever goes wrong is a reason, never an error.
+"""A profile of one step with `torch.profiler`, for its coverage. A failure becomes a remark, never an error.
 
 It is the last thing that a process does: once CUPTI listens, no time that is taken is worth anything.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def profile_step(watch: Stopwatch) -> tuple[Coverage | None, str]:
-    """Return the coverage of one more step, if there is one, and what is to be said of it: its counts, or why not."""
+    """Return the coverage of one more step and a remark on it: its counts, or the reason if there is no coverage."""
     if watch.device.type != "cuda":
         return None, "no coverage: no GPU takes part"
     try:

@@ -1,4 +1,4 @@
-"""What a benchmark tells a child process to do, and what the child answers: JSON both ways."""
+"""The task of a child process and its answer, both as JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one process measured. Times of steps in milliseconds, one item a step or window; `reserved_mb` in MiB.
+    """The measurements of one process. Times of steps in milliseconds, one item a step or window; `reserved_mb` in MiB.
 
     `correct` is None if nothing was compared, `coverage` if nothing was seen; `note` and `coverage_note` say what a figure
     alone would not.

@@ -56,7 +56,7 @@ class Record:
     correct: bool | None = None
     deployed: dict[str, int] | None = None
     counted: list[dict[str, Any]] | None = None
-    """What each process of PyGraph's counted: recordings, copied inputs, launched calls and failures by reason."""
+    """Counts of each process of PyGraph: recordings, copied inputs, launched calls and failures by reason."""
     note: str = ""
     each_step_ms: list[list[float]] | None = None
 

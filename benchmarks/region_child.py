@@ -1,7 +1,6 @@
-"""`python -m benchmarks.region_child WORKLOAD WAY ANSWER_FILE`: what a call of each compiled region costs, in this process alone.
+"""`python -m benchmarks.region_child WORKLOAD WAY ANSWER_FILE`: time and memory of the calls of each compiled region, in this process.
 
-Each region is wrapped where Inductor has it captured. So everything around a region (Dynamo, autograd, the optimiser) is outside of what
-is timed, and the same for all ways of running it.
+Each region is wrapped where Inductor has it captured. So Dynamo, autograd and the optimizer are outside of the timed part.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class Timed:
         return result
 
     def figures(self) -> dict[str, Any]:
-        """Return what was measured; the GPU must be done."""
+        """Return the region's figures; the GPU must be idle."""
         costs = self.relocatable.costs if self.relocatable is not None else None
         return {
             "kind": self.kind,
@@ -117,7 +116,7 @@ class Regions:
     outputs: Iterator[GraphFacts] = field(default_factory=lambda: iter(()))
 
     def install(self) -> Callable[[], None]:
-        """Take the place of PyTorch's own CUDA graphs, or surround them; return what undoes that."""
+        """Replace or surround PyTorch's CUDA graphs; return a function that undoes it."""
         return torch_private.install(self._around_post_compile, self._around_cudagraphify)
 
     def _around_post_compile(
@@ -232,7 +231,7 @@ def prepare(workload_name: str, way: str, conditions: Conditions) -> Program:
 
 
 def _keep_busy() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    """Have the GPU count cycles for a while; how long that takes says what its clock is."""
+    """Have the GPU count cycles for about 30 ms; return events whose distance tells its clock."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     torch.cuda._sleep(_BUSY_CYCLES)
@@ -252,7 +251,7 @@ def as_json(samples: Sequence[float]) -> dict[str, float] | None:
 
 
 def have_helper() -> None:
-    """Have what PyGraph compiles be there: it is compiled once for each user, and this process may be the first."""
+    """Wait for PyGraph's compiled helper; raises BenchmarkError if it cannot be compiled."""
     if reason := helper.prepare(locate().cache):
         raise BenchmarkError(f"no compiled helper: {reason}")
     if not helper.wait(_COMPILER_S):

@@ -21,7 +21,7 @@ from benchmarks.workloads import Workload
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is to do."""
+    """The request of a run."""
 
     workloads: tuple[Workload, ...]
     variants: tuple[Variant, ...]
@@ -91,7 +91,7 @@ class Run:
         write_result(self.plan.out, environment, self.settings(), self.records())
 
     def settings(self) -> dict[str, Any]:
-        """Return what the file says of how it was made."""
+        """Return the settings for the result file."""
         settings = self.plan.settings
         return {
             "repetitions": self.plan.repetitions,

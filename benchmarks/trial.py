@@ -29,7 +29,7 @@ NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 
 class CachePolicy(enum.StrEnum):
-    """Which processes share what torch.compile leaves on disk; never those of different workloads."""
+    """The processes that share compiler caches; processes of different workloads never do."""
 
     FRESH = "fresh"
     """None: every process compiles everything."""
@@ -39,7 +39,7 @@ class CachePolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is alike for all trials of a run; see `benchmarks.protocol.Task` for the counts."""
+    """Settings of all trials of a run; see `benchmarks.protocol.Task` for the counts."""
 
     steps: int
     warm_up: int
@@ -118,7 +118,7 @@ class TrialRunner:
         return trial.variant.compile is Compile.EAGER or not self.caches(trial).exists()
 
     def caches(self, trial: Trial) -> Path:
-        """Return the folder for what torch.compile leaves on disk in a trial."""
+        """Return the folder of the compiler caches of a trial."""
         owner = {
             CachePolicy.FRESH: f"{trial.variant.name}.{trial.repetition + 1}",
             CachePolicy.SHARED: f"mode.{trial.variant.compile}",

@@ -9,7 +9,7 @@ from benchmarks.errors import BenchmarkError, UnknownNameError
 
 
 class Compile(enum.StrEnum):
-    """What the child process does with the module."""
+    """How the child process compiles the module."""
 
     EAGER = "eager"
     DEFAULT = "default"
@@ -17,7 +17,7 @@ class Compile(enum.StrEnum):
 
 
 class Cache(enum.StrEnum):
-    """What the daemon knows when the process starts."""
+    """The state of the daemon's cache when the process starts."""
 
     NONE = "none"
     """No daemon and no hook: the product takes no part."""
@@ -84,7 +84,7 @@ def select_variants(names: list[str]) -> tuple[Variant, ...]:
 
 
 def variants_to_run(names: list[str]) -> tuple[Variant, ...]:
-    """Return variants that can be run in this order; raises BenchmarkError if nothing fills the cache of one of them."""
+    """Return variants that can be run in this order; raises BenchmarkError if no variant fills the cache of a warm one."""
     variants = select_variants(names)
     for number, each in enumerate(variants):
         if each.filled_by and VARIANTS[each.filled_by] not in variants[:number]:

@@ -37,12 +37,12 @@ HELD_AGAINST = {
     "micro_batches_one_after_the_other": "micro_batches_of_one_place",
     "micro_batches_in_flight": "micro_batches_of_one_place",
 }
-"""What does the same work with fixed addresses."""
+"""For each way with alternating addresses, the way that does the same work with fixed ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a step took, of a window of steps, and the host in its calls of compiled regions."""
+    """Times of a step in a window: the whole step, and the host's time in calls of compiled regions."""
 
     step_ms: float
     regions_us: float
@@ -58,7 +58,7 @@ class Addresses:
     def __init__(
         self, step: Step, batches: Sequence[Any], conditions: Conditions, regions_us: Callable[[], float]
     ) -> None:
-        """`regions_us`: what calls of compiled regions have taken of the host's time so far."""
+        """`regions_us` returns the host's time in calls of compiled regions so far."""
         self._step = step
         self._conditions = conditions
         self._regions_us = regions_us
@@ -71,7 +71,7 @@ class Addresses:
             self._step(self._batches[0])
 
     def fixed_again(self) -> None:
-        """Run on one batch: what this differs from `fixed` by is noise."""
+        """Run on one batch once more: the difference to `fixed` is noise."""
         self.fixed()
 
     def keeping_two_outputs(self) -> None:
@@ -139,7 +139,7 @@ class Addresses:
 
 
 def figures(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Return what a step took in each way, and by which share of a step the ways that alternate take longer than with fixed addresses."""
+    """Return the time of a step in each way, and the extra time of alternating addresses as a share of a step."""
     held = {name: base for name, base in HELD_AGAINST.items() if name in rounds[0]}
     return {
         "addresses_ms": _figures({name: [each[name].step_ms for each in rounds] for name in rounds[0]}),

@@ -1,6 +1,6 @@
 """Processes that compile side by side and are measured one after the other: most of a benchmark's time is compiling.
 
-Each says when it has compiled, waits until all have, and then runs alone to its end: nothing else works on the GPU or, but for
+Each one says when it has compiled, waits until all have, and then runs alone to its end: nothing else works on the GPU or, but for
 the daemons of the product, on the CPU meanwhile. Those that share what they compile do so one after the other, so that they
 run the same kernels.
 """
@@ -23,7 +23,7 @@ VARIABLE = "BENCHMARK_BARRIER"
 THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
 """Of Inductor's: with one, it starts no processes to compile in."""
 VECTORS_VARIABLE = "TORCHINDUCTOR_VEC_ISA_OK"
-"""Of Inductor's: with 1, it believes what the CPU says of its vectors, and compiles nothing to see whether that is so."""
+"""Inductor's: with 1, it trusts the CPU's flags for vector instructions, and compiles no test program."""
 AFTER_VARIABLE = "BENCHMARK_AFTER"
 """For a child: the file that says so of the one that compiles before it."""
 _EXPECTED = "expected"

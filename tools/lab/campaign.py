@@ -26,12 +26,12 @@ from tools.lab.campaign_steps import SECONDS, Command, Step, steps_of
 from tools.lab.processes import as_ended, run_logged
 
 MAX_FILES = 8
-"""So many come back from a lent machine."""
+"""Files that come back from a lent machine."""
 MAX_LINES = 60
 _MAX_LINE = 190
 _LOG = "campaign.log"
 _KEPT_CHARACTERS = 1 << 20
-"""Of what one process prints: its end."""
+"""Characters of one process's output that the log keeps, from its end."""
 GRACE_S = 20.0
 """For the processes of a step to end in good order when they are late."""
 REPORT_S = 20.0
@@ -49,7 +49,7 @@ def run_campaign(
     told_commit: str | None,
     compiled: Path | None = None,
 ) -> bool:
-    """Run the steps of these names, and print what each came to, also if it is ended before its end; returns whether all did well.
+    """Run the steps of these names and print a summary, also when interrupted; return whether all succeeded.
 
     `compiled` is where compiled code stays for the next campaign; None: it goes with this one.
     """
@@ -109,7 +109,7 @@ class Campaign:
             raise BenchmarkError(
                 f"these steps leave up to {most} files, and {MAX_FILES} come back from a lent machine: take fewer at once"
             )
-        # Else what an ended step has left would be told of as this campaign's.
+        # Files of an earlier campaign would be reported as this one's.
         if there := [step.result.name for step in self.steps if step.result and step.result.exists()]:
             raise BenchmarkError(f"{self.out} has {', '.join(there)} already: name another folder with --out")
         try:
@@ -123,7 +123,7 @@ class Campaign:
         print(f"{done.step.name}: {done.error or 'done'} ({done.seconds:.0f} s)", file=sys.stderr, flush=True)
 
     def _take(self, step: Step, name: str) -> tuple[str | None, list[str]]:
-        """Run a step; returns what went wrong, and the lines that tell what it came to."""
+        """Run a step; return its error, if any, and the lines for the summary."""
         left_s = self._began + self.end_s - time.monotonic()
         left_s -= GRACE_S + (REPORT_S if step.report else 0.0)
         if left_s < LEAST_S:
@@ -139,7 +139,7 @@ class Campaign:
         return _error(step, outcomes, lines), lines
 
     def _beside(self, commands: Sequence[Command], limit_s: float, name: str) -> list[Outcome]:
-        """Run commands side by side, and put what they print into the log."""
+        """Run commands side by side, and append their output to the log."""
         logs = [self.out / f"{name}.{number}.log" for number in range(len(commands))]
         stop = threading.Event()
         try:
@@ -164,7 +164,7 @@ class Campaign:
             self._keep(commands, logs)
 
     def _environ(self, command: Command) -> dict[str, str]:
-        # What is printed is to be in the log also of a process that is killed.
+        # The output of a process that is killed shall be in the log, too.
         own = {"BENCHMARK_COMMIT": self.commit, "PYTHONUNBUFFERED": "1", "COLUMNS": str(_MAX_LINE)}
         return {**os.environ, **own, **dict(command.environ)}
 
@@ -188,7 +188,7 @@ def _arguments(command: Command, limit_s: float) -> list[str]:
 
 
 def stated_commit(told: str | None) -> str:
-    """Return the commit that results are to name; raises BenchmarkError if nobody knows it."""
+    """Return the commit for the results; raises BenchmarkError if it is not known."""
     found = told or commit(ROOT)
     if found == "unknown":
         raise BenchmarkError(
@@ -197,11 +197,11 @@ def stated_commit(told: str | None) -> str:
     return found
 
 
-# --- what is said in the end -------------------------------------------------------------------------------------
+# --- the summary -----------------------------------------------------------------------------------
 
 
 def summary(campaign: Campaign) -> str:
-    """Return a line for each step, and then what each came to, as far as there is room."""
+    """Return a line for each step, and then the last lines of each report, `MAX_LINES` in all."""
     rows = [("step", "s", "file", "came of it"), *map(_row, campaign.done)]
     telling = [each for each in campaign.done if each.lines]
     room = MAX_LINES - len(rows) - 2 * len(telling)  # a heading each, and how many lines are left out
@@ -224,7 +224,7 @@ def _told(done: Done, count: int) -> list[str]:
 
 
 def shares(wanted: Sequence[int], room: int) -> list[int]:
-    """Deal out what there is room for: one after the other to all who still want."""
+    """Distribute `room` lines: one at a time to each report that has more."""
     given = [0] * len(wanted)
     while short := [index for index, most in enumerate(wanted) if given[index] < most]:
         if room <= 0:

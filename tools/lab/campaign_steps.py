@@ -1,4 +1,4 @@
-"""The steps of a campaign by name, and the commands that each is made of. None of them does anything that cannot be run by hand."""
+"""The steps of a campaign by name, and their commands, which can all be run by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Commands that run side by side, and then a report of what they came to, whatever that is."""
+    """Commands that run side by side, and then a report on their results."""
 
     name: str
     limit_s: float
@@ -46,12 +46,12 @@ class Step:
     telling: str = ""
     """A regular expression: lines to be repeated in the summary, of the report or, if there is none, of the commands."""
     sums_up: bool = False
-    """Whether the last of these says what failed, better than what the commands print in the end."""
+    """Whether the last of these lines is a better error than the last line of the commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a step is told of the campaign: its own number and name there, folders for results, compiled code and what is not kept, GPUs."""
+    """The arguments of a step: its number and name, folders for results, scratch files and compiled code, and the number of GPUs."""
 
     number: int
     name: str
@@ -186,7 +186,7 @@ def _of_run(variants: Sequence[str], result: Path) -> Command:
 
 
 def _overhead(place: Place, workloads: str = "") -> Step:
-    # One process at a time: what compiles beside others says nothing of the overhead.
+    # One process at a time: compiling beside others takes longer.
     chosen = ("--workloads", _known(workloads)) if workloads else ()
     how = ("--caches", "fresh", "--repetitions", "1", "--windows", "1", "--no-coverage", *chosen)
     variants = ("--variants", "default,pygraph-cold,pygraph-warm")

@@ -32,7 +32,7 @@ _OF_AUTOGRAD = "pt_autograd"
 
 
 class Cores:
-    """The cores that this process may run on. What a loop takes at full speed, processes tell each other in a file."""
+    """The cores that this process may run on. Processes share the loop's time at full speed in a file."""
 
     def __init__(self, full_speed: Path, loop_us: Callable[[], float] | None = None) -> None:
         self._file = full_speed
@@ -47,7 +47,7 @@ class Cores:
         _stay_on(self._allowed)
 
     def undisturbed(self, measure: Callable[[], T]) -> T:
-        """Return what is measured at full speed, or at last what is measured anyway."""
+        """Return a measurement that ended on a core at full speed, or the last of `TRIES`."""
         self.timings += 1
         for _ in range(TRIES):
             self._seek()
@@ -58,7 +58,7 @@ class Cores:
         return found
 
     def note(self) -> str:
-        """Return what is to be said of the timings; empty if all were undisturbed."""
+        """Return a remark on the disturbed timings; empty if there were none."""
         return f"the host was slow in {self.disturbed} of {self.timings} timings" if self.disturbed else ""
 
     def _seek(self) -> None:

@@ -35,7 +35,7 @@ class GpuSlot:
 
 
 def gpu_slots(count: int) -> tuple[GpuSlot, ...]:
-    """Return so many gpu_slots, with as many cores each; raises BenchmarkError if there are fewer cores."""
+    """Return `count` slots with equal shares of the cores; raises BenchmarkError if there are fewer cores than slots."""
     if count == 1:
         return (GpuSlot(0),)
     cores = sorted(os.sched_getaffinity(0))
@@ -50,7 +50,7 @@ def gpu_slots(count: int) -> tuple[GpuSlot, ...]:
 
 
 def gpu_names(count: int) -> list[str]:
-    """Return what so many GPUs are called in `VISIBLE`; raises BenchmarkError if it names fewer."""
+    """Return the names of `count` GPUs as in `VISIBLE`; raises BenchmarkError if it names fewer."""
     told = os.environ.get(VISIBLE)
     names = told.split(",") if told else list(map(str, range(count)))
     if len(names) < count:

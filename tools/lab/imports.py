@@ -1,4 +1,4 @@
-"""`python -m tools.lab imports`: what PyGraph costs those who only import something, in wall time of whole processes."""
+"""`python -m tools.lab imports`: wall time of processes that only import something, with and without PyGraph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tools.lab memory WORKLOAD`: where a process's reserved GPU memory goes in a steady state, in each way of running regions.
+"""`python -m tools.lab memory WORKLOAD`: reserved GPU memory in steady state by pool, segment class and owner, for each way of running regions.
 
 Unlike `run`, this looks inside, as `regions` does: one fresh process a way, all with the same compiled kernels.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 300.0
 
 Answer = dict[str, Any]
-"""What a process says of one way, or its `error`."""
+"""The answer of a process for one way, or its `error`."""
 
 
 def measure_memory(workload: Workload, ways: Sequence[str], out: Path | None) -> list[Answer]:

@@ -1,4 +1,4 @@
-"""`python -m tools.lab.memory_child WORKLOAD WAY ANSWER_FILE`: what the allocator holds in a steady state, in this process alone.
+"""`python -m tools.lab.memory_child WORKLOAD WAY ANSWER_FILE`: the allocator's memory in steady state, in this process.
 
 Steps are those of `regions`, whose reserved memory this is to explain: each draws its inputs while the last ones are still held.
 """
@@ -38,7 +38,7 @@ STEPS = 20
 
 
 class Allocator(Protocol):
-    """What holds the memory of a device."""
+    """The allocator of a device."""
 
     def read(self) -> Mapping[str, int]:
         """Return its statistics, and begin to look for another most."""
@@ -47,7 +47,7 @@ class Allocator(Protocol):
         """Return all segments."""
 
     def used(self) -> int:
-        """Return what is in use on the device in all, by whomever: contexts and graphs, too."""
+        """Return the bytes in use on the device, contexts, graphs and other processes included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class OfCuda:
 
 
 def measure(workload_name: str, way: str, device: torch.device, allocator: Allocator) -> dict[str, Any]:
-    """Run a workload and return what it holds."""
+    """Run a workload and return its memory."""
     torch.manual_seed(0)
     with device:
         case = WORKLOADS[workload_name].build(device)
@@ -108,7 +108,7 @@ def _warm_up(step: Step, inputs: Inputs, allocator: Allocator) -> Reading:
 
 
 def _since(readings: Sequence[Reading]) -> Reading:
-    """Return what there is at the last of some readings, and the most since before the first."""
+    """Return the last of some readings, with the peaks of all."""
     return dataclasses.replace(
         most(readings), reserved=readings[-1].reserved, allocated=readings[-1].allocated
     )
@@ -154,7 +154,7 @@ class Look:
             self.snapshots[point] = {**summary, "segments": brief(segments, owners)}
 
     def _owned(self, inputs: Inputs) -> Iterator[tuple[str, int]]:
-        """Yield who owns what lies at which address; what nobody does are outputs, saved activations and workspaces."""
+        """Yield owners and addresses of tensors; outputs, saved activations and workspaces have no owner."""
         module, optimizer = self._case.module, self._step.optimizer
         states = optimizer.state.values() if optimizer is not None else ()
         replays = [replay for _, replay in _recorded(self._regions)]
@@ -178,7 +178,7 @@ def _recorded(regions: Regions) -> Iterator[tuple[Timed, Replay]]:
 
 
 def recordings(regions: Regions) -> Iterator[dict[str, Any]]:
-    """Yield what each recording takes."""
+    """Yield the memory of each recording."""
     for region, replay in _recorded(regions):
         assert region.relocatable is not None
         found = footprint_of(replay)

@@ -1,4 +1,4 @@
-"""What the allocator says at marked points of a step, and what some steps come to. Pure: readings are `torch.cuda.memory_stats`."""
+"""Readings of the allocator at marked points of a step, and their maxima over steps. Needs no torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Reading:
 
 
 def reading(stats: Mapping[str, int]) -> Reading:
-    """Return what an allocator's statistics say of it."""
+    """Return the reading of `torch.cuda.memory_stats`."""
     return Reading(
         stats["reserved_bytes.all.current"],
         stats["allocated_bytes.all.current"],
@@ -40,7 +40,7 @@ def reading(stats: Mapping[str, int]) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of several steps: the most of each figure, and by how much what is there at it differs between them."""
+    """A point of several steps: the maximum of each figure, and how far reserved and allocated bytes lie apart."""
 
     name: str
     most: Reading

@@ -1,4 +1,4 @@
-"""What `memory` has found as a table for people: a column for each way, in MB (2 ** 20 bytes)."""
+"""The table of `memory`: a column for each way, in MB (2 ** 20 bytes)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     Answer = Mapping[str, Any]
     Sizes = Callable[[Answer], Sequence[int] | None]
-    """What finds the figures of a cell in an answer; None where it has none."""
+    """Returns the figures of a cell from an answer; None where it has none."""
 
 _MB = 1 << 20
 _BETWEEN = " / "
@@ -49,7 +49,7 @@ def _rows(good: Sequence[Answer]) -> Iterator[tuple[str, Sizes]]:
 
 
 def _of_snapshot(good: Sequence[Answer], point: str) -> Iterator[tuple[str, Sizes]]:
-    """Yield the rows for what there is at one point."""
+    """Yield the rows of one point."""
     for kind, what in (("by_pool", "pool"), ("by_class", "segments")):
         for name in _names(each["snapshots"][point][kind] for each in good):
             label = f"{point}, {what} {name}: reserved{_BETWEEN}free beside something{_BETWEEN}empty"
@@ -59,7 +59,7 @@ def _of_snapshot(good: Sequence[Answer], point: str) -> Iterator[tuple[str, Size
 
 
 def _recorded(kind: str) -> Sizes:
-    """Return what finds the sums over the recordings of a kind."""
+    """Return a getter of sums over the recordings of a kind."""
 
     def find(answer: Answer) -> list[int] | None:
         found = [_of_recording(each) for each in answer["recordings"] if each["kind"] == kind]
@@ -75,12 +75,12 @@ def _of_recording(recording: Mapping[str, Any]) -> list[int]:
 
 
 def _at(*path: str | int) -> Sizes:
-    """Return what finds one figure."""
+    """Return a getter of one figure."""
     return _each(*path[:-1], keys=path[-1:])
 
 
 def _each(*path: str | int, keys: Sequence[str | int]) -> Sizes:
-    """Return what finds several figures that lie side by side."""
+    """Return a getter of several figures."""
 
     def find(answer: Answer) -> list[int] | None:
         found: Any = answer

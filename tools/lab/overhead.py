@@ -1,4 +1,4 @@
-"""`python -m tools.lab overhead`: what PyGraph spends on its decisions in a process, as a share of the time to compile.
+"""`python -m tools.lab overhead`: the time of PyGraph's decisions in a process, as a share of the time to compile.
 
 The time to compile is that of a process that began with empty caches and had no other compiling beside it. Of all other processes
 the share is not known: it would look smaller than it is.

@@ -27,9 +27,9 @@ def run_logged(
     grace_s: float,
     stop: threading.Event | None = None,
 ) -> Outcome:
-    """Do as `run_fresh`, with what the process prints in `log` as it comes.
+    """Do as `run_fresh`, with the output in `log` as it comes.
 
-    One that is late is asked to end first (SIGTERM), so that it may end in turn what it has started; `grace_s` later it is killed.
+    A late process gets a SIGTERM first, so that it can end its own children; `grace_s` seconds later it is killed.
     """
     with log.open("w") as stream:
         code = wait_for(start([sys.executable, *arguments], environ, ROOT, stream), timeout_s, stop, grace_s)

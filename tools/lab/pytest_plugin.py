@@ -1,6 +1,6 @@
-"""For `pytest -p tools.lab.pytest_plugin`: workers spread over GPUs, and what failed in a file as it fails; without the plugin, that file for people.
+"""For `pytest -p tools.lab.pytest_plugin`: spreads workers over GPUs, and writes each failure to a file at once.
 
-`python -m tools.lab.pytest_plugin FILE` prints it. The file is there whenever the tests are ended.
+`python -m tools.lab.pytest_plugin FILE` prints the file, which is complete whenever the tests are interrupted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BY_THEMSELVES = {0, 1, 5}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take part as a worker, or as what collects from all of them."""
+    """Register the plugin, as a worker or as the process that collects from all workers."""
     if (worker := getattr(config, "workerinput", None)) is not None:
         os.environ.update(spread(worker["workerid"], int(os.environ.get(GPUS, "1"))))
     elif file := os.environ.get(FILE):
@@ -71,7 +71,7 @@ class Outcomes:
         self._save(ended=False)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the outcome of a test's call, or of what comes before and after it if that is not as it should be."""
+        """Note the outcome of a test's call, or the failure of its setup or teardown."""
         if report.when == "teardown":
             self._missing.discard(report.nodeid)
         if report.failed:
@@ -80,7 +80,7 @@ class Outcomes:
             self._counts[report.outcome] += 1
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note what could not be collected."""
+        """Note a failure of collection."""
         if report.failed:
             self._note_failure(report)
 
@@ -90,7 +90,7 @@ class Outcomes:
         self._save(ended=False)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Write the counts; whoever interrupts the tests has them end, too."""
+        """Write the counts, also when the tests were interrupted."""
         self._save(ended=exitstatus in _BY_THEMSELVES)
 
     def _save(self, *, ended: bool) -> None:
@@ -101,7 +101,7 @@ class Outcomes:
 
 
 def error_of(traceback: str) -> str:
-    """Return the line of a failure that tells most: the last that names an exception, or else the first that says what is wrong."""
+    """Return the most telling line of a failure: the last one that names an exception, or else the first error line."""
     lines = [line[1:].strip() for line in traceback.splitlines() if line.startswith(_ERROR)]
     if not lines:
         return last_error(traceback) or "no traceback"

@@ -1,4 +1,4 @@
-"""What a recording of a relocatable graph takes of memory: each allocation of a call by what it is for, and what is staged."""
+"""Memory of a recording: each allocation of a call by its role, and the buffers of staged inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Role(enum.StrEnum):
-    """What an allocation of a call is for."""
+    """The role of an allocation of a call."""
 
     OUTPUT = "outputs"
     """An output, or some that share a storage."""
@@ -34,7 +34,7 @@ class Footprint:
     staged: int
     """Buffers that inputs are copied to."""
     executables: int
-    """How many there are; what these take of the device the allocator does not know."""
+    """Their number. The allocator does not know their memory."""
 
 
 def footprint_of(replay: Replay) -> Footprint:

@@ -54,7 +54,7 @@ def _run(job: Job, barrier: Barrier, environ: Mapping[str, str], stop: threading
 
 
 def address_lines(records: Sequence[Record]) -> list[str]:
-    """Return what results of `addresses` say, for people."""
+    """Return the lines to print for results of `addresses`."""
     lines = []
     for record in records:
         head = f"{record['workload']} {record['way']}"

@@ -55,7 +55,7 @@ class Result:
         return sorted(records_of(self.content), key=lambda each: order.index(each.workload))
 
     def where(self, processes: Sequence[int]) -> str:
-        """Return a paragraph that says on what, with how many processes for each figure, and whether it is old."""
+        """Return a paragraph with the machine, the number of processes for each figure, and the reason if the result is old."""
         known = self.content["environment"]
         versions = [
             f"{name} {known[name.lower()]}" for name in ("torch", "CUDA", "driver") if known.get(name.lower())
@@ -81,7 +81,7 @@ def read_results(folder: Path, kind: str) -> list[Result]:
 
 
 def write_report(root: Path = ROOT) -> list[str]:
-    """Write what the stored results come to; return the names of the files that have changed."""
+    """Write both pages; return the names of those that have changed."""
     changed = []
     for name, text in pages(root).items():
         if (root / name).read_text() != text if (root / name).exists() else True:
@@ -319,7 +319,7 @@ def _lookup(result: Result) -> str:
 
 
 def _pictures(folder: Path) -> list[str]:
-    """Return a section for each picture of first steps; its result file says what was measured."""
+    """Return a section for each picture of first steps; its result file has the settings."""
     return [
         f"## First steps on {_gpu(each)}\n\n{each.where(_counts(each.records))}\n\n"
         f"![Time of each of the first steps](../benchmarks/results/{each.name}.png)"

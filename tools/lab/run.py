@@ -137,7 +137,7 @@ class SharedRun(Run):
             longest = max(longest, time.monotonic() - begun)
 
     def settings(self) -> dict[str, Any]:
-        """Return what the file says of how it was made."""
+        """Return the settings for the result file."""
         sharing = self.sharing
         more = {"gpus": len(sharing.slots), "at_once": sharing.at_once, "stopped": self.stopped}
         return {**super().settings(), "compiled_together": True, **more}

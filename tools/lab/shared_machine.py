@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 class SharedMachine(Conditions):
-    """A process beside others: what the barrier and the variable of full speed say."""
+    """A process beside others: it waits at the barrier, and is timed on cores that run at full speed."""
 
     def __init__(self) -> None:
         self._cores: Cores | None = None
 
     def before_compiling(self) -> None:
-        """Wait for those that compile the same before."""
+        """Wait until the process before has compiled the same code."""
         wait_to_compile()
 
     def before_timing(self) -> None:
@@ -50,7 +50,7 @@ class SharedMachine(Conditions):
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the first argument names."""
+    """Run the child process that the first argument names."""
     what, *rest = arguments
     if what == "run":
         from benchmarks import child

@@ -1,4 +1,4 @@
-"""What a snapshot of PyTorch's allocator comes to: by pool, by class of segment, by owner. Pure arithmetic; knows neither torch nor CUDA.
+"""Sums of a snapshot of PyTorch's allocator: by pool, by class of segment, by owner. Needs neither torch nor CUDA.
 
 A segment is what the allocator has from the driver, and what is *reserved* is all of them. It is cut into blocks, which are given
 out. A free part of a segment that holds something else cannot go back, and serves only what fits into it.
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SMALL, MIDDLE, OWN, GROWING = "small", "20 MB", "of its own", "expandable"
-"""Classes of segments: 2 MB for what is small (1 MB and less), 20 MB for what is up to 10 MB, and one for each that is larger."""
+"""Classes of segments: 2 MB for allocations up to 1 MB, 20 MB for those up to 10 MB, and one segment for each larger one."""
 _MIDDLE_BYTES = 20 << 20
 DEFAULT_POOL = "default"
 OTHERS = "others"
-"""Who owns what nobody has named."""
+"""The owner of blocks without a named owner."""
 _ALLOCATED, _FREE = "active_allocated", "inactive"
 
 Segment = dict[str, Any]
@@ -66,7 +66,7 @@ class Summary:
 
 
 class Owners:
-    """Who owns what: names by an address that lies in a block. The first one of a block names it; most often they are of one kind."""
+    """Owners of blocks: names by address. The first address in a block names its owner."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self._names = names
@@ -129,7 +129,7 @@ def class_of(segment: Segment) -> str:
 
 
 def brief(segments: Sequence[Segment], owners: Owners) -> list[str]:
-    """Return a line for each segment with the bytes of its blocks in their order, for whoever looks for what the sums do not say.
+    """Return a line for each segment with the bytes of its blocks in their order, for questions that the sums do not answer.
 
     Behind each is who owns it, in two letters, or `free`, or `wait` if another stream may still be using it.
     """
