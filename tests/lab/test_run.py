@@ -15,7 +15,7 @@ import pytest
 
 from tests.benchmarks.test_run import ROOT, SMALL, run
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
 def test_processes_that_compile_side_by_side(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ and defines every term.
 **Waited for:** the device is synchronised after each step, as in a program that reads its loss. **Back to back:** steps are issued without
 waiting. A time is the median of the processes' median steps, in ms. Behind a time of PyGraph's stands its ratio to the better of
 `{BASELINES[0]}` and `{BASELINES[1]}`: below 1, PyGraph is faster. The noise, behind ±, is how far the processes of one variant lie apart; it
-is the larger one of the two variants compared. **Bold:** slower by more than the noise."""
+is the larger one of the two variants compared, and unknown (?) with one process each. **Bold:** slower by more than the noise."""
 
 
 def performance(folder: Path) -> str:
