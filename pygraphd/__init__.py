@@ -9,14 +9,14 @@ __all__ = ["__version__", "disable", "enable"]
 
 
 def enable() -> None:
-    """Have PyGraph decide how every graph runs that `torch.compile` makes from now on, in this process."""
+    """Switch PyGraph on in this process: it chooses the deployment of each graph that `torch.compile` makes from now on."""
     from pygraphd.client import hook
 
     hook.enable()
 
 
 def disable() -> None:
-    """Leave what is compiled from now on to PyTorch; graphs that are compiled already stay as they are."""
+    """Switch PyGraph off for graphs that are compiled from now on. Graphs that are compiled already stay as they are."""
     from pygraphd.client import hook
 
     hook.disable()

@@ -15,13 +15,13 @@ class Exit(enum.IntEnum):
 
 
 class CommandError(Exception):
-    """What went wrong and what to do next, in one line. `exit_code` is for the shell."""
+    """An error that ends a command: one line that names the fault and the next step. `exit_code` is for the shell."""
 
     exit_code = Exit.ERROR
 
 
 class UsageError(CommandError):
-    """What the person typed, exported or wrote into the configuration cannot be meant."""
+    """An argument, variable or setting of the user's is not valid."""
 
     exit_code = Exit.USAGE
 

@@ -1,6 +1,6 @@
-"""Making the daemon's folders, and refusing ones that somebody else could write to.
+"""Make the daemon's folders, and refuse folders that other users can write to.
 
-Who may write to the folder of a socket or a database can replace them, whatever their own modes are.
+A user who may write to the folder of a socket or a database can replace them, whatever their own modes are.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def prepare_runtime(locations: Locations) -> None:
-    """Make the folders of lock and socket (0700) and check them; raises CommandError saying what to change."""
+    """Make the folders of lock and socket (0700) and check them; raises CommandError with the remedy."""
     for folder in {locations.runtime, locations.socket.parent}:
         make_private(folder)
 
 
 def prepare_cache(locations: Locations) -> str | None:
-    """Make the folders of database and spool; returns why that is not possible, which a daemon survives.
+    """Make the folders of database and spool. Return why that failed, which a daemon survives.
 
-    A folder that others can write to raises all the same.
+    Raises CommandError for a folder that other users can write to.
     """
     try:
         for folder in (locations.cache, locations.spool):
@@ -58,7 +58,7 @@ def check_private(folder: Path) -> None:
 
 
 def why_not_private(folder: Path) -> str | None:
-    """Return what is wrong with a folder that must be ours alone, and the remedy."""
+    """Return why a folder is not private to this user, and the remedy; None if it is."""
     status = folder.lstat()
     if stat.S_ISLNK(status.st_mode):
         return f"{folder}: is a symbolic link; give the folder itself"

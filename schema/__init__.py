@@ -1,1 +1,1 @@
-"""What client and daemon agree on: keys, messages, reasons, the policy, and the paths of files. Needs the standard library alone."""
+"""Definitions that client and daemon share: keys, messages, reasons, the policy, file paths. Needs the standard library alone."""

@@ -1,4 +1,4 @@
-"""Checks of single values: each names the field and says what was expected, so that an object in hand is a valid one."""
+"""Checks of single values. An error names the field and the expected value, so that an existing object is always valid."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ _PATTERN = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw]?)")
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds in `text`; raises ValueError saying what is understood."""
+    """Return the seconds in `text`; raises ValueError that lists the accepted forms."""
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r:.40} is no length of time: give seconds, or 30m, 12h, 30d, 4w")

@@ -1,7 +1,7 @@
-"""The two halves of a cache key: what was compiled (a graph) and where it runs (an environment).
+"""The two halves of a cache key: the compiled graph, and the environment in which it runs.
 
-A key is SHA-256 over labelled, length-prefixed fields, a schema version first, so that no two lists of factors
-can be confused by the way they were joined. Nothing here knows torch: `client.decisions.fingerprint` collects the factors.
+A key is the SHA-256 of labelled, length-prefixed fields, a version first. So no two lists of fields give the same input by the
+way they are joined. Nothing here needs torch: `client.decisions.fingerprint` collects the fields.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 KEY_VERSION = 2
-"""Part of every key: raise it when the meaning of a factor or of what is measured changes, and old rows are never hit again."""
+"""Part of every key. Raise it when the meaning of a field or of a measurement changes: rows of other versions are never found again."""
 
 DIGITS = re.compile("[0-9a-fA-F]*")
-"""What a person may write for the beginning of a key."""
+"""Matches the beginning of a key as a person may type it."""
 
 
 def digest(label: str, fields: Iterable[tuple[str, str]]) -> str:
@@ -83,11 +83,11 @@ _NUMBERS = frozenset({"sm_count", "memory_mb"})
 
 @dataclass(frozen=True, slots=True)
 class GraphFactors:
-    """What was compiled: everything that makes one captured region behave and cost as it does.
+    """The fields of a graph's key: everything that changes the behaviour or the cost of one partition.
 
-    `text` is the post-grad FX graph as Inductor prints it; `user_kernels` the generated code, if kernels of the user's are
-    in it. `options` are the Inductor settings that change kernels, as
-    sorted (name, value) pairs. `static_inputs` and `mutated_inputs` are input positions.
+    `text` is the post-grad FX graph as Inductor prints it. `user_kernels` is the generated code, if it holds kernels of the user.
+    `options` are the Inductor settings that change kernels, as sorted (name, value) pairs. `static_inputs` and `mutated_inputs`
+    are input positions.
     """
 
     text: str
@@ -116,7 +116,7 @@ class GraphFactors:
 
 
 def sized_digest(graph: str, sizes: tuple[int, ...]) -> str:
-    """Return the digest of a graph at one set of dynamic sizes, given that of the graph."""
+    """Return the digest of a graph at one set of dynamic sizes; `graph` is its digest without sizes."""
     check_digest("graph", graph)
     return digest("graph at sizes", (("graph", graph), ("sizes", ",".join(map(str, sizes)))))
 
@@ -143,10 +143,10 @@ _WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 
 @functools.lru_cache(maxsize=1)  # the partitions of one graph come one after another
 def canonical_text(text: str) -> str:
-    """Return a printed FX graph without what does not change its kernels.
+    """Return a printed FX graph without the parts that do not change its kernels.
 
-    Comments (file names, line numbers), class names, memory addresses and a process's numbers for user kernels go; device indices, value names and size
-    symbols are renumbered in order of appearance.
+    Removes comments (file names, line numbers), class names, memory addresses and the process's numbers of user kernels. Renumbers
+    device indices, value names and size symbols in order of appearance.
     """
     text = _COMMENT.sub("", text)
     text = _CLASS.sub(r"\1class (", text)

@@ -1,7 +1,7 @@
-"""Where everything of ours lies: socket, lock, database, log, spool. Client and daemon must agree on it.
+"""The paths of all files: socket, lock, database, log, spool. Client and daemon have to agree on them.
 
-With `PYGRAPHD_HOME` set, all of it lies in that folder. Otherwise the XDG folders: what is bound to this boot (socket,
-lock) under `XDG_RUNTIME_DIR`, what is kept under `XDG_CACHE_HOME`. A user without a home or a passwd entry is no error.
+With `PYGRAPHD_HOME` set, all files lie in that folder. Otherwise the XDG folders hold them: socket and lock, which do not outlive
+a boot, `XDG_RUNTIME_DIR`; everything else `XDG_CACHE_HOME`. A user without a home or a passwd entry is no error.
 """
 
 from __future__ import annotations

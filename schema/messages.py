@@ -1,7 +1,7 @@
-"""What client and daemon say to each other: frozen, validated in the constructor, versioned, JSON on the wire.
+"""The messages between client and daemon: frozen, validated in the constructor, versioned, JSON on the wire.
 
-An object in hand is a valid object, whichever side made it. Unknown fields are ignored, so that an older peer can
-read a newer one's messages; a missing or bad field raises `InvalidMessageError`. No pickle, sizes capped, numbers finite.
+An existing object is valid, whichever side made it. Unknown fields are ignored, so that an older peer can read the messages
+of a newer one. A missing or invalid field raises `InvalidMessageError`. Sizes are bounded, and numbers finite.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_MICROSECONDS = 3.6e9
 """One hour: a longer call is not a sample of anything."""
 MAX_COUNT = 2**53
 MAX_SIZES = 64
-"""Integer inputs of a graph that may be told apart by size; what has more is decided as a whole."""
+"""Integer inputs by which a graph may be decided apart. A graph with more has one decision for all sizes."""
 _MAX_INT64 = 2**63 - 1
 MAX_LEASE_S = 86_400.0
 MAX_TIME = 1e12
@@ -69,11 +69,11 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one deployment of one graph took over `samples` real calls; all times in microseconds.
+    """The cost of one deployment of one graph over `samples` real calls; all times in microseconds.
 
-    `host_us` and `span_us` are the medians of a call's host time and of its span on the GPU, `host_mad_us` and `span_mad_us`
-    their median absolute deviations (None: measured by a version that did not store them). `median_us` and `mad_us` are of the
-    interval from one call to the next (see `client.autotune.sampler`), `busy` is the share of calls that found the GPU at work.
+    `host_us` and `span_us` are the medians of a call's host time and of its GPU span; `host_mad_us` and `span_mad_us` are their
+    median absolute deviations (None: an older version did not store them). `median_us` and `mad_us` describe the interval from one
+    call to the next (see `client.autotune.sampler`). `busy` is the share of calls that found the GPU at work.
     """
 
     deployment: Deployment
@@ -98,10 +98,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which deployment a graph runs in, and why; derived by `policy` (its version) from measurements.
+    """The deployment chosen for a graph, and why; `policy` is the version of the policy that chose.
 
-    `against` is the reason against the other deployment. A decision that is not `final` is measured again by the next
-    program: calls were too few (`calls` says how many there were), or measurements too noisy.
+    `against` is the reason against the other deployment. A decision that is not `final` is measured again by the next program: there
+    were too few calls (`calls` has their number), or measurements were too noisy.
     """
 
     deployment: Deployment
@@ -119,10 +119,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One captured region as the cache knows it: its digest, and what a person reads of it in `cache inspect`.
+    """One partition as the cache knows it: its digest, and the facts that `cache inspect` shows.
 
-    `operators` counts the lines of its FX graph that compute something. `sizes` are the integer inputs (dynamic sizes) that the
-    entry is for, in the order in which the region is given them; empty: there are none, or it is for all.
+    `operators` is the number of operators in its FX graph. `sizes` are the integer inputs (dynamic sizes) that the entry is for, in
+    the order of the partition's inputs; empty: there are none, or the entry is for all sizes.
     """
 
     digest: str
@@ -151,7 +151,7 @@ class Graph:
 
 
 def check_sizes(sizes: tuple[int, ...]) -> None:
-    """Raise InvalidMessageError for what cannot be a graph's dynamic sizes."""
+    """Raise InvalidMessageError if `sizes` are too many, or not integers of 64 bits."""
     if len(sizes) > MAX_SIZES:
         raise InvalidMessageError(f"sizes: {len(sizes)} items, at most {MAX_SIZES} allowed")
     for size in sizes:
@@ -160,11 +160,11 @@ def check_sizes(sizes: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cached answer: the decision for one graph in the environment that was asked about, and who took it.
+    """A cached decision for one graph in the environment of the request, and who recorded it.
 
-    `uid` and `host` are None and empty if that is not known. `cost_us`, `host_us` and `span_us` are those of the decided
-    deployment in the measurements that the decision rests on (see `Measurement`), and `measured_at` their time in seconds since
-    the epoch; None: it rests on none, or the peer does not say.
+    `uid` and `host` are None and empty if they are not known. `cost_us`, `host_us` and `span_us` are the medians of the chosen
+    deployment in the measurements that the decision rests on (see `Measurement`). `measured_at` is their time in seconds since the
+    epoch. All four are None if the decision rests on no measurement, or if an older peer does not send them.
     """
 
     graph: str
@@ -196,7 +196,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a client adds to the cache: a graph, the decision for it, and the measurements that it rests on."""
+    """A record for the cache: a graph, the decision for it, and the measurements that the decision rests on."""
 
     graph: Graph
     decision: Decision
@@ -221,7 +221,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """A daemon's self-description: `GET /v1/ping`. Answering this is what "running" means."""
+    """The daemon's answer to `GET /v1/ping`. A daemon that gives it is running."""
 
     name: str
     version: str
@@ -280,7 +280,7 @@ class RecordRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordAnswer:
-    """How many records were stored. It repeats the environment's digest."""
+    """The number of records stored. It repeats the environment's digest."""
 
     environment: str
     version: str
@@ -294,9 +294,9 @@ class RecordAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """`LEASE_PATH`: a process is about to measure some graphs (digests) in one environment (digest).
+    """`LEASE_PATH`: a process asks for leases of some graphs (digests) in one environment (digest).
 
-    `holder` names the process, the same at each of its requests; asking again prolongs what it has.
+    `holder` names the process, the same in all its requests. Asking again prolongs its leases.
     """
 
     environment: str

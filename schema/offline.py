@@ -36,7 +36,7 @@ LEFT JOIN measurement ON measurement.id = (
 )
 WHERE decision.environment = ? AND decision.graph IN (SELECT value FROM json_each(?))
 """
-"""The answer's columns; the times are those of the deployment in the measurements that the decision rests on."""
+"""The columns of the answer. The times are those of the chosen deployment in the measurements that the decision rests on."""
 
 
 def connect(database: Path, timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:

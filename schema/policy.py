@@ -1,9 +1,9 @@
-"""Measurements in, decision out: a pure function with a version, so that stored measurements outlive a better rule.
+"""The policy: a pure, versioned function from measurements to a decision, so that measurements outlive a better rule.
 
-A GRAPH launches the same kernels as KERNELS and costs the host less by construction. So it is chosen unless the measurements
-show that it takes longer, on the host or on the GPU. If it does, what counts is how long the program takes from one call to the next.
-The client decides with this rule when it has measured, the daemon when it derives decisions anew from stored measurements.
-Decisions without measurements are made in `client.decisions.rules`.
+A GRAPH launches the same kernels as KERNELS and costs the host less by construction. So it is chosen unless measurements show
+that it takes longer on the host or on the GPU. In that case the interval from one call to the next decides.
+The client decides by this policy when it has measured, the daemon when it derives decisions anew from stored measurements.
+`client.decisions.rules` makes the decisions that rest on no measurement.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 POLICY_VERSION = 6
-"""Raise it with any change to what `decide` answers: decisions of other versions are derived or measured anew.
-`tests/schema/test_policy_version.py` fails while that is forgotten."""
+"""Raise it with any change of `decide`: decisions of other versions are derived or measured anew.
+`tests/schema/test_policy_version.py` fails until then.
+"""
 MIN_SAMPLES = 8
 """Samples of each deployment below which nothing is decided."""
 MIN_GAIN = 0.02
@@ -58,7 +59,7 @@ def is_noisy(reason: Reason, *, final: bool) -> bool:
 
 
 def reason_text(reason: Reason, *, final: bool) -> str:
-    """Return a decision's reason for people, with what makes it provisional if that is noise."""
+    """Return a decision's reason as text, with a remark if the decision is provisional because of noise."""
     noisy = "; the host or GPU was too noisy to rely on it" if is_noisy(reason, final=final) else ""
     return f"{reason}{noisy}"
 
@@ -160,7 +161,7 @@ def _difference(graph_us: float, kernels_us: float, graph_error: float, kernels_
 
 
 def _error(measurement: Measurement, mad_us: float | None) -> float:
-    """Return the standard error of a median, in microseconds; `mad_us` None: old versions stored only that of the interval."""
+    """Return the standard error of a median in microseconds. `mad_us` None, from an older version: that of the interval is used."""
     return (
         _ERROR_OF_MEDIAN * (measurement.mad_us if mad_us is None else mad_us) / math.sqrt(measurement.samples)
     )

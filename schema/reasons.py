@@ -1,4 +1,4 @@
-"""Why a graph runs as it does: codes that are stored and sent. Text for people is made of them where it is shown."""
+"""Reasons as they are stored and sent: a code and a detail. Text for people is made where it is shown."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MAX_DETAIL = 400
 class ReasonCode(enum.StrEnum):
     """The stable name of a reason, and its text.
 
-    `{}` in the text stands for the detail, which otherwise follows in parentheses. A name that this version does not know
-    reads as `OTHER`, so that what a newer version has stored can be read.
+    `{}` in the text stands for the detail, which otherwise follows in parentheses. A name that this version does not know reads
+    as `OTHER`, so that records of a newer version can be read.
     """
 
     text: str
@@ -102,7 +102,7 @@ class ReasonCode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A code, and what is particular to the case: names, figures, or what a library said. One line, at most `MAX_DETAIL` characters."""
+    """A code, and the detail of one case: names, figures, or the message of a library. One line, at most `MAX_DETAIL` characters."""
 
     code: ReasonCode
     detail: str = ""

@@ -1,4 +1,4 @@
-"""What the summary of a program (`PYGRAPH_SUMMARY=FILE`) says of each graph: written by the client, read by `cache explain`."""
+"""The records of a program's summary (`PYGRAPH_SUMMARY=FILE`): the client writes them, `cache explain` reads them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Source(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """How one graph ran in one process, from when on it was decided; `graph` and `environment` are digests."""
+    """How one graph runs in one process once it is decided; `graph` and `environment` are digests."""
 
     graph: str
     kind: Kind
@@ -39,7 +39,7 @@ class Deployed:
     final: bool
     source: Source
     sizes: tuple[int, ...] = ()
-    """Dynamic sizes that it ran so at; empty: there are none, or at all that were not decided apart."""
+    """The dynamic sizes of these calls; empty: there are none, or all sizes share one decision."""
     against: Reason = NOT_STATED
     """The reason against the other deployment."""
     because: Reason | None = None
