@@ -1,6 +1,6 @@
-"""What Alembic runs for every command: the migrations, on the connection (and in the transaction) it was handed.
+"""Alembic's environment: runs the migrations on the given connection, in the caller's transaction.
 
-`pygraphd.daemon.database` is the caller: it holds the daemon's lock and has begun a transaction. There is no URL and no `alembic.ini`.
+`pygraphd.daemon.database` calls it, holding the daemon's lock. There is no URL and no `alembic.ini`.
 """
 
 from __future__ import annotations

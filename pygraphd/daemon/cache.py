@@ -1,6 +1,6 @@
-"""The cache as the event loop sees it: lookups on one thread, everything that writes on another.
+"""The cache for the event loop: lookups run on one thread, all writes on another.
 
-Bodies are decoded on those threads too, so that a large one does not hold up the others' answers.
+Bodies are decoded on those threads too, so that a large one does not delay other answers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _Args = TypeVarTuple("_Args")
 
 @dataclass(slots=True)
 class Counters:
-    """What was asked and answered since the daemon started; changed on the event loop's thread only."""
+    """Counts of requests and answers since the daemon started. Changed on the event loop's thread only."""
 
     lookups: int = 0
     graphs: int = 0
@@ -130,7 +130,7 @@ class Cache:
         return LookupAnswer(request.environment, VERSION, entries)
 
     async def record(self, body: bytes, peer: Peer) -> RecordAnswer:
-        """Store what a client sent; raises InvalidMessageError, StoreError."""
+        """Store a client's records; raises InvalidMessageError, StoreError."""
         request, stored = await self._run(self._writing, self._store_body, body, peer.uid)
         self.counters.records += stored
         environment = request.environment.digest()
@@ -184,17 +184,17 @@ class Cache:
         return answer
 
     async def add_imported(self, body: bytes, peer: Peer) -> ImportAnswer:
-        """Store what was exported elsewhere; raises InvalidMessageError, StoreError."""
+        """Store imported entries; raises InvalidMessageError, StoreError."""
         answer = await self._run(self._writing, self._add_imported, body, peer.uid)
         _log.info("imported %d entries of uid %d", answer.added + answer.replaced, peer.uid)
         return answer
 
     async def describe(self) -> tuple[int | None, list[str]]:
-        """Return the number of entries, if it can be counted, and what is wrong."""
+        """Return the number of entries (None if it cannot be counted) and the problems for `pygraphd status`."""
         return await self._run(self._writing, self._describe)
 
     async def housekeep(self) -> None:
-        """Write hit counts and take in the spool; what cannot be done now is done next time."""
+        """Write hit counts and read the spool. A step that fails is repeated at the next housekeeping."""
         await self._run(self._writing, self._store.retry)
         try:
             await self.write_hits()
@@ -209,7 +209,7 @@ class Cache:
         return self.counters.spooled > since
 
     async def _take_in_spool(self) -> int:
-        """Store what clients have left since; a miss may be answered there. Raises StoreError."""
+        """Store the records in the spool; return their number. Raises StoreError."""
         taken = await self._run(self._writing, spool.ingest, self._spool, self._store.record)
         self.counters.spooled += taken
         if taken:
@@ -234,7 +234,7 @@ class Cache:
             raise
 
     async def close(self) -> None:
-        """Finish what was begun, write what is pending, close the database."""
+        """Finish running work, write pending hit counts, close the database."""
         if self._writing_hits is not None:
             self._writing_hits.cancel()
         with contextlib.suppress(StoreError):

@@ -1,6 +1,6 @@
-"""What a command asks of a running daemon, over its socket, with the standard library alone.
+"""Requests of a command to a running daemon, over its socket, with the standard library alone.
 
-Not the client's transport: a command may wait for seconds, and says what went wrong.
+Unlike the client's transport, a command may wait for seconds, and raises an error that says why it failed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def rederive(path: Path, request: RederiveRequest) -> RederiveAnswer:
 
 
 def add_imported(path: Path, request: ImportRequest) -> ImportAnswer:
-    """Have the daemon store what was exported elsewhere; raises CommandError if it cannot."""
+    """Have the daemon store imported entries; raises CommandError if it cannot."""
     body = json.dumps(request.as_json()).encode()
     return decode(ImportAnswer, _ask_successfully(path, "POST", IMPORT_PATH, body, _WRITING_TIMEOUT_S))
 

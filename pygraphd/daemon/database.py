@@ -52,8 +52,8 @@ class OutdatedError(Exception):
 def open_writer(path: Path) -> sa.Engine:
     """Return an engine on a sound database of this version. A damaged or outdated file is renamed, and a new one is begun.
 
-    The engine holds one connection, whose transactions take the write lock at once. Raises `sqlalchemy.exc.DBAPIError`
-    where the disk or the folder is at fault.
+    The engine holds one connection, whose transactions take the write lock at once. Raises `sqlalchemy.exc.DBAPIError` if the disk
+    or the folder is at fault.
     """
     try:
         return _open_sound(path)

@@ -1,6 +1,6 @@
-"""The files of a database: which one lies there, which version it has, what was set aside, and the ballast.
+"""The files around the database: its identity, its version, renamed databases, the ballast.
 
-Needs no SQLAlchemy, so that `pygraphd status` answers quickly. Opening the database for writing is `database`'s.
+Needs no SQLAlchemy, so that `pygraphd status` answers fast. `database` opens the file for writing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def files_set_aside(path: Path) -> list[Path]:
 
 
 def ballast_file(path: Path) -> Path:
-    """Return the file whose only use is to be deleted on a full disk: SQLite needs room even to delete rows."""
+    """Return the path of the ballast. It is deleted on a full disk, since SQLite needs room even to delete rows."""
     return path.with_name(f"{path.name}.ballast")
 
 

@@ -1,7 +1,7 @@
-"""Entries outside of a cache: the file that `cache export` writes and `cache import` reads, and what a command asks of the daemon.
+"""Entries outside of a cache: the file that `cache export` writes and `cache import` reads, and the import request to the daemon.
 
-A file is UTF-8, a JSON object a line: first what it is and how many entries follow, then one entry each. It holds what a cache
-may be told and nothing more, so whoever writes one can make a graph slower, but not wrong.
+A file is UTF-8 with one JSON object a line: a header with the number of entries, then one entry each. It holds facts and
+decisions only, so a false entry can make a graph slower, but not wrong.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ FORMAT_VERSION = 3
 """Older formats are read, too: see `older_versions`."""
 MAX_LINE_BYTES = 2**16
 MAX_ENTRIES = 64
-"""Entries in one request: few enough that what others ask does not have to wait, and that it fits into a body."""
+"""Entries in one request: few enough to fit into a body and to delay no other request for long."""
 MOST_ENTRIES = 100_000
 """In a file: all of them are in memory before the first is stored, some KB each."""
 IMPORTED = "import:"
-"""Stands before the host of what was imported. No host is named so: to whoever looks it up, it is always another's."""
+"""Prefix of the host of imported entries. No host has such a name, so every client treats them as foreign."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first line. `keys` is the version of what graphs and environments are named by: no other finds these entries."""
+    """The first line. `keys` is the version of the keys: entries with keys of another version would never be found."""
 
     format: str
     version: int
@@ -57,9 +57,9 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Portable:
-    """One entry: a final decision and the measurements that it rests on, taken at `measured_at` (seconds since the epoch) by `origin`.
+    """One entry: a final decision, the measurements that it rests on, their time (`measured_at`, seconds since the epoch) and origin.
 
-    Raises InvalidMessageError for a decision that is not final: whoever has that measures all the same.
+    Raises InvalidMessageError for a decision that is not final: the importing process would measure all the same.
     """
 
     environment: Environment
@@ -98,11 +98,11 @@ class ImportRequest:
 
 @dataclass(frozen=True, slots=True)
 class ImportAnswer:
-    """What was stored, or with `dry_run` would be.
+    """The outcome of an import, or with `dry_run` its forecast.
 
-    `added` were not known, `replaced` took the place of a guess or of an earlier import, `kept` were known here already.
-    `derived` of those stored were decided anew, since another version of the policy had decided them. `left_out` rest on
-    graphs of PyTorch, which are no choice any more.
+    `added` entries were not known. `replaced` ones took the place of a provisional decision or of an earlier import. `kept` ones
+    were known here already. `derived` of those stored came from another version of the policy and were decided anew. `left_out`
+    ones rest on graphs of PyTorch, which are no deployment any more.
     """
 
     added: int = 0
@@ -130,7 +130,7 @@ _COUNTS = ("added", "replaced", "kept", "derived", "left_out")
 
 
 def imported_host(host: str) -> str:
-    """Return the name under which what `host` has measured is kept where it is imported."""
+    """Return the host under which imported measurements of `host` are stored."""
     return host if host.startswith(IMPORTED) else f"{IMPORTED}{host}"[:256]
 
 
@@ -157,9 +157,9 @@ def write(entries: Sequence[Portable], stream: TextIO) -> None:
 
 
 def read_all(stream: BinaryIO, name: str) -> tuple[list[Portable], int]:
-    """Return all entries of a file, and how many an old one has that say nothing any more.
+    """Return all entries of a file, and the number of entries of an older format that decide nothing any more.
 
-    Raises UsageError naming the line if it is not wholly what `write` writes, or wrote.
+    Raises UsageError, with the number of the line, for a file that is not complete or not valid.
     """
     with _refusing(name, 1):
         value = _json_line(stream)
@@ -183,7 +183,7 @@ def read_all(stream: BinaryIO, name: str) -> tuple[list[Portable], int]:
 
 
 def _entry(value: Any, version: int) -> Portable | None:
-    """Return what a line of a format's version says; None for an old one that says nothing any more."""
+    """Return the entry of a line, in a format's version; None for one of an older format that decides nothing any more."""
     record = value.get("record") if isinstance(value, dict) else None
     if version < FORMAT_VERSION and isinstance(record, dict):
         if (record := translated(record)) is None:
@@ -204,7 +204,7 @@ def _check_version(value: object) -> None:
 
 @contextlib.contextmanager
 def _refusing(name: str, number: int) -> Iterator[None]:
-    """Say of which line of a file it is what is raised within."""
+    """Turn an error within into a UsageError that names the file and the line."""
     try:
         yield
     except (ValueError, RecursionError) as error:  # of which InvalidMessageError is one

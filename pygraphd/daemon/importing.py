@@ -1,4 +1,4 @@
-"""What the store does with entries that were exported elsewhere: they never take the place of what was found out here."""
+"""Store imported entries. They never replace a final decision of this cache that the present policy has taken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Fate(enum.Enum):
-    """What becomes of an entry."""
+    """The outcome for one entry."""
 
     ADDED = enum.auto()
     REPLACED = enum.auto()
@@ -45,7 +45,7 @@ def add(connection: sa.Connection, entries: Sequence[Portable], uid: int, now: f
 
 
 def foresee(connection: sa.Connection, entries: Sequence[Portable], now: float) -> ImportAnswer:
-    """Return what `add` would do, each key once, without what would be derived anew; only reads."""
+    """Return the outcome of `add` without entries derived anew, each key once. Reads only."""
     unique = {entry.key: entry for entry in entries}
     fates = Counter(_fate(connection, entry, now) for entry in unique.values())
     return ImportAnswer(fates[_Fate.ADDED], fates[_Fate.REPLACED], fates[_Fate.KEPT], dry_run=True)

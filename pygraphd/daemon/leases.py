@@ -1,7 +1,7 @@
-"""Who measures which graph: of many processes that meet an unknown one at once, one. In memory, for the event loop's thread.
+"""Leases: of many processes that meet an unknown graph at once, one measures it. In memory, for the event loop's thread.
 
-A lease ends when the answer is recorded, when its time is over, or when its holder is dead. A daemon that starts anew knows of
-none: then two may measure one graph, which costs time and nothing else.
+A lease ends when a decision is recorded, when its time is over, or when its holder is dead. A restarted daemon has none:
+then two processes may measure one graph, which costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_LEASES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process as it calls itself, and as the kernel knows it; `pid` 0: not in our pid namespace, so only time tells."""
+    """A process: the name in its requests, and its pid and time of start as the kernel has them. `pid` 0: not in our pid namespace, so only time ends its leases."""
 
     name: str
     pid: int
@@ -35,7 +35,7 @@ class Holder:
         return cls(name, peer.pid, birth_of(peer.pid) if peer.pid else None)
 
     def is_dead(self) -> bool:
-        """Whether it is known to live no more."""
+        """Return whether the process is known to have ended."""
         return self.pid != 0 and birth_of(self.pid) != self.birth
 
 
@@ -54,11 +54,11 @@ class Leases:
         self._leases: dict[tuple[str, str], _Lease] = {}
 
     def __len__(self) -> int:
-        """Return how many there are, of which some may be over."""
+        """Return the number of leases, expired ones that were not removed yet included."""
         return len(self._leases)
 
     def ask(self, environment: str, graphs: Sequence[str], holder: Holder) -> tuple[str, ...]:
-        """Return the graphs that `holder` may measure from now on; what it may already is prolonged."""
+        """Return the graphs that `holder` may measure from now on. Leases that it holds are prolonged."""
         self._drop_old()
         granted = tuple(graph for graph in graphs if self._is_free((environment, graph), holder))
         if len(self._leases) < MAX_LEASES:
@@ -70,7 +70,7 @@ class Leases:
         return granted
 
     def recorded(self, environment: str, final: Iterable[str], others: Iterable[str], peer: Peer) -> None:
-        """End the leases for graphs of which a final decision was recorded, and of `others` those that `peer` holds."""
+        """End the leases of graphs in `final`, and those of graphs in `others` that `peer` holds."""
         for graph in final:
             self._leases.pop((environment, graph), None)
         for graph in others:

@@ -1,6 +1,6 @@
-"""Who is the daemon: the one process that holds the lock, for as long as it lives.
+"""The lock that makes a process the daemon, for as long as it lives.
 
-The lock file is never deleted. A second file beside it names the holder, for people: nothing is decided by it.
+The lock file is never deleted. A second file beside it has the holder's pid, for messages only.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def holder(locations: Locations) -> int | None:
 
 
 def hung_text(locations: Locations) -> str:
-    """Return what is wrong when the lock is held and nobody answers, and what to do about it."""
+    """Return why the lock is held and nobody answers, and the remedy."""
     pid = holder(locations)
     if pid is None:
         return f"a process holds {locations.lock} but does not answer; find it with: fuser {locations.lock}"

@@ -1,4 +1,4 @@
-"""Becoming the daemon: folders, log, and the claim that only one process gets. What it then does is `serving`'s."""
+"""Become the daemon: prepare the folders, start the log, take the lock. Then `serving` serves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOG_BYTES = 2**20
 
 
 def run(locations: Locations, config: Config) -> Exit:
-    """Be the daemon until told to stop, or leave at once if there is one; raises CommandError."""
+    """Run as the daemon until told to stop; return at once if there is one already. Raises CommandError."""
     os.umask(0o077)
     folders.prepare_runtime(locations)
     cache_problem = folders.prepare_cache(locations)
@@ -67,7 +67,7 @@ def _claim_or_find_daemon(locations: Locations) -> Claim | None:
 
 
 def _is_live(locations: Locations) -> bool:
-    """Return whether somebody listens on our path although we hold the lock: a lock file was deleted."""
+    """Return whether a process listens on our socket although we hold the lock: the lock file was deleted."""
     try:
         control.connect(locations.socket, timeout_s=1.0).close()
     except BlockingIOError:
@@ -79,7 +79,7 @@ def _is_live(locations: Locations) -> bool:
 
 
 def _leave_to_the_other(locations: Locations) -> Exit:
-    """Never take a live socket: whoever answers on it is the daemon, lock or not."""
+    """Leave a live socket to its owner, which is the daemon with or without the lock. Raises CommandError if it does not answer."""
     if running := control.ping(locations.socket):
         _log.warning("pid %d serves %s without holding %s", running.pid, locations.socket, locations.lock)
         return Exit.OK

@@ -1,4 +1,4 @@
-"""Which entries `cache prune` deletes: the request and its answer, as the daemon and a command pass them on."""
+"""The request and the answer of `cache prune`, as daemon and command exchange them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _CENTURY_S = 3.2e9
 
 @dataclass(frozen=True, slots=True)
 class PruneRequest:
-    """Entries unused for `older_than_s` seconds (0: of any age) on GPUs whose name contains `gpu` ("": any).
+    """Selects entries unused for `older_than_s` seconds (0: of any age) on GPUs whose name contains `gpu` ("": any).
 
-    At least one of the two is required: an empty request would mean "everything".
+    At least one of the two is required: an empty request would mean all entries.
     """
 
     older_than_s: float = 0.0
@@ -36,7 +36,7 @@ class PruneRequest:
 
 @dataclass(frozen=True, slots=True)
 class PruneAnswer:
-    """What was deleted, or with `dry_run` would be; `freed_bytes` is by how much the file shrank."""
+    """The number of entries and measurements deleted, or with `dry_run` to be deleted; `freed_bytes`: by how much the file shrank."""
 
     entries: int
     measurements: int

@@ -1,4 +1,4 @@
-"""What the store does inside one transaction: messages to rows, and the statements. No faults, no files: see `store`."""
+"""SQL statements of the store, each for one open transaction: messages to rows, and the queries. `store` handles faults and files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Key = tuple[str, str]
 def record(
     connection: sa.Connection, request: RecordRequest, uid: int, now: float, measured_at: float | None = None
 ) -> None:
-    """Store a request's records and what they refer to; `measured_at` is `now` unless it was before."""
+    """Store a request's records with their graphs and environment; `measured_at` is `now` unless it is given."""
     at = now if measured_at is None else measured_at
     environment = request.environment.digest()
     connection.execute(
@@ -116,7 +116,7 @@ def _measurement_rows(
 
 
 _KEPT = frozenset({"id", "environment", "graph", "hits", "last_hit"})
-"""What stays of an entry whose decision is replaced."""
+"""Columns that keep their values when a decision is replaced."""
 _decision_insert = insert(tables.Decision)
 _UPSERT_DECISION = _decision_insert.on_conflict_do_update(
     index_elements=["environment", "graph"],
@@ -201,7 +201,7 @@ def _of_entries(ids: Sequence[str]) -> sa.ColumnElement[bool]:
 
 
 def count_measurements(connection: sa.Connection, ids: Sequence[str]) -> int:
-    """Return how many measurements some entries have."""
+    """Return the number of measurements of some entries."""
     count = sa.select(sa.func.count()).select_from(tables.Measurement)
     return sum(connection.scalar(count.where(_of_entries(some))) or 0 for some in chunks(ids))
 
@@ -226,7 +226,7 @@ def delete_orphans(connection: sa.Connection) -> None:
 
 
 def measured(connection: sa.Connection, policy_below: int | None = None) -> list[str]:
-    """Return the ids of the entries whose decision rests on measurements, or only those of older policies."""
+    """Return the ids of entries whose decision rests on measurements; with `policy_below`, of older policies only."""
     query = sa.select(tables.Decision.id).where(tables.Decision.measured_at.is_not(None))
     if policy_below is not None:
         query = query.where(tables.Decision.policy < policy_below)
@@ -236,7 +236,7 @@ def measured(connection: sa.Connection, policy_below: int | None = None) -> list
 def rederive_entries(
     connection: sa.Connection, ids: Sequence[str], now: float, *, dry_run: bool
 ) -> list[Outcome]:
-    """Decide some entries anew from their measurements; returns what became of them."""
+    """Derive the decisions of some entries anew from their measurements; return the outcome of each."""
     stored = rows_of(
         connection, sa.select(*sa.inspect(tables.Decision).columns).where(tables.Decision.id.in_(ids))
     )
@@ -251,7 +251,7 @@ def rederive_entries(
 
 
 def weighed(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> dict[Key, list[Row]]:
-    """Return by entry, of those that `where` tells, the measurements that its decision rests on, one of each deployment."""
+    """Return, by entry, one measurement of each deployment that its decision rests on, for the entries that `where` selects."""
     decision, measurement = tables.Decision, tables.Measurement
     query = sa.select(*sa.inspect(measurement).columns).join(
         decision,
@@ -302,13 +302,13 @@ _REPLACE_DECISION = (
 
 
 def count_unmeasured(connection: sa.Connection) -> int:
-    """Return how many entries' decisions rest on no measurement."""
+    """Return the number of entries whose decision rests on no measurement."""
     count = sa.select(sa.func.count()).select_from(tables.Decision)
     return connection.scalar(count.where(tables.Decision.measured_at.is_(None))) or 0
 
 
 def count_entries(connection: sa.Connection) -> int:
-    """Return how many entries there are."""
+    """Return the number of entries."""
     return connection.scalar(sa.select(sa.func.count()).select_from(tables.Decision)) or 0
 
 

@@ -1,7 +1,7 @@
-"""What `cache rederive` does: decisions derived anew, by the policy of this version, from the facts that are stored.
+"""Decisions derived anew by the policy of this version from stored measurements, for `cache rederive` and at the daemon's start.
 
-The request and its answer, as the daemon and a command pass them on, and what becomes of one entry. Nothing is measured.
-Only what was measured together is compared: the measurements that the entry's decision rests on.
+Has the request and the answer, as daemon and command exchange them, and the outcome for one entry. Nothing is measured. Only
+measurements of one record are compared: those that the entry's decision rests on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RederiveRequest:
-    """All entries whose decision rests on measurements."""
+    """Selects all entries whose decision rests on measurements."""
 
     dry_run: bool = False
 
@@ -41,7 +41,7 @@ class RederiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """How many entries went from one deployment to another."""
+    """The number of entries whose deployment changed from `before` to `after`."""
 
     before: Deployment
     after: Deployment
@@ -53,7 +53,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How many entries keep a decision that could not be derived anew, for one reason."""
+    """The number of entries that keep their decision, for one reason."""
 
     reason: str
     entries: int
@@ -65,10 +65,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class RederiveAnswer:
-    """What was done, or with `dry_run` would be. `entries` were looked at: the next four say what became of them.
+    """The outcome of `entries` entries, or with `dry_run` its forecast: unchanged, renewed, changed or kept.
 
-    `renewed` keep their deployment, but not their reason, policy or finality. `unmeasured` rest on no measurement and are left
-    alone.
+    `renewed` ones keep their deployment, but not their reason, policy or finality. `unmeasured` ones rest on no measurement, are not
+    counted among `entries`, and stay as they are.
     """
 
     policy: int
@@ -92,7 +92,7 @@ class RederiveAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of one entry: `after` is to be written in the place of `before`, unless there is a reason to keep that."""
+    """The outcome for one entry: `after` replaces `before`, unless `kept` has a reason to keep `before`."""
 
     before: Decision | None
     after: Decision | None
@@ -105,7 +105,7 @@ class Outcome:
 
 
 def rederive(stored: Row, measured: Sequence[Row]) -> Outcome:
-    """Return what becomes of an entry, of its row and the measurements that its decision rests on."""
+    """Return the outcome for an entry: `stored` is its row, `measured` the measurements that its decision rests on."""
     try:
         before, after = decision_of(stored), policy.decide([measurement_of(row) for row in measured])
     except ValueError:  # another program's deployment, or a time that is none

@@ -1,6 +1,6 @@
-"""The daemon's HTTP over a Unix socket: routes, who may use them, and what an error looks like.
+"""HTTP over the daemon's Unix socket: routes, admission of peers, and error answers.
 
-Knows nothing of processes, locks or SQL: see `daemon` and `cache`.
+Knows nothing of processes, locks or SQL: see `process` and `cache`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SHUTDOWN_S = 5.0
 
 
 class Server:
-    """The handlers, and when one of them last did something for a client."""
+    """The request handlers, and the time of the last request of a client."""
 
     def __init__(self, cache: Cache, config: Config) -> None:
         self._cache = cache
@@ -167,7 +167,7 @@ class Server:
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
-    """Let a record pass, without the traceback if a client has sent what is no HTTP: that is no fault of ours."""
+    """Pass a log record on, without its traceback if the cause is a peer that does not speak HTTP."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.msg, record.args = f"{record.getMessage()}: {' '.join(str(error).split())[:200]}", ()

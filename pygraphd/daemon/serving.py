@@ -50,7 +50,7 @@ def serve(locations: Locations, config: Config) -> None:
 
 
 def _rederive_outdated(store: Store) -> None:
-    """Decide anew what an older policy has decided: clients of this version would have to measure it again."""
+    """Derive anew the decisions of older policies, which clients of this version would measure again."""
     try:
         done, left = store.rederive_outdated(_REDERIVING_S)
     except StoreError as error:
@@ -63,7 +63,7 @@ def _rederive_outdated(store: Store) -> None:
 
 
 def _bind(locations: Locations) -> socket.socket:
-    """Return a socket bound to our path, mode 0600; what a killed daemon left there is removed."""
+    """Return a socket bound to our path, mode 0600. A socket that a killed daemon left there is removed. Raises CommandError."""
     path = locations.socket
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):

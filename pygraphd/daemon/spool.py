@@ -1,6 +1,6 @@
-"""The spool: records that clients left as files because they found no daemon.
+"""The spool: a folder of records that clients leave as files while no daemon answers.
 
-A client writes a hidden temporary file and renames it to `*.json`. What cannot be read becomes `*.bad`, for a person to see.
+A client writes a hidden temporary file and renames it to `*.json`. A file that cannot be read is renamed to `*.bad`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class SpoolState:
-    """What lies in the folder: files not yet taken in, and files set aside as unreadable."""
+    """The number of files that wait, and of files set aside as unreadable."""
 
     waiting: int
     bad: int
@@ -38,7 +38,7 @@ class SpoolState:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a file holds, whose it is, and when it was left, in seconds since the epoch."""
+    """The content of a file, its owner, and the time when it was left, in seconds since the epoch."""
 
     request: RecordRequest
     uid: int
@@ -46,23 +46,23 @@ class Waiting:
 
 
 def state(folder: Path) -> SpoolState:
-    """Return what lies in the folder; one that cannot be read is empty."""
+    """Return the state of the folder; one that cannot be read counts as empty."""
     names = list(_names(folder))
     waiting = sum(1 for name in names if _is_record(name))
     return SpoolState(waiting, sum(1 for name in names if name.endswith(".bad")))
 
 
 def waiting(folder: Path) -> Iterator[Waiting]:
-    """Yield what the next pass would take in, oldest first; what it would set aside is passed over, and nothing is changed."""
+    """Yield the files that the next pass would store, oldest first; changes nothing and skips unreadable files."""
     for name in _records(folder):
         with contextlib.suppress(OSError, InvalidMessageError):
             yield _read(folder / name)
 
 
 def ingest(folder: Path, store: Callable[[RecordRequest, int], int]) -> int:
-    """Hand each file's records to `store` with its owner's uid, then delete it; returns how many were stored.
+    """Store each file's records with `store`, under its owner's uid, then delete the file; return the number stored.
 
-    What `store` raises ends the pass, and the files stay.
+    An error of `store` ends the pass, and the remaining files stay.
     """
     return sum(_ingest_file(folder / name, store) for name in _records(folder))
 

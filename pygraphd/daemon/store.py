@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class StoreError(Exception):
-    """The store cannot do this now; the text says why and what would help."""
+    """The store cannot write now; the text has the cause and the remedy."""
 
 
 class DiskFullError(StoreError):
@@ -71,18 +71,18 @@ class Store:
         return self._fault is None
 
     def problems(self) -> list[str]:
-        """Return what is wrong now, in words for `pygraphd status`."""
+        """Return the current problems as text for `pygraphd status`."""
         return ([self._fault] if self._fault else []) + self._notes
 
     def record(self, request: RecordRequest, uid: int) -> int:
-        """Store a request's records, all or none; returns how many. Raises StoreError."""
+        """Store a request's records, all or none; return their number. Raises StoreError."""
         now = time.time()
         self._write(lambda connection: queries.record(connection, request, uid, now))
         self._note_fault(None)
         return len(request.records)
 
     def add_imported(self, request: ImportRequest, uid: int) -> ImportAnswer:
-        """Store what was exported elsewhere, unless it is known here, all or none. Raises StoreError."""
+        """Store imported entries that are not known here, all or none. Raises StoreError."""
         now = time.time()
         answer = self._write(lambda connection: importing.add(connection, request.entries, uid, now))
         self._note_fault(None)
@@ -108,7 +108,7 @@ class Store:
         return PruneAnswer(len(ids), measurements, max(before - self._write(queries.size), 0), dry_run=False)
 
     def rederive(self, request: RederiveRequest) -> RederiveAnswer:
-        """Derive all decisions anew that rest on measurements. Raises StoreError; what was done until then stays."""
+        """Derive anew all decisions that rest on measurements. Raises StoreError; transactions before the fault stay."""
         outcomes: list[Outcome] = []
         for some in self.measured():
             outcomes += self.rederive_some(some, dry_run=request.dry_run)
@@ -119,11 +119,11 @@ class Store:
         return queries.chunks(self._write(queries.measured))
 
     def count_unmeasured(self) -> int:
-        """Return how many entries rest on a rule. Raises StoreError."""
+        """Return the number of entries that rest on no measurement. Raises StoreError."""
         return self._write(queries.count_unmeasured)
 
     def rederive_outdated(self, within_s: float) -> tuple[int, int]:
-        """Derive anew what older policies decided, for so long; returns how many were looked at, and how many were left.
+        """Derive anew the decisions of older policies, for `within_s` seconds; return how many were derived, and how many are left.
 
         Raises StoreError.
         """
@@ -175,7 +175,7 @@ class Store:
         database_files.make_ballast(self._path)
 
     def _note_fault(self, fault: str | None) -> None:
-        """Keep what is wrong with writing, None if nothing is; log it when it changes."""
+        """Set the fault that keeps the store from writing, None if there is none; log it when it changes."""
         if fault == self._fault:
             return
         self._fault = fault
@@ -203,7 +203,7 @@ class Store:
             return self._transact(action)
 
     def _follow_file(self) -> None:
-        """Leave a file that no longer lies where it should: what is written to it would be lost."""
+        """Open the database anew if another file lies at its path: writes to the old one would be lost."""
         if self._connection is None or database_files.identity(self._path) == self._identity:
             return
         note = f"{self._path}: was removed or replaced while in use; the daemon opened what is there now"

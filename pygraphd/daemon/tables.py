@@ -1,7 +1,7 @@
-"""The tables of the daemon's SQLite file: facts (`Measurement`) and what was concluded from them (`Decision`).
+"""The tables of the daemon's SQLite file: facts (`Measurement`), and the conclusions drawn from them (`Decision`).
 
-For the daemon alone: it needs SQLAlchemy. `alembic/versions` makes these tables; tests hold the two together, and
-`schema.offline` to both.
+Only the daemon and its commands import it: it needs SQLAlchemy. `alembic/versions` makes these tables. Tests compare the two, and
+`schema.offline` with both.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Graph(Base):
 
 
 class Measurement(Base):
-    """What one deployment cost once, in microseconds. Rows are added and pruned, never changed."""
+    """The cost of one deployment in one record, in microseconds. Rows are added and pruned, never changed."""
 
     __tablename__ = "measurement"
     __table_args__ = (
@@ -85,7 +85,7 @@ class Measurement(Base):
     host_mad_us: Mapped[float | None]
     """NULL: measured by a version that did not store it."""
     span_mad_us: Mapped[float | None]
-    """Likewise."""
+    """NULL: measured by a version that did not store it."""
 
 
 class Decision(Base):
@@ -122,6 +122,6 @@ class Decision(Base):
     """Since the row was made; kept when the decision is replaced."""
     last_hit: Mapped[float | None]
     host: Mapped[str]
-    """Of whoever recorded it, as `uid` is."""
+    """The host of the process that recorded it."""
     measured_at: Mapped[float | None]
-    """`Measurement.measured_at` of what it was derived from; NULL if it rests on a rule and not on measurements."""
+    """The `measured_at` of the measurements that the decision rests on; NULL if it rests on none."""
