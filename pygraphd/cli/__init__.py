@@ -1,4 +1,4 @@
-"""The `pygraphd` program: runs one command, turns its error into one line and an exit code. See `commands`."""
+"""The `pygraphd` program: runs one command and turns its error into one line and an exit code. See `commands`."""
 
 from __future__ import annotations
 

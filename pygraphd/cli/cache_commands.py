@@ -1,4 +1,4 @@
-"""The commands of `pygraphd cache`: look at entries, explain, delete, derive anew, carry elsewhere. None of them starts the daemon."""
+"""The commands of `pygraphd cache`: inspect, show, explain, prune, rederive, export, import. None of them starts the daemon."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def show(
     ],
     json: _AsJson = False,
 ) -> None:
-    """Show one entry: its decision, where it was measured, and every measurement kept."""
+    """Show one entry: its decision, its environment, and every stored measurement."""
     from pygraphd.cli import render
     from pygraphd.cli.catalogue import Catalogue, check_prefix
 
@@ -86,7 +86,7 @@ def explain(
     ],
     json: _AsJson = False,
 ) -> None:
-    """Say why graphs run as they do: the reason, the costs compared, what differs where one was not known."""
+    """Explain why graphs run as they do: the reasons, the costs compared, and how the nearest known environment differs."""
     from pygraphd.cli import render
     from pygraphd.cli.explain import explain as explain_target
     from pygraphd.cli.render_explanations import answer_text
@@ -117,7 +117,7 @@ def rederive(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
     json: _AsJson = False,
 ) -> None:
-    """Decide anew, with this version's policy, from the measurements that are stored; no GPU is needed."""
+    """Derive decisions anew from stored measurements, by the policy of this version; no GPU is needed."""
     from pygraphd.cli import render
     from pygraphd.daemon.rederiving import RederiveRequest
 
@@ -131,7 +131,7 @@ def export(
     gpu: _Gpu = "",
     graph: _Graph = "",
 ) -> None:
-    """Write what is known to a file, for `cache import` on another machine or in an image. Decisions that are not final stay."""
+    """Write final decisions and their measurements to a file, for `cache import` on another machine or in an image."""
     from pygraphd.cli import exporting, render
     from pygraphd.cli.catalogue import Catalogue
     from pygraphd.daemon import exchange, spool
@@ -157,7 +157,7 @@ def import_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be stored.")] = False,
     json: _AsJson = False,
 ) -> None:
-    """Store what another cache has exported, unless it was found out here; nothing of a file that is not valid."""
+    """Store the entries of an exported file, unless they were decided here; an invalid file stores nothing."""
     from pygraphd.cli import render
 
     entries, left_out = _read(file)

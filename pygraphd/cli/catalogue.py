@@ -1,4 +1,4 @@
-"""What is in the cache, for a person to look at: read straight from the file, with or without a daemon."""
+"""The entries of a cache for people, read from the database file, with or without a daemon."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ class CachedEntry:
 
     @property
     def reason(self) -> Reason:
-        """Why its deployment was chosen."""
+        """The reason for the deployment."""
         return Reason(ReasonCode(self.facts["reason"]), self.facts["detail"])
 
     @property
     def against(self) -> Reason:
-        """Why the other deployment was not."""
+        """The reason against the other deployment."""
         return Reason(ReasonCode(self.facts["against"]), self.facts["against_detail"])
 
     @property
     def text(self) -> str:
-        """Why its deployment was chosen, for people."""
+        """The reason for the deployment, as text."""
         return reason_text(self.reason, final=self.facts["final"])
 
     @property
@@ -89,14 +89,14 @@ class CachedEntry:
         return str(self.reason)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry as `cache inspect --json` has it: codes with their details, and the text."""
+        """Return the entry for `cache inspect --json`: codes with their details, and the text."""
         said = {"text": self.text, "medians_us": self.medians_us, "provisional": self.provisional}
         return {**self.facts, **said}
 
 
 @dataclass(frozen=True, slots=True)
 class EntryDetails:
-    """One entry with all that is known of it: where it was measured, and each measurement, newest first."""
+    """One entry with its environment and all its measurements, newest first."""
 
     entry: CachedEntry
     environment: dict[str, Any]
@@ -130,7 +130,7 @@ class Catalogue:
         self._engine.dispose()
 
     def entries(self, gpu: str = "", graph: str = "") -> list[CachedEntry]:
-        """Return the entries on GPUs whose name contains `gpu`, of graphs whose digest begins with `graph`, newest first."""
+        """Return the entries whose GPU name contains `gpu` and whose graph digest begins with `graph`, newest first."""
         query = _select_entries().order_by(tables.Decision.created_at.desc(), tables.Decision.id)
         if gpu:
             query = query.where(tables.Environment.gpu.icontains(gpu, autoescape=True))
@@ -140,7 +140,7 @@ class Catalogue:
         return [self._entry(row, medians) for row in self.rows(query)]
 
     def show(self, prefix: str) -> EntryDetails:
-        """Return the one entry whose id, or graph digest, begins with `prefix`; raises UsageError otherwise."""
+        """Return the one entry with an id or graph digest that begins with `prefix`; raises UsageError if there is none or several."""
         return self._details(self._one(prefix))
 
     def of_graph(self, graph: str) -> list[EntryDetails]:
@@ -148,7 +148,7 @@ class Catalogue:
         return self._all_details(tables.Decision.graph == graph, graph)
 
     def of_prefix(self, prefix: str) -> list[EntryDetails]:
-        """Return the entries, newest first, whose id or graph begins with `prefix`; UsageError if they are of several graphs."""
+        """Return the entries with an id or graph digest that begins with `prefix`, newest first; raises UsageError for several graphs."""
         found = self.rows(_select_entries().where(_begins_with(prefix)))
         graph = only_graph(prefix, {row["graph"] for row in found})
         return self._all_details(_begins_with(prefix), graph) if graph is not None else []
@@ -195,11 +195,11 @@ class Catalogue:
         return CachedEntry(facts, medians.get((facts["environment"], facts["graph"]), {}), self.is_spool)
 
     def rows(self, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
-        """Return what a query finds; raises CommandError if the file cannot be read."""
+        """Return the rows of a query; raises CommandError if the file cannot be read."""
         return self.read(lambda connection: rows_of(connection, query))
 
     def read(self, action: Callable[[sa.Connection], _T]) -> _T:
-        """Return what `action` finds in the file, as that is at one moment; raises CommandError if it cannot be read."""
+        """Return the result of `action` in one read transaction; raises CommandError if the file cannot be read."""
         try:
             with self._engine.connect() as connection:
                 connection.exec_driver_sql("BEGIN")  # sqlite3 begins nothing before a SELECT
@@ -217,13 +217,13 @@ class Catalogue:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise UsageError for what begins no id and no graph of any cache, whether there is one or not."""
+    """Raise UsageError if `prefix` cannot begin an id or a digest, since it is not hexadecimal."""
     if not DIGITS.fullmatch(prefix):
         raise UsageError(f"{prefix}: {NOT_FOUND}")
 
 
 def only_graph(prefix: str, digests: set[str]) -> str | None:
-    """Return the graph that `prefix` has found, None if there is none; raises UsageError if there are several."""
+    """Return the only one of some graph digests, None if there are none; raises UsageError if there are several."""
     if len(digests) > 1:
         raise UsageError(f"{prefix}: {_ambiguous(sorted(digests), 'graphs')} or of a GRAPH")
     return next(iter(digests), None)

@@ -1,6 +1,6 @@
-"""The commands of `pygraphd` and their options. Each asks one module for its answer and prints that.
+"""The commands of `pygraphd` and their options. Each gets its answer from one module and prints it.
 
-What a command alone needs is imported inside it: `start` does not wait for what `status` prints with.
+Modules that only one command needs are imported inside it, so that `start` does not import tables and rich.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def restart(idle_exit: _IdleExit = None) -> None:
 
 @application.command()
 def status(json: _AsJson = False) -> None:
-    """Show whether the daemon runs, its files, and what is wrong; exit code 3 if it does not run, 2 if its settings do not let it."""
+    """Show whether the daemon runs, its files and problems; exit code 3 if it does not run, 2 if a setting keeps it from starting."""
     from pygraphd.cli import render
     from pygraphd.cli.status import collect
 

@@ -1,6 +1,6 @@
-"""What `pygraphd cache explain` knows: for each graph, how it ran, what that rests on, and where else it is known.
+"""The facts that `pygraphd cache explain` shows of each graph: how it ran, the stored entry, its measurements, the nearest environment.
 
-Facts only; `render_explanations` puts them into words.
+`render_explanations` makes text of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A factor of the environment that is not the same there (where the graph is known) and here."""
+    """A factor of the environment that differs between there (an entry's environment) and here."""
 
     factor: str
     there: str | int
@@ -41,14 +41,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """The nearest other environment in which the graph is known: fewest factors differ, of these the newest decision."""
+    """The entry of the nearest other environment: the fewest factors differ; of several the newest."""
 
     entry: CachedEntry
     differences: tuple[Difference, ...]
     not_used: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry there, and each factor that differs."""
+        """Return the entry and the factors that differ, for JSON."""
         return {
             "entry": _entry_json(self.entry, self.not_used),
             "differences": [dataclasses.asdict(difference) for difference in self.differences],
@@ -59,9 +59,9 @@ class Neighbour:
 class Explanation:
     """One graph in one environment.
 
-    `ran` is what the program says (None if no summary was given), `times` how often it says so, `entry` what the cache
-    says, or else the spool, and `not_used` why this version does not go by that, if so; `figures` are the measurements that the
-    entry rests on. `nearest` is looked for where the program did not find the graph, or neither of them knows it.
+    `ran` is the program's record (None without a summary), `times` the number of equal records. `entry` is the stored entry of cache
+    or spool, `not_used` why this version does not use it, and `figures` the measurements that it rests on. `nearest` is set if the
+    program did not find the graph, or if there is no entry.
     """
 
     graph: str
@@ -90,7 +90,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All explanations; how many graphs the summary leaves out, how many files no daemon has taken in yet, and `Summary.notes`."""
+    """All explanations; the number of graphs that the summary leaves out, of files in the spool, and `Summary.notes`."""
 
     explanations: tuple[Explanation, ...]
     left_out: int
@@ -98,7 +98,7 @@ class Answer:
     notes: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `cache explain --json` prints."""
+        """Return the JSON of `cache explain --json`."""
         return {
             "schema": 1,
             "graphs": [explanation.as_json() for explanation in self.explanations],
@@ -109,7 +109,7 @@ class Answer:
 
 
 def explain(target: str, locations: Locations) -> Answer:
-    """Explain the graphs of a summary file, else the graph that `target` is the beginning of; raises CommandError."""
+    """Explain the graphs of a summary file, or else the graph whose digest or id begins with `target`; raises CommandError."""
     waiting = spool.state(locations.spool).waiting
     is_file = summaries.is_file(target)
     if not is_file and not DIGITS.fullmatch(target):
@@ -127,7 +127,7 @@ def explain(target: str, locations: Locations) -> Answer:
 
 @contextlib.contextmanager
 def _catalogues(locations: Locations, waiting: int) -> Iterator[tuple[Catalogue, ...]]:
-    """Open the cache's and the spool's, if there is anything in them, in the order in which programs without a daemon ask."""
+    """Open the catalogues of cache and spool, unless empty, in the order in which programs without a daemon read them."""
     kinds: list[tuple[type[Catalogue], Path]] = []
     if locations.database.exists():
         kinds.append((Catalogue, locations.database))
@@ -144,7 +144,7 @@ def _of_prefix(prefix: str, catalogues: Sequence[Catalogue]) -> list[EntryDetail
 
 
 def _merged(answers: Iterable[Sequence[EntryDetails]]) -> list[EntryDetails]:
-    """Return what was found, newest first; where one answer has an entry, those after it are not asked."""
+    """Return all entries found, newest first. An entry in several answers is taken from the first."""
     found: dict[str, EntryDetails] = {}
     for answer in answers:
         found = {each.entry.facts["id"]: each for each in answer} | found
@@ -152,9 +152,9 @@ def _merged(answers: Iterable[Sequence[EntryDetails]]) -> list[EntryDetails]:
 
 
 def explain_summary(summary: Summary, *catalogues: Catalogue) -> tuple[Explanation, ...]:
-    """Explain each graph of a summary, in its order; what ran alike more than once is explained once.
+    """Explain each graph of a summary, in its order; equal records are explained once.
 
-    Without a catalogue, as in an empty home, the summary alone is told.
+    Without a catalogue, only the program's records are explained.
     """
     times = Counter(summary.decisions)
     graphs = {ran.graph for ran in times}
@@ -166,7 +166,7 @@ def explain_summary(summary: Summary, *catalogues: Catalogue) -> tuple[Explanati
 
 
 def explain_entry(details: EntryDetails) -> Explanation:
-    """Explain what the cache says of one graph in one environment."""
+    """Explain one entry of the cache."""
     facts = details.entry.facts
     return Explanation(
         graph=facts["graph"],
@@ -215,14 +215,14 @@ def _differences(there: dict[str, Any], here: dict[str, str | int]) -> tuple[Dif
 
 
 def _figures(details: EntryDetails) -> tuple[dict[str, Any], ...]:
-    """Return the measurements that the decision rests on, as far as they are there, in the order of `Deployment`."""
+    """Return the measurements that the decision rests on, in the order of `Deployment`."""
     moment = details.entry.facts["measured_at"]
     rows = {row["deployment"]: row for row in details.measurements if row["measured_at"] == moment}
     return tuple(rows[name] for name in Deployment if name in rows)
 
 
 def _why_not_used(facts: Mapping[str, Any], *, spooled: bool) -> str:
-    """Return why no program of this version goes by an entry, and what becomes of that; empty if programs do."""
+    """Return why programs of this version do not use an entry, and how it is decided anew; empty if they do."""
     if facts["policy"] == POLICY_VERSION:
         return ""
     versions = f"decided by policy {facts['policy']}, and this is policy {POLICY_VERSION}"
@@ -241,5 +241,5 @@ def _how(ran: Deployed) -> dict[str, Any]:
 
 
 def _entry_json(entry: CachedEntry, not_used: str) -> dict[str, Any]:
-    """Return an entry as `cache inspect --json` has it, whether it waits in the spool, and why it is not used, if so."""
+    """Return an entry as `cache inspect --json` does, with whether it is in the spool and why it is not used."""
     return {**entry.as_json(), "spooled": entry.spooled, "not_used": not_used}

@@ -1,4 +1,4 @@
-"""The entries of a cache as `cache export` writes them: those that are final, each with the measurements that it rests on."""
+"""Select the entries for `cache export`: final decisions, each with the measurements that it rests on."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ NOT_FINAL = "not final: whoever meets that graph measures it"
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What is to be written, and how many entries are not, by reason."""
+    """The entries to write, and the number of entries left out, by reason."""
 
     entries: tuple[Portable, ...]
     left_out: Mapping[str, int]
 
 
 def export(catalogue: Catalogue, gpu: str = "", graph: str = "") -> Export:
-    """Return the entries on GPUs whose name contains `gpu`, of graphs whose digest begins with `graph`, the oldest first."""
+    """Return the entries whose GPU name contains `gpu` and whose graph digest begins with `graph`, oldest first."""
     # Of one moment: a decision of the next one rests on other measurements.
     rows, measured = catalogue.read(
         lambda connection: (rows_of(connection, _selected(gpu, graph)), weighed(connection))

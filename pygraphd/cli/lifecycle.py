@@ -1,4 +1,4 @@
-"""Starting and stopping a daemon from outside: what `pygraphd start`, `stop` and `restart` do."""
+"""Start and stop a daemon in another process, for `pygraphd start`, `stop` and `restart`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def stop(locations: Locations) -> int:
 
 
 def _ended(pid: int) -> bool:
-    """Ask a process to end, and return whether it has within the time it is given."""
+    """Ask a process to end; return whether it has ended within `STOP_S`."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -70,7 +70,7 @@ def _ended(pid: int) -> bool:
 
 
 def _verified_pid(locations: Locations, running: Ping) -> int:
-    """Return the daemon's pid if the kernel says the same: a daemon in another container counts its pids otherwise."""
+    """Return the daemon's pid; raises CommandError if it belongs to another pid namespace, as of a container."""
     peer = control.listener(locations.socket)
     if peer is None or peer.pid != running.pid:
         raise CommandError(f"pygraphd runs as pid {running.pid} of another pid namespace: stop it there")

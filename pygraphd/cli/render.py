@@ -1,4 +1,4 @@
-"""How answers look: a table on a terminal, plain aligned text elsewhere, JSON where asked for."""
+"""Text and JSON of the commands' answers: a table on a terminal, aligned text elsewhere."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def entries_table(entries: Sequence[CachedEntry], now: float | None = None) -> s
 
 
 def entry_text(details: EntryDetails, now: float | None = None) -> str:
-    """Return all that is known of one entry."""
+    """Return one entry with its environment and measurements."""
     moment = time.time() if now is None else now
     blocks = (
         pairs(_entry_facts(details.entry, moment)),
@@ -90,7 +90,7 @@ def status_text(status: Status) -> str:
 
 
 def prune_text(answer: PruneAnswer) -> str:
-    """Return what a prune did, or would do."""
+    """Return the outcome of a prune."""
     what = f"{plural(answer.entries, 'entry', 'entries')} and {plural(answer.measurements, 'measurement', 'measurements')}"
     if answer.dry_run:
         return f"would delete {what}"
@@ -98,7 +98,7 @@ def prune_text(answer: PruneAnswer) -> str:
 
 
 def rederive_text(answer: RederiveAnswer) -> str:
-    """Return what a derivation changed, or would change, and what it left alone for which reason."""
+    """Return the outcome of a derivation: entries changed and kept, with reasons."""
     looked_at = plural(answer.entries, "entry", "entries")
     facts = [("looked at", f"{looked_at} with measurements, policy {answer.policy}")]
     facts.extend((f"{each.before} -> {each.after}", str(each.entries)) for each in answer.changed)
@@ -112,7 +112,7 @@ def rederive_text(answer: RederiveAnswer) -> str:
 
 
 def export_text(found: Export, spooled: int) -> str:
-    """Return how many entries were written, and how many were not for which reason; `spooled` files wait for the daemon."""
+    """Return the number of entries written and left out, with reasons; `spooled` is the number of files in the spool."""
     written = f"wrote {plural(len(found.entries), 'entry', 'entries')}"
     left_out = "".join(f"; left out {count}, {reason}" for reason, count in sorted(found.left_out.items()))
     waiting = (
@@ -124,7 +124,7 @@ def export_text(found: Export, spooled: int) -> str:
 
 
 def import_text(answer: ImportAnswer) -> str:
-    """Return what an import stored, or would store."""
+    """Return the outcome of an import."""
     facts = [
         ("added", str(answer.added)),
         ("replaced", f"{answer.replaced} that were not final, or imported before"),
@@ -142,14 +142,14 @@ def import_text(answer: ImportAnswer) -> str:
 
 
 def kind_text(facts: dict[str, object]) -> str:
-    """Return which part of a compiled module a graph is."""
+    """Return kind, partition, operators and sizes of a graph."""
     partition = int(str(facts["partition"])) + 1
     part = f"{facts['kind']}, partition {partition} of {facts['partitions']}, {facts['operators']} operators"
     return f"{part}{sizes_text(facts['sizes'])}"
 
 
 def sizes_text(sizes: object) -> str:
-    """Return the dynamic sizes that something is for, to be added to what it is; nothing if there are none."""
+    """Return a suffix that names dynamic sizes; empty if there are none."""
     return f", at {_sizes(sizes)}" if sizes else ""
 
 
@@ -159,7 +159,7 @@ def _sizes(sizes: object) -> str:
 
 
 def figure_cells(row: dict[str, object]) -> tuple[str, ...]:
-    """Return what one measurement found, as a line of a table."""
+    """Return the cells of one measurement in a table."""
     spreads = {"median_us": "mad_us", "host_us": "host_mad_us", "span_us": "span_mad_us"}
     times = (_with_spread(row[name], row[spread]) for name, spread in spreads.items())
     busy = row["busy"]
@@ -238,7 +238,7 @@ def _entry_cells(entry: CachedEntry, now: float) -> tuple[str, ...]:
 
 
 def _known_since(facts: dict[str, Any]) -> float:
-    """Return when what an entry rests on was measured, or, of a rule, when it was decided."""
+    """Return the time of an entry's measurements, or of its decision if it rests on none."""
     since = facts["created_at"] if facts["measured_at"] is None else facts["measured_at"]
     assert isinstance(since, float)
     return since
@@ -275,7 +275,7 @@ def _entry_facts(entry: CachedEntry, now: float) -> list[tuple[str, str]]:
 
 
 def reason_against(deployment: str, reason: Reason, against: Reason) -> list[tuple[str, str]]:
-    """Return the deployment that was not chosen, and why, unless the reason for the other says it already."""
+    """Return a line with the reason against the other deployment; none if it equals the reason for this one, or is not stated."""
     if against in {reason, NOT_STATED}:
         return []
     return [(f"not {name}", str(against)) for name in Deployment if name != deployment]

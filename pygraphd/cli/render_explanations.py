@@ -1,4 +1,4 @@
-"""How `pygraphd cache explain` puts its answer into words: a block for each graph, with a table where there are figures."""
+"""The text of `pygraphd cache explain`: a block for each graph, with a table of its measurements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNKNOWN = "not known in any environment; recorded when a program that compiles 
 
 
 def answer_text(answer: Answer, now: float | None = None) -> str:
-    """Return the explanations, and what they leave out."""
+    """Return all explanations, and remarks on graphs and files left out."""
     moment = time.time() if now is None else now
     blocks = [_explanation(each, moment) for each in answer.explanations]
     return "\n\n".join(
@@ -55,7 +55,7 @@ def _remarks(answer: Answer) -> Iterator[str]:
 
 
 def _notes(answer: Answer) -> Iterator[str]:
-    """Yield what the summary says beside its graphs, as one block: the reasons of each kind, the most frequent first."""
+    """Yield one block with the summary's notes: the reasons of each kind, the most frequent first."""
     said = [
         (_NOTES[name], f"{reason} ({times} times)" if times > 1 else reason)
         for name, reasons in answer.notes.items()
@@ -88,7 +88,7 @@ def _kind(explanation: Explanation) -> str:
 
 
 def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
-    """Yield what the program says and what the cache says, the latter without its reason where it is the same."""
+    """Yield the program's record and the stored entry; an equal entry without its reason."""
     ran, entry = explanation.ran, explanation.entry
     if ran is not None:
         times = f" ({explanation.times} times)" if explanation.times > 1 else ""
@@ -163,7 +163,7 @@ def _value(factor: str | int) -> str:
 
 
 def _measured(figures: Sequence[dict[str, Any]], now: float) -> Iterator[tuple[str, str]]:
-    """Yield who has measured what when; as a rule that is one and the same."""
+    """Yield host, user, version and age of the measurements; as a rule one line for all."""
     names: dict[str, list[str]] = {}
     for row in figures:
         age = human_duration(now - row["measured_at"])

@@ -1,4 +1,4 @@
-"""What waits in the spool, as a catalogue beside the cache's: programs that find no daemon go by it as well."""
+"""A catalogue of the entries in the spool, which programs without a daemon read as well."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SpoolCatalogue(Catalogue):
-    """What the daemon would make of the files, had it taken in each when it was left; in memory, and of this moment."""
+    """The entries that the daemon would store from the files, in a database in memory."""
 
     is_spool = True
 

@@ -1,4 +1,4 @@
-"""What `pygraphd status` says: collected from the daemon if one answers, and from the files in any case."""
+"""Collect the state for `pygraphd status`: from the daemon if one answers, and from the files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of one daemon and its files; `problems` is empty when all is well. What is unknown is None."""
+    """The state of one daemon and its files. `problems` is empty if all is well; unknown values are None."""
 
     running: bool
     socket: str
@@ -38,7 +38,7 @@ class Status:
     problems: list[str] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of the running daemon: value in seconds and origin, by name."""
+    """The running daemon's settings by name: value and origin."""
 
     def as_json(self) -> dict[str, object]:
         """Return the state as `status --json` has it."""
@@ -49,7 +49,7 @@ _COUNTERS = ("lookups", "graphs", "hits", "misses", "records", "spooled", "inval
 
 
 def collect(locations: Locations) -> Status:
-    """Return the state; starts nothing and raises nothing for a daemon that is not well."""
+    """Return the state. Starts nothing, and raises nothing for a daemon with problems."""
     running = control.ping(locations.socket)
     status = _from_files(locations)
     return _with_daemon(status, locations, running) if running else _without_daemon(status, locations)

@@ -1,4 +1,4 @@
-"""Reading the summary that a program left (`PYGRAPH_SUMMARY=FILE`): which graphs ran how, and in which environments."""
+"""Read the summary that a program left (`PYGRAPH_SUMMARY=FILE`): its graphs, their decisions and environments."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_BYTES = 64 * 2**20
-"""Several times what a client writes at most."""
+"""Bound of a file's size: several times the largest summary that a client writes."""
 NOTES = ("left_to_torch", "left_on_cpu", "graph_breaks", "fallbacks", "failures")
-"""What a summary counts by reason, beside the decisions for graphs; older ones lack some."""
+"""The parts of a summary that count reasons, beside the decisions; older summaries lack some."""
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a summary says of its graphs; `environments` has each that a decision names, `left_out` counts decisions unlisted.
+    """The content of a summary. `environments` has each environment of a decision; `left_out` is the number of decisions not listed.
 
-    `notes` has how often there was which reason for each of `NOTES`.
+    `notes` has the number of times of each reason, for each of `NOTES`.
     """
 
     environments: dict[str, Environment]
@@ -39,9 +39,9 @@ class Summary:
 
 
 def is_file(target: str) -> bool:
-    """Whether a word of the command line names a file, and not a graph; raises UsageError for what can be neither.
+    """Return whether an argument names a file, and not a graph; raises UsageError if it can be neither.
 
-    A pipe would be waited for. What has but hex digits for a name, and is no file, hides no graph that begins so.
+    A pipe, a folder or a device is refused. A name of hexadecimal digits that is no file is taken for a graph.
     """
     try:
         mode = os.stat(target).st_mode  # noqa: PTH116 - to Path, "" is the current folder
@@ -100,7 +100,7 @@ def _reasons(name: str, value: Any) -> dict[str, int]:
 
 
 def _printable(text: str) -> str:
-    """Return a reason as a terminal may show it: it can name any file, and any error."""
+    """Return a reason without characters that a terminal might interpret; it can hold file names and error texts."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 

@@ -1,4 +1,4 @@
-"""Who writes for a command: the daemon, or, while nobody is the daemon, this process, under the daemon's lock."""
+"""Write access for a command: through the daemon, or, if there is none, in this process under the daemon's lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Ping
 
 PATIENCE_S = 10.0
-"""How long to wait for who holds the lock: a daemon that is about to answer, or another command that is about to end."""
+"""Seconds to wait for the lock: its holder may be a daemon that is about to answer, or a command that is about to end."""
 _POLL_S = 0.05
 
 
@@ -39,12 +39,12 @@ class Writer(Protocol):
         """Derive decisions anew."""
 
     def add_imported(self, request: ImportRequest) -> ImportAnswer:
-        """Store what was exported elsewhere."""
+        """Store imported entries."""
 
 
 @contextlib.contextmanager
 def writing(locations: Locations) -> Iterator[Writer]:
-    """Give whoever can write, for as long as it takes; raises CommandError."""
+    """Yield a writer; raises CommandError."""
     with contextlib.ExitStack() as stack:
         found = _daemon_or_claim(locations)
         try:
@@ -91,7 +91,7 @@ class _Here:
 
 
 def _daemon_or_claim(locations: Locations) -> _Daemon | Claim:
-    """Return the daemon as soon as it answers, or the claim if nobody has it; raises CommandError if neither comes to be."""
+    """Return the daemon once it answers, or the lock if nobody holds it; raises CommandError if neither happens in `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         if (running := control.ping(locations.socket)) is not None:
