@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.cli import summaries
 from pygraphd.cli.catalogue import NOT_FOUND, CachedEntry, Catalogue, only_graph
-from pygraphd.cli.spooled import SpoolCatalogue
+from pygraphd.cli.spool_catalogue import SpoolCatalogue
 from pygraphd.daemon import spool
 from pygraphd.errors import UsageError
 from pygraphd.schema.keys import DIGITS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd import folders
 from pygraphd.daemon import control
-from pygraphd.daemon.lock import hung_text, is_claimed
+from pygraphd.daemon.lock import hung_text, is_held
 from pygraphd.errors import CommandError, NotRunningError
 from pygraphd.schema.locations import environ_elsewhere
 
@@ -44,7 +44,7 @@ def stop(locations: Locations) -> int:
     if running is None:
         raise (
             CommandError(hung_text(locations))
-            if is_claimed(locations)
+            if is_held(locations)
             else NotRunningError("pygraphd is not running")
         )
     pid = _verified_pid(locations, running)

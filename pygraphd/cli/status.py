@@ -115,7 +115,7 @@ def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
 
 def _without_daemon(status: Status, locations: Locations) -> Status:
     problems = list(status.problems)
-    if lock.is_claimed(locations):
+    if lock.is_held(locations):
         problems.insert(0, lock.hung_text(locations))
     entries, problem = _count_entries(locations.database)
     return dataclasses.replace(status, entries=entries, problems=[*problems, *([problem] if problem else [])])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pygraphd import folders
 from pygraphd.daemon import control
-from pygraphd.daemon.lock import claim, hung_text
+from pygraphd.daemon.lock import acquire, hung_text
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.errors import CommandError
 from pygraphd.schema.messages import API_VERSION
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
-    from pygraphd.daemon.lock import Claim
+    from pygraphd.daemon.lock import DaemonLock
     from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
     from pygraphd.daemon.rederiving import RederiveAnswer, RederiveRequest
     from pygraphd.schema.locations import Locations
@@ -46,7 +46,7 @@ class Writer(Protocol):
 def writing(locations: Locations) -> Iterator[Writer]:
     """Yield a writer; raises CommandError."""
     with contextlib.ExitStack() as stack:
-        found = _daemon_or_claim(locations)
+        found = _daemon_or_lock(locations)
         try:
             if isinstance(found, _Daemon):
                 yield found
@@ -90,23 +90,23 @@ class _Here:
         return self._store.add_imported(request, os.geteuid())
 
 
-def _daemon_or_claim(locations: Locations) -> _Daemon | Claim:
+def _daemon_or_lock(locations: Locations) -> _Daemon | DaemonLock:
     """Return the daemon once it answers, or the lock if nobody holds it; raises CommandError if neither happens in `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         if (running := control.ping(locations.socket)) is not None:
             return _Daemon(locations, running)
-        if (held := _claim(locations)) is not None:
+        if (held := _acquire(locations)) is not None:
             return held
         if time.monotonic() >= deadline:
             raise CommandError(hung_text(locations))
         time.sleep(_POLL_S)
 
 
-def _claim(locations: Locations) -> Claim | None:
+def _acquire(locations: Locations) -> DaemonLock | None:
     os.umask(0o077)
     folders.prepare_runtime(locations)
     try:
-        return claim(locations)
+        return acquire(locations)
     except OSError as error:
         raise CommandError(f"{locations.lock}: cannot be locked: {error.strerror}") from error

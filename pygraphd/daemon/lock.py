@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.locations import Locations
 
 
-class Claim:
+class DaemonLock:
     """The held lock. Closing it, or the end of the process, lets the next daemon in."""
 
     def __init__(self, lock: FileLock, locations: Locations) -> None:
@@ -31,7 +31,7 @@ class Claim:
             _holder_file(self._locations).unlink()
         self._lock.release()
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> DaemonLock:
         return self
 
     def __exit__(
@@ -40,7 +40,7 @@ class Claim:
         self.close()
 
 
-def claim(locations: Locations, timeout_s: float = 0) -> Claim | None:
+def acquire(locations: Locations, timeout_s: float = 0) -> DaemonLock | None:
     """Return the held lock, or None if another process still holds it after `timeout_s`; raises OSError."""
     lock = FileLock(locations.lock, mode=0o600)
     try:
@@ -48,10 +48,10 @@ def claim(locations: Locations, timeout_s: float = 0) -> Claim | None:
     except Timeout:
         return None
     _name_holder(locations)
-    return Claim(lock, locations)
+    return DaemonLock(lock, locations)
 
 
-def is_claimed(locations: Locations) -> bool:
+def is_held(locations: Locations) -> bool:
     """Return whether some process holds the lock; a lock that cannot be opened is held by nobody."""
     if not locations.lock.exists():
         return False

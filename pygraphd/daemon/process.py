@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd import folders
 from pygraphd.daemon import control
-from pygraphd.daemon.lock import Claim, claim, hung_text
+from pygraphd.daemon.lock import DaemonLock, acquire, hung_text
 from pygraphd.errors import CommandError, Exit
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def run(locations: Locations, config: Config) -> Exit:
     cache_problem = folders.prepare_cache(locations)
     os.chdir("/")
     _start_log(locations, config.log.value)
-    held = _claim_or_find_daemon(locations)
+    held = _lock_or_find_daemon(locations)
     if held is None:
         return Exit.OK
     with held:
@@ -49,12 +49,12 @@ def run(locations: Locations, config: Config) -> Exit:
     return Exit.OK
 
 
-def _claim_or_find_daemon(locations: Locations) -> Claim | None:
-    """Return the claim, or None once another daemon answers; raises CommandError if its holder does neither for long."""
+def _lock_or_find_daemon(locations: Locations) -> DaemonLock | None:
+    """Return the lock, or None once another daemon answers; raises CommandError if its holder does neither for long."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
-            held = claim(locations)
+            held = acquire(locations)
         except OSError as error:
             raise CommandError(f"{locations.lock}: cannot be locked: {error.strerror}") from error
         if held is not None:

@@ -19,7 +19,7 @@ from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import daemon_start, spool
 from pygraphd.client.decisions.service import Cache
 from pygraphd.client.replay.native import build
-from pygraphd.daemon.lock import claim
+from pygraphd.daemon.lock import acquire
 from pygraphd.schema import messages, offline
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
@@ -319,9 +319,9 @@ def test_what_an_older_client_has_spooled_is_passed_over(places: Locations) -> N
 @pytest.fixture
 def held(places: Locations) -> Iterator[None]:
     """The lock is held as a daemon holds it before it answers."""
-    claimed = claim(places)
-    assert claimed is not None
-    with claimed:
+    lock = acquire(places)
+    assert lock is not None
+    with lock:
         yield
 
 
@@ -350,9 +350,9 @@ def test_one_that_takes_too_long_is(places: Locations, monkeypatch: pytest.Monke
 
 
 def test_one_that_has_ended_is(places: Locations) -> None:
-    claimed = claim(places)
-    assert claimed is not None
-    claimed.close()  # its lock file stays
+    lock = acquire(places)
+    assert lock is not None
+    lock.close()  # its lock file stays
     cache = Cache(places, "host", report := Report())
 
     cache.lookup(ENVIRONMENT, [GRAPH])
@@ -366,9 +366,9 @@ def test_looking_takes_the_lock_from_nobody(places: Locations) -> None:
 
     cache.lookup(ENVIRONMENT, [GRAPH])
 
-    claimed = claim(places)
-    assert claimed is not None
-    claimed.close()
+    lock = acquire(places)
+    assert lock is not None
+    lock.close()
 
 
 WITHOUT_RIGHTS = """

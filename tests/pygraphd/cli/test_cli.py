@@ -263,7 +263,7 @@ def test_a_lock_that_cannot_be_made_is_told(
     def full(_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing, "claim", full)
+    monkeypatch.setattr(writing, "acquire", full)
     assert _pygraphd("cache", "rederive") == 1
     assert capsys.readouterr().err == (
         f"pygraphd: {filled.lock}: cannot be locked: No space left on device\n"

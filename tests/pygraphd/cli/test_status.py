@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pygraphd.cli.status import collect
-from pygraphd.daemon.lock import claim
+from pygraphd.daemon.lock import acquire
 from pygraphd.daemon.store import Store
 from pygraphd.schema.locations import Locations, locate
 
@@ -37,7 +37,7 @@ def test_without_a_daemon_the_files_speak(tmp_path: Path, make_request: Callable
 
 
 def test_a_holder_that_does_not_answer_is_a_problem(tmp_path: Path) -> None:
-    held = claim(_locations(tmp_path))
+    held = acquire(_locations(tmp_path))
     assert held is not None
     with held:
         assert "holds the lock but does not answer" in collect(_locations(tmp_path)).problems[0]

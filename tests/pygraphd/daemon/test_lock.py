@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.daemon.lock import claim, holder, hung_text, is_claimed
+from pygraphd.daemon.lock import acquire, holder, hung_text, is_held
 from pygraphd.schema.locations import Locations, locate
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ def locations(tmp_path: Path) -> Locations:
     return locate({"PYGRAPHD_HOME": str(tmp_path)})
 
 
-def _claim_elsewhere(home: Path) -> str:
+def _acquired_elsewhere(home: Path) -> str:
     """Try to take the lock in another process; returns what that process saw."""
-    code = "from pygraphd.daemon.lock import claim; from pygraphd.schema.locations import locate; print(claim(locate()))"
+    code = "from pygraphd.daemon.lock import acquire; from pygraphd.schema.locations import locate; print(acquire(locate()))"
     answer = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYGRAPHD_HOME": str(home)},
@@ -33,16 +33,16 @@ def _claim_elsewhere(home: Path) -> str:
 
 
 def test_only_one_process_has_it(locations: Locations, tmp_path: Path) -> None:
-    held = claim(locations)
+    held = acquire(locations)
     assert held is not None
-    assert _claim_elsewhere(tmp_path) == "None"
+    assert _acquired_elsewhere(tmp_path) == "None"
     held.close()
-    assert _claim_elsewhere(tmp_path) != "None"
+    assert _acquired_elsewhere(tmp_path) != "None"
 
 
 def test_the_lock_file_outlives_its_holder(locations: Locations) -> None:
     # Deleting it would let two processes lock two files of one name.
-    held = claim(locations)
+    held = acquire(locations)
     assert held is not None
     inode = locations.lock.stat().st_ino
     held.close()
@@ -51,7 +51,7 @@ def test_the_lock_file_outlives_its_holder(locations: Locations) -> None:
 
 def test_the_holder_is_named_while_it_lives(locations: Locations) -> None:
     assert holder(locations) is None
-    held = claim(locations)
+    held = acquire(locations)
     assert held is not None
     assert holder(locations) == os.getpid()
     assert hung_text(locations).endswith(f"kill -9 {os.getpid()}")
@@ -61,10 +61,10 @@ def test_the_holder_is_named_while_it_lives(locations: Locations) -> None:
 
 
 def test_asking_takes_nothing(locations: Locations) -> None:
-    assert not is_claimed(locations)
+    assert not is_held(locations)
     assert not locations.lock.exists()
-    held = claim(locations)
+    held = acquire(locations)
     assert held is not None
-    assert is_claimed(locations)
+    assert is_held(locations)
     held.close()
-    assert not is_claimed(locations)
+    assert not is_held(locations)
