@@ -68,17 +68,14 @@ class AliasSets:
         together = {*itertools.chain.from_iterable(pieces)}
         self._alone = [number for number in self._members if number not in together]
         self._packed = [pack([self._spans[number] for number in piece]) for piece in pieces]
+        self.saves_together = bool(pieces)
+        """Whether several outputs share a storage in a replay."""
         self._at = {number: (order, 0) for order, number in enumerate(self._alone)}
         """For each alias set with outputs: the index of the replay's allocation that it lies in, and its offset in bytes."""
         for order, (piece, (offsets, _)) in enumerate(
             zip(pieces, self._packed, strict=True), len(self._alone)
         ):
             self._at.update((number, (order, offset)) for number, offset in zip(piece, offsets, strict=True))
-
-    @property
-    def saves_together(self) -> bool:
-        """Whether several outputs share a storage in a replay."""
-        return bool(self._packed)
 
     def _pieces(self, numbers: Sequence[int]) -> list[list[int]]:
         """Distribute alias sets over allocations; return those allocations that hold more than one."""
@@ -93,17 +90,14 @@ class AliasSets:
     @property
     def overlapping(self) -> frozenset[Span]:
         """The storages of outputs that overlap with another storage or a temporary. Padding of the allocator's block is no overlap."""
-        return frozenset(
-            storage
-            for number, members in self._members.items()
-            for storage in (storage_of(self._outputs[index]) for index in members)
-            if not self._is_apart(number, storage)
-        )
-
-    def _is_apart(self, number: int, storage: Span) -> bool:
-        span = self._spans[number]
-        fills = span.start == storage.start and blocks(span.size) == blocks(storage.size)
-        return fills and len(self._members[number]) == len(self.storages[storage])
+        found = set()
+        for number, members in self._members.items():
+            span = self._spans[number]
+            for storage in (storage_of(self._outputs[index]) for index in members):
+                fills = span.start == storage.start and blocks(span.size) == blocks(storage.size)
+                if not fills or len(members) != len(self.storages[storage]):
+                    found.add(storage)
+        return frozenset(found)
 
     # --- for the builder ---
 
@@ -206,14 +200,12 @@ def input_groups(inputs: Sequence[Any], staged: Collection[int]) -> list[tuple[I
         assert position is not None
         members[position].append(index)
     widened = _widen(spans, [inputs[each[0]] for each in members])
-    return [
-        (_group(indices, moving, span.start), span) for indices, span in zip(members, widened, strict=True)
-    ]
-
-
-def _group(indices: list[int], extents: Mapping[int, Span], base: int) -> InputGroup:
-    members = tuple((index, extents[index].start - base) for index in indices)
-    return InputGroup(members, max(alignment(extents[index].start) for index in indices), base)
+    groups = []
+    for indices, span in zip(members, widened, strict=True):
+        starts = [moving[index].start for index in indices]
+        offsets = tuple((index, start - span.start) for index, start in zip(indices, starts, strict=True))
+        groups.append((InputGroup(offsets, max(map(alignment, starts)), span.start), span))
+    return groups
 
 
 def _widen(spans: list[Span], first_members: list[torch.Tensor]) -> list[Span]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -100,7 +100,10 @@ def _build(
     saved: frozenset[int],
 ) -> Built:
     capture, inputs = first.capture, first.inputs
-    device = _device(inputs, capture.outputs)
+    devices = {value.device for value in (*inputs, *capture.outputs) if isinstance(value, torch.Tensor)}
+    if len(devices) != 1:
+        raise NotRelocatableError(f"it works on {len(devices)} devices")
+    (device,) = devices
     parameters = Parameters(driver, capture.graph)
     groups = input_groups(inputs, staged)
     sets = AliasSets(capture, saved)
@@ -134,14 +137,9 @@ def _build(
     except BaseException:
         executables.close()
         raise
-    return Built(replay, _unreferenced(table, groups), device, len(parameters))
-
-
-def _device(inputs: Sequence[Any], outputs: Sequence[Any]) -> torch.device:
-    devices = {value.device for value in (*inputs, *outputs) if isinstance(value, torch.Tensor)}
-    if len(devices) != 1:
-        raise NotRelocatableError(f"it works on {len(devices)} devices")
-    return devices.pop()
+    unreferenced = [group for slot, (group, _) in enumerate(groups) if slot in table.unseen()]
+    indices = frozenset(index for group in unreferenced for index, _ in group.members)
+    return Built(replay, indices, device, len(parameters))
 
 
 def _refuse_own_memory(driver: Driver, first: CapturedCall, staged: Mapping[int, torch.Tensor]) -> None:
@@ -188,13 +186,6 @@ def _learn_random_state(
             # Its replays, from that of the verification on, do not wait for those that draw.
             capture.ticket.close()
             capture.ticket = None
-
-
-def _unreferenced(table: Table, groups: InputGroups) -> frozenset[int]:
-    slots = table.unseen()
-    return frozenset(
-        index for slot, (group, _) in enumerate(groups) if slot in slots for index, _ in group.members
-    )
 
 
 def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:

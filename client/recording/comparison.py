@@ -115,7 +115,7 @@ def compare(
         return Disagreement(f"{len(replayed.outputs)} outputs and not {len(launched.outputs)}")
     pairs: Pairs = {}
     for index, (mine, right) in enumerate(zip(replayed.all, launched.all, strict=True)):
-        if isinstance(right, torch.Tensor) and mine is not right and form_of(mine) == form(right):
+        if isinstance(right, torch.Tensor) and mine is not right and form(mine) == form(right):
             pairs[index] = mine, right
         elif mine is not right and not _is_same_value(mine, right):
             return Disagreement(f"{launched.name(index)} differs", in_values=True)
@@ -194,16 +194,12 @@ def too_far(
 def tolerance_of(values: Iterable[Any]) -> float:
     """Return the tolerance of a graph with these inputs and outputs."""
     dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)}
-    coarsest = max((_tolerance(dtype) for dtype in dtypes), default=0.0)
+    tolerances = [TOLERANCE.get(dtype, 0.0) for dtype in dtypes]
+    if any(dtype.is_floating_point and dtype.itemsize == 1 for dtype in dtypes):
+        tolerances.append(FLOAT8_TOLERANCE)
     if dtypes & {torch.float32, torch.complex64} and _products_are_rounded():
-        return max(coarsest, TF32_TOLERANCE)
-    return coarsest
-
-
-def _tolerance(dtype: torch.dtype) -> float:
-    if dtype.is_floating_point and dtype.itemsize == 1:
-        return FLOAT8_TOLERANCE
-    return TOLERANCE.get(dtype, 0.0)
+        tolerances.append(TF32_TOLERANCE)
+    return max(tolerances, default=0.0)
 
 
 def _products_are_rounded() -> bool:
@@ -230,15 +226,12 @@ def _is_same_value(mine: Any, right: Any) -> bool:
     return not isinstance(right, torch.Tensor) and type(mine) is type(right) and bool(mine == right)
 
 
-def form_of(value: Any) -> tuple[Any, ...] | None:
-    """Return the form of a tensor, None for any other value; see `form`."""
-    return form(value) if isinstance(value, torch.Tensor) else None
-
-
-def form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return all that two tensors must have in common so that their values can be compared."""
-    flags = tensor.is_conj(), tensor.is_neg()
-    return tensor.dtype, tensor.device, tuple(tensor.size()), tuple(tensor.stride()), flags
+def form(value: Any) -> tuple[Any, ...] | None:
+    """Return all that two tensors must have in common so that their values can be compared; None for what is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    flags = value.is_conj(), value.is_neg()
+    return value.dtype, value.device, tuple(value.size()), tuple(value.stride()), flags
 
 
 # --- tensors that differ in any bit ------------------------------------------------------------------------------

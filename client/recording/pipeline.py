@@ -188,9 +188,9 @@ class Pipeline:
             with self._report.recording(), _no_garbage_collection():
                 return self._record(inputs, staged, constraints, is_doubted=is_doubted)
         except (TransientError, torch.OutOfMemoryError) as error:
-            by_recorder = not isinstance(error, _NoMemoryError | torch.OutOfMemoryError)
-            code = ReasonCode.CANNOT_CAPTURE_NOW if by_recorder else ReasonCode.NO_MEMORY_TO_RECORD
-            return Refusal(_first_line(error), Persistence.TRANSIENT, code, by_recorder)
+            is_short = isinstance(error, _NoMemoryError | torch.OutOfMemoryError)
+            code = ReasonCode.NO_MEMORY_TO_RECORD if is_short else ReasonCode.CANNOT_CAPTURE_NOW
+            return Refusal(_first_line(error), Persistence.TRANSIENT, code)
         except NotRelocatableError as error:
             return Refusal(_first_line(error), Persistence.PERMANENT)
         except (FallbackError, DriverError) as error:
@@ -284,7 +284,8 @@ class Pipeline:
     def _recapture(self, call: Call, first: Capture, others: int) -> CapturedCall:
         """Capture a call again in other memory, while `others` captures of it have their memory still."""
         # Memory that is free in the pools of these counts as free, and cannot be used by another capture.
-        self._make_sure_of(call.bytes_to_stand_in + (1 + others) * first.bytes)
+        needed = stand_ins.bytes_to_stand_in(call.inputs, call.constraints, call.groups)
+        self._make_sure_of(needed + (1 + others) * first.bytes)
         try:
             tensors = call.stand_ins(side_by_side=True)
             capture = self._capture_on(tensors, first.reserves, first.backing, is_shifted=True)
@@ -327,21 +328,19 @@ class Pipeline:
         memory = sum(memory.bytes for memory in built.replay.memories)
         # With as much again for the call itself, which must get its memory.
         self._make_sure_of((4 if is_doubted else 1) * copies + (3 if is_doubted else 2) * memory)
+        generator, given = self._recorder.generator, generators_in(call.inputs).values()
+        if generator is not None and given:
+            generator = Generators((cast("Any", generator), *given))
         return Verification(
             built.replay,
             call.inputs,
-            self._generator_of(call),
+            generator,
             [*tensors.memory, *capture.memory(built.device)],
             self._facts.undefined,
             tensors.tensors,
             call.groups,
             keeps_inputs=is_doubted and self._facts.is_repeatable,
         )
-
-    def _generator_of(self, call: Call) -> Generator | None:
-        """Return the generators that a call draws from: the device's and those among its inputs."""
-        own, given = self._recorder.generator, generators_in(call.inputs).values()
-        return Generators((cast("Any", own), *given)) if own is not None and given else own
 
     def _make_sure_of(self, size: int) -> None:
         if size > self._recorder.free_bytes():

@@ -6,6 +6,7 @@ recording cannot serve, runs as KERNELS, and is counted as a fallback with the r
 
 from __future__ import annotations
 
+import abc
 import operator
 import threading
 from dataclasses import dataclass, field
@@ -73,7 +74,33 @@ class SizeSlot:
     mismatches: LayoutMismatches = field(default_factory=LayoutMismatches)
 
 
-class Recordings:
+class _Refusing(abc.ABC):
+    """Says why, and for how long, nothing can be recorded."""
+
+    @abc.abstractmethod
+    def refusal_of(self, size: Size | None = None) -> Refusal | None:
+        """Return why a size (None: any size) could not or will not be recorded; None if it is recorded, or may be."""
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason as text; None if there is a recording, or none was tried."""
+        refusal = self.refusal_of()
+        return refusal.reason if refusal is not None else None
+
+    @property
+    def why_refused(self) -> Reason | None:
+        """The reason as it is stored: a code, with the text as its detail."""
+        refusal = self.refusal_of()
+        return refusal.why if refusal is not None else None
+
+    @property
+    def refused_for_good(self) -> bool:
+        """Whether the reason holds in the next process too."""
+        refusal = self.refusal_of()
+        return refusal is not None and refusal.persistence is Persistence.PERMANENT
+
+
+class Recordings(_Refusing):
     """Runs a compiled callable as GRAPH where it can; call it with Inductor's list of inputs."""
 
     _needs_draws = False
@@ -229,7 +256,7 @@ class Recordings:
     def _may_be_over(self, slot: SizeSlot, refusal: Refusal) -> bool:
         if refusal.persistence is not Persistence.TRANSIENT or self._recorder.in_capture():
             return False
-        if refusal.by_recorder:
+        if refusal.code is ReasonCode.CANNOT_CAPTURE_NOW:
             return self._recorder.why_not() is None
         return slot.retries.count()
 
@@ -361,26 +388,7 @@ class Recordings:
         """Return a view of these recordings for one size."""
         return RecordingsAtSize(self, size)
 
-    @property
-    def refusal(self) -> str | None:
-        """Why no size could be recorded so far; None if one could, or none was tried."""
-        refusal = self.refusal_of()
-        return refusal.reason if refusal is not None else None
-
-    @property
-    def why_refused(self) -> Reason | None:
-        """The same as it is stored: a code, with the text as its detail."""
-        refusal = self.refusal_of()
-        return refusal.why if refusal is not None else None
-
-    @property
-    def refused_for_good(self) -> bool:
-        """Whether no size could be recorded, and the reason holds in the next process too."""
-        refusal = self.refusal_of()
-        return refusal is not None and refusal.persistence is Persistence.PERMANENT
-
-    def refusal_of(self, size: Size | None = None) -> Refusal | None:
-        """Return why a size (None: any size) could not or will not be recorded; None if it is recorded, or may be."""
+    def refusal_of(self, size: Size | None = None) -> Refusal | None:  # noqa: D102 - see the base class
         slots = [slot for slot in list(self._slots.values()) if size is None or slot.size == size]
         if any(slot.replay is not None for slot in slots):
             return None
@@ -406,7 +414,7 @@ class Recordings:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordingsAtSize:
+class RecordingsAtSize(_Refusing):
     """A view of `Recordings` for a caller with one size only."""
 
     all: Recordings
@@ -421,23 +429,8 @@ class RecordingsAtSize:
         """Run on Inductor's list of inputs."""
         return self.all(inputs)
 
-    @property
-    def refusal(self) -> str | None:
-        """Why this size could not be recorded."""
-        refusal = self.all.refusal_of(self.size)
-        return refusal.reason if refusal is not None else None
-
-    @property
-    def why_refused(self) -> Reason | None:
-        """The same as it is stored: a code, with the text as its detail."""
-        refusal = self.all.refusal_of(self.size)
-        return refusal.why if refusal is not None else None
-
-    @property
-    def refused_for_good(self) -> bool:
-        """Whether this size could not be recorded, and the reason holds in the next process too."""
-        refusal = self.all.refusal_of(self.size)
-        return refusal is not None and refusal.persistence is Persistence.PERMANENT
+    def refusal_of(self, size: Size | None = None) -> Refusal | None:  # noqa: D102 - see the base class
+        return self.all.refusal_of(size or self.size)
 
     @property
     def prepared(self) -> int:

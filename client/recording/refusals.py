@@ -29,8 +29,6 @@ class Refusal:
     reason: str
     persistence: Persistence
     code: ReasonCode = ReasonCode.CANNOT_BE_RECORDED
-    by_recorder: bool = False
-    """Whether the recorder cannot capture anything now. It is asked whether that is over."""
 
     @property
     def why(self) -> Reason:

@@ -22,7 +22,6 @@ from pygraphd.client.recording.comparison import (
     Values,
     distance,
     form,
-    form_of,
     kind,
     tolerance_of,
     too_far,
@@ -161,7 +160,7 @@ class ResultCheck:
         if not isinstance(right, torch.Tensor) or not right.numel() or index in self._undefined:
             return False
         is_here = right.device == self._recorder.device
-        return is_here and mine is not right and form_of(mine) == form(right)
+        return is_here and mine is not right and form(mine) == form(right)
 
     def _has_memory_for(self, replay: Replay, inputs: Sequence[Any]) -> bool:
         needed = 2 * bytes_to_copy(inputs) + 3 * sum(each.bytes for each in replay.memories)

@@ -49,11 +49,6 @@ class Call:
         bound = [self.staged.get(index, value) for index, value in enumerate(tensors)]
         return StandIns(tensors, memory, bound)
 
-    @property
-    def bytes_to_stand_in(self) -> int:
-        """The memory that stand-ins take."""
-        return bytes_to_stand_in(self.inputs, self.constraints, self.groups)
-
 
 # --- copies ------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.torch_private import Runnable
-from pygraphd.client.recording.comparison import Disagreement, Values, compare, form_of, read, tolerance_of
+from pygraphd.client.recording.comparison import Disagreement, Values, compare, form, read, tolerance_of
 from pygraphd.client.recording.stand_ins import copies_of, groups_of
 from pygraphd.client.replay.arena import lay_apart
 from pygraphd.client.replay.relocation_table import Span
@@ -153,7 +153,7 @@ class Verification:
         if len(self._outputs) != len(outputs):
             return list(self._outputs)
         return [
-            right if index in self._undefined and form_of(mine) == form_of(right) else mine
+            right if index in self._undefined and form(mine) == form(right) else mine
             for index, (mine, right) in enumerate(zip(self._outputs, outputs, strict=True))
         ]
 
