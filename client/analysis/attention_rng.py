@@ -1,8 +1,7 @@
-"""What attention hands from a forward to its backward about random numbers, told from a graph's text. Knows nothing of torch.
+"""Finds, in a printed FX graph, the RNG state that attention passes from a forward to its backward. Imports no torch.
 
-It is where the numbers that it drops by began. If it drops nothing, that is memory as it was found: each run has other values
-there, and comparing them would refuse what is right. Memory-efficient attention has it on the CPU if it is launched, and on the
-GPU if it is captured.
+The state is the seed and offset of the random numbers of dropout. Without dropout no kernel writes it, so each run has other values
+there, and verification must not compare them. Memory-efficient attention has it on the CPU in KERNELS, and on the GPU in a GRAPH.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """An operator: the position of its `dropout_p`, and which of its results are written if that is not 0, or never."""
+    """An operator of attention: the position of its `dropout_p`, and its results that are written only if that is not 0, or never."""
 
     dropout: int
     if_it_drops: frozenset[int]
@@ -41,7 +40,7 @@ _NAMED_DROPOUT = re.compile(r"dropout_p = (.*)")
 
 
 def undefined_outputs(text: str) -> frozenset[int]:
-    """Return the indices of outputs that hold nothing, in a graph as FX prints it; whatever is not understood is left out."""
+    """Return the indices of outputs that no kernel writes, in a printed graph. Operators that are not understood are left out."""
     calls = {
         name: _unwritten(_OPERATORS[operator], arguments) for name, operator, arguments in _CALL.findall(text)
     }
@@ -72,30 +71,31 @@ def _dropout(arguments: list[str], position: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RngState:
-    """The scalars of a graph that are on the CPU if it is launched and on the GPU if it is captured, by index.
+    """The scalars of a graph that are on the CPU in KERNELS and on the GPU in a GRAPH, by index.
 
-    Nobody reads or writes those of attention that drops nothing, which are `idle`.
+    The scalars of attention without dropout are `idle`: nothing reads or writes them.
     """
 
     seeds: tuple[int, ...] = ()
-    """Outputs."""
+    """Outputs that hold a seed."""
     offsets: tuple[int, ...] = ()
-    """Outputs, beside the seeds and in their order."""
+    """Outputs that hold an offset, in the order of their seeds."""
     idle_outputs: tuple[int, ...] = ()
     inputs: tuple[int, ...] = ()
+    """Inputs that hold a seed or an offset."""
     idle_inputs: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether the graph has any such scalars."""
         return any((self.drawn, self.idle_outputs, self.inputs, self.idle_inputs))
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """The outputs that hold something."""
+        """The outputs that kernels write."""
         return self.seeds + self.offsets
 
     def of_partition(self, inputs: Sequence[int | None], outputs: Sequence[Sequence[int]]) -> RngState:
-        """Return those of a part of the graph; the maps say which of the graph's inputs and outputs its own are."""
+        """Return the scalars of a partition, whose inputs and outputs are mapped as in `PartitionMap`."""
         taken = [(each,) for each in inputs]
         return RngState(
             _where(outputs, self.seeds),
@@ -107,28 +107,29 @@ class RngState:
 
 
 def _where(mine: Sequence[Sequence[int | None]], of_graph: Iterable[int]) -> tuple[int, ...]:
-    """Return which of a part's own indices stand for some of the graph's; those that it lacks are another part's."""
+    """Return the indices, within a partition, of those of the graph's indices that the partition has."""
     return tuple(index for each in of_graph for index, own in enumerate(mine) if each in own)
 
 
 _MOVING = "_efficient_attention"
 _STATE = {2: "seeds", 3: "offsets"}
-"""Which results of the operator they are."""
+"""The results of the operator that hold a seed or an offset."""
 _BACKWARD = re.compile(rf"torch\.ops\.aten\.{_EFFICIENT}_backward\.default\(([^()]*)\)")
 _BACKWARD_STATE = (7, 8)
+"""Positions of seed and offset among the arguments of the backward operator."""
 _BACKWARD_DROPOUT = 9
-"""Positions among its arguments."""
+"""Position of `dropout_p` among these."""
 _ANY_CALL = re.compile(rf"torch\.ops\.\w+\.\w*{_MOVING}\w*\.")
 _NOT_CODE = re.compile(r"^ *#.*$|;  (?:\w+ = )+None$", re.MULTILINE)
 
 
 def has_rng_state(text: str) -> bool:
-    """Whether a graph has such scalars at all."""
+    """Return whether a graph may have scalars of `RngState`."""
     return _MOVING in text
 
 
 def rng_state_of(text: str) -> RngState | None:
-    """Return them, of a graph as FX prints it; None if it does anything with them but hand them from a forward to a backward."""
+    """Return the RNG state of a printed graph; None if it is used otherwise than passed from a forward to a backward."""
     if not has_rng_state(text):
         return RngState()
     try:
@@ -138,7 +139,7 @@ def rng_state_of(text: str) -> RngState | None:
 
 
 class _NotUnderstoodError(Exception):
-    """A graph does something else with such a scalar, or is not understood."""
+    """A graph uses RNG state otherwise, or its text is not understood."""
 
 
 class _Reading:
@@ -153,7 +154,7 @@ class _Reading:
         self._results = {(call, int(item)): name for name, call, item in _RESULT.findall(code)}
 
     def state(self) -> RngState:
-        """Return what all operators of the graph have."""
+        """Return the state of all operators of the graph."""
         forwards = [call for call in _CALL.findall(self._code) if call[1] == _EFFICIENT]
         backwards = [arguments.split(", ") for arguments in _BACKWARD.findall(self._code)]
         if len(forwards) + len(backwards) != len(_ANY_CALL.findall(self._code)):
@@ -170,7 +171,7 @@ class _Reading:
         return RngState(**{kind: tuple(indices) for kind, indices in found.items()})
 
     def _handed_over(self, name: str | None) -> list[int]:
-        """Return where a result is returned; nowhere, if nobody takes it."""
+        """Return the index of the output that a result is, in a list; empty if nothing uses the result."""
         if name is None or self._uses[name] == 1:
             return []
         if self._uses[name] == 2 and name in self._returns:
@@ -178,7 +179,7 @@ class _Reading:
         raise _NotUnderstoodError
 
     def _taken(self, name: str) -> int:
-        """Return which input it is that an operator takes, and nothing else does."""
+        """Return the index of an input that one operator takes and nothing else."""
         if self._uses[name] == 2 and name in self._takes:
             return self._takes.index(name)
         raise _NotUnderstoodError

@@ -1,4 +1,4 @@
-"""What is known of a graph before it runs: of its outputs and inputs, each by index. Knows nothing of torch."""
+"""Collects the facts of a graph that a recording needs before the graph runs. Inputs and outputs are given by index. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """What a recording of a graph, or of a part of it, is told of it."""
+    """Facts of a graph, or of one of its partitions, for its recordings."""
 
     undefined: frozenset[int] = frozenset()
-    """No kernel writes these outputs; see `client/analysis/attention_rng.py`."""
+    """Outputs that no kernel writes, so that their values mean nothing; see `attention_rng.py`."""
     state: RngState = RngState()  # noqa: RUF009 - it is frozen
-    """Scalars that are on the CPU if the graph is launched, and on the GPU if it is captured."""
+    """Scalars that are on the CPU in KERNELS, and on the GPU in a GRAPH."""
     is_repeatable: bool = True
-    """Nothing in it but kernels of PyTorch's, Inductor's or Triton: it may be launched once more than the program asks for."""
+    """Whether it runs nothing but kernels of PyTorch, Inductor or Triton, so that a further launch is harmless."""
     is_vouched: bool = True
-    """So it is, or the user vouches for what else is in it."""
+    """Whether it is repeatable, or the user vouches for its other operators."""
     saved: frozenset[int] = frozenset()
-    """These outputs are saved for a backward, and seen by nobody else."""
+    """Outputs that are saved for a backward, and that nothing else sees."""
     name: str = ""
     """The name of the graph in logs."""
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
-        """Return what is known of a partition; there are no `maps` where it has what the graph has."""
+        """Return the facts of a partition; without `maps`, the only partition has the inputs and outputs of the graph."""
         if not maps:
             return self
         mine = maps[partition]
@@ -45,7 +45,7 @@ class GraphFacts:
 
 
 def facts_of(compiled: CompiledFacts) -> GraphFacts | None:
-    """Return what a recording of a compiled graph is told; None: where it keeps random numbers is unknown, so it must be launched."""
+    """Return the facts of a compiled graph; None: its use of RNG state is not understood, so it can only run as KERNELS."""
     state = RngState() if compiled.is_inference else rng_state_of(compiled.text)
     if state is None:
         return None

@@ -1,7 +1,7 @@
-"""The CUDA driver calls that relocation needs, through ctypes, each checked; no torch in here.
+"""The CUDA driver calls that relocation needs, through ctypes, without torch.
 
-The structures are those of cuda.h (CUDA 12.4 and newer). A call that fails raises `DriverError`; nothing is retried. ctypes and
-not cuda-python: the hot path hands the driver addresses that were worked out once, and no user has to install anything.
+The structures are those of cuda.h (CUDA 12.4 and newer). A call that fails raises `DriverError`; nothing is retried. ctypes is used and
+not cuda-python, since the hot path passes addresses that were computed once, and no user has to install anything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PACKED_SIZE = 2
 
 
 class DriverError(RuntimeError):
-    """A driver call has failed; `call` names it and `code` is its CUresult; 0: it could not even be made, and `call` says why."""
+    """A driver call has failed: `call` is its name and `code` its CUresult. If `code` is 0, no call was made, and `call` says why."""
 
     def __init__(self, call: str, code: int) -> None:
         super().__init__(f"{call} failed with CUresult {code}" if code else call)
@@ -159,7 +159,7 @@ class Driver:
         self._calls = {name: _bind(library, name, signature) for name, signature in _SIGNATURES.items()}
         self._launch = self._calls["cuGraphLaunch"]
         self.launch_address: int | None = self.address_of(self._launch)
-        """Where that is, an int (*)(executable, stream); None: it is called by `launch` only."""
+        """The address of cuGraphLaunch, an int (*)(executable, stream); None: only `launch` may call it."""
         self._write_words = self._calls["cuStreamBatchMemOp_v2"]
         self._sizes: dict[tuple[int, str], tuple[int, ...]] = {}
 
@@ -192,7 +192,7 @@ class Driver:
         count = c_size_t()
         self._call("cuGraphGetNodes", graph, None, byref(count))
         if not count.value:
-            return []  # to be told of none, the driver takes no array
+            return []  # the driver rejects an array of no nodes
         handles = (c_void_p * count.value)()
         self._call("cuGraphGetNodes", graph, handles, byref(count))
         return [handle for handle in handles if handle is not None]
@@ -225,17 +225,17 @@ class Driver:
 
     @staticmethod
     def fail_launch(code: int) -> NoReturn:
-        """Raise DriverError for what it has returned."""
+        """Raise DriverError for a code that cuGraphLaunch has returned."""
         raise DriverError("cuGraphLaunch", code)
 
     def write_words(self, stream: int, writes: Any, count: int) -> None:
-        """Have a stream write some words when it has come there; `writes` is of `word_writes`."""
+        """Enqueue `count` writes of 8-byte words on a stream; `writes` comes from `word_writes`."""
         code = self._write_words(stream, count, writes, 0)
         if code:
             raise DriverError("cuStreamBatchMemOp", code)
 
     def read_word(self, address: int) -> int:
-        """Return 8 bytes of the device's memory, as they are now."""
+        """Return 8 bytes of device memory as an integer; waits for the copy."""
         value = c_uint64()
         self._call("cuMemcpyDtoH_v2", byref(value), address, ctypes.sizeof(value))
         return value.value
@@ -246,7 +246,7 @@ class Driver:
 
     @contextlib.contextmanager
     def relaxed(self) -> Iterator[None]:
-        """Let this thread make any call while others capture: what is destroyed here is no part of theirs."""
+        """Allow this thread calls that are forbidden while another thread captures; they do not touch the other capture."""
         mode = c_int(_CAPTURE_MODE_RELAXED)
         self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
         try:
@@ -266,7 +266,7 @@ class Driver:
             raise DriverError(f"cuGraphNodeGetType (type {value.value})", 0) from None
 
     def kernel(self, node: int) -> KernelNodeParams:
-        """Return a kernel node's parameters; the pointers in it belong to the node's graph."""
+        """Return a kernel node's parameters; the pointers in them are valid as long as the node's graph."""
         params = KernelNodeParams()
         self._call("cuGraphKernelNodeGetParams_v2", node, byref(params))
         return params
@@ -284,7 +284,7 @@ class Driver:
         return params
 
     def arguments(self, params: KernelNodeParams, name: str) -> tuple[bytes, ...]:
-        """Return the values of the arguments of the kernel of this name: one for each parameter, or the one buffer of a packed list."""
+        """Return the bytes of each argument of a kernel, or of the one buffer of a packed list; `name` is the kernel's name."""
         if not params.kernelParams:
             return (_packed(params.extra),) if params.extra else ()
         sizes = self._parameter_sizes(params, name)
@@ -301,7 +301,7 @@ class Driver:
 
     def _each_parameter_size(self, call: str, handle: int) -> list[int]:
         offset, size, sizes = c_size_t(), c_size_t(), list[int]()
-        # The end is told by an error, as there is no call that counts parameters.
+        # No call counts parameters: the first index out of range is an error.
         while self._calls[call](handle, len(sizes), byref(offset), byref(size)) == 0:
             sizes.append(size.value)
         return sizes
@@ -314,7 +314,7 @@ class Driver:
         return (name.value or b"").decode(errors="replace")
 
     def memory_type(self, address: int) -> MemoryType | None:
-        """Return where an address lies; None if the driver does not know it, as with memory from `malloc`."""
+        """Return the type of memory at an address; None if the driver does not know it, as with memory from `malloc`."""
         value = c_uint()
         failed = self._calls["cuPointerGetAttribute"](byref(value), _POINTER_ATTRIBUTE_MEMORY_TYPE, address)
         return None if failed else MemoryType(value.value)
@@ -325,11 +325,11 @@ class Driver:
 
     @staticmethod
     def address_of(call: Any) -> int:
-        """Return where a call of the driver's is, which `writer` has returned."""
+        """Return the address of a driver call that `writer` has returned."""
         return ctypes.cast(call, c_void_p).value or 0
 
     def write_node(self, node_type: NodeType, node: int, parameters: int) -> None:
-        """Write parameters, given by their address, into a node of a graph: for executables that are made of it later."""
+        """Write the parameters at an address into a node of a graph, for executables that are instantiated later."""
         self._call(_GRAPH_WRITERS[node_type], node, parameters)
 
 
@@ -367,14 +367,15 @@ def _packed(extra: int) -> bytes:
 
 
 WORD_WRITE = 6
-"""Words that one write takes in an array of them; the value is that at `WORD_VALUE`."""
+"""8-byte words of one write in the array that `word_writes` returns."""
 WORD_VALUE = 2
+"""Index, within these words, of the value to write."""
 _WRITE_VALUE_64 = 5
 """CU_STREAM_MEM_OP_WRITE_VALUE_64."""
 
 
 def word_writes(addresses: Sequence[int]) -> Any:
-    """Return an array of CUstreamBatchMemOpParams that writes 8 bytes to each address; the values are still to be set."""
+    """Return an array of CUstreamBatchMemOpParams that writes 8 bytes to each address. The caller sets the values."""
     writes = (c_uint64 * (WORD_WRITE * len(addresses)))()
     for number, address in enumerate(addresses):
         writes[WORD_WRITE * number] = _WRITE_VALUE_64
@@ -383,7 +384,7 @@ def word_writes(addresses: Sequence[int]) -> Any:
 
 
 def packed_list(buffer: int, size: Any) -> Any:
-    """Return the list that hands a kernel its arguments in one buffer: the buffer's address, and its size as a c_size_t."""
+    """Return the packed parameter list of a kernel: the address of the buffer of its arguments, and the size as a c_size_t."""
     return (c_void_p * 5)(_PACKED_BUFFER, buffer, _PACKED_SIZE, ctypes.addressof(size), 0)
 
 

@@ -1,15 +1,18 @@
-"""Memory to run graphs launched beside captures of them, which keep their own: whether there is enough."""
+"""Tells whether GPU memory suffices to run KERNELS beside recordings, which keep memory of their own."""
 
 from __future__ import annotations
 
 import torch
 
 MARGIN = 1.2
-"""Free memory must exceed by this factor what is going to be needed."""
+"""How many times the needed memory has to be free."""
 
 
 def is_enough_beside(device: int) -> bool:
-    """Whether a step may be launched beside what is captured; what it takes beyond what is allocated now has been seen just before."""
+    """Return whether a device has free memory for a step that runs as KERNELS beside recordings.
+
+    A step is taken to need the difference between peak and current allocation: a step has just run.
+    """
     needed = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     free, _ = torch.cuda.mem_get_info(device)
     return bool(needed * MARGIN <= free)

@@ -1,11 +1,11 @@
-"""Which operators may run inside a CUDA graph: those that do nothing on the host that a later call could depend on.
+"""Lists the operators that may run inside a CUDA graph, as they do nothing on the host that a later call could depend on.
 
 A captured operator's host code runs once, when the graph is recorded. An operator that reads a Python variable, counts its calls or keeps
 a workspace would hand out old results from then on. So an operator may be captured if it is one of PyTorch's or Inductor's, if it is
 listed here, or if the user vouches for it by `PYGRAPH_GRAPH_OPS`. Every other one is launched at each call, between graphs.
 
 To add an entry: the operator's result must follow from its arguments and PyTorch's default generator alone, and all of its memory must
-come from PyTorch's allocator. Knows nothing of torch.
+come from PyTorch's allocator. Imports no torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WITH_HOST_CODE = frozenset(
         "aten::_print", "aten::record_stream", "aten::resize_", "aten::set_", "inductor::accumulate_grad_", "inductor::resize_storage_bytes_",
     }
 )  # fmt: skip
-"""Operators of PyTorch that do something on the host at each call: they print, or change a tensor's storage."""
+"""Operators of PyTorch that act on the host at each call: they print, or change a tensor's storage."""
 
 HIGHER_ORDER = "higher_order"
 """The namespace of operators that take functions."""
@@ -63,18 +63,20 @@ PURE_HIGHER_ORDER = frozenset(
         "wrap_with_set_grad_enabled",
     }
 )  # fmt: skip
-"""Those that run nothing on the host beside what the functions do; these are printed with the graph. `cond` and `while_loop` read a condition there."""
+"""Operators that take functions, and run nothing on the host but these, which are printed with the graph.
+
+`cond` and `while_loop` are not among them: they read a condition on the host."""
 
 _NAME = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)?", re.ASCII)
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is a `namespace` or a `namespace::operator`."""
+    """Return whether a text has the form `namespace` or `namespace::operator`."""
     return _NAME.fullmatch(text) is not None
 
 
 def not_vouched(operators: Iterable[str], by_user: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return, sorted, which of some operators, each a `namespace::operator`, nobody vouches for."""
+    """Return the operators that nobody vouches for, sorted; each is a `namespace::operator`."""
     vouched = OF_PYTORCH | OF_OTHERS | {*by_user}
     return tuple(sorted({each for each in operators if not _is_vouched(each, vouched)}))
 

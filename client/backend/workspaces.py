@@ -1,8 +1,8 @@
-"""Giving back what the BLAS libraries and the allocator keep, beside threads that may be about to use it.
+"""Frees the workspaces of BLAS libraries and the allocator's cache, while other threads may be about to use a workspace.
 
-torch has one call that gives back the workspaces of all threads. A thread looks its own up and then launches kernels with it, without
-Python's lock. Where that memory goes to other tensors in between, results are wrong; where it goes back to the device, and is not taken
-from there anew, the access is illegal and ends the process. How long a thread takes for that nobody can tell: it is given time.
+torch frees the workspaces of all threads in one call. A thread looks up its workspace and then launches kernels with it, without
+Python's lock. If that memory goes to another tensor in between, results are wrong. If it goes back to the device, the access is illegal
+and ends the process. torch does not say when a thread has launched, so other threads are given time.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ import torch
 from pygraphd.client.backend import torch_private
 
 ABOUT_TO_LAUNCH_S = 0.002
-"""After workspaces were given back, until anything else is done: a thread that has looked its own up launches within microseconds."""
+"""Seconds to wait after freeing workspaces: a thread that has looked up its workspace launches within microseconds."""
 UNTIL_MEMORY_GOES_S = 0.02
-"""And until memory leaves the device: the library may have to load a kernel in between, or the thread not be run."""
+"""Seconds from freeing workspaces until memory may go back to the device: a library may load a kernel first, or the thread not run."""
 OURS = "pygraph-"
-"""Begins the names of threads that launch nothing."""
+"""Prefix of the names of PyGraph's threads, which launch nothing."""
 
 
 class Workspaces:
-    """Those of a process."""
+    """The workspaces of this process. Thread-safe; both methods may sleep for some milliseconds."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cleared_at = -math.inf
 
     def clear(self) -> None:
-        """Have the libraries give back the workspaces of all threads, and let those launch that were told of one."""
+        """Free the workspaces of all threads, and give threads that have looked up a workspace time to launch."""
         with self._lock:
             torch_private.clear_workspaces()
             self._cleared_at = time.monotonic()
             self._let_others_launch(ABOUT_TO_LAUNCH_S)
 
     def empty_cache(self) -> None:
-        """Give memory that the allocator has free back to the device."""
+        """Give the allocator's cached memory back to the device."""
         with self._lock:
             self._let_others_launch(UNTIL_MEMORY_GOES_S)
             torch_private.empty_cache()
@@ -50,7 +50,7 @@ class Workspaces:
 
 
 def _are_others() -> bool:
-    # Each device has a thread of its own for backwards, of which Python does not know.
+    # With several devices, autograd has a thread for each that Python does not list.
     if torch.cuda.device_count() > 1:
         return True
     return sum(not each.name.startswith(OURS) for each in threading.enumerate()) > 1

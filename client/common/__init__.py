@@ -1,1 +1,1 @@
-"""Holds what every room may use and what knows nothing of graphs."""
+"""Parts that every room may use: the report, logs, guards, back-offs and bounded dicts."""

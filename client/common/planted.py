@@ -1,4 +1,4 @@
-"""Folders in places where everybody may write, such as /tmp: one that another user has put there is not ours to write into."""
+"""Refuses folders that another user has put where everybody may write, such as /tmp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def refuse_planted(folder: Path) -> None:
-    """Raise PermissionError if a folder lies where everybody may put one, and is another user's or a link; raises OSError."""
+    """Raise PermissionError if a folder lies where everybody may write, and belongs to another user or is a link; raises OSError."""
     try:
         there, around = folder.lstat(), folder.parent.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What ran how, and why: the counters of one process, and the summary that `PYGRAPH_SUMMARY=FILE` asks for at exit."""
+"""Counts what happens in a process, and writes the summary that `PYGRAPH_SUMMARY=FILE` asks for at exit."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
 MAX_DECISIONS = 10_000
-"""Decisions that a summary lists. A job that goes on compiling only counts the rest, so that its memory is bounded."""
+"""Decisions that a summary lists at most; further ones are only counted, so that memory is bounded."""
 MAX_REASONS = 200
-"""Reasons that name lines of the user's; further ones are counted together."""
+"""Distinct reasons that are counted apart, as they name lines of the user's code; further ones are counted together."""
 _OWNER_VARIABLE = "_PYGRAPH_SUMMARY_OWNER"
 
 
 class Report:
-    """Counters of one process. Adding never fails and takes no lock that a user's code could hold."""
+    """Counters of one process. Thread-safe; adding never fails, and takes no lock that a user's code could hold."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,10 +46,9 @@ class Report:
         self.recording_ms = 0.0
         self.daemon_version: str | None = None
         self.bounds: dict[str, int] = {}
-        """What bounds what is kept of a graph, by name: `sizes` and `size_calls` (options), `remembered_sizes` (of those not decided yet),
-        `setups_per_size` (times `sizes`: how often sizes are set up in all), `idle_ticks` (changes of size, or calls of one and the same that
-        is not decided, after which a size that was not used makes room), `integers` (what has more in a call is decided as a whole),
-        and once a graph may be relocated `recordings` of it, and `executables` of each."""
+        """The bounds in force, by name: `sizes` and `size_calls` (settings), `remembered_sizes` (sizes without a decision),
+        `setups_per_size` (setups of sizes in all, as a multiple of `sizes`), `idle_ticks` (changes of size after which an unused size may be
+        replaced), `integers` (of a call that is decided by its sizes), `recordings` of a graph and `executables` of a recording."""
         self._left_on_cpu: Counter[str] = Counter()
         self._graph_breaks: Counter[str] = Counter()
         self._left_to_torch: Counter[str] = Counter()
@@ -62,23 +61,18 @@ class Report:
     def count(self, **counts: int) -> None:
         """Add to the named counters.
 
-        They are `graphs`, `looked_up`, `hits`, `misses`, `measured`, `recorded`, `spooled`, `withheld` (records that were not to
-        be added), `waited` (regions that another process was measuring), `adopted` (of these, those that took up its answer),
-        `checked` (decisions from elsewhere that were timed) and `disputed` (of these, those that did not hold);
-        `sizes` (how often a graph was set up to be decided at one of its dynamic sizes);
-        `placed` (uses of known CPU values that take them from the GPU now), `placed_inputs`
-        (uses of inputs that do) and `sent` (how often such inputs went there);
-        under a process group `led` and `followed` (graphs that this rank finds out about, and that it leaves to another); and of
-        relocatable graphs
-        `captured` (recordings made), `staged` (inputs that these copy), `checked_results` (calls that were launched as well, to be held
-        against the graph) and `wrong_results` (of these, those that differed).
+        Cache: `graphs`, `looked_up`, `hits`, `misses`, `recorded`, `spooled`, and `withheld` records, in a process that adds none.
+        Trials: `measured`, `waited` (another process measured), `adopted` (its decision was used), `checked` (foreign decisions that were
+        validated), `disputed` (validations that failed), `sizes` (setups of a graph at a dynamic size). Placement: `placed` uses of constants,
+        `placed_inputs` (uses of inputs) and `sent` (uploads). Ranks: `led` and `followed` graphs. Recordings: `captured`, `staged` inputs,
+        `checked_results` (result checks) and `wrong_results` (result checks that failed).
         """
         with self._lock:
             self.counts.update(counts)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Count the host's time within as that of recording a relocatable graph and verifying it, whatever comes of it."""
+        """Add the host time of a block to `recording_ms`: recording and verification, whether or not they succeed."""
         began = time.perf_counter()
         try:
             yield
@@ -88,12 +82,12 @@ class Report:
                 self.recording_ms += elapsed_ms
 
     def note_nodes(self, more: int) -> None:
-        """Note that so many more kernels and copies are in recordings that serve."""
+        """Add to the number of nodes in the current recordings."""
         with self._lock:
             self._nodes_in_graphs += more
 
     def count_failure(self, reason: str) -> None:
-        """Note that something of ours did not work; the user's program goes on."""
+        """Count a failure of PyGraph, after which the user's program goes on; the first of a reason is logged."""
         with self._lock:
             self.failures[reason] += 1
             is_first = self.failures[reason] == 1
@@ -101,22 +95,22 @@ class Report:
             log.warning("%s", reason)
 
     def count_fallback(self, reason: str) -> None:
-        """Note that one call was launched plainly although its graph was being measured."""
+        """Count a call that ran as KERNELS although its partition is tried or deployed as GRAPH."""
         with self._lock:
             self.fallbacks[reason] += 1
 
     def count_left_to_torch(self, reason: str) -> None:
-        """Note that Inductor runs a compiled graph as it does without us, and why."""
+        """Count a compiled graph that PyTorch runs as without PyGraph."""
         with self._lock:
             self._left_to_torch[reason] += 1
         log.info("a graph is left to PyTorch: %s", reason)
 
     def count_left_on_cpu(self, reason: str, times: int = 1) -> None:
-        """Note that compiled graphs go on taking values from the CPU."""
+        """Count uses of CPU values in compiled graphs that placement did not move."""
         self._add_reason(self._left_on_cpu, reason, times)
 
     def count_graph_break(self, reason: str) -> None:
-        """Note that Dynamo has ended a graph, and why."""
+        """Count a graph break of Dynamo."""
         self._add_reason(self._graph_breaks, reason, 1)
 
     def _add_reason(self, reasons: Counter[str], reason: str, times: int) -> None:
@@ -132,7 +126,7 @@ class Report:
         source: Source,
         because: Reason | None = None,
     ) -> None:
-        """Note how one more region runs from now on, and where that is known from; `because`: see `Deployed`."""
+        """Note that a graph is deployed, and the source of its decision; `because`: see `Deployed`."""
         key, deployment, text = environment.digest(), decision.deployment, _text(decision)
         deployed = Deployed(
             graph.digest,
@@ -156,11 +150,11 @@ class Report:
 
     @property
     def deployments(self) -> int:
-        """How many regions run as decided."""
+        """The number of graphs that are deployed."""
         return self._deployed.total()
 
     def retract_deployment(self, graph: Graph, environment: Environment) -> None:
-        """Forget how a region runs at a size that makes room."""
+        """Undo `record_deployment` for a graph at a size that is dropped."""
         key = environment.digest()
         with self._lock:
             for index, each in enumerate(self._decisions):

@@ -1,7 +1,7 @@
-"""Writing the summary: a file is replaced as a whole, and whatever else there is at its path stays what it is.
+"""Writes the summary to a path that a user has chosen, and harms nothing else that may be there.
 
-A device, a FIFO or an open file of this process (`/dev/stdout`) is written into. Nothing is created where a link points
-that another user has made, and a temporary file has a name that nobody can guess.
+A file is replaced as a whole. A device, a FIFO or an open file of this process (`/dev/stdout`) is written into. Links that another user
+has made are not followed, and the temporary file has a name that nobody can guess.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 from pygraphd.client.common.log import pour
 
 WAIT_S = 1.0
-"""How long a reader of a FIFO, or of a pipe behind `/dev/stdout`, may take for the whole of it."""
+"""Seconds that a reader of a FIFO, or of a pipe behind `/dev/stdout`, may take for all of the data."""
 _MAX_LINKS = 40
 _OWN_FILES = re.compile(r"/proc/(\d+)(?:/task/\d+)?/fd")
 
 
 def write(target: Path, data: bytes, suffix: str = "") -> None:
-    """Write `data` to a path that a user has chosen; raises OSError if it cannot be written, without having harmed what is there.
+    """Write `data` to a path that a user has chosen; raises OSError if that fails, and then has changed nothing.
 
-    `suffix` is added to the name of a file; what is no file has no neighbours of ours.
+    `suffix` is added to the name if the path is that of a regular file, or of nothing yet.
     """
     path, descriptor = _follow(target)
     if descriptor is not None:
@@ -56,7 +56,7 @@ def _look_at(path: Path) -> os.stat_result | None:
 
 
 def _follow(path: Path) -> tuple[Path, int | None]:
-    """Return where links of ours and of root lead, and which open file of this process is meant, if one is."""
+    """Follow the links of this user and of root; return the final path, and the descriptor if it names an open file of this process."""
     for _ in range(_MAX_LINKS):
         folder = Path(os.path.realpath(path.parent))
         path = folder / path.name
@@ -87,7 +87,7 @@ def _replace(path: Path, data: bytes, mode: int | None) -> None:
 
 
 def _write_into_open_file(descriptor: int, data: bytes) -> None:
-    for stream in (sys.stdout, sys.stderr):  # what the program has written comes first
+    for stream in (sys.stdout, sys.stderr):  # keeps the order of the program's own output
         with contextlib.suppress(Exception):
             if stream.fileno() == descriptor:
                 stream.flush()

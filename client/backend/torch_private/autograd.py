@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SAVED = "pygraph saved: "
-"""Begins what is counted of a graph that has outputs which are saved for a backward; their indices follow."""
+"""Prefix of the counter that a graph has if outputs of it are saved for a backward; their indices follow, as JSON."""
 
 
 def keep_saved(graph: torch.fx.Graph) -> None:
-    """Keep with what is being compiled which outputs of it are saved for its backward."""
+    """Store with the graph that is being compiled which outputs of it are saved for its backward."""
     if is_in_subgraph():
         return
     told = graph.output_node().meta.get("desc") or ()  # of each output, what AOTAutograd has it for
@@ -28,7 +28,7 @@ def keep_saved(graph: torch.fx.Graph) -> None:
 
 
 def saved_outputs(compiled: Any) -> frozenset[int]:
-    """Return the indices of outputs that are saved for the backward, as `keep_saved` has kept them."""
+    """Return the indices of outputs that are saved for the backward, as `keep_saved` stored them."""
     found = (
         name.removeprefix(_SAVED)
         for name in getattr(compiled, "counter_deltas", ())
@@ -38,7 +38,7 @@ def saved_outputs(compiled: Any) -> frozenset[int]:
 
 
 def saves_by_hooks() -> bool:
-    """Whether hooks see what is saved for backwards in this thread: one might give its storage back."""
+    """Return whether saved-tensor hooks are set in this thread: a hook might free the storage of a saved tensor."""
     hooks, none = no_hooks_see_saved()
     return hooks() is not none
 

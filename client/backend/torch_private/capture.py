@@ -1,4 +1,4 @@
-"""Captures CUDA graphs, records what the allocator does, and asks for streams and devices."""
+"""Captures CUDA graphs, records the allocator's events, and looks up current streams and devices."""
 
 from __future__ import annotations
 
@@ -13,82 +13,82 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def current_stream(device: torch.device) -> Callable[[], int]:
-    """Return what gives the handle of a CUDA device's current stream; 0 for the CPU."""
+    """Return a function that returns the handle of a CUDA device's current stream; 0 for the CPU."""
     if device.type != "cuda":
         return int
     return functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
 
 
 def stream_watch(device: torch.device) -> Callable[[], Callable[[], bool]]:
-    """Return what returns, of a device's current stream, what says whether it has nothing left to do; of some that is never known."""
+    """Return a function that returns, for the current stream of a device, a function that says whether the stream is known to be idle."""
     return functools.partial(_watch_stream, device) if device.type == "cuda" else lambda: bool
 
 
 def _watch_stream(device: torch.device) -> Callable[[], bool]:
     stream = torch.cuda.current_stream(device)
-    # One that others have made, whose id is its address, may be gone by the time it is asked.
+    # A stream that was not made by torch has its address as id. It may be destroyed by the time it is asked.
     is_others = stream.cuda_stream == stream.stream_id != 0
     return bool if is_others else functools.partial(_has_ended, stream)
 
 
 def _has_ended(stream: torch.cuda.Stream) -> bool:
     with torch.cuda.stream(stream):
-        # Asking would end the capture.
+        # To query a stream that is being captured would end the capture.
         return not torch.cuda.is_current_stream_capturing() and bool(stream.query())
 
 
 def graphs_share_random_state() -> bool:
-    """Whether all graphs of a generator read its seed and offset at one place, and not each at its own, as from 2.13 on."""
+    """Return whether all graphs read the seed and offset of a generator at one address; from torch 2.13 on each graph has its own."""
     version: Any = torch.torch_version.TorchVersion(torch.__version__)
     return bool(version < (2, 13))
 
 
 def current_device() -> Callable[[], int]:
-    """Return what tells the index of the current CUDA device, in a process that uses one."""
+    """Return a function that returns the index of the current CUDA device, in a process that uses CUDA."""
     device: Callable[[], int] = torch._C._cuda_getDevice
     return device
 
 
 def in_capture() -> Callable[[], bool]:
-    """Return what says whether the current stream is being captured."""
+    """Return a function that returns whether the current stream is being captured."""
     capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing
     return capturing
 
 
 def history_is_recorded() -> bool:
-    """Whether the user has an allocator, the GPU's or (2.14) that of pinned memory, record what it does."""
+    """Return whether the user records the history of the GPU's allocator, or (torch 2.14) of the pinned-memory allocator."""
     if torch._C._cuda_isHistoryEnabled():
         return True
     return any(torch._C._cuda_memorySnapshot(None).get("host_traces", ()))
 
 
 Pool = tuple[int, int]
-"""What names a pool of the allocator's."""
+"""The id of a memory pool of the allocator."""
 
 
 @contextlib.contextmanager
 def capturing(
     graph: Any, device_index: int, pool: Pool, generators: Sequence[torch.Generator] = ()
 ) -> Iterator[None]:
-    """Capture what runs on the current stream into `graph`, while this thread allocates from `pool` alone.
+    """Capture the work on the current stream into `graph`, while this thread allocates from `pool` alone.
 
-    What is captured may draw from `generators` beside the device's own. `pool` has a user more in the end, for the caller to take away by `release_pool`. If the capture fails, nothing of it is
-    left with the allocator.
+    Captured kernels may draw random numbers from `generators` and from the device's own generator. Afterwards the caller has to call
+    `release_pool`. A capture that fails leaves nothing in the allocator.
     """
-    own_pool = torch.cuda.graph_pool_handle()  # the graph's own, which nothing is allocated from
+    own_pool = torch.cuda.graph_pool_handle()  # the graph needs a pool; nothing is allocated from it
     ended = False
     begun_with = _default_state(device_index) if generators else None
     try:
         _begin_capture(graph, generators, pool=own_pool)
         try:
-            # Of several pools that ask for an allocation the last to begin gets it.
+            # If several pools match an allocation, the allocator takes the pool that began last.
             torch._C._cuda_beginAllocateCurrentThreadToPool(device_index, pool)
             try:
                 yield
             finally:
                 torch._C._cuda_endAllocateToPool(device_index, pool)
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # it would hide what went wrong first
+            with contextlib.suppress(RuntimeError):  # it would hide the first error
                 graph.capture_end()
                 ended = True
             raise
@@ -96,7 +96,7 @@ def capturing(
         ended = True
     finally:
         if begun_with is not None:
-            # An operator that fails while it draws from another generator leaves that in the place of the device's own.
+            # An operator that fails while it draws from another generator leaves that one as the device's default.
             torch.cuda.default_generators[device_index].graphsafe_set_state(begun_with)
         if not ended:
             _clean_up_after_capture(graph, device_index, own_pool, generators)
@@ -107,14 +107,14 @@ def _default_state(device_index: int) -> Any:
 
 
 def _begin_capture(graph: Any, generators: Sequence[torch.Generator] = (), **options: Any) -> None:
-    """Begin to capture the current stream, and leave nothing to be done on it.
+    """Begin to capture the current stream, without launching anything on it.
 
-    Up to 2.12 that writes the generator's seed and offset there, by a kernel each, which nobody reads: a replay writes them again. From the seventh
-    kernel on that a process has had on other streams than the default one, all of its graphs take the GPU 0.2 to 0.35 us a node longer,
-    for good (H200, driver 580).
+    Up to torch 2.12, `capture_begin` fills the generator's seed and offset by two kernels, although each replay writes them again. After
+    seven kernels on streams other than the default one, all graphs of a process take the GPU 0.2 to 0.35 us a node longer, for good
+    (H200, driver 580).
     """
     modes: Any = torch.utils._python_dispatch
-    modes._push_mode(_NothingFilled())  # to enter it would tell other threads, too
+    modes._push_mode(_NothingFilled())  # entering the mode would affect other threads
     try:
         for each in generators:
             graph.register_generator_state(each)
@@ -124,28 +124,28 @@ def _begin_capture(graph: Any, generators: Sequence[torch.Generator] = (), **opt
 
 
 class _NothingFilled(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
-    """Leaves tensors that are to be filled with a number as they are."""
+    """Skips operators that fill a tensor with a number."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func is torch.ops.aten.fill_.Scalar else func(*args, **(kwargs or {}))
 
 
 _failed_captures: list[Any] = []
-"""Kept for good: up to 2.13 the allocator of pinned memory may still ask them whether a stream is being captured."""
+"""Graphs of failed captures, never freed: up to torch 2.13 the pinned-memory allocator may still query them."""
 
 
 def _clean_up_after_capture(
     graph: Any, device_index: int, pool: Pool, generators: Sequence[torch.Generator]
 ) -> None:
-    """Undo what `capture_begin` has done and a failing `capture_end` has not."""
+    """Undo the effects of `capture_begin` that a failed `capture_end` has left."""
     _failed_captures.append(graph)
-    # Up to 2.12 the pool stays open, which is fatal when the allocator next frees its cache, and nobody releases it. Later
-    # versions close it themselves: then this raises RuntimeError at once.
+    # Up to torch 2.12 the pool stays open, which is fatal when the allocator next frees its cache. Later versions close it
+    # themselves: then this raises RuntimeError at once.
     with contextlib.suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(device_index, pool)
         torch._C._cuda_releasePool(device_index, pool)
-    # Up to 2.12 generators go on to believe that they are being captured, and every random number raises. A capture that
-    # succeeds puts that right.
+    # Up to torch 2.12 generators stay in the state of being captured, and every random number raises. A capture that succeeds
+    # resets them.
     with contextlib.suppress(RuntimeError), torch.cuda.stream(torch.cuda.Stream(device_index)):
         something = torch.empty(1, device=torch.device("cuda", device_index))
         torch.cuda.synchronize(device_index)
@@ -157,12 +157,12 @@ def _clean_up_after_capture(
 
 
 def release_pool(device_index: int, pool: Pool) -> None:
-    """Have the memory of a pool be given back when the allocator next empties its cache, as far as it is free."""
+    """Drop one use of a pool: its free memory goes back to the driver when the allocator next empties its cache."""
     torch._C._cuda_releasePool(device_index, pool)
 
 
 def empty_cache() -> None:
-    """Give what the allocator keeps back to the driver; if another thread captures, it does so when it needs memory."""
+    """Give the allocator's cached memory back to the driver. Does nothing while another thread captures."""
     with contextlib.suppress(RuntimeError):
         torch.cuda.empty_cache()
 
@@ -172,7 +172,7 @@ AllocatorEvents = Callable[[], list[tuple[str, int, int]]]
 
 @contextlib.contextmanager
 def allocation_history(device_index: int, pool: Pool) -> Iterator[AllocatorEvents]:
-    """Have the allocator record what it does; yields what returns its events in `pool` so far, as (action, address, bytes)."""
+    """Record the allocator's events; yields a function that returns those in `pool` so far, as (action, address, bytes)."""
 
     def events() -> list[tuple[str, int, int]]:
         snapshot = torch._C._cuda_memorySnapshot(None)
@@ -185,7 +185,7 @@ def allocation_history(device_index: int, pool: Pool) -> Iterator[AllocatorEvent
         return [
             (event["action"], event["addr"], event["size"])
             for event in snapshot["device_traces"][device_index]
-            # Thousands of events, and a hundred segments in a large model.
+            # Bisected, since a large model has thousands of events and a hundred segments.
             if event.get("addr", 0) < ends[bisect.bisect_right(starts, event.get("addr", 0))]
         ]
 
@@ -198,5 +198,5 @@ def allocation_history(device_index: int, pool: Pool) -> Iterator[AllocatorEvent
 
 
 def clear_workspaces() -> None:
-    """Have the BLAS libraries give back their workspaces."""
+    """Give the workspaces of the BLAS libraries back to the allocator, those of all threads."""
     torch._C._cuda_clearCublasWorkspaces()

@@ -1,4 +1,4 @@
-"""Reads what is known of a compiled graph before it runs."""
+"""Reads the facts of a compiled graph before it runs."""
 
 from __future__ import annotations
 
@@ -17,57 +17,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMap:
-    """Which inputs and outputs of a graph those of a partition are; an output of it may be several of the graph's."""
+    """How the inputs and outputs of a partition map to those of its graph, by index."""
 
     inputs: tuple[int | None, ...]
-    """None: it comes from another partition."""
+    """The graph's input for each input of the partition; None: another partition makes it."""
     outputs: tuple[tuple[int, ...], ...]
-    """Empty: it goes to another one."""
+    """The graph's outputs that each output of the partition is; empty: another partition takes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledFacts:
-    """What is read of a `CompiledFxGraph` and its `graph_kwargs` before Inductor's `post_compile` runs.
-
-    `refusal` says why Inductor will not capture it; None means that it will call `cudagraphify` `partitions` times.
-    `refused_for_good`: the reason lies in the compiled graph, and will be the same next time. `user_kernels` is the
-    generated code if kernels of the user's are in it, of which `text` says nothing; else empty.
-    """
+    """Facts of a `CompiledFxGraph` and its `graph_kwargs`, read before Inductor's `post_compile` runs."""
 
     text: str
+    """The FX graph as Inductor prints it."""
     user_kernels: str
+    """The generated code if the user's own Triton kernels are in it, which `text` does not show; else empty."""
     is_backward: bool
     is_inference: bool
     cudagraphs_asked: bool
     refusal: str | None
+    """Why Inductor will not capture the graph; None: it will call `cudagraphify` once for each of `partitions`."""
     refused_for_good: bool
+    """Whether the reason lies in the compiled graph, and so will be the same in the next process."""
     partitions: int
     on_cuda: bool
     only_cuda: bool
-    """It runs on one CUDA device and on nothing else."""
+    """Whether the graph runs on one CUDA device and on nothing else."""
     device_index: int | None
     has_dynamic_sizes: bool
-    """Its text names sizes; whether a partition is given them is seen at its first call."""
+    """Whether `text` names sizes. Which partitions take them is seen at their first calls."""
     static_inputs: tuple[int, ...]
     mutated_inputs: tuple[int, ...]
     maps: tuple[PartitionMap, ...] = ()
-    """Of each partition; empty: there is one, which has what the graph has."""
+    """One for each partition; empty: the only partition has the inputs and outputs of the graph."""
     host_operators: tuple[str, ...] = ()
-    """Its operators that have to run at each call; see `host_operators`."""
+    """The operators that have to run at each call; see `operators.host_operators`."""
     is_repeatable: bool = True
-    """All of its operators are known to run nothing on the host."""
+    """Whether all operators are known to run nothing on the host, so that a further launch is harmless."""
     is_vouched: bool = True
-    """So they are, or the user vouches for them."""
+    """Whether all operators are known to run nothing on the host, or are vouched for by the user."""
     saved: frozenset[int] = frozenset()
-    """Outputs of a forward that are saved for its backward; empty: it is not known."""
+    """The outputs of a forward that are saved for its backward, by index; empty: not known."""
     is_split: bool = False
-    """It is not captured by Inductor, and has partitions none of which calls any of these; see `split_graphs`."""
+    """Whether PyGraph has had the graph split, so that no partition calls one of `host_operators`; see `split_graphs`."""
 
 
 def facts(
     compiled: Any, graph_kwargs: Mapping[str, Any], vouched: frozenset[str] = frozenset()
 ) -> CompiledFacts:
-    """Read the facts of a compiled graph; the user vouches for some operators, by namespace or name."""
+    """Read the facts of a compiled graph. The user vouches for the operators in `vouched`, each a namespace or `namespace::operator`."""
     own_refusal = _own_refusal(compiled)
     refusal = own_refusal or _refusal_from_outside(compiled, graph_kwargs)
     text = compiled.inductor_post_grad_graph_str
@@ -111,14 +110,14 @@ def _partition_maps(compiled: Any) -> tuple[PartitionMap, ...]:
 
 
 def _outputs_of_graph(own: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return which outputs of a graph one of a partition is: torch 2.15 says all of them, earlier versions one or None."""
+    """Return the outputs of the graph that an output of a partition is: torch 2.15 names all of them, earlier versions one or None."""
     if own is None:
         return ()
     return (own,) if isinstance(own, int) else tuple(own)
 
 
 _SYMBOLIC = ': "Sym('
-"""What follows the name of an integer in a printed graph."""
+"""Text after the name of an integer input in a printed graph."""
 
 
 def _own_refusal(compiled: Any) -> str | None:

@@ -29,7 +29,7 @@ AroundCudagraphify = Callable[[Cudagraphify, Runnable, Mapping[str, Any]], Runna
 def install(
     around_post_compile: AroundPostCompile, around_cudagraphify: AroundCudagraphify
 ) -> Callable[[], None]:
-    """Put the two functions around Inductor's own; return a function that takes them out again.
+    """Install two functions around Inductor's own; return a function that removes them.
 
     `around_post_compile(original, compiled, graph_kwargs)` runs on cold compiles and on cache hits alike.
     `around_cudagraphify(original, runnable, kwargs)` is called within it, once for each partition that can be captured.
@@ -51,7 +51,7 @@ def install(
         return around_cudagraphify(cudagraphify, model, {"static_input_idxs": static_input_idxs, **kwargs})
 
     def uninstall() -> None:
-        # Somebody may have put a patch of their own over ours since: then ours stays, and passes everything on.
+        # If another patch was put over ours since, ours stays, and passes everything on.
         if output_code.CompiledFxGraph.post_compile is hooked_post_compile:
             output_code.CompiledFxGraph.post_compile = post_compile
         if compile_fx.cudagraphify is hooked_cudagraphify:
@@ -64,11 +64,14 @@ def install(
 
 
 _boxes: dict[int, weakref.ref[Any]] = {}
-"""What forwards that PyGraph runs share with their backwards, by identity: Inductor's cache keys are made of what such a box holds."""
+"""The boxes of forwards that PyGraph runs, by identity; an entry dies with its box.
+
+A box, Inductor's `boxed_forward_device_index`, is shared by a forward and its backward. Inductor hashes its content for cache keys, so
+nothing may be stored in the box itself."""
 
 
 def note_ours(box: Any) -> None:
-    """Note that PyGraph runs the forward that has this box; its backward has the same one."""
+    """Note that PyGraph runs the forward that has this box."""
     if box is not None:
         number = id(box)
         _boxes[number] = weakref.ref(box, lambda _: _boxes.pop(number, None))
@@ -81,10 +84,10 @@ def is_ours(box: Any) -> bool:
 
 
 def _leave_backwards_of_ours_alone(output_code: Any) -> None:
-    """Have Inductor not ask PyTorch's CUDA Graph trees about backwards whose forward PyGraph runs.
+    """Keep Inductor from asking PyTorch's CUDA graph trees about backwards whose forward PyGraph runs.
 
-    Of a backward that it will not capture, it asserts that the trees are there and know the forward. This stays when the rest is
-    taken out: a backward may be compiled long after its forward.
+    For a backward that Inductor will not capture, it asserts that the trees know the forward. This hook stays when the others are
+    removed, since a backward may be compiled long after its forward.
     """
     handle = output_code.maybe_handle_backward_generation
     if getattr(handle, "is_of_pygraph", False):
@@ -100,12 +103,12 @@ def _leave_backwards_of_ours_alone(output_code: Any) -> None:
 
 
 def cuda_is_set_up() -> bool:
-    """Whether this process has used CUDA; asking whether it could has consequences for its forked children."""
+    """Return whether this process has initialised CUDA. Asking whether CUDA is available would break CUDA in forked children."""
     return bool(torch.cuda.is_initialized())
 
 
 def cudagraphs_asked() -> bool:
-    """Whether the mode that is being compiled has the semantics of PyTorch's CUDA Graphs."""
+    """Return whether the mode that is being compiled asks for CUDA graphs, as `reduce-overhead` does."""
     return bool(inductor_config().triton.cudagraphs)
 
 
@@ -114,7 +117,7 @@ def inductor_config() -> Any:
     return importlib.import_module("torch._inductor.config")
 
 
-# Options that name places, tools, timeouts or debugging aids: they differ between hosts and change no kernel that runs.
+# Options that name paths, tools, timeouts or debugging aids: they differ between hosts and change no kernel.
 _NO_KERNEL_OPTION = (
     "aot_inductor", "autoheuristic_log_path", "compile_worker", "cpp.cxx", "cuda.cuda_cxx", "debug", "disable_progress",
     "file_lock_timeout", "global_cache_dir", "halide", "is_nightly", "log_", "max_autotune_subproc", "precompilation_timeout",
@@ -124,7 +127,7 @@ _NO_KERNEL_OPTION = (
 
 
 def kernel_options() -> tuple[tuple[str, str], ...]:
-    """Return the settings in force that change which kernels run, as sorted (name, value) pairs."""
+    """Return the current settings that change which kernels run, as sorted (name, value) pairs."""
     portable = inductor_config().save_config_portable()
     options = {
         name: _value(value) for name, value in portable.items() if not name.startswith(_NO_KERNEL_OPTION)
@@ -161,8 +164,8 @@ def _name(value: object) -> str:
     return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', type(kind).__qualname__)}"
 
 
-class _Instead:
-    """A compiled graph with another callable; torch asks it for more in some versions than in others."""
+class _WithCallable:
+    """A compiled graph with another callable. Other attributes are those of the graph: which of them torch reads depends on its version."""
 
     def __init__(self, compiled: Any, run: Runnable) -> None:
         self._compiled = compiled
@@ -173,13 +176,13 @@ class _Instead:
 
 
 def aligned(compiled: Any, run: Runnable) -> Runnable:
-    """Return what copies misaligned inputs of `compiled` before it runs, as Inductor does for graphs that it does not capture.
+    """Return `run` with misaligned inputs copied before each call, as Inductor does for graphs that it does not capture.
 
-    Of those that it believes to be captured, it leaves that to PyTorch's CUDA Graph trees.
+    For graphs that it captures, Inductor leaves that to PyTorch's CUDA graph trees.
     """
     output_code = importlib.import_module("torch._inductor.output_code")
     utils = importlib.import_module("torch._inductor.utils")
-    made = _Instead(compiled, run)
+    made = _WithCallable(compiled, run)
     output_code.maybe_realign_inputs(
         utils.BoxedBool(False), made, compiled.inputs_to_check, compiled.mutated_input_idxs
     )
@@ -189,13 +192,13 @@ def aligned(compiled: Any, run: Runnable) -> Runnable:
 def compile_with_inductor(
     graph: Any, example_inputs: Any, mode: str | None, options: Mapping[str, Any] | None
 ) -> Any:
-    """Compile an FX graph as `torch.compile(backend="inductor")` would; raises RuntimeError for bad mode or options."""
+    """Compile an FX graph as `torch.compile(backend="inductor")` would; raises RuntimeError for a bad mode or option."""
     wrapper = torch._TorchCompileInductorWrapper(mode, dict(options or {}), None)
     return wrapper(graph, example_inputs)
 
 
 def graph_breaks() -> Iterator[str]:
-    """Yield why Dynamo has ended graphs, since it was reset last, each with the user's line."""
+    """Yield the reason of each graph break since Dynamo was last reset, with the user's file and line."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     for each in getattr(utils, "graph_break_reasons", ()):
         reason = str(each.reason).strip().partition("\n")[0]
@@ -205,7 +208,7 @@ def graph_breaks() -> Iterator[str]:
 
 
 def is_own_file(file: str) -> bool:
-    """Whether a file is one of torch's, such as an optimiser or a layer that a graph has a part of."""
+    """Return whether a file belongs to torch, such as that of an optimiser or a layer."""
     return file.startswith(_FILES_OF_TORCH)
 
 
@@ -213,18 +216,18 @@ _FILES_OF_TORCH = f"{Path(torch.__file__).parent}/"
 
 
 def count_in_compilation(name: str, count: int) -> None:
-    """Count something among what Inductor counts of the graph that it is compiling, and keeps with it."""
+    """Add to a counter of the graph that is being compiled. Inductor keeps the counters with the compiled code, in its caches too."""
     counters: Any = importlib.import_module("torch._dynamo.utils").counters
     counters["inductor"][name] += count
 
 
 def counted_in_compilation(compiled: Any) -> Mapping[str, int]:
-    """Return what was counted while a graph was compiled, here or by whoever has filled Inductor's caches."""
+    """Return the counters of a compiled graph, whether it was compiled here or came from Inductor's caches."""
     return cast("Mapping[str, int]", compiled.counter_deltas)
 
 
 def is_in_subgraph() -> bool:
-    """Whether the pass that is running was given a graph within another, such as a branch of `torch.cond`."""
+    """Return whether the running graph pass was given a subgraph, such as a branch of `torch.cond`."""
     depth, frame = 0, cast("Any", sys._getframe(1))
     while frame is not None:
         depth += frame.f_code.co_name == "_recursive_post_grad_passes"

@@ -1,4 +1,4 @@
-"""Finds the operators that a graph calls and what is registered of them, and says how Inductor is to lower ours."""
+"""Finds the operators that a graph calls, and has Inductor lower the operators of PyGraph."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 Overload = tuple[str, str, str | None]
-"""The namespace, name and overload of an operator; those that take functions have no overloads."""
+"""The namespace, name and overload of an operator; higher-order operators have no overload."""
 
 
 def host_operators(text: str, vouched: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Return which operators of a printed graph have to run at each call, sorted, each as `namespace::operator`.
+    """Return the operators of a printed graph that have to run at each call, sorted, each as `namespace::operator`.
 
-    These are the ones that are tagged `cudagraph_unsafe`, and those that nobody vouches for: all of them in modes without CUDA graphs, and
-    those implemented in Python, which may read or change anything there, in the other modes too.
+    These are the operators that are tagged `cudagraph_unsafe`, and the operators that nobody vouches for. In modes with CUDA graphs, the
+    latter count only if they are implemented in Python, where they may read or change any variable: PyTorch captures the others too.
     """
     found = (each for line in _code_of(text) for each in _OPERATOR.finditer(line))
     return host_operators_among(((each[1], each[2], each[3]) for each in found), vouched)
@@ -36,7 +36,7 @@ def operators_in(text: str) -> set[str]:
 
 
 def host_operators_among(overloads: Iterable[Overload], vouched: frozenset[str]) -> tuple[str, ...]:
-    """Return the host operators among some, as `host_operators` does."""
+    """Return the host operators among `overloads`; see `host_operators`."""
     overloads = {*overloads}
     unsafe = {f"{space}::{name}" for space, name, overload in overloads if _is_unsafe(space, name, overload)}
     names = {f"{space}::{name}" for space, name, _ in overloads}
@@ -48,7 +48,7 @@ def host_operators_among(overloads: Iterable[Overload], vouched: frozenset[str])
 
 
 def _code_of(text: str) -> Iterator[str]:
-    """Yield the lines of a printed graph that are no comments: these quote the user's code."""
+    """Yield the lines of a printed graph except comments, which quote the user's code."""
     return (line for line in text.splitlines() if not line.lstrip().startswith("#"))
 
 
@@ -56,7 +56,7 @@ _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?")
 
 
 def _is_in_python(namespace: str, name: str, overload: str | None) -> bool:
-    """Whether what an operator runs on a GPU was registered from Python."""
+    """Return whether the implementation that an operator has on GPUs was registered from Python."""
     known: set[str] = torch.library._impls
     own = f"{namespace}/{name}" if overload in {None, "", "default"} else f"{namespace}/{name}.{overload}"
     return any(f"{own}/{key}" in known for key in _RUN_ON_GPU)
@@ -74,7 +74,7 @@ def _is_unsafe(namespace: str, name: str, overload: str | None) -> bool:
 
 
 def keep_results(operator: Any) -> None:
-    """Have Inductor write into none of the tensors that an operator returns as a list: they are for further calls, too."""
+    """Keep Inductor from reusing the memory of the tensors that an operator returns as a list: the operator returns them again."""
     lowering: Any = importlib.import_module("torch._inductor.lowering")
     virtualized: Any = importlib.import_module("torch._inductor.virtualized")
     if operator in lowering.lowerings:
@@ -90,24 +90,24 @@ def keep_results(operator: Any) -> None:
 
 
 def lower_as(operator: Any, like: Any) -> None:
-    """Have Inductor compile an operator as it does another, which takes the same."""
+    """Have Inductor lower an operator as it does another one, which takes the same arguments."""
     lowering: Any = importlib.import_module("torch._inductor.lowering")
     if operator not in lowering.lowerings:
         lowering.register_lowering(operator, type_promotion_kind=None)(lowering.lowerings[like])
 
 
 def operator_of(node: torch.fx.Node) -> Any | None:
-    """Return the operator, of one overload, that a node of a graph calls; None if it calls something else, or nothing."""
+    """Return the operator overload that a node of a graph calls, or None."""
     return node.target if isinstance(node.target, torch._ops.OpOverload) else None
 
 
 def is_mutable(operator: Any) -> bool:
-    """Whether an operator writes to what it is given."""
+    """Return whether an operator writes to its arguments."""
     return bool(operator._schema.is_mutable)
 
 
 def overloads_of(module: Any) -> Iterator[Overload]:
-    """Yield the operators that a graph and those within it call, or hand to one that they call."""
+    """Yield the operators that a graph and its subgraphs call or pass to an operator."""
     for each in module.modules():
         for node in each.graph.nodes if isinstance(each, torch.fx.GraphModule) else ():
             for value in (node.target, *node.args):

@@ -1,4 +1,4 @@
-"""Has Inductor split graphs around operators that run at each call, in modes in which it splits none."""
+"""Has Inductor split graphs around host operators and CPU work, in modes in which it would not split them."""
 
 from __future__ import annotations
 
@@ -21,30 +21,32 @@ if TYPE_CHECKING:
 
 
 def graphs_are_split() -> bool:
-    """Return whether the graph that is being compiled will be split around what cannot be captured, by Inductor or by `split_graphs`."""
+    """Return whether the graph that is being compiled will be split around code that cannot be captured."""
     config = inductor_config()
     return bool(config.graph_partition and (config.triton.cudagraphs or passes.split_by))
 
 
 class _Splitting(threading.local):
-    """How the graph that a thread generates code for is split: around `operators` if it `is_on`, and as in modes with CUDA graphs."""
+    """How the graph is split for which this thread generates code."""
 
     operators: frozenset[str] = frozenset()
-    """Names, each as `namespace::operator`."""
+    """The host operators that the graph is split around, each as `namespace::operator`."""
     is_on = False
+    """Whether Inductor is to split the graph as it does in modes with CUDA graphs."""
 
 
 _splitting = _Splitting()
 
 _SPLIT_ON = "cuda"
+"""The device type of graphs that are split."""
 
 
 def split_graphs(vouched: frozenset[str]) -> Callable[[], None]:
-    """Have Inductor split graphs in every mode around host operators and all that does not run on GPUs; return a function that ends that.
+    """Have Inductor split graphs in every mode around host operators and CPU work; return a function that ends that.
 
-    Inductor splits graphs only in modes with CUDA graphs, or for who has set a wrapper of partitions: it is made to believe that there is one
-    while it generates code for such a graph, in that thread alone. Other graphs' code is as it would be without us, and so is their key in Inductor's
-    caches. `vouched` is what the user vouches for.
+    Inductor splits graphs only in modes with CUDA graphs, or if a wrapper of partitions is set. So a wrapper is pretended while a thread
+    generates code for a graph that is to be split. The code of other graphs, and their keys in Inductor's caches, stay as they are. The
+    user vouches for the operators in `vouched`.
     """
     module: Any = importlib.import_module("torch._inductor.custom_graph_pass")
     code = str(module.get_hash_for_files((*passes.FILES, vouched_operators.__file__)))
@@ -64,7 +66,7 @@ def split_graphs(vouched: frozenset[str]) -> Callable[[], None]:
 
 
 def _around(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Have `around(original, self, ...)` be called for a method; return a function that ends that."""
+    """Replace a method by `around(original, self, ...)`; return a function that undoes it."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -92,22 +94,22 @@ def _splitting_codegen(vouched: frozenset[str]) -> Callable[..., Any]:
 
 
 def _split(lowering: Any, vouched: frozenset[str]) -> tuple[frozenset[str], bool]:
-    """Return the host operators of a graph that is to be split by us, and whether it is: if it has any, or does not run on GPUs alone."""
+    """Return the values of `_Splitting` for a graph: it is split if it has host operators, or does not run on GPUs alone."""
     try:
         if not inductor_config().graph_partition or _SPLIT_ON not in lowering.device_types:
             return frozenset(), False
-        if not is_added(current_pass()) or is_for_export():  # else the key would not say so
+        if not is_added(current_pass()) or is_for_export():  # else its cache key would not differ
             return frozenset(), False
         operators = frozenset(host_operators_among(overloads_of(lowering.orig_gm), vouched))
         return operators, bool(operators) or len({*lowering.device_types} - {"meta"}) > 1
-    except Exception:  # noqa: BLE001 - it is ours, within the user's compilation: the graph stays whole
+    except Exception:  # noqa: BLE001 - within the user's compilation: the graph stays whole
         return frozenset(), False
 
 
 def _split_here(
     original: Callable[..., Any], scheduler: Any, node: Any, *arguments: Any, **named: Any
 ) -> Any:
-    """Answer `Scheduler.should_partition`: up to 2.12 with a truth value, later with a reason."""
+    """Stand in for `Scheduler.should_partition`, which returns a truth value up to torch 2.12, and a reason later."""
     operator = getattr(getattr(node, "node", None), "op_overload", None)
     name = operator._schema.name if isinstance(operator, torch._ops.OpOverload) else None
     if name in _splitting.operators:
@@ -117,7 +119,7 @@ def _split_here(
 
 
 def _pretend_to_wrap() -> Callable[[], None]:
-    """Have Inductor see a wrapper of partitions where a graph is split by us."""
+    """Have Inductor see a wrapper of partitions while a graph is to be split."""
     kind: Any = importlib.import_module("torch._inductor.utils").CUDAGraphWrapper
     default = vars(kind)["wrapper"]
 
@@ -138,7 +140,7 @@ def _pretend_to_wrap() -> Callable[[], None]:
 
 
 def _wrapped_elsewhere(partition: Runnable, metadata: object) -> Runnable:
-    """Wrap a partition: that is done after `post_compile`, and this is never called."""
+    """Return a partition as it is. Inductor never calls this: PyGraph wraps partitions after `post_compile`."""
     return partition
 
 
@@ -149,18 +151,18 @@ def somebody_wraps_partitions() -> bool:
 
 
 def split_partitions(compiled: Any) -> list[Runnable]:
-    """Return the partitions of a graph that Inductor runs without CUDA graphs, for each to be replaced in place."""
+    """Return the list of a compiled graph's partitions, whose items may be replaced."""
     partitions: list[Runnable] = compiled.compiled_fn_runner.partitions
     return partitions
 
 
 def is_split_around(source: str, operators: Sequence[str]) -> bool:
-    """Whether generated code calls all of some operators between its partitions, and none of them within one."""
+    """Return whether generated code calls all of the operators between its partitions, and none of them within a partition."""
     between: set[str] = set()
     elsewhere: set[str] = set()
     is_between = False
     for line in source.splitlines():
-        if line[:1].strip():  # a function or a class begins, or a statement of the module's
+        if line[:1].strip():  # a function, a class or a statement of the module begins
             is_between = line.startswith("class Runner")
         if not line.lstrip().startswith("#"):
             (between if is_between else elsewhere).update(f"{a}::{b}" for a, b in _CALL.findall(line))

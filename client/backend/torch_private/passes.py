@@ -1,4 +1,4 @@
-"""Adds a graph pass to Inductor's, keys its caches by the pass, and says what is being compiled while the pass runs."""
+"""Adds a graph pass to Inductor, and answers questions of the pass about the graph that is being compiled."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ if TYPE_CHECKING:
 
 
 FILES = tuple(str(each) for each in sorted(Path(__file__).parent.glob("*.py")))
-"""The files of this package, for the keys of Inductor's caches: other code may have compiled another graph."""
+"""The files of this package. Their hash is part of the keys of Inductor's caches, since other code may compile a graph otherwise."""
+
+split_by: tuple[str, ...] = ()
+"""The hash of the code that splits graphs, and the operators that the user vouches for, for cache keys; empty: graphs are not split."""
 
 PASS_OPTION = "post_grad_custom_pre_pass"
-"""Inductor's option for the pass; it holds one, or from 2.13 on several."""
+"""Inductor's option for graph passes. It holds one pass; from torch 2.13 on it may hold a list."""
 
 GraphPass = Callable[[torch.fx.Graph], None]
 
 
 def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
-    """Return what Inductor takes for a graph pass: `before`, one of the user's or None, and then `run`, while it is `active`.
+    """Return a graph pass for Inductor that runs `before`, the user's or None, and then `run` while it is `active`.
 
-    `files` hold the code of `run`: Inductor's caches keep graphs apart that other code has changed. Raises TypeError for a pass
-    of the user's that takes more than the graph.
+    `files` hold the code of `run`; their hash is part of the keys of Inductor's caches. Raises TypeError if a pass of the user takes more
+    arguments than the graph.
     """
     module: Any = importlib.import_module("torch._inductor.custom_graph_pass")
     earlier = before if isinstance(before, list | tuple) else [before] if before is not None else []
@@ -52,19 +55,19 @@ def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
         def uuid(self) -> Any:
             uuids = [each.uuid() if isinstance(each, module.CustomGraphPass) else None for each in earlier]
             if not all(uuids):
-                return None  # as with theirs alone, nothing is cached
+                return None  # as with the user's passes alone, nothing is cached
             return (*uuids, own, is_for_export(), *split_by) if self.active else (*uuids,)
 
         def __deepcopy__(self, memo: object) -> Passes:
-            return self  # each thread takes a copy of a default, which is to be this one
+            return self  # each thread copies the default of an option, and must share this pass
 
     return Passes()
 
 
 def add_pass(run: GraphPass, files: Sequence[str]) -> Callable[[], None]:
-    """Have Inductor run a pass over each graph before it lowers it, after the user's; return what takes it out again."""
+    """Have Inductor run a pass over each graph before lowering, after the user's passes; return a function that removes it."""
     config = inductor_config()
-    # From 2.12 on what is set holds for one thread, and backwards are compiled in others: for these there is the default.
+    # From torch 2.12 on an option is set for one thread. Backwards are compiled in other threads, which read the default.
     entry = config._config[PASS_OPTION]
     default, before = entry.default, getattr(config, PASS_OPTION)
     everywhere = pass_after(default, run, files)
@@ -73,10 +76,10 @@ def add_pass(run: GraphPass, files: Sequence[str]) -> Callable[[], None]:
     setattr(config, PASS_OPTION, here)
 
     def remove() -> None:
-        everywhere.active = here.active = False  # threads may have taken them up for good
+        everywhere.active = here.active = False  # other threads may hold them for good
         if entry.default is everywhere:
             entry.default = default
-        # Somebody may have put a pass of their own there since: then that stays.
+        # A pass that the user has set since stays.
         if getattr(config, PASS_OPTION) in (here, everywhere):
             setattr(config, PASS_OPTION, before)
 
@@ -84,7 +87,7 @@ def add_pass(run: GraphPass, files: Sequence[str]) -> Callable[[], None]:
 
 
 def is_added(graph_pass: Any) -> bool:
-    """Whether a graph pass is one of `pass_after`'s, and active."""
+    """Return whether a graph pass was made by `pass_after`, and is active."""
     return getattr(graph_pass, "is_of_pygraph", False) and bool(graph_pass.active)
 
 
@@ -94,11 +97,11 @@ def current_pass() -> Any:
 
 
 _EXPORTING = frozenset({"standalone_compile", "aot_compile", "aot_compile_fullgraph", "compile_fx_aot"})
-"""Functions that make what is compiled within them something to be saved, and loaded by programs without us."""
+"""Functions of torch that compile a graph to be saved, and to be loaded by programs that may not have PyGraph."""
 
 
 def is_for_export() -> bool:
-    """Whether what is being compiled may run in a program that knows nothing of operators of ours, or is no Python."""
+    """Return whether the compiled graph may be loaded by a program without PyGraph's operators, or without Python."""
     config, functorch = inductor_config(), importlib.import_module("torch._functorch.config")
     virtualized: Any = importlib.import_module("torch._inductor.virtualized")
     if config.cpp_wrapper or virtualized.V.aot_compilation is True:
@@ -112,12 +115,12 @@ def is_for_export() -> bool:
 
 
 def has_frozen_values(module: Any) -> bool:
-    """Whether parameters are constants of a graph: then what is made of them must not outlive them in Inductor's caches."""
+    """Return whether parameters are constants of the graph. Values computed from them must not get into Inductor's caches."""
     return bool(getattr(module, "_has_frozen_params", False))
 
 
 def without_modes() -> contextlib.AbstractContextManager[object]:
-    """Return what has operators compute, although a graph is being traced or compiled."""
+    """Return a context in which operators compute values, although a graph is being traced or compiled."""
     modes: Any = importlib.import_module("torch.utils._python_dispatch")
     without: contextlib.AbstractContextManager[object] = modes._disable_current_modes()
     return without
@@ -130,7 +133,3 @@ def fake_on(device: torch.device, like: torch.Tensor) -> torch.Tensor:
     layout = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
     made: torch.Tensor = fake.FakeTensor(mode, layout, device)
     return made
-
-
-split_by: tuple[str, ...] = ()
-"""What decides where graphs are split, for the keys of Inductor's caches; empty: they are not."""

@@ -1,4 +1,4 @@
-"""Makes, views and copies tensors without the checks of torch's public functions, and finds what the compiled helper calls of libtorch."""
+"""Makes, views and copies tensors below the checks of torch's public functions, and connects the helper in C to libtorch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Allocator = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tens
 
 
 def allocator(device: torch.device) -> Allocator:
-    """Return what makes an uninitialised tensor on `device` of a size, strides and a dtype, as Inductor's code does.
+    """Return a function of (size, strides, dtype) that makes an uninitialised tensor on `device`, as Inductor's code does.
 
-    For a CUDA device it has to be the current one.
+    A CUDA device has to be the current one when the function is called.
     """
     if device.type == "cuda":
         fast: Any = torch._C._dynamo.guards._empty_strided_cuda
@@ -31,7 +31,7 @@ def allocator(device: torch.device) -> Allocator:
 
 @contextlib.contextmanager
 def allocations_by(allocate: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Have Inductor's code that this thread runs allocate memory of a CUDA device by a function, called with what does so otherwise."""
+    """Have Inductor's code in this thread allocate CUDA memory by `allocate(original, size, strides, dtype)`."""
     original: Any = torch._C._dynamo.guards._empty_strided_cuda
     mine = threading.get_ident()
 
@@ -53,7 +53,7 @@ def allocations_by(allocate: Callable[..., torch.Tensor]) -> Iterator[None]:
 def reinterpret(
     tensor: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
-    """Return a tensor over `tensor`'s storage that autograd takes for no view of it; `offset` in elements of `dtype`."""
+    """Return a tensor over the storage of `tensor` that is no view to autograd; `offset` is in elements of `dtype`."""
     same = tensor if tensor.dtype == dtype else tensor.view(dtype)
     return reinterpreter()(same, size, stride, offset)
 
@@ -62,20 +62,20 @@ Reinterpreter = Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], 
 
 
 def viewed_like(plain: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return `plain`'s memory read as `like`'s is: conjugate, negative, or as it is."""
+    """Return a view of `plain` with the conjugate and negative bits of `like`."""
     if like.is_conj():
         plain = torch._conj(plain)
     return torch._neg_view(plain) if like.is_neg() else plain
 
 
 def reinterpreter() -> Reinterpreter:
-    """Return what does as `reinterpret`, for one dtype."""
+    """Return torch's function of (tensor, size, strides, offset) that does as `reinterpret` without changing the dtype."""
     fast: Reinterpreter = torch._C._dynamo.guards._reinterpret_tensor
     return fast
 
 
 def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy the second tensor of each pair into the first, whatever autograd thinks of them."""
+    """Copy the second tensor of each pair into the first, without autograd."""
     by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for target, source in pairs:
         targets, sources = by_type.setdefault(source.dtype, ([], []))
@@ -87,7 +87,7 @@ def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def memory_at(address: int, size: int, device: torch.device) -> torch.Tensor:
-    """Return memory that somebody else owns as bytes."""
+    """Return a tensor of bytes over memory that it does not own; `size` is in bytes."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, size)
     owned_elsewhere: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=device).set_(
         storage, 0, (size,), (1,)
@@ -102,12 +102,12 @@ _LIBTORCH = (
     ("libtorch_cpu.so", "aoti_torch_delete_tensor_object"),
     ("libtorch_python.so", "_Z16THPVariable_WrapON2at10TensorBaseE"),
 )
-"""What the compiled helper calls: libtorch's stable C interface, and `THPVariable_Wrap(at::TensorBase&&)`."""
+"""Functions that the helper calls: libtorch's stable C interface, and `THPVariable_Wrap(at::TensorBase&&)`."""
 
 
 @functools.cache
 def missing_for_helper() -> str | None:
-    """Return why the compiled helper is of no use with this torch, or None."""
+    """Return why the helper cannot be used with this torch, or None."""
     if _handle_offset() is None:
         return f"torch {torch.__version__} keeps tensors in a way that is not known"
     names = [name for library, name in _LIBTORCH if _function(library, name) is None]
@@ -115,7 +115,7 @@ def missing_for_helper() -> str | None:
 
 
 def configure_helper(helper: Any) -> str | None:
-    """Tell the compiled helper of this torch; return why it is of no use, or None."""
+    """Give the helper the addresses and offsets of this torch, and try it; return why it cannot be used, or None."""
     functions = (_function(library, name) for library, name in _LIBTORCH)
     helper.configure(torch._C.TensorBase, _handle_offset(), *functions)
     with _without_modes_of_the_user():
@@ -133,7 +133,7 @@ def configure_helper(helper: Any) -> str | None:
 
 @functools.cache
 def _handle_offset() -> int | None:
-    """Return where in a Python tensor the C++ one is, a pointer to its implementation, whose value torch tells."""
+    """Return the offset in bytes, within a Python tensor, of the pointer to its C++ implementation; None if it is not found."""
     tensors = _own_tensors()
     word = ctypes.sizeof(ctypes.c_void_p)
     for offset in range(object.__basicsize__, torch._C.TensorBase.__basicsize__ - word + 1, word):
@@ -145,7 +145,7 @@ def _handle_offset() -> int | None:
 
 @functools.cache
 def dtype_code(dtype: torch.dtype | None) -> int:
-    """Return what libtorch's stable C interface calls a dtype; -1 for None. Raises LookupError for one that it does not have."""
+    """Return the code of a dtype in libtorch's stable C interface, -1 for None; raises LookupError if it has none."""
     if dtype is None:
         return -1
     address = _function("libtorch_cpu.so", f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
@@ -155,7 +155,7 @@ def dtype_code(dtype: torch.dtype | None) -> int:
 
 
 def _function(library: str, name: str) -> int | None:
-    """Return the address of a function of libtorch's."""
+    """Return the address of a function in a library of torch, or None."""
     try:
         loaded = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / library))
         return ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value
@@ -164,7 +164,7 @@ def _function(library: str, name: str) -> int | None:
 
 
 def _own_tensors() -> list[torch.Tensor]:
-    """Return tensors of several kinds, whatever modes of the user's are on."""
+    """Return CPU tensors of several kinds, whatever modes the user has set."""
     with _without_modes_of_the_user():
         plain = torch.zeros(4, device="cpu")
         return [plain, plain[1:], torch.nn.Parameter(torch.zeros(2, device="cpu")), plain.clone()]
