@@ -168,29 +168,10 @@ class Report:
         """Return the JSON object that a summary file holds."""
         with self._lock:
             names = (
-                "graphs",
-                "looked_up",
-                "hits",
-                "misses",
-                "measured",
-                "recorded",
-                "spooled",
-                "withheld",
-                "waited",
-                "adopted",
-                "checked",
-                "disputed",
-                "sizes",
-                "placed",
-                "placed_inputs",
-                "sent",
-                "led",
-                "followed",
-                "captured",
-                "staged",
-                "checked_results",
+                "graphs", "looked_up", "hits", "misses", "measured", "recorded", "spooled", "withheld", "waited", "adopted", "checked",
+                "disputed", "sizes", "placed", "placed_inputs", "sent", "led", "followed", "captured", "staged", "checked_results",
                 "wrong_results",
-            )
+            )  # fmt: skip
             return {
                 "schema": SUMMARY_VERSION,
                 **{name: self.counts[name] for name in names},

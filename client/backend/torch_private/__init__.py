@@ -21,7 +21,7 @@ from pygraphd.client.backend.torch_private.inductor import (
     Cudagraphify, Runnable, aligned, compile_with_inductor, count_in_compilation, counted_in_compilation, cuda_is_set_up, cudagraphs_asked,
     graph_breaks, install, is_in_subgraph, is_ours, is_own_file, kernel_options, note_ours,
 )
-from pygraphd.client.backend.torch_private.operators import host_operators, is_mutable, keep_results, lower_as, operator_of
+from pygraphd.client.backend.torch_private.operators import is_mutable, keep_results, lower_as, operator_of
 from pygraphd.client.backend.torch_private.partitions import graphs_are_split, split_graphs, split_partitions
 from pygraphd.client.backend.torch_private.passes import (
     FILES, PASS_OPTION, add_pass, current_pass, fake_on, has_frozen_values, is_added, is_for_export, pass_after, without_modes,
@@ -30,6 +30,6 @@ from pygraphd.client.backend.torch_private.requirements import (
     COMPILE_FX, missing, missing_for_groups, missing_for_partitions, missing_for_passes, missing_for_relocation,
 )
 from pygraphd.client.backend.torch_private.tensors import (
-    Allocator, Reinterpreter, allocations_by, allocator, configure_helper, copy_all, dtype_code, memory_at, missing_for_helper, reinterpret,
+    Allocator, allocations_by, allocator, configure_helper, copy_all, dtype_code, memory_at, missing_for_helper, reinterpret,
     reinterpreter, viewed_like,
 )

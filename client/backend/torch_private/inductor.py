@@ -16,13 +16,9 @@ import torch
 from pygraphd.client.backend.torch_private.requirements import COMPILE_FX
 
 Runnable = Callable[[list[Any]], Any]
-
+"""Runs a compiled graph or partition; takes Inductor's list of inputs, which it may clear."""
 Cudagraphify = Callable[..., Runnable]
-
-PostCompile = Callable[..., None]
-
 AroundPostCompile = Callable[[Callable[[], None], Any, Mapping[str, Any]], None]
-
 AroundCudagraphify = Callable[[Cudagraphify, Runnable, Mapping[str, Any]], Runnable]
 
 

@@ -32,19 +32,9 @@ REQUIRED = (
 """Modules and names that the hook needs."""
 
 REQUIRED_FIELDS = (
-    "current_callable",
-    "compiled_fn_runner",
-    "inductor_post_grad_graph_str",
-    "source_code",
-    "device_types",
-    "device_idxs",
-    "mutated_input_idxs",
-    "disabled_cudagraphs_reason",
-    "cudagraph_info",
-    "partition_maps",
-    "fx_kwargs",
-    "inputs_to_check",
-)
+    "current_callable", "compiled_fn_runner", "inductor_post_grad_graph_str", "source_code", "device_types", "device_idxs",
+    "mutated_input_idxs", "disabled_cudagraphs_reason", "cudagraph_info", "partition_maps", "fx_kwargs", "inputs_to_check",
+)  # fmt: skip
 """Fields of `CompiledFxGraph` that the hook reads or sets."""
 
 PASSES_REQUIRED = (
