@@ -46,9 +46,12 @@ class Report:
         self.recording_ms = 0.0
         self.daemon_version: str | None = None
         self.bounds: dict[str, int] = {}
-        """The bounds in force, by name: `sizes` and `size_calls` (settings), `remembered_sizes` (sizes without a decision),
-        `setups_per_size` (setups of sizes in all, as a multiple of `sizes`), `idle_ticks` (changes of size after which an unused size may be
-        replaced), `integers` (of a call that is decided by its sizes), `recordings` of a graph and `executables` of a recording."""
+        """The bounds in force, by name.
+
+        `sizes` and `size_calls` are settings. `remembered_sizes` have no decision yet. `setups_per_size` bounds the setups of sizes in all, as
+        a multiple of `sizes`. After `idle_ticks` changes of size an unused one may be replaced. Calls with more than `integers` are decided
+        as a whole. `recordings` and `executables` are those of a graph and of a recording.
+        """
         self._left_on_cpu: Counter[str] = Counter()
         self._graph_breaks: Counter[str] = Counter()
         self._left_to_torch: Counter[str] = Counter()
@@ -211,8 +214,8 @@ def claim_summary() -> None:
 def write_summary(report: Report) -> None:
     """Write the summary if it is asked for; raises OSError if it cannot be written.
 
-    A process started by the one that claimed the file adds `.RANK` (or its process id) to the name, and writes nothing if
-    it compiled nothing, so that workers do not overwrite the program's own summary.
+    A process that was started by the one that claimed the file adds `.RANK` (or its process id) to the name, so that workers do not
+    overwrite the program's own summary. It writes nothing if it compiled nothing.
     """
     target = os.environ.get(SUMMARY_VARIABLE)
     if not target:

@@ -74,7 +74,7 @@ def note_ours(box: Any) -> None:
 
 
 def is_ours(box: Any) -> bool:
-    """Whether PyGraph runs the forward that has this box."""
+    """Return whether PyGraph runs the forward that has this box."""
     found = _boxes.get(id(box))
     return found is not None and found() is box
 
