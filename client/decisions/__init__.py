@@ -1,1 +1,1 @@
-"""Knows what was decided before, whether to believe it, and who is to find it out."""
+"""Decisions of earlier runs: looked up, trusted or rejected, leased and recorded; and agreement between ranks."""

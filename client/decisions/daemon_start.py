@@ -1,6 +1,6 @@
-"""Starting the daemon from a process that needs it: without waiting for it, and without it hanging on to anything.
+"""Start the daemon from a process that needs it, without waiting for it or keeping it as a child.
 
-The child is `pygraphd start --foreground`; if several processes do this at once, the daemon's lock leaves one of them.
+The command is `pygraphd start --foreground`. If several processes start one at once, the daemon's lock leaves one.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ VARIABLE = "PYGRAPHD_AUTOSTART"
 _MANAGED = ("CI", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 _OFF = frozenset({"", "0", "off", "false", "no"})
 STARTING_S = 10.0
-"""How long a daemon may take to answer; one that has not by then is missing."""
+"""Seconds that a daemon may take to answer after its start; later it counts as missing."""
 
 
 class Starting:
-    """Whether a daemon that does not answer is about to: this process has started it, or a process holds its lock."""
+    """Tells whether a daemon that does not answer is starting: this process has started it, or a process holds its lock."""
 
     def __init__(self) -> None:
         self._began: float | None = None
         self._held_since: float | None = None
 
     def begun(self) -> None:
-        """Note that this process has started one."""
+        """Note that this process has started a daemon."""
         self._began = time.monotonic()
 
     def is_under_way(self, lock: Path) -> bool:
-        """Whether one is about to answer; called when none does. Raises nothing."""
+        """Return whether a daemon is about to answer; called when none does. Raises nothing."""
         now = time.monotonic()
         if self._began is not None and now - self._began < STARTING_S:
             return True
@@ -71,7 +71,7 @@ def _is_held(lock: Path) -> bool:
 
 
 def why_not(environ: Mapping[str, str]) -> str | None:
-    """Return why the hook does not start a daemon by itself, or None if it does."""
+    """Return why the client does not start a daemon by itself, or None if it does."""
     if VARIABLE in environ:
         return f"{VARIABLE}={environ[VARIABLE]}" if environ[VARIABLE].lower() in _OFF else None
     return next((f"{name} is set" for name in _MANAGED if environ.get(name)), None)
@@ -80,9 +80,9 @@ def why_not(environ: Mapping[str, str]) -> str | None:
 def ensure(
     transport: Transport, environ: Mapping[str, str] | None = None, *, forbidden: str | None = None
 ) -> str | None:
-    """Start the daemon if none listens and nothing forbids it; return why not, or None. Raises nothing.
+    """Start the daemon if none listens and nothing forbids it; return why it was not started, or None. Raises nothing.
 
-    `forbidden`: why it must not be started, whatever the environment says.
+    `forbidden`: a reason not to start it, whatever the environment says.
     """
     environ = os.environ if environ is None else environ
     try:

@@ -1,6 +1,6 @@
-"""A compiled graph and the machine it runs on, as the keys and messages of `schema`.
+"""The keys of a compiled graph and of its environment, collected from torch and the machine.
 
-Reads public torch and what `torch_private` hands over; weights' values are no part of anything here.
+Uses public torch and the facts of `torch_private`. No key depends on the values of weights.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def _digest(facts: CompiledFacts, options: tuple[tuple[str, str], ...], kind: Ki
 
 @functools.cache
 def environment(device_index: int | None) -> Environment:
-    """Return the environment of graphs on a CUDA device, or (None) of graphs that run on the CPU.
+    """Return the environment of graphs on a CUDA device; None: of graphs on the CPU.
 
-    Asking for None does not touch CUDA, so that a program on the CPU does not pay for a context.
+    None does not touch CUDA, so that a program on the CPU does not create a context.
     """
     if device_index is None:
         return Environment(_NO_GPU, "", 0, 0, "", torch.__version__, _triton(), "", "", "")
@@ -89,7 +89,7 @@ def _mig_profile(name: str) -> str:
 
 
 def _probe(read: Callable[[], str]) -> str:
-    """Return what `read` finds, or "unknown: " and the error's name: such rows are shared with nobody else."""
+    """Return the result of `read`, or "unknown: " and the name of its error: no other environment shares such an entry."""
     try:
         return read()
     except Exception as error:  # noqa: BLE001 - a broken driver may raise anything, and costs only the sharing

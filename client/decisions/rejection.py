@@ -52,7 +52,7 @@ def unfinished(decision: Decision) -> Rejection:
 
 
 def cost_differs(entry: Entry) -> Rejection:
-    """Return why a decision of another user or host is not used whose cost was not confirmed here."""
+    """Return why a foreign decision is not used: its cost did not hold here."""
     deployment = entry.decision.deployment
     return Rejection(
         because(ReasonCode.COST_DIFFERS, f"{deployment} {entry.cost_us:.1f} us {_by(entry)}"), deployment

@@ -1,6 +1,6 @@
-"""Decisions that rest on no measurement: only KERNELS can run, or nothing could be measured.
+"""Decisions that rest on no measurement: only KERNELS can run, or no measurement was possible.
 
-`schema.policy` decides what measurements show.
+`schema.policy` decides from measurements.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The answers of earlier runs, from wherever they can be had; and a way to add to them.
+"""Access to the cache of decisions: lookups, records and leases.
 
-The daemon is asked first. Without one, its database is read, and then what other clients have left for it.
-
-Nothing here raises and nothing takes long. What went wrong is counted in the report. After two failures that cost
-time the daemon is not asked again by this process.
+Asks the daemon. Without a daemon, reads its database and the spool, and leaves records in the spool. Raises nothing, and each call
+takes a fraction of a second at most. Failures are counted in the report. After two failures that took time, this process does not
+ask the daemon again.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Cache:
     """One process's view of the shared cache."""
 
     def __init__(self, locations: Locations, host: str, report: Report, *, readonly: bool = False) -> None:
-        """Ask as `host`; `readonly`: nothing is added, and nothing is said of what is being measured."""
+        """Record as `host`. `readonly`: nothing is recorded, and no lease is asked for."""
         self._readonly = readonly
         self._locations = locations
         self._transport = Transport(locations.socket)
@@ -57,7 +56,7 @@ class Cache:
         self._spooled: dict[str, dict[str, Entry]] = {}
 
     def lookup(self, environment: Environment, graphs: Sequence[str]) -> dict[str, Entry]:
-        """Return the entries that are known, by graph digest."""
+        """Return the stored entries by graph digest."""
         began = time.perf_counter()
         request = LookupRequest(environment.digest(), tuple(graphs))
         entries = self._ask(request)
@@ -67,7 +66,7 @@ class Cache:
         return {entry.graph: entry for entry in entries if entry.graph in request.graphs}
 
     def record(self, environment: Environment, records: Sequence[Record]) -> None:
-        """Add records: to the daemon, else to the spool folder."""
+        """Record decisions and measurements: at the daemon, else in the spool."""
         if self._readonly:
             self._report.count(withheld=len(records))
             return
@@ -80,7 +79,7 @@ class Cache:
             self._spool(body, request)
 
     def lease(self, environment: Environment, graphs: Sequence[str]) -> LeaseAnswer | None:
-        """Ask to be the one that measures some graphs, or to go on being it; None: there is nobody to ask."""
+        """Ask for leases of some graphs, or prolong them; None: there is no daemon to ask."""
         if self._readonly:
             return None  # others are not to wait for an answer that will not come
         request = LeaseRequest(environment.digest(), self._holder, tuple(graphs))

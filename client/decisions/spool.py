@@ -1,7 +1,7 @@
-"""What a client leaves for the next daemon when it finds none: files of one `RecordRequest` each, in the spool folder.
+"""The spool: files of one `RecordRequest` each, which clients leave while no daemon answers.
 
-Until a daemon has taken them in, other clients that find none read them too: where no daemon ever runs (CI, a batch
-job), the second run of a program still knows what the first has found.
+Until a daemon stores them, other clients without a daemon read them too. So where no daemon ever runs (CI, a batch job), the second
+run of a program still finds the decisions of the first.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 MAX_FILES = 1000
 MAX_READ = 256
-"""Files that are read for an answer, newest first: a few hundred milliseconds at the very most."""
+"""Files read for one answer, newest first: a few hundred milliseconds at most."""
 
 
 class SpoolFullError(OSError):
-    """So many files are waiting that no daemon can have run for long; nothing more is kept."""
+    """`MAX_FILES` files are waiting, or a body is too large: nothing more is kept."""
 
 
 def leave(folder: Path, body: bytes) -> Path:
@@ -52,9 +52,9 @@ def leave(folder: Path, body: bytes) -> Path:
 
 
 def read_entries(folder: Path, environment: str) -> dict[str, Entry]:
-    """Return what the spooled files say of an environment (its digest), by graph. The newest file wins.
+    """Return the entries of an environment (its digest) in the spool, by graph. The newest file wins.
 
-    A decision that is not final never hides one that is. Files that are not ours or not valid are passed over.
+    A decision that is not final never hides a final one. Files that are not ours or not valid are skipped.
     """
     entries: dict[str, Entry] = {}
     for request, left_at in _requests(folder):
@@ -64,9 +64,9 @@ def read_entries(folder: Path, environment: str) -> dict[str, Entry]:
 
 
 def merge(entries: dict[str, Entry], request: RecordRequest, left_at: float, *, newer: bool) -> None:
-    """Add records, made at a time in seconds since the epoch, to entries that are newer or older than they.
+    """Add records to entries; `left_at` is their time in seconds since the epoch, `newer` whether they are newer than the entries.
 
-    One that is not final never hides one that is.
+    A decision that is not final never hides a final one.
     """
     for record in request.records:
         known = entries.get(record.graph.digest)
@@ -96,7 +96,7 @@ def _requests(folder: Path) -> Iterator[tuple[RecordRequest, float]]:
 
 
 def _read_own(path: Path) -> tuple[bytes, float]:
-    """Return what is in a file of one's own, and when it was written."""
+    """Return the content of a file and its time; raises PermissionError if it belongs to another user."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)

@@ -1,7 +1,7 @@
 """One request to the daemon: HTTP over a Unix socket with the standard library, under one deadline, raising one error.
 
-A connection is opened for each request and closed after it, so nothing is held across a fork. `Transport` keeps no
-state; when to ask and what to do without an answer is `client.decisions.service`'s business.
+A connection serves one request, so that nothing is shared across a fork. `Transport` keeps no state; `client.decisions.service`
+decides when to ask, and goes on without an answer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,10})[ \t]*(?=\r\n|$)",
 
 
 class TransportError(Exception):
-    """No usable answer. `absent`: nobody listens there, which costs next to nothing and may change at any time.
+    """The daemon gave no usable answer.
 
-    `unknown`: a daemon of another version does not know the question.
+    `absent`: nobody listens, which costs next to nothing and may change at any time. `unknown`: a daemon of another version does not
+    know the path.
     """
 
     def __init__(self, reason: str, *, absent: bool = False, unknown: bool = False) -> None:
@@ -35,7 +36,7 @@ class TransportError(Exception):
 
 
 class Transport:
-    """Where the daemon listens, and how long it may take to answer."""
+    """The daemon's socket, and the time that it may take to accept (`connect_s`) and to answer (`total_s`), in seconds."""
 
     def __init__(self, path: Path, connect_s: float = CONNECT_S, total_s: float = TOTAL_S) -> None:
         self._path = path

@@ -1,7 +1,7 @@
-"""One decision for each graph and process group, as one rank sees it: it finds out for all, or waits for who does.
+"""One decision for each graph in a process group, as seen by one rank: the leader looks up and measures, other ranks wait.
 
-What a rank concludes is a proposal; what the graph's register holds is what runs, on every rank. A rank that cannot reach the
-registers launches, and says so. Knows nothing of torch.
+The decision of a rank is a proposal; the value in the graph's register runs on every rank. A rank that cannot reach the registers
+runs KERNELS, with a reason. Needs no torch.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Decision, Deployment
 
 MAX_FAILURES = 2
-"""Failures after which a rank asks a group's store no more."""
+"""Failures after which a rank does not ask the group's store again."""
 WAIT_LIMIT_S = 120.0
-"""How long a rank waits for another's decision."""
+"""Seconds that a rank waits for the leader's decision."""
 ELSEWHERE = "decided in another environment"
 
 _T = TypeVar("_T")
 
 
 class Part:
-    """What a process has to do about the graphs of one plan: here, without a group, to find out for itself."""
+    """The role of a process for the graphs of one compiled graph. This class is the role without a process group: it decides alone."""
 
     leads: bool = True
-    """Whether this process looks up and measures."""
+    """Whether this process looks up and measures the graphs."""
 
     def settled(self, graph: str, own: Decision | None) -> Decision | None:
-        """Return what is decided for a graph, if anything is; `own` is what this process knows already."""
+        """Return the decision for a graph, None if there is none yet; `own` is this process's decision, if it has one."""
         return own
 
     def propose(self, graph: str, decision: Decision) -> Decision:
-        """Return what runs now that this process has come to a decision."""
+        """Propose this process's decision; return the decision that runs."""
         return decision
 
     def wait(self, graph: str, waited_s: float) -> Decision | None:
-        """Return what another process has decided, or None to go on waiting."""
+        """Return the leader's decision, or None to go on waiting."""
         return None
 
 
@@ -51,7 +51,7 @@ ALONE = Part()
 
 
 class Agreement:
-    """What one rank knows of its group's decisions; those that it had to take alone included."""
+    """One rank's view of its group's decisions, with those that it had to take alone."""
 
     def __init__(self, registers: Registers, report: Report, wait_limit_s: float = WAIT_LIMIT_S) -> None:
         self._registers = registers
@@ -62,7 +62,7 @@ class Agreement:
         self._claims: dict[str, bool] = {}
 
     def part(self, claim: str, graphs: Sequence[str], environment: str) -> Part:
-        """Return this rank's part in some graphs; one rank leads for all graphs with the same claim."""
+        """Return this rank's role for some graphs; one rank leads for all graphs with the same `claim`."""
         if claim not in self._claims:
             leads = self._attempt(graphs, lambda: self._registers.claim(claim))
             if leads is None:
@@ -75,13 +75,13 @@ class Agreement:
         return self._adopt(graph, environment, lambda: self._registers.read(graph))
 
     def propose(self, graph: str, environment: str, decision: Decision) -> Decision:
-        """Decide for the group unless somebody has; return what is decided."""
+        """Write a decision unless there is one; return the one that holds."""
         verdict = Verdict(environment, decision)
         adopted = self._adopt(graph, environment, lambda: self._registers.write(graph, verdict))
         return adopted or _alone()
 
     def wait(self, graph: str, environment: str, waited_s: float) -> Decision | None:
-        """Look at a graph that another rank measures; after the time limit, propose that all launch it."""
+        """Return the leader's decision, None if there is none yet. After the time limit, propose KERNELS."""
         decision = self.look(graph, environment)
         if decision is not None or waited_s < self._wait_limit_s:
             return decision
@@ -96,7 +96,7 @@ class Agreement:
         return self._known.get(graph)
 
     def _attempt(self, graphs: Sequence[str], action: Callable[[], _T]) -> _T | None:
-        """Do something with the registers; if it fails, this rank is alone with these graphs from now on."""
+        """Run `action` on the registers; after a failure, this rank decides these graphs alone."""
         if self._failures < MAX_FAILURES:
             try:
                 return action()
@@ -113,7 +113,7 @@ def _alone() -> Decision:
 
 
 def _marked(verdict: Verdict, environment: str) -> Decision:
-    """Return a verdict's decision, with a word in its reason if it was taken on another kind of machine."""
+    """Return a verdict's decision; its reason says so if it was taken in another environment."""
     decision = verdict.decision
     if verdict.environment == environment:
         return decision
@@ -122,7 +122,7 @@ def _marked(verdict: Verdict, environment: str) -> Decision:
 
 
 class _GroupPart(Part):
-    """The part of a rank in a group."""
+    """The role of a rank in a process group."""
 
     def __init__(self, agreement: Agreement, environment: str, *, leads: bool) -> None:
         self._agreement = agreement
@@ -140,7 +140,7 @@ class _GroupPart(Part):
 
 
 def possible(decision: Decision, offered: Collection[Deployment]) -> Decision:
-    """Return the group's decision, or KERNELS with a reason where it names what this process cannot run."""
+    """Return the group's decision, or a provisional one for KERNELS if this process does not offer its deployment."""
     if decision.deployment in offered:
         return decision
     return rules.not_measured(Reason(ReasonCode.RANKS_NOT_OFFERED, decision.deployment))

@@ -1,4 +1,4 @@
-"""The default process group as PyGraph sees it: which one is there now, and a way to its store that disturbs nobody."""
+"""The default process group: its store, and the agreement of its ranks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pygraphd.client.decisions.ranks.write_once import OPERATION_S, Registers
 if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
 
-PREFIX = "pygraph/1"
+PREFIX = "pygraph/2"
 """Keeps our keys from the user's; another number wherever a register means something else."""
 
 
 class GroupStore:
     """The store of one process group; see `write_once.Store`.
 
-    The user's store is never kept: on rank 0 it is the server, whose port a later group may need, and a FileStore
-    removes its file when its last user is gone. A TCPStore is asked over a connection of our own, since it lets one operation in
-    at a time, and one of the user's may wait there for minutes.
+    Holds no reference to the user's store: on rank 0 it is the server, whose port a later group may need, and a FileStore deletes its
+    file with its last user. A TCPStore serves one operation at a time, and an operation of the user's may wait there for minutes. So it
+    is asked over a connection of our own.
     """
 
     def __init__(self, store: Any) -> None:
@@ -33,7 +33,7 @@ class GroupStore:
         self._pid = os.getpid()
 
     def is_of(self, store: object) -> bool:
-        """Return whether this is that store."""
+        """Return whether this wraps `store`."""
         return self._users() is store
 
     def check(self, keys: list[str]) -> bool:  # noqa: D102 - see registers.Store
@@ -63,7 +63,7 @@ def _is_tcp(store: Any) -> bool:
 
 
 class Groups:
-    """The agreement of the process group that is there now. A new group has a new one."""
+    """The agreement of the current process group. A new group gets a new one."""
 
     def __init__(
         self, report: Report, wait_limit_s: float = WAIT_LIMIT_S, operation_s: float = OPERATION_S
@@ -75,7 +75,7 @@ class Groups:
         self._agreement: Agreement | None = None
 
     def agreement(self) -> Agreement | None:
-        """Return what the ranks of the default process group agree by; None where there is no group of several."""
+        """Return the agreement of the default process group; None without a group of several ranks."""
         if not _several_ranks():
             return None
         if reason := torch_private.missing_for_groups():

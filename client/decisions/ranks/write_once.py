@@ -1,7 +1,7 @@
-"""Registers in the store of a process group that are written once: what is decided for a graph, and which rank finds out.
+"""Write-once registers in the store of a process group: the decision for a graph, and the rank that leads.
 
-Whoever writes first has written for all. A collective would not do: ranks compile in an order of their own, and one of ours
-could meet one of the user's. Knows nothing of torch.
+The first write holds for all ranks. A collective would not do: ranks compile in different orders, and a collective of ours could meet
+one of the user's. Needs no torch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OPERATION_S = 5.0
-"""What one answer may take; tens to hundreds of microseconds are usual."""
+"""Seconds that one operation may take; tens to hundreds of microseconds are usual."""
 
 _T = TypeVar("_T")
 
 
 class Store(Protocol):
-    """What is used of `torch.distributed.Store`; every operation may raise anything, or never return."""
+    """The operations of `torch.distributed.Store` that are used. Each may raise anything, or never return."""
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys are there."""
@@ -35,16 +35,16 @@ class Store(Protocol):
         """Return the value of a key; waits for one that is not there."""
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a key that has the expected value, or is not there if that is empty; return what it then holds."""
+        """Set a key whose value is `expected`, or that does not exist if `expected` is empty; return its value then."""
 
 
 class RegisterError(Exception):
-    """A register gave no answer, or one that makes no sense."""
+    """A register gave no answer, or an invalid one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a register holds: the decision for a graph, and the environment of the rank that took it."""
+    """The content of a register: the decision for a graph, and the environment of the rank that decided."""
 
     environment: str
     decision: Decision
@@ -62,16 +62,16 @@ class Registers:
         self._limit_s = limit_s
 
     def claim(self, about: str) -> bool:
-        """Put this rank down as the one that finds out, unless another is; return whether it is this one."""
+        """Make this rank the leader, unless there is one; return whether this rank leads."""
         return self._write(f"asks/{about}", self._name) == self._name.encode()
 
     def read(self, graph: str) -> Verdict | None:
-        """Return what is decided for a graph, or None."""
+        """Return the decision for a graph, or None."""
         data = within(self._limit_s, lambda: self._read(f"decided/{graph}"))
         return None if data is None else _decode(data)
 
     def write(self, graph: str, verdict: Verdict) -> Verdict:
-        """Decide for a graph if nobody has; return what is decided."""
+        """Write the decision for a graph unless there is one; return the one that holds."""
         return _decode(self._write(f"decided/{graph}", json.dumps(dataclasses.asdict(verdict))))
 
     def _read(self, key: str) -> bytes | None:
@@ -90,10 +90,10 @@ def _decode(data: bytes) -> Verdict:
 
 
 def within(limit_s: float, action: Callable[[], _T]) -> _T:
-    """Return what `action` returns; raises RegisterError if it raises, or has not come back in time.
+    """Return the result of `action`; raises RegisterError if it raises, or does not return in `limit_s` seconds.
 
-    In a thread of its own: where the process that serves a TCPStore hangs, `check`, `compare_set` and `clone` wait for ever,
-    and so do `get` and `wait`, whatever time-out the store has (torch 2.11 to 2.15).
+    It runs in a thread of its own: if the process that serves a TCPStore hangs, `check`, `compare_set` and `clone` never return, nor do
+    `get` and `wait`, whatever the store's time-out (torch 2.11 to 2.15).
     """
     results: list[_T] = []
     errors: list[Exception] = []

@@ -68,7 +68,7 @@ def test_a_group_is_found_and_its_store_asked(groups: Groups, init: Callable[...
     assert agreement is not None
     assert agreement is groups.agreement()
     assert agreement.part(GRAPH, [GRAPH], HERE).leads
-    assert torch_private.default_store().check([f"pygraph/1/asks/{GRAPH}"])
+    assert torch_private.default_store().check([f"pygraph/2/asks/{GRAPH}"])
 
 
 def test_a_new_group_has_a_new_agreement_and_the_old_ones_store_is_gone(
