@@ -21,7 +21,7 @@ from pygraphd.client.replay.layout import Memory
 from pygraphd.client.replay.outputs import Empty, Fixed, Input, Part, View, Whole
 from pygraphd.client.replay.relocation_table import (
     BLOCK,
-    Segment,
+    SegmentRange,
     Share,
     Span,
     alignment,
@@ -132,12 +132,12 @@ class AliasSets:
         members = (self._outputs[index] for index in self._members[number])
         return next((each for each in members if extent(each) == storage_of(each)), None)
 
-    def memories(self, first_slot: int) -> tuple[tuple[Memory, ...], list[Segment], list[int]]:
+    def memories(self, first: int) -> tuple[tuple[Memory, ...], list[SegmentRange], list[int]]:
         """Return what a call allocates for outputs, the segments that lie in it, and its addresses in the capture (0: there is none)."""
         if self.overlapping:
             raise NotRelocatableError("outputs overlap with other memory")
         segments = [
-            Segment(self._spans[number], first_slot + memory, begin)
+            SegmentRange(self._spans[number], first + memory, begin)
             for number, (memory, begin) in self._at.items()
         ]
         packed = [Memory((size,), (1,), torch.uint8) for _, size in self._packed]

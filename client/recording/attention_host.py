@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.pipeline import Recorder
     from pygraphd.client.replay.replay import Replay
-    from pygraphd.client.replay.rng import Draw
+    from pygraphd.client.replay.rng import PhiloxRange
 
 ON_THE_GPU = "attention's random state was given on the GPU: its forward was captured otherwise"
 NOT_SENT = "attention's random state could not be sent to the GPU"
@@ -180,10 +180,12 @@ class WithHostState(Recordings):
 
     # --- the state that a replay returns ---
 
-    def _note_draw(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
+    def _note_draw(self, replay: Replay, outputs: Any, drawn: PhiloxRange | None) -> None:
         self._call.drawn = self._numbers(replay, outputs, drawn) if self._state.drawn else ()
 
-    def _numbers(self, replay: Replay, outputs: Sequence[Any], drawn: Draw | None) -> Sequence[torch.Tensor]:
+    def _numbers(
+        self, replay: Replay, outputs: Sequence[Any], drawn: PhiloxRange | None
+    ) -> Sequence[torch.Tensor]:
         if drawn is not None and (begun := self._begun.get(replay)) is not None:
             return self._known(begun, drawn)
         read = [
@@ -195,7 +197,7 @@ class WithHostState(Recordings):
             self._report.count_fallback(READ_BACK)
         return read
 
-    def _learn(self, read: Sequence[int], drawn: Draw | None) -> _Begun | None:
+    def _learn(self, read: Sequence[int], drawn: PhiloxRange | None) -> _Begun | None:
         """Return how the state of a replay follows from the generator's; None if it does not."""
         if drawn is None:
             return None
@@ -207,7 +209,7 @@ class WithHostState(Recordings):
         fill = helper.bulk(self._report.count_failure).filling(pieces)
         return _Begun(tuple(each - drawn.before for each in offsets), fill)
 
-    def _known(self, begun: _Begun, drawn: Draw) -> Sequence[torch.Tensor]:
+    def _known(self, begun: _Begun, drawn: PhiloxRange) -> Sequence[torch.Tensor]:
         seed = self._seed
         if int(seed) != _signed(drawn.seed):
             seed = self._seed = _number(_signed(drawn.seed))

@@ -19,7 +19,7 @@ from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.alias_sets import AliasSets, input_groups
 from pygraphd.client.recording.false_pointers import CapturedCall, find_false_pointers
 from pygraphd.client.replay.exec_cache import Executables
-from pygraphd.client.replay.graph_exec import Slots
+from pygraphd.client.replay.graph_exec import Segments
 from pygraphd.client.replay.layout import Layout, Memory
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.node_params import TABLES, Parameters
@@ -27,7 +27,7 @@ from pygraphd.client.replay.outputs import Outputs
 from pygraphd.client.replay.relocation_table import (
     BLOCK,
     IN_PLACE,
-    Segment,
+    SegmentRange,
     Share,
     in_pieces,
     outside,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.alias_sets import InputGroups
     from pygraphd.client.recording.capture import Capture
     from pygraphd.client.recording.false_pointers import Recapture
-    from pygraphd.client.replay.relocation_table import Table
+    from pygraphd.client.replay.relocation_table import RelocationTable
 
 SCRATCH = Share(count=32, least=4 << 20)
 """Scratch is allocated in about 32 pieces of at least 4 MiB: a single one would need a gap of its whole size, and many cost host time."""
@@ -79,7 +79,7 @@ def build(
     """Make a replay of a captured call; `staged` has the buffers of staged inputs by index, `note` is called with later failures.
 
     `recapture` captures the call again where false pointers are possible; None: all that looks like an address is one. Takes over graph
-    and ticket of the capture, whose memory stays until it is let go. Raises `NotRelocatableError`, `FallbackError`, `DriverError` or
+    and cursor of the capture, whose memory stays until it is let go. Raises `NotRelocatableError`, `FallbackError`, `DriverError` or
     what `recapture` raises; then the capture is discarded.
     """
     try:
@@ -111,10 +111,10 @@ def _build(
     memories, segments, bases = sets.memories(len(groups))
     if not len(parameters):
         raise NotRelocatableError(NOTHING)
-    segments = [*(Segment(span, slot) for slot, (_, span) in enumerate(groups)), *segments]
+    segments = [*(SegmentRange(span, number) for number, (_, span) in enumerate(groups)), *segments]
     first_scratch = len(groups) + len(memories)
-    segments += [Segment(span, slot) for slot, span in enumerate(sets.scratch, start=first_scratch)]
-    in_place = [Segment(span, IN_PLACE) for span in capture.held]
+    segments += [SegmentRange(span, number) for number, span in enumerate(sets.scratch, start=first_scratch)]
+    in_place = [SegmentRange(span, IN_PLACE) for span in capture.held]
     table = _relocation_table(driver, parameters, [*segments, *in_place], first, groups, recapture)
     table, sizes = in_pieces(table, first_scratch, sets.scratch, SCRATCH)
     memories = (*memories, *(Memory((max(size, LEAST_SCRATCH),), (1,), torch.uint8) for size in sizes))
@@ -130,14 +130,14 @@ def _build(
     means = replay_device(device, note)
     _learn_random_state(capture, parameters, segments, means)
     parameters.candidates.clear()  # one for each argument, and of use only to the search
-    slots = Slots(layout.groups, table, bases)
-    executables = Executables(driver, capture.graph, parameters, slots, means.bulk, means.stream(), note)
+    moving = Segments(layout.groups, table, bases)
+    executables = Executables(driver, capture.graph, parameters, moving, means.bulk, means.stream(), note)
     try:
-        replay = Replay(driver, capture.graph, executables, layout, means, capture.ticket)
+        replay = Replay(driver, capture.graph, executables, layout, means, capture.cursor)
     except BaseException:
         executables.close()
         raise
-    unreferenced = [group for slot, (group, _) in enumerate(groups) if slot in table.unseen()]
+    unreferenced = [group for number, (group, _) in enumerate(groups) if number in table.unreferenced()]
     indices = frozenset(index for group in unreferenced for index, _ in group.members)
     return Built(replay, indices, device, len(parameters))
 
@@ -149,7 +149,7 @@ def _refuse_own_memory(driver: Driver, first: CapturedCall, staged: Mapping[int,
     """
     parameters = Parameters(driver, first.capture.graph)
     spans = [*(span for _, span in input_groups(first.inputs, staged)), *first.capture.allocations]
-    known = [Segment(span, IN_PLACE) for span in spans]
+    known = [SegmentRange(span, IN_PLACE) for span in spans]
     others = outside(parameters.words, parameters.candidates, known)
     if first.capture.held or any(driver.memory_type(each) is MemoryType.DEVICE for each in others):
         raise NotRelocatableError(OWN_MEMORY)
@@ -158,34 +158,34 @@ def _refuse_own_memory(driver: Driver, first: CapturedCall, staged: Mapping[int,
 def _relocation_table(
     driver: Driver,
     parameters: Parameters,
-    segments: Sequence[Segment],
+    segments: Sequence[SegmentRange],
     first: CapturedCall,
     groups: InputGroups,
     recapture: Recapture | None,
-) -> Table:
+) -> RelocationTable:
     """Return which words hold addresses in which segments, without false pointers. Raises `NotRelocatableError` and what `recapture` raises."""
     # Tables of a transform's plan lie on the device, and belong to the library.
     others = outside(parameters.words, parameters.transforms, segments)
     if any(driver.memory_type(each) is MemoryType.DEVICE for each in others):
         raise NotRelocatableError(TABLES)
-    slots = 1 + max((segment.slot for segment in segments), default=-1)
-    table = scan(parameters.words, parameters.candidates, segments, slots)
-    if not table.doubtful or recapture is None:
+    count = 1 + max((segment.number for segment in segments), default=-1)
+    table = scan(parameters.words, parameters.candidates, segments, count)
+    if not table.ambiguous or recapture is None:
         return table
     false = find_false_pointers(driver, parameters, table, first, groups, recapture)
-    return scan(parameters.words, parameters.candidates, segments, slots, false) if false else table
+    return scan(parameters.words, parameters.candidates, segments, count, false) if false else table
 
 
 def _learn_random_state(
-    capture: Capture, parameters: Parameters, segments: Sequence[Segment], means: Device
+    capture: Capture, parameters: Parameters, segments: Sequence[SegmentRange], means: Device
 ) -> None:
-    """Have the ticket find the generator's state among the parameters; a recording that draws no random numbers gets no ticket."""
-    if capture.ticket is not None:
+    """Have the cursor find the generator's state among the parameters; a recording that draws no random numbers gets no cursor."""
+    if capture.cursor is not None:
         others = functools.partial(outside, parameters.words, parameters.candidates, segments)
-        if not capture.ticket.learn(others, means.stream()):
+        if not capture.cursor.learn(others, means.stream()):
             # Its replays, from that of the verification on, do not wait for those that draw.
-            capture.ticket.close()
-            capture.ticket = None
+            capture.cursor.close()
+            capture.cursor = None
 
 
 def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:

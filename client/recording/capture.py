@@ -21,8 +21,8 @@ from pygraphd.client.backend.headroom import MARGIN
 from pygraphd.client.backend.workspaces import workspaces
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
 from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks, find, merge
-from pygraphd.client.replay.rng import GeneratorTicket, Ticket, generators_in
-from pygraphd.client.replay.stream_affinity import OneStream
+from pygraphd.client.replay.rng import GeneratorCursor, RngCursor, generators_in
+from pygraphd.client.replay.stream_affinity import StreamAffinity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -63,7 +63,7 @@ class Capture:
     """The allocations that are alive and in which no output lies: the graph may read them again."""
     as_tuple: bool = True
     """Whether the callable returned a tuple."""
-    ticket: Ticket | None = None
+    cursor: RngCursor | None = None
     pool: Pool | None = None
     """What keeps the memory of all allocations."""
     reserves: tuple[OutputReserve, ...] = ()
@@ -100,8 +100,8 @@ class Capture:
         try:
             driver.destroy_graph(self.graph)
         finally:
-            if self.ticket is not None:
-                self.ticket.close()
+            if self.cursor is not None:
+                self.cursor.close()
             self.let_go()
 
 
@@ -112,7 +112,7 @@ class CudaRecorder:
         self.driver = driver
         self.device, self._device_index = torch.device("cuda", device_index), device_index
         self._shares_state = torch_private.graphs_share_random_state()
-        self._random_numbers = OneStream(driver, torch_private.stream_watch(self.device))
+        self._random_numbers = StreamAffinity(driver, torch_private.stream_watch(self.device))
         self._stream: torch.cuda.Stream | None = None
         self._threads = threading.local()
         self._current_device, self.in_capture = torch_private.current_device(), torch_private.in_capture()
@@ -180,12 +180,12 @@ class CudaRecorder:
                 allocations,
                 held(alive, outputs),
                 as_tuple=isinstance(outputs, tuple),
-                ticket=GeneratorTicket(
+                cursor=GeneratorCursor(
                     graph,
                     self.generator,
                     self.driver,
                     self._synchronize,
-                    self._one_stream(),
+                    self._affinity(),
                     generators,
                 ),
                 pool=pool,
@@ -233,11 +233,11 @@ class CudaRecorder:
         if not hasattr(self._threads, "handle"):
             self._threads.handle = torch.cuda.current_blas_handle()
 
-    def _one_stream(self) -> OneStream:
+    def _affinity(self) -> StreamAffinity:
         """Return what orders launches of the next capture with others that read the same memory of the generator's state."""
         if self._shares_state:
             return self._random_numbers
-        return OneStream(self.driver, torch_private.stream_watch(self.device))
+        return StreamAffinity(self.driver, torch_private.stream_watch(self.device))
 
     def _synchronize(self) -> None:
         torch.cuda.current_stream(self.device).synchronize()

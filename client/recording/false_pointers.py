@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.driver import Driver
     from pygraphd.client.recording.alias_sets import InputGroups
     from pygraphd.client.replay.node_params import Parameters
-    from pygraphd.client.replay.relocation_table import Table
+    from pygraphd.client.replay.relocation_table import RelocationTable
 
 UNDECIDABLE = "two captures of it cannot tell an address from a number"
 CAPTURES_DIFFER = "two captures of it are not of the same kernels"
@@ -66,7 +66,7 @@ class MovedSpan:
 def find_false_pointers(
     driver: Driver,
     parameters: Parameters,
-    table: Table,
+    table: RelocationTable,
     first: CapturedCall,
     groups: InputGroups,
     recapture: Recapture,
@@ -90,15 +90,19 @@ def find_false_pointers(
 
 
 def _compared(
-    second: CapturedCall, parameters: Parameters, table: Table, first: CapturedCall, groups: InputGroups
+    second: CapturedCall,
+    parameters: Parameters,
+    table: RelocationTable,
+    first: CapturedCall,
+    groups: InputGroups,
 ) -> frozenset[int]:
-    words = parameters.of_another(second.capture.graph, table.doubtful)
+    words = parameters.of_another(second.capture.graph, table.ambiguous)
     if words is None:
         raise FallbackError(CAPTURES_DIFFER)
     given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in second.memory]
     spans = merge((*given, *second.capture.spans, *second.capture.held))
     moved = functools.partial(moved_spans, first, second, groups)
-    return false_addresses(table.doubtful, parameters.words, words, spans, moved)
+    return false_addresses(table.ambiguous, parameters.words, words, spans, moved)
 
 
 def moved_spans(first: CapturedCall, second: CapturedCall, groups: InputGroups) -> list[MovedSpan]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.pipeline import Attempt, Costs, Recorder
     from pygraphd.client.replay.native.ffi import Fused
-    from pygraphd.client.replay.rng import Draw
+    from pygraphd.client.replay.rng import PhiloxRange
     from pygraphd.schema.reasons import Reason
 
     Size = tuple[int, ...]
@@ -224,7 +224,7 @@ class Recordings(_Refusing):
             self._is_called = True
         return tuple(map(inputs.__getitem__, self._integers))
 
-    def _note_draw(self, replay: Replay, outputs: Any, drawn: Draw | None) -> None:
+    def _note_draw(self, replay: Replay, outputs: Any, drawn: PhiloxRange | None) -> None:
         """Note the range of random numbers that a replay has drawn."""
 
     def _fall_back(self, reason: str, inputs: list[Any]) -> Any:

@@ -1,8 +1,8 @@
-"""The executables of one graph, and which of them serves a call: one table from sets of addresses to executables.
+"""The executables of one recording, and the table that finds one for the addresses of a call.
 
-A call whose addresses an executable is bound to needs no write. Others are written to the first executable, at 0.5 to 0.7 us of the
-host's time a node. Addresses that come again get an executable of their own if that saves enough: sets that take turns, as the weights
-of layers that share a graph, are then written no more. Another one costs some hundred us once, and about 3 KB of the GPU's memory a node.
+A call needs no write if an executable is bound to its addresses. Other addresses are written to the first executable, at 0.5 to 0.7 us
+of host time a node. Addresses that come again get an executable of their own if that saves enough. So sets that alternate, like the
+weights of layers that share a graph, are soon written no more. An executable costs some hundred us once, and about 3 KB of GPU memory a node.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pygraphd.client.backend.driver import Driver
-    from pygraphd.client.replay.graph_exec import Slots
+    from pygraphd.client.replay.graph_exec import Segments
     from pygraphd.client.replay.native.ffi import Bulk
     from pygraphd.client.replay.node_params import Parameters
 
 FEW_EXECUTABLES = 4
-"""Executables that a graph of any size may have."""
+"""Maximum number of executables of a large graph."""
 MAX_EXECUTABLES = 64
-"""Executables that a small graph may have: the layers of a model may share one graph."""
+"""Maximum number of executables of a small graph: the layers of a model may share one graph."""
 MAX_NODES = 1_024
-"""Nodes of all executables of a graph that has more than a few."""
+"""Maximum number of nodes in all executables of a graph that has more than `FEW_EXECUTABLES`."""
 WORTH = 4
-"""Nodes to be written from which on an executable is worth it, about as long as a launch takes."""
+"""Minimum number of nodes to write for which another executable is made: writing them takes about as long as a launch."""
 IDLE_CALLS = 256
-"""Calls for which an executable was not used, after which other addresses may have it."""
+"""Number of calls without use after which an executable may be bound to other addresses."""
 MOST_SEEN = 256
-"""Sets of addresses that are remembered as having been written once, the latest ones."""
+"""Number of sets of addresses, the latest, that are remembered as written once."""
 
 ONE_LESS = "addresses take turns and share an executable"
 
 
 def most_executables(nodes: int) -> int:
-    """Return how many executables there may be of a graph with so many nodes."""
+    """Return the maximum number of executables of a graph with this number of nodes."""
     return max(FEW_EXECUTABLES, min(MAX_EXECUTABLES, MAX_NODES // max(nodes, 1)))
 
 
@@ -50,7 +50,7 @@ class Instances:
     def __init__(
         self, driver: Driver, graph: int, parameters: Parameters, stream: int, note: Callable[[str], None]
     ) -> None:
-        """Make the first one; `note` is told why there is not another one where there should be. Raises DriverError."""
+        """Make the first executable; `note` is told the reason when another one cannot be made. Raises DriverError."""
         self._driver = driver
         self._graph = graph
         self._parameters = parameters
@@ -58,9 +58,10 @@ class Instances:
         self.handles = [driver.instantiate(graph, stream)]
 
     def make(self, stream: int) -> int | None:
-        """Return another one that is bound where the words say; None if it cannot be had.
+        """Return another executable, bound to the addresses in the node parameters; None if it cannot be made.
 
-        Where the graph was recorded may be nobody's memory by now, and the driver looks at that of copies and memsets when it instantiates.
+        The graph is written first: the addresses at which it was recorded may be unmapped by now, and the driver checks those of copies
+        and memsets when it instantiates.
         """
         try:
             with self._driver.relaxed():
@@ -72,7 +73,7 @@ class Instances:
         return self.handles[-1]
 
     def close(self) -> None:
-        """Destroy all; launches that still run go on."""
+        """Destroy all executables; launches that still run go on."""
         while self.handles:
             with contextlib.suppress(DriverError):
                 self._driver.destroy_executable(self.handles.pop())
@@ -82,34 +83,34 @@ class Instances:
 class _Executable:
     handle: int
     at: list[int] | None
-    """The addresses that it is bound to; None: nobody knows, as something came in between while it was written to."""
+    """The addresses that it is bound to; None: unknown, since an exception interrupted a write."""
     used: int = 0
-    """The latest call that it served."""
+    """The number of the latest call that it served."""
     next: _Executable | None = None
-    """The one that was used after it the last time, if any: where addresses rotate, so do executables."""
+    """The executable that was used after it the last time: where addresses rotate, so do executables."""
 
 
-class Table:
-    """Does in Python what `exec_table.h` does, which differs in nothing but time."""
+class ExecutableTable:
+    """The executable table in Python; `exec_table.h` is the same in C, and differs in nothing but time."""
 
-    def __init__(self, slots: Slots, parameters: Parameters, instances: Instances, limit: int) -> None:
-        self._slots = slots
+    def __init__(self, segments: Segments, parameters: Parameters, instances: Instances, limit: int) -> None:
+        self._segments = segments
         self._parameters = parameters
         self._instances = instances
         self._limit = limit
-        self._all = [_Executable(instances.handles[0], slots.bound)]
+        self._all = [_Executable(instances.handles[0], segments.bound)]
         self._latest = self._all[0]
         self._calls = 0
         self._seen = BoundedLRU[tuple[int, ...], None](MOST_SEEN)
-        self._words_at: list[int] | None = slots.bound
-        """Where the words say that all lies; None: nobody knows."""
+        self._words_at: list[int] | None = segments.bound
+        """The addresses in the node parameters; None: unknown, since an exception interrupted a change."""
 
     def bind(self, inputs: list[Any], memory: list[Any], stream: int) -> tuple[int, int]:
-        """Return an executable that is bound where a call lies, and how many nodes were written for that.
+        """Return an executable that is bound to the addresses of a call, and the number of nodes that were written for it.
 
-        An executable may still run while it is written to: what was launched before goes on as it was. Raises `FallbackError`, or `DriverError`.
+        An executable may be written while a launch of it runs, which is not affected. Raises `FallbackError`, or `DriverError`.
         """
-        now = self._slots.places(inputs, memory)
+        now = self._segments.addresses(inputs, memory)
         self._calls += 1
         latest = self._latest
         expected = latest.next or latest
@@ -124,7 +125,7 @@ class Table:
         return next((each for each in self._all if each.at == now), None)
 
     def _rebound(self, now: list[int], stream: int) -> tuple[_Executable, int]:
-        """Return an executable that has come to be bound there, and how many nodes that took, or would have taken without another one."""
+        """Bind an executable to these addresses; return it, and the number of nodes that were written, or would have been."""
         to = self._all[0]
         nodes = self._to_be_written(to, now)
         if self._was_seen(now) and len(nodes) >= WORTH:
@@ -140,15 +141,15 @@ class Table:
 
     def _to_be_written(self, executable: _Executable, now: list[int]) -> set[int]:
         nodes: set[int] = set()
-        for slot, _ in self._slots.elsewhere(executable.at, now):
-            nodes.update(slot.nodes)
+        for segment, _ in self._segments.moved(executable.at, now):
+            nodes.update(segment.nodes)
         return nodes
 
     def _was_seen(self, now: list[int]) -> bool:
-        """Whether these addresses are among the last that this was asked of."""
-        if (mark := tuple(now)) in self._seen:
+        """Return whether these addresses are remembered, and remember them."""
+        if (key := tuple(now)) in self._seen:
             return True
-        self._seen[mark] = None
+        self._seen[key] = None
         return False
 
     def _another(self, now: list[int], stream: int) -> _Executable | None:
@@ -161,46 +162,46 @@ class Table:
         return self._all[-1]
 
     def _idle_or_first(self) -> _Executable:
-        """Return the one that was not used for longest if that is long ago, or else the first.
+        """Return the least recently used executable if its last use is long ago, else the first.
 
-        Of more sets in rotation than there are executables all but a few would otherwise be written, as the next one to come had just gone.
+        With more sets in rotation than executables, plain replacement would evict each set just before it comes again.
         """
         oldest = min(self._all[1:], key=lambda each: each.used, default=self._all[0])
         return oldest if self._calls - oldest.used > IDLE_CALLS else self._all[0]
 
     def _follow(self, now: list[int]) -> None:
-        """Have the words say where the members of the call lie."""
+        """Write the addresses of the call into the node parameters."""
         at, self._words_at = self._words_at, None
         words = self._parameters.words
-        for slot, base in self._slots.elsewhere(at, now):
-            for index, offset in slot.words:
+        for segment, base in self._segments.moved(at, now):
+            for index, offset in segment.words:
                 words[index] = base + offset
         self._words_at = now
 
 
 class Executables:
-    """The executables of one graph and their table, the compiled helper's if it is there."""
+    """The executables of one graph and their table, which is the compiled helper's if that is loaded."""
 
     def __init__(
         self,
         driver: Driver,
         graph: int,
         parameters: Parameters,
-        slots: Slots,
+        segments: Segments,
         bulk: Bulk,
         stream: int,
         note: Callable[[str], None],
     ) -> None:
-        """Make the first one; for `note` see `Instances`. Raises DriverError."""
-        self._slots = slots
+        """Make the first executable; for `note` see `Instances`. Raises DriverError."""
+        self._segments = segments
         self._instances = instances = Instances(driver, graph, parameters, stream, note)
         limit = most_executables(len(parameters))
-        self._table: Table | None = None
+        self._table: ExecutableTable | None = None
         self.native: Any = None
-        """What a `Call` binds by; None: it is Python's."""
+        """The table of the compiled helper; None: the table is in Python."""
         try:
             self.native = bulk.table(
-                slots.numbers(parameters.writes_by_address()),
+                segments.numbers(parameters.writes_by_address()),
                 parameters.words,
                 instances.handles[0],
                 (limit, WORTH, IDLE_CALLS),
@@ -208,27 +209,27 @@ class Executables:
                 parameters.fail_to_write,
             )
             if self.native is None:
-                self._table = Table(slots, parameters, instances, limit)
+                self._table = ExecutableTable(segments, parameters, instances, limit)
         except BaseException:
             instances.close()
             raise
         self._bulk = bulk
 
     def __len__(self) -> int:
-        """Return how many executables there are."""
+        """Return the number of executables."""
         return len(self._instances.handles)
 
     def bind(self, inputs: list[Any], memory: list[Any], stream: int) -> tuple[int, int]:
-        """See `Table.bind`."""
+        """See `ExecutableTable.bind`."""
         if self._table is not None:
             return self._table.bind(inputs, memory, stream)
         found = self._bulk.bind(self.native, inputs, memory, stream)
         if found is None:
-            self._raise_misfit(self._slots.places(inputs, memory))
+            self._raise_mismatch(self._segments.addresses(inputs, memory))
         return found
 
-    def _raise_misfit(self, now: Sequence[int]) -> NoReturn:
-        for _ in self._slots.elsewhere(None, now):
+    def _raise_mismatch(self, now: Sequence[int]) -> NoReturn:
+        for _ in self._segments.moved(None, now):
             pass
         raise FallbackError("the compiled helper does not find where its inputs lie")
 

@@ -1,4 +1,4 @@
-"""What a graph is bound to: inputs and memories that move, what follows each of them, and where they lie in a call."""
+"""The segments of a recording, and their addresses in a call: inputs, and memory that the call allocates."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from pygraphd.client.backend.errors import LayoutMismatch, LayoutMismatchError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pygraphd.client.replay.relocation_table import Table
+    from pygraphd.client.replay.relocation_table import RelocationTable
 
 _MODULUS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
 class InputGroup:
-    """Inputs that overlap and so move together: `members` as (index, bytes from the group's base). Its number is its slot."""
+    """Inputs that overlap and so move together: `members` as (index, bytes from the group's base). Its number is that of its segment."""
 
     members: tuple[tuple[int, int], ...]
     alignment: int
-    """The best alignment that any of them had."""
+    """The best alignment of any member, in bytes."""
     recorded: int
-    """The base when it was recorded."""
+    """The address of the base when it was recorded."""
 
-    def base(self, places: Sequence[int]) -> int:
-        """Return where the group lies if its members lie in these places; raises `LayoutMismatchError`."""
-        base = places[0] - self.members[0][1]
-        if len(places) > 1 and any(
-            place - offset != base for place, (_, offset) in zip(places, self.members, strict=True)
+    def base(self, addresses: Sequence[int]) -> int:
+        """Return the address of the base in view of those of the members; raises `LayoutMismatchError`."""
+        base = addresses[0] - self.members[0][1]
+        if len(addresses) > 1 and any(
+            address - offset != base for address, (_, offset) in zip(addresses, self.members, strict=True)
         ):
             raise LayoutMismatchError(LayoutMismatch.OVERLAP)
         if (base - self.recorded) % self.alignment:
@@ -40,69 +40,69 @@ class InputGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """What moves as one, and what follows it."""
+class Segment:
+    """Memory that moves as one, with the words and nodes that hold addresses in it."""
 
     group: InputGroup
-    """The inputs; or a memory that each call makes, by its index, which may lie anywhere."""
+    """The inputs; or one allocation of the call, by its index, at any alignment."""
     positions: slice
-    """Where its members are in a list of addresses."""
+    """Of its members in a list of addresses."""
     words: tuple[tuple[int, int], ...]
-    """As (index, bytes from where the slot begins)."""
+    """As (index, bytes from the segment's base)."""
     nodes: tuple[int, ...]
 
 
-class Slots:
-    """All slots that a node has an address in: first those of inputs, then those of memories.
+class Segments:
+    """The segments in which a node holds an address: first those of inputs, then those of allocations.
 
-    What no node has an address in may lie anywhere: nothing is written for it. A list of addresses is one of each slot's members in turn.
+    Others may lie anywhere, and nothing is written for them. A list of addresses has one for each member of each segment in turn.
     """
 
-    def __init__(self, groups: Sequence[InputGroup], table: Table, bound: Sequence[int]) -> None:
-        """Slots of the table are those of `groups` and then one for each memory, and lay where `bound` says."""
+    def __init__(self, groups: Sequence[InputGroup], table: RelocationTable, bound: Sequence[int]) -> None:
+        """Take the segments of `groups`, and one for each allocation; `bound` are their addresses when they were recorded."""
         memories = (InputGroup(((memory, 0),), 1, 0) for memory in range(len(bound) - len(groups)))
-        self.slots: list[Slot] = []
+        self.segments: list[Segment] = []
         self.inputs: list[int] = []
-        """The index of each member that is an input,"""
+        """The index of each member that is an input."""
         self.memories: list[int] = []
-        """and of each that is a memory."""
+        """The index of each member that is an allocation."""
         self.bound: list[int] = []
-        """Where each member lay."""
-        for slot, group in enumerate([*groups, *memories]):
-            if table.places[slot]:
+        """The address of each member when it was recorded."""
+        for number, group in enumerate([*groups, *memories]):
+            if table.words[number]:
                 begin = len(self.bound)
-                self.bound += [bound[slot] + offset for _, offset in group.members]
-                indices = self.inputs if slot < len(groups) else self.memories
+                self.bound += [bound[number] + offset for _, offset in group.members]
+                indices = self.inputs if number < len(groups) else self.memories
                 indices += [index for index, _ in group.members]
                 positions = slice(begin, len(self.bound))
-                self.slots.append(Slot(group, positions, table.places[slot], table.nodes[slot]))
+                self.segments.append(Segment(group, positions, table.words[number], table.nodes[number]))
 
-    def places(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[int]:
-        """Return where the members lie in a call; raises whatever what is no tensor does."""
+    def addresses(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[int]:
+        """Return the addresses of the members in a call; raises what an object that is no tensor raises."""
         return [
             *[inputs[index].data_ptr() for index in self.inputs],
             *[memory[index].data_ptr() for index in self.memories],
         ]
 
-    def elsewhere(self, at: Sequence[int] | None, now: Sequence[int]) -> Iterator[tuple[Slot, int]]:
-        """Return the slots that lie elsewhere now than `at`, all of them if that is None, and where; raises `LayoutMismatchError`."""
-        for slot in self.slots:
-            places = now[slot.positions]
-            if at is None or at[slot.positions] != places:
-                yield slot, slot.group.base(places)
+    def moved(self, since: Sequence[int] | None, now: Sequence[int]) -> Iterator[tuple[Segment, int]]:
+        """Return the segments with other addresses `now` than `since` (None: all), with their bases; raises `LayoutMismatchError`."""
+        for segment in self.segments:
+            addresses = now[segment.positions]
+            if since is None or since[segment.positions] != addresses:
+                yield segment, segment.group.base(addresses)
 
     def numbers(self, writes: Sequence[Sequence[int]]) -> array.array[int]:
         """Return all of this as `exec_table.h` reads it; a node is written by (function, node, parameters[, context])."""
-        slots = self.slots
-        sizes = [(len(each.group.members), len(each.words), len(each.nodes)) for each in slots]
+        segments = self.segments
+        sizes = [(len(each.group.members), len(each.words), len(each.nodes)) for each in segments]
         columns: list[list[tuple[int, ...]]] = [
-            [member for slot in slots for member in slot.group.members],
+            [member for segment in segments for member in segment.group.members],
             [
                 (members, each.group.recorded, each.group.alignment, words, nodes)
-                for each, (members, words, nodes) in zip(slots, sizes, strict=True)
+                for each, (members, words, nodes) in zip(segments, sizes, strict=True)
             ],
-            [word for slot in slots for word in slot.words],
-            [(node,) for slot in slots for node in slot.nodes],
+            [word for segment in segments for word in segment.words],
+            [(node,) for segment in segments for node in segment.nodes],
             [(*each, 0)[:4] for each in writes],
         ]
         flat = itertools.chain.from_iterable(itertools.chain.from_iterable(columns))

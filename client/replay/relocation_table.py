@@ -1,7 +1,7 @@
-"""Which words of a recording are addresses, and of what: pure arithmetic on address ranges; knows neither torch nor CUDA.
+"""Which words of a recording are addresses, and of what: pure arithmetic on address ranges, without torch or CUDA.
 
-Everything that can move by itself has a *slot*: a group of inputs that overlap, an output's storage, a piece of scratch memory. A
-`Table` says for each slot which words follow it, and which nodes have to be written then.
+A *segment* is what moves as one: a group of inputs that overlap, the storage of an output, or a piece of scratch memory. Segments are
+numbered. A `RelocationTable` has for each of them the words that hold an address in it, and the nodes that these words belong to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_ALIGNMENT = 256
 
 
 IN_PLACE = -1
-"""The slot of what does not move."""
+"""The number of the segment that does not move."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -41,11 +41,12 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A range of addresses that lies in a slot's memory, `base` bytes from where that begins."""
+class SegmentRange:
+    """A range of addresses in a segment, `base` bytes from where that begins."""
 
     span: Span
-    slot: int
+    number: int
+    """Of the segment."""
     base: int = 0
 
 
@@ -55,91 +56,93 @@ _segment_begins = operator.attrgetter("span.start")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """For each slot: its words as (index, offset from the slot's base), and the nodes that these belong to."""
+class RelocationTable:
+    """For each segment: its words as (index, bytes from the segment's base), and the nodes that these belong to."""
 
-    places: tuple[tuple[tuple[int, int], ...], ...]
+    words: tuple[tuple[tuple[int, int], ...], ...]
     nodes: tuple[tuple[int, ...], ...]
-    doubtful: tuple[int, ...] = ()
-    """Of these words those in a structure, whose gaps may hold what only looks like an address; see `false_pointers`."""
+    ambiguous: tuple[int, ...] = ()
+    """The words within structures: padding may hold a number that only looks like an address; see `false_pointers`."""
 
-    def unseen(self) -> frozenset[int]:
-        """Return the slots that show up in no node: unused, or reached in a way that relocation cannot see."""
-        return frozenset(slot for slot, places in enumerate(self.places) if not places)
+    def unreferenced(self) -> frozenset[int]:
+        """Return the segments in which no node holds an address: unused, or reached in a way that relocation cannot see."""
+        return frozenset(number for number, words in enumerate(self.words) if not words)
 
 
 def scan(
     words: Sequence[int],
     candidates: Iterable[tuple[range, int]],
-    segments: Iterable[Segment],
-    slots: int,
+    ranges: Iterable[SegmentRange],
+    count: int,
     without: Container[int] = (),
-) -> Table:
-    """Find the words that hold addresses within `segments`, which must not overlap, or the address where one ends.
+) -> RelocationTable:
+    """Return the words that hold an address within one of `ranges`, which must not overlap, or the address at its end.
 
-    Where another segment begins there, it is that one's; and at the border of a page, nobody's that is known. `candidates` are the
-    words to look at, as (indices, node): those of an argument, or apart those of a copy. Words `without` are known to hold none.
+    The end of one range may be the start of another, which then has the address; at a page border it is in none. `candidates` are the
+    words to look at, as (indices, node): those of one argument or copy. Words in `without` hold no address. There are `count` segments.
     """
-    ordered = sorted(segments, key=_segment_begins)
-    starts = [segment.span.start for segment in ordered]
+    ordered = sorted(ranges, key=_segment_begins)
+    starts = [each.span.start for each in ordered]
     # Most words are sizes, strides and scales: tens of thousands in a large graph.
     low, high = (starts[0], ordered[-1].span.end) if ordered else (1, 0)
-    places: list[list[tuple[int, int]]] = [[] for _ in range(slots)]
-    nodes: list[dict[int, None]] = [{} for _ in range(slots)]
-    doubtful: list[int] = []
+    found: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    nodes: list[dict[int, None]] = [{} for _ in range(count)]
+    ambiguous: list[int] = []
     for indices, node in candidates:
         for index in indices:
             value = words[index]
             if not low <= value <= high:
                 continue
-            segment = ordered[bisect.bisect_right(starts, value) - 1]
-            if _is_beyond(value, segment.span.end) or segment.slot == IN_PLACE or index in without:
+            at = ordered[bisect.bisect_right(starts, value) - 1]
+            if _is_beyond(value, at.span.end) or at.number == IN_PLACE or index in without:
                 continue
-            places[segment.slot].append((index, value - segment.span.start + segment.base))
-            nodes[segment.slot][node] = None
+            found[at.number].append((index, value - at.span.start + at.base))
+            nodes[at.number][node] = None
             if len(indices) > 1 and indices.step == 1:
-                doubtful.append(index)
-    return Table(tuple(map(tuple, places)), tuple(map(tuple, nodes)), tuple(doubtful))
+                ambiguous.append(index)
+    return RelocationTable(tuple(map(tuple, found)), tuple(map(tuple, nodes)), tuple(ambiguous))
 
 
-def in_pieces(table: Table, first: int, spans: Sequence[Span], share: Share) -> tuple[Table, list[int]]:
-    """Return a table whose slots from `first` on, in `spans`, are pieces in which these lie one after the other, and their sizes in bytes.
+def in_pieces(
+    table: RelocationTable, first: int, spans: Sequence[Span], share: Share
+) -> tuple[RelocationTable, list[int]]:
+    """Join the segments from `first` on, which lie in `spans`, to pieces; return the new table and the sizes of the pieces in bytes.
 
-    A span that no word points into is left out: nothing in the graph knows where it is.
+    In a piece, spans lie one after the other. A span in which no word holds an address is left out: no kernel reaches it.
     """
-    seen = [place for place, places in enumerate(table.places[first:]) if places]
-    places, nodes, sizes = [*table.places[:first]], [*table.nodes[:first]], []
-    for piece in share.pieces([blocks(spans[place].size) * BLOCK for place in seen]):
-        slots = [seen[number] for number in piece]
-        offsets, size = pack([spans[place] for place in slots])
-        places.append(
+    used = [index for index, words in enumerate(table.words[first:]) if words]
+    words, nodes, sizes = [*table.words[:first]], [*table.nodes[:first]], []
+    for piece in share.pieces([blocks(spans[index].size) * BLOCK for index in used]):
+        members = [used[number] for number in piece]
+        offsets, size = pack([spans[index] for index in members])
+        words.append(
             tuple(
-                (index, offset + begin)
-                for place, begin in zip(slots, offsets, strict=True)
-                for index, offset in table.places[first + place]
+                (word, offset + begin)
+                for index, begin in zip(members, offsets, strict=True)
+                for word, offset in table.words[first + index]
             )
         )
-        found = (table.nodes[first + place] for place in slots)
+        found = (table.nodes[first + index] for index in members)
         nodes.append(tuple(dict.fromkeys(itertools.chain.from_iterable(found))))
         sizes.append(size)
-    return Table(tuple(places), tuple(nodes), table.doubtful), sizes
+    return RelocationTable(tuple(words), tuple(nodes), table.ambiguous), sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Into how many pieces something is to be cut, about, and how large each may be at least and at most, in bytes."""
+    """About how many pieces memory is cut into, and the least and the largest size of a piece in bytes."""
 
     count: int
     least: int
     most: int | None = None
 
     def limit(self, total: int) -> int:
-        """Return how large a piece of so much may be."""
+        """Return the largest size of a piece of `total` bytes."""
         limit = max(self.least, total // self.count)
         return limit if self.most is None else min(limit, self.most)
 
     def pieces(self, sizes: Sequence[int]) -> list[list[int]]:
-        """Return which of these go together, by number: those that are larger than a piece may be alone, others as many as there is room for."""
+        """Return the pieces, as indices of `sizes`: a size above the limit is alone, others share a piece until it is full."""
         limit = self.limit(sum(sizes))
         pieces: list[list[int]] = []
         open_piece, taken = -1, 0
@@ -164,9 +167,9 @@ def _at(words: Sequence[int], indices: range) -> Sequence[int]:
 
 
 def outside(
-    words: Sequence[int], candidates: Iterable[tuple[range, int]], segments: Iterable[Segment]
+    words: Sequence[int], candidates: Iterable[tuple[range, int]], segments: Iterable[SegmentRange]
 ) -> set[int]:
-    """Return the values of candidates that are no addresses within `segments`, which must not overlap; see `scan`."""
+    """Return the values of the candidates that are no address within `segments`, which must not overlap; see `scan`."""
     ordered = sorted(segments, key=_segment_begins)
     starts = [segment.span.start for segment in ordered]
     ends = [-1, *(segment.span.end for segment in ordered)]
@@ -196,9 +199,9 @@ def find(spans: Sequence[Span], address: int) -> int | None:
 
 
 def pack(spans: Sequence[Span]) -> tuple[tuple[int, ...], int]:
-    """Lay spans one after the other in one allocation; return where each begins, and the whole size in bytes.
+    """Lay spans one after the other in one allocation; return the offset of each, and the whole size, in bytes.
 
-    What lay at a multiple of `BLOCK` does so again, and nothing is aligned worse than it was.
+    A span at a multiple of `BLOCK` has such an offset again, and none is aligned worse than before.
     """
     offsets, end = [], 0
     for span in spans:
@@ -209,10 +212,10 @@ def pack(spans: Sequence[Span]) -> tuple[tuple[int, ...], int]:
 
 
 def blocks(size: int) -> int:
-    """Return how many of the allocator's blocks `size` bytes take."""
+    """Return the number of the allocator's blocks that `size` bytes take."""
     return -(-size // BLOCK)
 
 
 def alignment(address: int) -> int:
-    """Return the power of two, `MAX_ALIGNMENT` at most, that an address is a multiple of."""
+    """Return the largest power of two, up to `MAX_ALIGNMENT`, that divides an address."""
     return min(address & -address, MAX_ALIGNMENT) or MAX_ALIGNMENT

@@ -18,14 +18,14 @@ import torch
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.replay.native.ffi import Bulk, Parts
-from pygraphd.client.replay.stream_affinity import OneStream
+from pygraphd.client.replay.stream_affinity import StreamAffinity
 
 if TYPE_CHECKING:
     from pygraphd.client.backend.driver import Driver
     from pygraphd.client.replay.exec_cache import Executables
     from pygraphd.client.replay.layout import Layout, Memory
     from pygraphd.client.replay.native.ffi import Fused, Launch
-    from pygraphd.client.replay.rng import Draw, Ticket
+    from pygraphd.client.replay.rng import PhiloxRange, RngCursor
 
 CLOSED = "its recording has gone for others"
 OTHER_GENERATOR = "it draws random numbers from another generator than when it was recorded"
@@ -86,20 +86,20 @@ class _Steps:
 class _Drawing:
     """Launches a graph that draws random numbers."""
 
-    def __init__(self, ticket: Ticket, driver: Driver) -> None:
-        self._ticket = ticket
+    def __init__(self, cursor: RngCursor, driver: Driver) -> None:
+        self._cursor = cursor
         self._driver = driver
 
-    def launch(self, executable: int, stream: int) -> Draw:
+    def launch(self, executable: int, stream: int) -> PhiloxRange:
         """Launch on the current stream, whose handle is given; raises `FallbackError` or `DriverError`, with the generator as it was."""
-        ticket = self._ticket
-        with ticket.one_stream.lock:
-            ticket.one_stream.enter(stream)
-            drawn = ticket.advance(stream)
+        cursor = self._cursor
+        with cursor.affinity.lock:
+            cursor.affinity.enter(stream)
+            drawn = cursor.advance(stream)
             try:
                 self._driver.launch(executable, stream)
             except DriverError:
-                ticket.take_back(drawn)
+                cursor.take_back(drawn)
                 raise
             return drawn
 
@@ -114,16 +114,16 @@ class Replay:
         executables: Executables,
         layout: Layout,
         device: Device,
-        ticket: Ticket | None = None,
+        cursor: RngCursor | None = None,
     ) -> None:
-        """Take over `graph`, its executables and `ticket`."""
+        """Take over `graph`, its executables and `cursor`."""
         self._driver = driver
         self._graph = graph
         self.layout = layout
         self._device = device
-        self._ticket = ticket
-        self._start: Launch = driver.launch if ticket is None else _Drawing(ticket, driver).launch
-        self._staging = OneStream(driver, device.watch_stream) if layout.staged else None
+        self._cursor = cursor
+        self._start: Launch = driver.launch if cursor is None else _Drawing(cursor, driver).launch
+        self._staging = StreamAffinity(driver, device.watch_stream) if layout.staged else None
         self._executables: Executables | None = executables
         self._steps = _Steps(layout, device)
         self.fused = self._fuse(executables)
@@ -139,12 +139,12 @@ class Replay:
         """
         return self.drawing(inputs)[0]
 
-    def drawing(self, inputs: list[Any]) -> tuple[Any, Draw | None]:
+    def drawing(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
         """Serve a call as `__call__` does, and return also the range of random numbers that it was given, if it draws any."""
         done = self.fused(inputs) if self.fused is not None else None
         return done or self.by_steps(inputs)
 
-    def by_steps(self, inputs: list[Any]) -> tuple[Any, Draw | None]:
+    def by_steps(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
         """Serve a call as `drawing` does, without `fused`: this says why a call does not fit."""
         if any(inputs[index] is not generator for index, generator in self.layout.generators):
             raise FallbackError(OTHER_GENERATOR)
@@ -167,15 +167,15 @@ class Replay:
         inputs.clear()
         return result
 
-    def _launch(self, inputs: list[Any], memory: list[Any], stream: int) -> Draw | None:
+    def _launch(self, inputs: list[Any], memory: list[Any], stream: int) -> PhiloxRange | None:
         executables = self._executables
         if executables is None:
             raise FallbackError(CLOSED)
         # First, since nothing need be written for a launch that may not be on this stream.
         if self._staging is not None:
             self._staging.enter(stream)
-        if self._ticket is not None:
-            self._ticket.one_stream.expect(stream)
+        if self._cursor is not None:
+            self._cursor.affinity.expect(stream)
         try:
             executable, written = executables.bind(inputs, memory, stream)
             if self._staging is not None:
@@ -186,7 +186,7 @@ class Replay:
         except Exception as error:
             # Nothing has run yet, so these inputs, whatever they are, can be given to the kernels.
             raise FallbackError(f"a replay failed: {type(error).__name__}") from error
-        drawn: Draw | None = self._start(executable, stream)
+        drawn: PhiloxRange | None = self._start(executable, stream)
         counts = self.counts
         counts.replays += 1
         counts.relocated += written > 0
@@ -213,14 +213,14 @@ class Replay:
                 layout.generators,
                 executables.native,
                 self._fused_launch(),
-                self._ticket.one_stream.expect if self._ticket is not None else None,
+                self._cursor.affinity.expect if self._cursor is not None else None,
             )
         )
 
     def _fused_launch(self) -> Launch:
         """Return what launches for `fused`: the driver itself, unless something has to be done before."""
         driver = self._driver
-        if self._ticket is not None or driver.launch_address is None:
+        if self._cursor is not None or driver.launch_address is None:
             return self._start
         return self._device.bulk.launching(driver.launch_address, driver.fail_launch) or self._start
 
@@ -244,17 +244,17 @@ class Replay:
     @property
     def draws(self) -> bool:
         """Whether it draws random numbers."""
-        return self._ticket is not None or bool(self.layout.generators)
+        return self._cursor is not None or bool(self.layout.generators)
 
     def forget_random_numbers(self) -> None:
         """Stop advancing the generator: the graph draws no random numbers."""
         with self._lock:
-            ticket, self._ticket = self._ticket, None
+            cursor, self._cursor = self._cursor, None
             self._start = self._driver.launch
             if self.fused is not None:
                 self.fused.launch, self.fused.expect = self._fused_launch(), None
-        if ticket is not None:
-            ticket.close()
+        if cursor is not None:
+            cursor.close()
 
     def close(self) -> None:
         """Destroy the executables and the graph; launches under way go on, and calls from now on do not fit."""

@@ -1,8 +1,8 @@
-"""Random numbers of a recording: the generator's state is handed to its kernels before each launch, and advanced.
+"""Random numbers of a recording: before each launch the generator's state is written for its kernels, and the generator is advanced.
 
-PyTorch keeps the seed and the offset that captured kernels read in two tensors that live as long as its graph, and its `replay`
-writes them by a kernel each and launches the graph: 20 to 60 us of the host's time, even if there is nothing left in the graph. Once it
-is known where they lie, the driver writes them.
+PyTorch keeps the seed and the offset that captured kernels read in two tensors that live as long as its graph. Its `replay` writes them
+with a kernel each and launches the graph: 20 to 60 us of host time, even if the graph is empty. Once their addresses are known, the
+driver writes them in one call.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from pygraphd.client.backend.driver import Driver
-    from pygraphd.client.replay.stream_affinity import OneStream
+    from pygraphd.client.replay.stream_affinity import StreamAffinity
 
 _ROUNDS = 2
 _WORD = 8
 _WRITES = 2
-"""Of each generator."""
+"""Words written for each generator: its seed and its offset."""
 _SEED, _OFFSET = WORD_VALUE, WORD_WRITE + WORD_VALUE
-"""Where in what is handed to the driver the two values of the first generator are; those of the next ones follow."""
+"""Indices of the two values of the first generator in the array for the driver; those of the next generators follow."""
 _APART = 1 << 20
-"""By how much the offsets of several generators are made to differ while it is found out where they lie; a multiple of 4."""
+"""Difference between the offsets of several generators while their addresses are searched; a multiple of 4."""
 
 
 class Graph(Protocol):
@@ -47,14 +47,14 @@ class Generator(Protocol):
         """Return the seed."""
 
     def get_offset(self) -> int:
-        """Return how far it has come."""
+        """Return the offset."""
 
     def set_offset(self, offset: int) -> None:
-        """Put it there."""
+        """Set the offset."""
 
 
-class Draw(NamedTuple):
-    """What a launch was given of the generator: its seed, and from where to where its offset went; the latter also of further generators."""
+class PhiloxRange(NamedTuple):
+    """The random numbers of one launch: the seed, the offset before and after it, and both offsets of each further generator."""
 
     seed: int
     before: int
@@ -62,16 +62,16 @@ class Draw(NamedTuple):
     further: tuple[tuple[int, int], ...] = ()
 
 
-class Ticket(Protocol):
+class RngCursor(Protocol):
     """Advances a random number generator as a launch of one recording would, and hands the state to its kernels."""
 
-    one_stream: OneStream
+    affinity: StreamAffinity
     """Of the memory that it writes for a launch."""
 
-    def advance(self, stream: int) -> Draw:
+    def advance(self, stream: int) -> PhiloxRange:
         """Write the state for one launch on the current stream, whose handle is given, and advance the generator."""
 
-    def take_back(self, drawn: Draw) -> None:
+    def take_back(self, drawn: PhiloxRange) -> None:
         """Put the generator back, as nothing was launched."""
 
     def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
@@ -85,17 +85,17 @@ class Ticket(Protocol):
 
 
 class Generators:
-    """Several generators as one, whose offset is those of all of them."""
+    """Several generators as one, whose offset is the tuple of theirs."""
 
     def __init__(self, each: Sequence[Generator]) -> None:
         self._each = tuple(each)
 
     def get_offset(self) -> Any:
-        """Return how far each has come."""
+        """Return the offset of each."""
         return tuple([generator.get_offset() for generator in self._each])
 
     def set_offset(self, offset: Any) -> None:
-        """Put each where it has not come, or has come further: a generator is not touched without need."""
+        """Set the offset of each generator that has another one."""
         for generator, its in zip(self._each, offset, strict=True):
             if generator.get_offset() != its:
                 generator.set_offset(its)
@@ -108,15 +108,15 @@ def generators_in(inputs: Sequence[Any]) -> dict[int, torch.Generator]:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What writes seeds and offsets to where kernels read them, and by how much a launch advances each generator that it draws from."""
+    """Writes for the driver, and by how much a launch advances each generator."""
 
     writes: Any
     advances: tuple[tuple[Generator, int], ...]
-    """Of all generators, the first of which is the device's own; 0: it draws nothing from it."""
+    """Of each generator, the device's own first; 0: the launch draws nothing from it."""
 
 
-class GeneratorTicket:
-    """A captured graph emptied of its nodes: replaying it does what PyTorch does for random numbers, and nothing else."""
+class GeneratorCursor:
+    """Advances generators with a captured graph of PyTorch's without nodes: its replay advances them, and launches nothing."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ class GeneratorTicket:
         generator: Generator,
         driver: Driver,
         synchronize: Callable[[], None],
-        one_stream: OneStream,
+        affinity: StreamAffinity,
         further: Sequence[Generator] = (),
     ) -> None:
         """Take over `graph`; `synchronize` waits for what is queued on the current stream.
 
-        `further` generators are drawn from beside `generator`, the device's own. `one_stream` is of all graphs that may read the same state: in torch 2.11 those of a generator, later ones have one for each capture.
+        `further` generators are drawn from beside `generator`, the device's own. `affinity` is of all graphs that may read the same state: in torch 2.11 those of a generator, later ones have one for each capture.
         """
-        self.one_stream = one_stream
+        self.affinity = affinity
         self._graph = graph
         self._generator = generator
         self._further = tuple(further)
@@ -140,7 +140,7 @@ class GeneratorTicket:
         self._synchronize = synchronize
         self._state: _State | None = None
 
-    def advance(self, stream: int) -> Draw:
+    def advance(self, stream: int) -> PhiloxRange:
         """Write the generators' state for one launch on the current stream, and advance them; may raise DriverError."""
         state = self._state
         if state is None:
@@ -153,7 +153,7 @@ class GeneratorTicket:
                 writes[at + _SEED], writes[at + _OFFSET] = seed, before
                 at += _WRITES * WORD_WRITE
             spans.append((seed, before, before + by))
-        drawn = Draw(*spans[0], tuple([span[1:] for span in spans[1:]]))
+        drawn = PhiloxRange(*spans[0], tuple([span[1:] for span in spans[1:]]))
         try:
             self._driver.write_words(stream, writes, at // WORD_WRITE)
         except DriverError:
@@ -161,17 +161,17 @@ class GeneratorTicket:
             raise
         return drawn
 
-    def _advance_by_pytorch(self) -> Draw:
+    def _advance_by_pytorch(self) -> PhiloxRange:
         seed = self._generator.initial_seed()
         before, *others = self._all.get_offset()
         self._graph.replay()
         after, *ends = self._all.get_offset()
-        return Draw(seed, before, after, tuple(zip(others, ends, strict=True)))
+        return PhiloxRange(seed, before, after, tuple(zip(others, ends, strict=True)))
 
-    def take_back(self, drawn: Draw) -> None:
-        """Put the generators back, as nothing was launched, and what is launched instead will advance them.
+    def take_back(self, drawn: PhiloxRange) -> None:
+        """Set the generators back, as nothing was launched: the kernels that run instead will advance them.
 
-        If somebody has drawn from one since, it stays: those numbers would be drawn again.
+        A generator from which another thread has drawn since stays, or its numbers would be drawn again.
         """
         spans = ((drawn.before, drawn.after), *drawn.further)
         for generator, (before, after) in zip((self._generator, *self._further), spans, strict=True):
@@ -179,16 +179,16 @@ class GeneratorTicket:
                 generator.set_offset(before)
 
     def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
-        """Find out where the state lies, of what kernels are given and is nothing else; if that cannot be told, go on as before.
+        """Find the addresses of the state among `addresses`; if that is ambiguous, PyTorch goes on to write it.
 
-        Return whether random numbers are drawn at all. The generators are as they were afterwards, and nobody else must draw from them meanwhile.
+        Return whether random numbers are drawn at all. The generators are set back, and nobody else may draw from them meanwhile.
         Raises `FallbackError` if the state is in use on another stream.
         """
-        with self.one_stream.lock:
-            is_new = self.one_stream.enter(stream)
+        with self.affinity.lock:
+            is_new = self.affinity.enter(stream)
             draws = self._learn(addresses, stream)
             if is_new and not draws:
-                self.one_stream.leave()
+                self.affinity.leave()
         return draws
 
     def _learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
@@ -214,7 +214,7 @@ class GeneratorTicket:
         return aligned and self._driver.memory_type(address) is MemoryType.DEVICE
 
     def _find(self, addresses: list[int]) -> _State | None:
-        """Return where each generator's state lies, in view of what PyTorch writes there; None if that is not clear."""
+        """Return the address of each generator's state, found by the values that PyTorch writes there; None if it is ambiguous."""
         everyone = (self._generator, *self._further)
         for number, each in enumerate(self._further, start=1):
             each.set_offset(each.get_offset() + number * _APART)  # they may have come equally far

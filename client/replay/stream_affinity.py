@@ -1,6 +1,7 @@
-"""Memory at a fixed address that is written before launches which read it: all of that happens on one stream at a time.
+"""Keeps launches that read memory at a fixed address on one stream at a time.
 
-What is written next must not overtake a launch that still reads. On one stream it cannot; of several, the driver knows no order.
+Such memory is written before each launch, and a write must not overtake a launch that still reads. On one stream it cannot; between
+streams there is no order.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 OTHER_STREAM = "draws random numbers or copies inputs, and is on another stream than what has done so before"
 
 
-class OneStream:
-    """The stream that such memory is in use on; another one may follow when that has nothing left to do."""
+class StreamAffinity:
+    """The stream on which such memory is in use. Another stream may follow once that one has nothing left to do."""
 
     def __init__(self, driver: Driver, watch: Callable[[], Callable[[], bool]]) -> None:
-        """`watch` returns what says of the stream that is current now whether it has nothing left to do."""
+        """Begin on no stream; `watch()` returns a function that tells whether the stream current now has nothing left to do."""
         self.lock = threading.Lock()
         """To be held from `enter` until the launch, as other threads may write on this stream, too."""
         self._driver = driver
@@ -32,7 +33,7 @@ class OneStream:
         self._has_ended: Callable[[], bool] = bool
 
     def enter(self, stream: int) -> bool:
-        """Go on, on the current stream, of which this is the handle, and return whether it was not this one before.
+        """Go on on the current stream, whose handle is given, and return whether it was another one before.
 
         Raises `FallbackError`, and all is as it was.
         """
@@ -44,19 +45,19 @@ class OneStream:
         return True
 
     def expect(self, stream: int) -> None:
-        """Raise `FallbackError` if `enter` would: nothing need be prepared for a launch there. Holds no lock, and says nothing of what comes later."""
+        """Raise `FallbackError` if `enter` would, so that nothing is prepared for such a launch. Takes no lock, so `enter` may still raise later."""
         if self._stream not in (None, stream) and not self._may_leave():
             raise FallbackError(OTHER_STREAM)
 
     def move(self, stream: int) -> None:
-        """Go on, on the current stream, now that nothing is left to do on another; raises nothing."""
+        """Go on on the current stream, now that nothing is left to do on another one; raises nothing."""
         self._has_ended = bool  # never, if it cannot be watched
         with contextlib.suppress(Exception):
             self._has_ended = self._watch()
         self._stream = stream
 
     def leave(self) -> None:
-        """Let any stream be next: nothing has been done since it was entered."""
+        """Allow any stream next, as nothing was done since `enter`."""
         self._stream = None
 
     def _may_leave(self) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pygraphd.client.replay.replay import Replay
-    from pygraphd.client.replay.rng import Ticket
+    from pygraphd.client.replay.rng import RngCursor
     from tests.support.emulator import Allocator, Arena, Emulator, Graph
 
 
@@ -37,9 +37,9 @@ class Recorder:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         staged: dict[int, torch.Tensor] | None = None,
-        ticket: Ticket | None = None,
+        cursor: RngCursor | None = None,
     ) -> Built:
-        capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations), ticket=ticket)
+        capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations), cursor=cursor)
         built = build(self.emulator.driver, CapturedCall(capture, inputs), staged or {}, self.notes.append)
         self.arena.let_go()
         return built

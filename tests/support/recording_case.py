@@ -18,8 +18,8 @@ from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
 from pygraphd.client.recording.refusals import Persistence
 from pygraphd.client.replay.relocation_table import BLOCK, Span
-from pygraphd.client.replay.rng import Draw
-from pygraphd.client.replay.stream_affinity import OneStream
+from pygraphd.client.replay.rng import PhiloxRange
+from pygraphd.client.replay.stream_affinity import StreamAffinity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -198,19 +198,19 @@ class Recording:
             self.arena.free(tensor)
 
 
-class Ticket:
+class RngCursor:
     """Writes the generator's state to where recorded kernels read it."""
 
     def __init__(
-        self, generator: Generator, state: torch.Tensor, recording: Recording, one_stream: OneStream
+        self, generator: Generator, state: torch.Tensor, recording: Recording, affinity: StreamAffinity
     ) -> None:
-        self.one_stream = one_stream
+        self.affinity = affinity
         self._generator = generator
         self._state = state
         self._drawn, self._attentions = recording.drawn, recording.attentions
         self.closed = False
 
-    def advance(self, stream: int) -> Draw:
+    def advance(self, stream: int) -> PhiloxRange:
         assert stream == 0
         seed, began = self._generator.seed, self._generator.offset
         self._state.fill_(began + 4)
@@ -218,9 +218,9 @@ class Ticket:
             words = [seed, *(began + 4 + 8 * i for i in range(self._attentions))]
             self._state.view(torch.int64)[: len(words)] = torch.tensor(words, device="cpu")
         self._generator.offset += self._drawn
-        return Draw(seed % (1 << 64), began, self._generator.offset)
+        return PhiloxRange(seed % (1 << 64), began, self._generator.offset)
 
-    def take_back(self, drawn: Draw) -> None:
+    def take_back(self, drawn: PhiloxRange) -> None:
         self._generator.offset = drawn.before
 
     def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
@@ -239,10 +239,10 @@ class HostRecorder:
         self.driver = emulator.driver
         self.device = torch.device("cpu")
         self.generator = Generator()
-        self.random_numbers = OneStream(emulator.driver, lambda: bool)
+        self.random_numbers = StreamAffinity(emulator.driver, lambda: bool)
         self.launching = Launching(allocator, self.generator)
         self.operations: Operations = self.launching
-        self.tickets: list[Ticket] = []
+        self.cursors: list[RngCursor] = []
         self.recordings: list[Recording] = []
         self.captures = 0
         self.reserves: list[Sequence[OutputReserve]] = []
@@ -294,8 +294,8 @@ class HostRecorder:
             raise
         finally:
             self.operations = self.launching
-        ticket = Ticket(self.generator, state, recording, self.random_numbers)
-        self.tickets.append(ticket)
+        cursor = RngCursor(self.generator, state, recording, self.random_numbers)
+        self.cursors.append(cursor)
         self.recordings.append(recording)
         held = (Span(state.data_ptr(), state.data_ptr() + BLOCK),)
         spans = tuple(recording.arena.allocations)
@@ -304,7 +304,7 @@ class HostRecorder:
             list(outputs),
             spans,
             held,
-            ticket=ticket,
+            cursor=cursor,
             pool=recording,
             reserves=tuple(reserves),
             backing=backing,
@@ -381,7 +381,7 @@ class Case:
         for made in self._made:
             made.close()
         assert self.report.summary()["nodes_in_graphs"] == 0
-        assert all(ticket.closed for ticket in self.recorder.tickets)
+        assert all(cursor.closed for cursor in self.recorder.cursors)
         assert all(recording.released for recording in self.recorder.recordings)
 
 

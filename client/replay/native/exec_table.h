@@ -1,7 +1,7 @@
 /* The executables of one graph, each bound to the addresses that it was last written with: the one that a call's addresses have, or one
  * that is written for them.
  *
- * Part of `helper.c`. What it does, in which order, is what `Table` in `client/replay/exec_cache.py` does, which also says why. */
+ * Part of `helper.c`. What it does, in which order, is what `ExecutableTable` in `client/replay/exec_cache.py` does, which also says why. */
 
 #define MOST_EXECUTABLES 64
 #define MOST_SEEN 256

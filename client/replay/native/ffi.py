@@ -1,7 +1,7 @@
-"""Doing with hundreds of tensors what a replay has to, in one call: by the compiled helper where it is there, or by Python.
+"""Interface of the compiled helper, which does the work of a replay for hundreds of tensors in one call, and the same in Python.
 
-A replay compares the addresses of its inputs, and makes tensors over memory. In Python that
-is 0.1 us for each that is looked at, and 1 us for each that is made, at every call.
+A replay compares the addresses of its inputs, and makes tensors over memory. In Python that takes 0.1 us for each tensor compared, and
+1 us for each tensor made, at every call.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """A tensor to be made over the memory of another one."""
+    """A tensor to make over the memory of another one."""
 
     target: int
-    """Where in the list of those that are made it goes."""
+    """Its index in the list of made tensors."""
     base: int
-    """Which of the call's memories it lies in, or ~index of an input."""
+    """The index of the allocation that it lies in, or ~index of an input."""
     dtype: torch.dtype | None
-    """None: the same as that."""
+    """None: that of the base."""
     offset: int
-    """In elements of its own, from where that begins."""
+    """From the begin of the base, in elements of its own dtype."""
     size: tuple[int, ...]
     stride: tuple[int, ...]
 
@@ -91,10 +91,10 @@ class Parts(NamedTuple):
 
 
 class Bulk(Protocol):
-    """What is done with many tensors at once."""
+    """Work on many tensors at once."""
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
-        """Return what puts these into a list: called with memories, inputs, and that list."""
+        """Return a function of (memories, inputs, made) that makes the pieces, and puts each into the list `made`."""
 
     def fused(self, parts: Parts) -> Fused | None:
         """Return what serves calls by itself; None if each step of a call has to be taken in Python."""
@@ -125,7 +125,7 @@ class Bulk(Protocol):
         make: Callable[[int], int | None],
         fail: Callable[[int, int], NoReturn],
     ) -> Any:
-        """Return a table of executables that begins with one; None if it has to be Python's, `exec_cache.Table`.
+        """Return a table of executables that begins with one; None if it has to be Python's, `exec_cache.ExecutableTable`.
 
         `numbers` are those of `Segments.numbers`, and `limits` how many executables there may be, `WORTH` and `IDLE_CALLS`. `make` makes
         another one on a stream; `fail` is told what writing a node has returned, and which node.
@@ -144,7 +144,7 @@ class Bulk(Protocol):
 
 
 class InPython:
-    """Without the helper."""
+    """The same without the helper."""
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """See `Bulk`."""
@@ -201,7 +201,7 @@ _ticks = itertools.count(1)
 
 
 class Compiled:
-    """With the helper, a module made of `helper.c`."""
+    """The compiled helper, a module made of `helper.c`."""
 
     def __init__(self, module: Any) -> None:
         self.bind, self.tick = module.bind, module.tick
@@ -278,7 +278,7 @@ class Helper:
         self._waited_for_until = 0.0
 
     def prepare(self, cache: Path, *, may_compile: bool = True) -> str | None:
-        """Have it compiled if it never was and that is allowed; return why it will not be there, or None."""
+        """Start to compile it unless that was done before, or may not be done; return why it will not be loaded, or None."""
         if self._path is not None or self._bulk is not None:
             return None
         try:
@@ -294,12 +294,12 @@ class Helper:
         return reason
 
     def is_coming(self) -> bool:
-        """Whether it is about to be there: what is recorded now would do without it for as long as this process runs."""
+        """Whether it is being compiled: a recording made now would do without it until the process ends."""
         path = self._path
         return path is not None and time.monotonic() < self._waited_for_until and build.may_come(path)
 
     def bulk(self, note: Callable[[str], None]) -> Bulk:
-        """Return the helper if it is there by now, and what does the same in Python if not; `note` is told why it is of no use."""
+        """Return the helper if it is loaded by now, else the same in Python; `note` is called with the reason if it cannot be used."""
         path = self._path
         if self._bulk is None and path is not None:
             self._load(path, note)
@@ -317,14 +317,14 @@ class Helper:
             note(f"compiled helper: {reason}")
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until what was prepared is compiled, for a benchmark or a test; return whether it is."""
+        """Wait until it is compiled, for a benchmark or a test; return whether it is."""
         end = time.monotonic() + timeout_s
         while self._path is not None and not self._path.exists() and time.monotonic() < end:
             time.sleep(0.02)
         return self._bulk is not None or (self._path is not None and self._path.exists())
 
     def forget(self) -> None:
-        """Be as at the beginning of a process."""
+        """Reset to the state at the start of a process."""
         self._path = self._bulk = None
 
 

@@ -14,7 +14,7 @@ from pygraphd.client.recording import capture
 from pygraphd.client.recording.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
 from pygraphd.client.recording.output_reserves import OutputReserves
 from pygraphd.client.replay.relocation_table import Span
-from pygraphd.client.replay.stream_affinity import OneStream
+from pygraphd.client.replay.stream_affinity import StreamAffinity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +100,7 @@ def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrite
     """As in torch before 2.13; later, what others draw is no matter of a capture."""
     made, seen = recorder(monkeypatch, None), list[bool]()
     made.driver, made._shares_state, stream = emulator.driver, shares, Stream()
-    made._random_numbers = OneStream(emulator.driver, lambda: lambda: stream.waits > 0)
+    made._random_numbers = StreamAffinity(emulator.driver, lambda: lambda: stream.waits > 0)
     made.__dict__["_stream"] = stream
     made._random_numbers.enter(7)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(made._random_numbers.lock.locked()))
@@ -120,7 +120,7 @@ def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrite
 
     assert seen == [shares, shares]
     made._random_numbers.enter(7)  # what the capture wrote is written
-    assert made._one_stream() is not made._one_stream() or shares
+    assert made._affinity() is not made._affinity() or shares
 
 
 def test_a_shifted_capture_takes_memory_before_what_it_captures_does_and_keeps_it(
@@ -129,7 +129,7 @@ def test_a_shifted_capture_takes_memory_before_what_it_captures_does_and_keeps_i
     """Of either kind: what the allocator has more than 1 MiB for it takes elsewhere. What is taken is none of the capture's."""
     made, seen, taken = recorder(monkeypatch, None), list[str](), dict[int, int]()
     made.driver, made._shares_state = emulator.driver, False
-    made._random_numbers = OneStream(emulator.driver, lambda: bool)
+    made._random_numbers = StreamAffinity(emulator.driver, lambda: bool)
     made.__dict__["_stream"] = Stream()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())

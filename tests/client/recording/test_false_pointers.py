@@ -25,7 +25,7 @@ from pygraphd.client.recording.false_pointers import (
 from pygraphd.client.replay.arena import Arena
 from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.node_params import Parameters
-from pygraphd.client.replay.relocation_table import Segment, Span, find, scan
+from pygraphd.client.replay.relocation_table import SegmentRange, Span, find, scan
 from tests.support.recording_case import Case, add
 
 if TYPE_CHECKING:
@@ -143,11 +143,11 @@ def test_it_would_be_taken_for_an_address(emulator: Emulator, edges: Edges) -> N
     parameters = Parameters(emulator.driver, graph.handle)
 
     start = at_edge.data_ptr()
-    segments = [Segment(Span(start, start + _ROOM), 0)]
+    segments = [SegmentRange(Span(start, start + _ROOM), 0)]
     table = scan(parameters.words, parameters.candidates, segments, 1)
 
-    assert [offset for _, offset in table.places[0]] == [0, out.numel()]
-    assert table.doubtful == tuple(index for index, _ in table.places[0])
+    assert [offset for _, offset in table.words[0]] == [0, out.numel()]
+    assert table.ambiguous == tuple(index for index, _ in table.words[0])
     emulator.driver.destroy_graph(graph.handle)
 
 

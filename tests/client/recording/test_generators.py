@@ -10,8 +10,8 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.replay.replay import OTHER_GENERATOR
-from pygraphd.client.replay.rng import Generators, GeneratorTicket
-from pygraphd.client.replay.stream_affinity import OneStream
+from pygraphd.client.replay.rng import GeneratorCursor, Generators
+from pygraphd.client.replay.stream_affinity import StreamAffinity
 from tests.support.generators import Generator, as_signed
 from tests.support.recording_case import Case
 
@@ -52,22 +52,22 @@ class Drawing:
         self.advances = advances
         drawn = [*zip(self.generators, advances, strict=True)]
         self.graph = Graph(drawn, self.words)
-        self.ticket = GeneratorTicket(
+        self.cursor = GeneratorCursor(
             self.graph,
             self.generators[0],
             emulator.driver,
             lambda: None,
-            OneStream(emulator.driver, lambda: bool),
+            StreamAffinity(emulator.driver, lambda: bool),
             self.generators[1:],
         )
 
     def learn(self) -> bool:
-        return self.ticket.learn(lambda: [each.data_ptr() for each in self.words], 0)
+        return self.cursor.learn(lambda: [each.data_ptr() for each in self.words], 0)
 
     def check_launch(self) -> None:
         """Launch, and see that kernels read each generator as it was, and that each has gone on."""
         before = [each.offset for each in self.generators]
-        drawn = self.ticket.advance(0)
+        drawn = self.cursor.advance(0)
         for number, (each, by, offset) in enumerate(zip(self.generators, self.advances, before, strict=True)):
             assert each.offset == offset + by
             if by:
@@ -114,12 +114,12 @@ def test_all_of_them_are_taken_back_but_for_what_others_have_drawn(emulator: Emu
     if knows:
         drawing.learn()
 
-    drawing.ticket.take_back(drawing.ticket.advance(0))
+    drawing.cursor.take_back(drawing.cursor.advance(0))
     assert [each.offset for each in drawing.generators] == [400] * 3
 
-    drawn = drawing.ticket.advance(0)
+    drawn = drawing.cursor.advance(0)
     drawing.generators[1].offset += 40
-    drawing.ticket.take_back(drawn)
+    drawing.cursor.take_back(drawn)
     assert [each.offset for each in drawing.generators] == [400, 448, 400]
 
 
@@ -140,7 +140,7 @@ def test_any_call_of_the_driver_may_fail_and_none_of_them_moves(emulator: Emulat
     emulator.fail_at(1)
     offsets = [each.offset for each in drawing.generators]
     with pytest.raises(DriverError):
-        drawing.ticket.advance(0)
+        drawing.cursor.advance(0)
     emulator.fail_at(0)
     assert [each.offset for each in drawing.generators] == offsets
 

@@ -52,7 +52,7 @@ def call(case: Case, run: Recordings, times: int = 1) -> None:
 
 def expect_nothing_left(case: Case, before: tuple[int, int]) -> None:
     assert case.emulator.live() == before
-    assert all(ticket.closed for ticket in case.recorder.tickets)
+    assert all(cursor.closed for cursor in case.recorder.cursors)
     assert all(recording.released for recording in case.recorder.recordings)
 
 

@@ -11,7 +11,7 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording import recordings
 from pygraphd.client.replay.node_params import Parameters
-from tests.support.recording_case import Case, Operations, Ticket, add, case
+from tests.support.recording_case import Case, Operations, RngCursor, add, case
 from tests.support.stepped_clock import SteppedClock
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def test_random_numbers_go_on_as_if_launched(case: Case) -> None:
 
     assert drawn == [4, 8, 12, 16, 20, 24]
     case.expect(captured=1)
-    assert [ticket.closed for ticket in case.recorder.tickets] == [False]
+    assert [cursor.closed for cursor in case.recorder.cursors] == [False]
 
 
 def test_who_draws_no_random_numbers_pays_for_none(case: Case) -> None:
@@ -128,20 +128,20 @@ def test_who_draws_no_random_numbers_pays_for_none(case: Case) -> None:
     for _ in range(2):
         run([case.floats(1), case.floats(2)])
 
-    assert [ticket.closed for ticket in case.recorder.tickets] == [True]
+    assert [cursor.closed for cursor in case.recorder.cursors] == [True]
 
 
 def test_who_draws_no_random_numbers_is_tried_while_another_stream_does(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Ticket.learn
+    original = RngCursor.learn
 
-    def learn(ticket: Ticket, addresses: Callable[[], Collection[int]], stream: int) -> bool:
-        draws = original(ticket, addresses, stream)
-        ticket.one_stream.move(7)
+    def learn(cursor: RngCursor, addresses: Callable[[], Collection[int]], stream: int) -> bool:
+        draws = original(cursor, addresses, stream)
+        cursor.affinity.move(7)
         return draws
 
-    monkeypatch.setattr(Ticket, "learn", learn)
+    monkeypatch.setattr(RngCursor, "learn", learn)
     run = case.make(add)
 
     for _ in range(3):

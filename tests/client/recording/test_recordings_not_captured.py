@@ -13,7 +13,7 @@ from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording import builder, pipeline, recordings
 from pygraphd.client.replay.relocation_table import BLOCK, Share
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
-from tests.support.recording_case import Case, Operations, Recording, Ticket, add, case, is_transient
+from tests.support.recording_case import Case, Operations, Recording, RngCursor, add, case, is_transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -201,12 +201,12 @@ def test_room_that_is_there_again_is_found_after_some_calls(case: Case) -> None:
 def draws_elsewhere(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have another stream draw random numbers, and never come to an end."""
 
-    def learn(ticket: Ticket, addresses: Callable[[], Collection[int]], stream: int) -> bool:
-        ticket.one_stream.enter(stream)
+    def learn(cursor: RngCursor, addresses: Callable[[], Collection[int]], stream: int) -> bool:
+        cursor.affinity.enter(stream)
         return True
 
     case.recorder.random_numbers.enter(7)
-    monkeypatch.setattr(Ticket, "learn", learn)
+    monkeypatch.setattr(RngCursor, "learn", learn)
 
 
 def draw(operations: Operations, _: list[Any]) -> Any:

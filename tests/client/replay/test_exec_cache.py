@@ -265,7 +265,7 @@ def test_what_an_interrupt_has_left_half_written_is_written_again(
 ) -> None:
     """Before any instruction of what writes: nodes are those of the addresses before, or of those that it was to be bound to."""
     helper.forget()
-    code, interrupts = getattr(exec_cache.Table, where).__code__, 0
+    code, interrupts = getattr(exec_cache.ExecutableTable, where).__code__, 0
     for instruction in range(1, 200, 3):
         recorder = Recorder(emulator, allocator)
         sets = [[recorder.floats(i, i), recorder.floats(-i, i)] for i in range(3)]

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from pygraphd.client.replay.relocation_table import (
     BLOCK,
     PAGE,
-    Segment,
+    RelocationTable,
+    SegmentRange,
     Share,
     Span,
-    Table,
     alignment,
     find,
     in_pieces,
@@ -79,43 +79,47 @@ def test_packed_spans_do_not_overlap_and_keep_their_alignment(parts: list[tuple[
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 5)), max_size=30))
 def test_scan_finds_exactly_the_words_within_segments(found: list[tuple[int, int]]) -> None:
-    segments = [Segment(Span(100, 150), 0), Segment(Span(150, 160), 1), Segment(Span(300, 310), 2)]
+    segments = [
+        SegmentRange(Span(100, 150), 0),
+        SegmentRange(Span(150, 160), 1),
+        SegmentRange(Span(300, 310), 2),
+    ]
     words = [value for value, _ in found]
     candidates = [(range(index, index + 1), node) for index, (_, node) in enumerate(found)]
 
-    table = scan(words, candidates, segments, slots=3)
+    table = scan(words, candidates, segments, count=3)
 
     expected: list[set[tuple[int, int]]] = [set(), set(), set()]
     for index, value in enumerate(words):
         for segment in segments:
             within = segment.span.start <= value < segment.span.end
             if within or (value == segment.span.end and not any(value == s.span.start for s in segments)):
-                expected[segment.slot].add((index, value - segment.span.start))
-    assert [set(places) for places in table.places] == expected
-    for slot, places in enumerate(table.places):
+                expected[segment.number].add((index, value - segment.span.start))
+    assert [set(places) for places in table.words] == expected
+    for slot, places in enumerate(table.words):
         assert set(table.nodes[slot]) == {found[index][1] for index, _ in places}
-    assert table.unseen() == {slot for slot in range(3) if not expected[slot]}
+    assert table.unreferenced() == {slot for slot in range(3) if not expected[slot]}
 
 
 def test_the_end_of_a_page_is_nobodys_that_is_known() -> None:
     """Other memory of the device may begin there, as of a constant: moving with what ends there, it would be lost."""
-    segments = [Segment(Span(PAGE - 512, PAGE), 0), Segment(Span(3 * PAGE, 3 * PAGE + 512), 1)]
+    segments = [SegmentRange(Span(PAGE - 512, PAGE), 0), SegmentRange(Span(3 * PAGE, 3 * PAGE + 512), 1)]
     words = [PAGE - 1, PAGE, 3 * PAGE, 3 * PAGE + 512]
 
-    table = scan(words, [(range(4), 0)], segments, slots=2)
+    table = scan(words, [(range(4), 0)], segments, count=2)
 
-    assert table.places == (((0, 511),), ((2, 0), (3, 512)))
+    assert table.words == (((0, 511),), ((2, 0), (3, 512)))
     assert outside(words, [(range(4), 0)], segments) == {PAGE}
 
 
 def test_a_word_that_is_no_candidate_is_left_alone() -> None:
-    table = scan([100] * 6, [(range(1, 6, 3), 0)], [Segment(Span(100, 101), 0)], slots=1)
+    table = scan([100] * 6, [(range(1, 6, 3), 0)], [SegmentRange(Span(100, 101), 0)], count=1)
 
-    assert table.places == (((1, 0), (4, 0)),)
+    assert table.words == (((1, 0), (4, 0)),)
 
 
 def test_without_segments_nothing_is_found() -> None:
-    assert scan([0, 1, 100], [(range(3), 0)], [], slots=0).places == ()
+    assert scan([0, 1, 100], [(range(3), 0)], [], count=0).words == ()
 
 
 def test_alignment_is_a_power_of_two_up_to_what_libraries_ask_for() -> None:
@@ -123,24 +127,24 @@ def test_alignment_is_a_power_of_two_up_to_what_libraries_ask_for() -> None:
 
 
 def test_slots_of_a_piece_lie_one_after_the_other_without_those_that_nobody_knows_of() -> None:
-    table = Table((((0, 8),), ((1, 0), (2, 4)), (), ((3, 12),)), ((0,), (0, 1), (), (1, 2)))
+    table = RelocationTable((((0, 8),), ((1, 0), (2, 4)), (), ((3, 12),)), ((0,), (0, 1), (), (1, 2)))
     spans = [Span(BLOCK, BLOCK + 600), Span(9 * BLOCK, 20 * BLOCK), Span(30 * BLOCK + 256, 31 * BLOCK)]
 
     assert in_pieces(table, 1, spans, Share(1, BLOCK)) == (
-        Table((((0, 8),), ((1, 0), (2, 4), (3, 2 * BLOCK + 256 + 12))), ((0,), (0, 1, 2))),
+        RelocationTable((((0, 8),), ((1, 0), (2, 4), (3, 2 * BLOCK + 256 + 12))), ((0,), (0, 1, 2))),
         [3 * BLOCK],
     )
     assert in_pieces(table, 1, spans, Share(2, BLOCK)) == (
-        Table((((0, 8),), ((1, 0), (2, 4)), ((3, 256 + 12),)), ((0,), (0, 1), (1, 2))),
+        RelocationTable((((0, 8),), ((1, 0), (2, 4)), ((3, 256 + 12),)), ((0,), (0, 1), (1, 2))),
         [2 * BLOCK, BLOCK],
     )
 
 
 def test_slots_that_nobody_knows_of_are_none() -> None:
-    table = Table((((0, 8),), (), ()), ((0,), (), ()))
+    table = RelocationTable((((0, 8),), (), ()), ((0,), (), ()))
 
     assert in_pieces(table, 1, [Span(0, 600), Span(600, 800)], Share(1, BLOCK)) == (
-        Table((((0, 8),),), ((0,),)),
+        RelocationTable((((0, 8),),), ((0,),)),
         [],
     )
     assert in_pieces(table, 3, [], Share(1, BLOCK)) == (table, [])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError
-from pygraphd.client.replay.relocation_table import Segment, Span, outside
-from pygraphd.client.replay.rng import GeneratorTicket
-from pygraphd.client.replay.stream_affinity import OneStream
+from pygraphd.client.replay.relocation_table import SegmentRange, Span, outside
+from pygraphd.client.replay.rng import GeneratorCursor
+from pygraphd.client.replay.stream_affinity import StreamAffinity
 from tests.support.generators import Generator, as_signed
 
 if TYPE_CHECKING:
@@ -48,18 +48,16 @@ class Graph:
 
 
 class Case:
-    """A ticket, and what its kernels read."""
+    """A cursor, and what its kernels read."""
 
     def __init__(self, emulator: Emulator, seed: int = 42, offset: int = 0, advance: int = ADVANCE) -> None:
         self.words = torch.full((64,), -1, dtype=torch.int64)
         self.generator = Generator(seed, offset)
         self.has_ended = False
-        self.one_stream = OneStream(emulator.driver, lambda: lambda: self.has_ended)
+        self.affinity = StreamAffinity(emulator.driver, lambda: lambda: self.has_ended)
         self.graph = Graph(self.generator, self.words, advance)
         self.waits = 0
-        self.ticket = GeneratorTicket(
-            self.graph, self.generator, emulator.driver, self._wait, self.one_stream
-        )
+        self.cursor = GeneratorCursor(self.graph, self.generator, emulator.driver, self._wait, self.affinity)
 
     def _wait(self) -> None:
         self.waits += 1
@@ -70,7 +68,7 @@ class Case:
 
     def learn(self, *words: int) -> None:
         """Learn from kernels that are given these words' addresses, and numbers that are none."""
-        self.ticket.learn(lambda: [*map(self.address, words), 0, 7, self.address(0) + 1, -8], 0)
+        self.cursor.learn(lambda: [*map(self.address, words), 0, 7, self.address(0) + 1, -8], 0)
 
     @property
     def read(self) -> list[int]:
@@ -96,7 +94,7 @@ def test_each_launch_reads_what_it_would_and_the_generator_goes_on(
 
     for number, seed in enumerate(seeds):
         case.generator.seed = seed
-        case.ticket.advance(0)
+        case.cursor.advance(0)
         assert case.read == [seed, offset + number * ADVANCE]
         assert case.generator.offset == offset + (number + 1) * ADVANCE
 
@@ -110,12 +108,12 @@ def test_once_it_is_known_where_the_state_lies_nothing_is_replayed(emulator: Emu
     before, waits = case.graph.replays, case.waits
 
     for _ in range(5):
-        case.ticket.advance(0)
+        case.cursor.advance(0)
 
     assert case.graph.replays == before
     assert case.waits == waits == 2
     case.words[:2] = 0  # another graph of the same generator has written there
-    case.ticket.advance(0)
+    case.cursor.advance(0)
     assert case.read == [42, 5 * ADVANCE]
 
 
@@ -133,7 +131,7 @@ def test_where_it_cannot_be_told_pytorch_does_it(
     assert case.waits == (2 if advance else 0)  # who draws none is not waited for
     before = case.graph.replays
 
-    case.ticket.advance(0)
+    case.cursor.advance(0)
 
     assert case.graph.replays == before + 1
     assert case.generator.offset == advance
@@ -148,7 +146,7 @@ def test_any_call_of_the_driver_may_fail(emulator: Emulator) -> None:
         emulator.fail_at(0)
         assert case.generator.offset == 4
         before = case.graph.replays
-        case.ticket.advance(0)
+        case.cursor.advance(0)
         assert case.read == [42, 4]
         if case.graph.replays == before:
             break
@@ -172,7 +170,7 @@ def test_what_another_thread_draws_meanwhile_stays_drawn(
 
     monkeypatch.setattr(emulator.driver, "write_words", draw_and_write)
     with pytest.raises(DriverError) if fails else contextlib.nullcontext():
-        case.ticket.advance(0)
+        case.cursor.advance(0)
 
     assert (
         case.generator.offset == 100 + 40 + ADVANCE
@@ -198,11 +196,11 @@ def test_a_launch_that_could_not_be_prepared_has_drawn_nothing(emulator: Emulato
     emulator.fail_at(1)
 
     with pytest.raises(DriverError):
-        case.ticket.advance(0)
+        case.cursor.advance(0)
 
     emulator.fail_at(0)
     assert case.generator.offset == 0
-    case.ticket.close()
+    case.cursor.close()
     assert case.graph.is_reset
 
 
@@ -212,18 +210,18 @@ def test_what_was_not_launched_is_taken_back_and_no_more(emulator: Emulator, kno
     if knows:
         case.learn(SEED, OFFSET)
 
-    case.ticket.take_back(case.ticket.advance(0))
+    case.cursor.take_back(case.cursor.advance(0))
     assert case.generator.offset == 100
 
-    advanced = case.ticket.advance(0)
+    advanced = case.cursor.advance(0)
     case.generator.offset += 40  # by another thread
-    case.ticket.take_back(advanced)
+    case.cursor.take_back(advanced)
     assert case.generator.offset == 100 + ADVANCE + 40
 
 
 def test_where_the_state_lies_is_not_looked_for_while_another_stream_may_read_it(emulator: Emulator) -> None:
     case = Case(emulator)
-    case.one_stream.enter(7)
+    case.affinity.enter(7)
     before = case.words.clone()
 
     with pytest.raises(FallbackError, match="another stream"):
@@ -242,12 +240,12 @@ def test_who_draws_none_leaves_the_stream_to_whoever_does(
 ) -> None:
     case = Case(emulator, advance=advance)
     if not elsewhere:
-        case.one_stream.enter(7)  # others draw there
+        case.affinity.enter(7)  # others draw there
 
-    assert case.ticket.learn(list, 7) is (advance > 0)
+    assert case.cursor.learn(list, 7) is (advance > 0)
 
     with contextlib.nullcontext() if elsewhere and not advance else pytest.raises(FallbackError):
-        case.one_stream.enter(8)
+        case.affinity.enter(8)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=5), st.sets(st.integers(0, 50)))
@@ -255,7 +253,7 @@ def test_what_lies_outside_lies_in_no_segment(spans: list[tuple[int, int]], word
     segments: list[Any] = []
     for start, size in sorted(spans):
         if not segments or start > segments[-1].span.end:
-            segments.append(Segment(Span(start, start + size), 0))
+            segments.append(SegmentRange(Span(start, start + size), 0))
 
     expected = {
         word for word in words if not any(each.span.start <= word <= each.span.end for each in segments)

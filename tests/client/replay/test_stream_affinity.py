@@ -15,8 +15,8 @@ from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import CapturedCall
 from pygraphd.client.replay.exec_cache import Executables
 from pygraphd.client.replay.relocation_table import Span
-from pygraphd.client.replay.rng import GeneratorTicket
-from pygraphd.client.replay.stream_affinity import OneStream
+from pygraphd.client.replay.rng import GeneratorCursor
+from pygraphd.client.replay.stream_affinity import StreamAffinity
 from tests.support.generators import Generator
 from tests.support.recorder import Recorder
 
@@ -46,26 +46,26 @@ class Streams:
 
         return has_ended
 
-    def enter(self, one_stream: OneStream, stream: int) -> None:
+    def enter(self, affinity: StreamAffinity, stream: int) -> None:
         self.current = stream
-        one_stream.enter(stream)
+        affinity.enter(stream)
 
 
 def test_another_stream_may_follow_once_the_first_has_nothing_left_to_do(emulator: Emulator) -> None:
     streams = Streams()
-    one_stream = OneStream(emulator.driver, streams.watch)
+    affinity = StreamAffinity(emulator.driver, streams.watch)
     for _ in range(3):
-        streams.enter(one_stream, 7)
+        streams.enter(affinity, 7)
     assert streams.asked == []  # on one stream nothing is asked
 
     for _ in range(2):
         with pytest.raises(FallbackError, match="another stream"):
-            streams.enter(one_stream, 8)
-    streams.enter(one_stream, 7)
+            streams.enter(affinity, 8)
+    streams.enter(affinity, 7)
     streams.ended.add(7)
-    streams.enter(one_stream, 8)
+    streams.enter(affinity, 8)
     with pytest.raises(FallbackError):
-        streams.enter(one_stream, 7)
+        streams.enter(affinity, 7)
 
     assert streams.asked == [7, 7, 7, 8]
 
@@ -75,11 +75,11 @@ def test_a_stream_that_cannot_be_asked_is_not_left(emulator: Emulator, can_be_wa
     def fail() -> Any:
         raise RuntimeError("an error of the user's kernel")
 
-    one_stream = OneStream(emulator.driver, (lambda: fail) if can_be_watched else fail)
-    one_stream.enter(7)
+    affinity = StreamAffinity(emulator.driver, (lambda: fail) if can_be_watched else fail)
+    affinity.enter(7)
 
     with pytest.raises(FallbackError):
-        one_stream.enter(8)
+        affinity.enter(8)
 
 
 class Drawing:
@@ -88,20 +88,20 @@ class Drawing:
     def __init__(self, emulator: Emulator, allocator: Allocator) -> None:
         self.generator = Generator(42, 100)
         self.state = allocator.tensor(torch.zeros(128))
-        one_stream = OneStream(emulator.driver, lambda: bool)
-        self.replays = [self._recorded(Recorder(emulator, allocator), one_stream) for _ in range(2)]
+        affinity = StreamAffinity(emulator.driver, lambda: bool)
+        self.replays = [self._recorded(Recorder(emulator, allocator), affinity) for _ in range(2)]
 
-    def _recorded(self, recorder: Recorder, one_stream: OneStream) -> Replay:
+    def _recorded(self, recorder: Recorder, affinity: StreamAffinity) -> Replay:
         """Record a graph that returns the state as its kernel finds it."""
         out = recorder.arena.allocate(2)
         recorder.graph.copy(out, self.state[:2])
         held = (Span(self.state.data_ptr(), self.state.data_ptr() + 8),)
-        ticket = self._ticket(recorder, one_stream)
+        cursor = self._cursor(recorder, affinity)
         spans = tuple(recorder.arena.allocations)
-        capture = Capture(recorder.graph.handle, [out], spans, held, ticket=ticket)
+        capture = Capture(recorder.graph.handle, [out], spans, held, cursor=cursor)
         return build(recorder.emulator.driver, CapturedCall(capture, []), {}, recorder.notes.append).replay
 
-    def _ticket(self, recorder: Recorder, one_stream: OneStream) -> GeneratorTicket:
+    def _cursor(self, recorder: Recorder, affinity: StreamAffinity) -> GeneratorCursor:
         drawing = self
 
         class Graph:
@@ -112,7 +112,7 @@ class Drawing:
             def reset(self) -> None:
                 pass
 
-        return GeneratorTicket(Graph(), self.generator, recorder.emulator.driver, lambda: None, one_stream)
+        return GeneratorCursor(Graph(), self.generator, recorder.emulator.driver, lambda: None, affinity)
 
     def draw(self, which: int) -> int:
         (out,) = self.replays[which]([])

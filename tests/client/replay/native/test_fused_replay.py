@@ -16,7 +16,7 @@ from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.relocation_table import BLOCK
-from pygraphd.client.replay.rng import Draw
+from pygraphd.client.replay.rng import PhiloxRange
 from tests.support.native import by_the_helper
 from tests.support.recorder import Recorder
 
@@ -214,21 +214,21 @@ def test_a_closed_replay_does_not_fit(case: Case) -> None:
         case.call()
 
 
-class Ticket:
+class RngCursor:
     """Counts draws."""
 
     def __init__(self) -> None:
-        from pygraphd.client.replay.stream_affinity import OneStream
+        from pygraphd.client.replay.stream_affinity import StreamAffinity
 
         driver: Any = None
-        self.one_stream = OneStream(driver, lambda: bool)
+        self.affinity = StreamAffinity(driver, lambda: bool)
         self.drawn = self.taken_back = 0
 
-    def advance(self, stream: int) -> Draw:
+    def advance(self, stream: int) -> PhiloxRange:
         self.drawn += 1
-        return Draw(7, self.drawn - 1, self.drawn)
+        return PhiloxRange(7, self.drawn - 1, self.drawn)
 
-    def take_back(self, drawn: Draw) -> None:
+    def take_back(self, drawn: PhiloxRange) -> None:
         self.taken_back += 1
 
     def learn(self, addresses: object, stream: int) -> bool:
@@ -238,16 +238,16 @@ class Ticket:
         pass
 
 
-def drawing(case: Case) -> Ticket:
+def drawing(case: Case) -> RngCursor:
     """Have its graph draw random numbers."""
     from pygraphd.client.replay.replay import _Drawing
 
-    ticket = Ticket()
-    launch = _Drawing(ticket, case.emulator.driver).launch
+    cursor = RngCursor()
+    launch = _Drawing(cursor, case.emulator.driver).launch
     case.replay._start = launch
     assert case.replay.fused is not None
-    case.replay.fused.launch, case.replay.fused.expect = launch, ticket.one_stream.expect
-    return ticket
+    case.replay.fused.launch, case.replay.fused.expect = launch, cursor.affinity.expect
+    return cursor
 
 
 def test_the_driver_launches_without_python(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,10 +260,10 @@ def test_what_draws_random_numbers_is_launched_by_what_advances_them(
     by_the_helper: None, emulator: Emulator, blocks: Blocks
 ) -> None:
     """Until it is known to draw none."""
-    ticket, recorder = Ticket(), Recorder(emulator, blocks)  # type: ignore[arg-type] # it gives out memory, too
+    cursor, recorder = RngCursor(), Recorder(emulator, blocks)  # type: ignore[arg-type] # it gives out memory, too
     a, out = blocks.tensor(torch.ones(FLOATS)), recorder.arena.allocate(FLOATS)
     recorder.graph.scale(a, out, 2.0)
-    replay = recorder.built([a], [out], ticket=ticket).replay
+    replay = recorder.built([a], [out], cursor=cursor).replay
     for _ in range(8):
         replay([a])
     before = replay.counts.fused
@@ -271,11 +271,11 @@ def test_what_draws_random_numbers_is_launched_by_what_advances_them(
     replay([a])
 
     assert replay.counts.fused == before + 1
-    assert ticket.drawn == replay.counts.replays == 9
+    assert cursor.drawn == replay.counts.replays == 9
     replay.forget_random_numbers()
     replay([a])
     assert replay.counts.fused == before + 2
-    assert ticket.drawn == 9
+    assert cursor.drawn == 9
     replay.close()
 
 
@@ -290,35 +290,35 @@ def test_a_launch_that_fails_is_told_with_its_code(case: Case) -> None:
 
 
 def test_what_was_drawn_is_returned(case: Case) -> None:
-    ticket, before = drawing(case), case.replay.counts.fused
+    cursor, before = drawing(case), case.replay.counts.fused
 
     _, drawn = case.replay.drawing(list(case.inputs))
 
-    assert drawn == Draw(7, 0, 1)
+    assert drawn == PhiloxRange(7, 0, 1)
     assert case.replay.counts.fused == before + 1
-    assert (ticket.drawn, ticket.taken_back) == (1, 0)
+    assert (cursor.drawn, cursor.taken_back) == (1, 0)
 
 
 def test_what_was_drawn_for_a_launch_that_failed_is_taken_back(case: Case) -> None:
-    ticket = drawing(case)
+    cursor = drawing(case)
     case.emulator.fail_at(1)
 
     with pytest.raises(DriverError, match="cuGraphLaunch"):
         case.replay(list(case.inputs))
 
     case.emulator.fail_at(0)
-    assert (ticket.drawn, ticket.taken_back) == (1, 1)
+    assert (cursor.drawn, cursor.taken_back) == (1, 1)
 
 
 def test_a_stream_that_may_not_be_left_is_told(case: Case) -> None:
-    ticket = drawing(case)
-    ticket.one_stream.move(5)
+    cursor = drawing(case)
+    cursor.affinity.move(5)
     inputs = list(case.inputs)
 
     with pytest.raises(FallbackError, match="on another stream"):
         case.replay(inputs)
 
-    assert (len(inputs), ticket.drawn) == (2, 0)
+    assert (len(inputs), cursor.drawn) == (2, 0)
 
 
 CALLS = st.lists(
