@@ -53,8 +53,8 @@ def test_the_summary_says_of_each_graph_how_it_ran_and_whether_that_was_known(
         assert {each["kind"]: each["graph"] for each in decisions} == digests(tmp_path / "home")
         assert {each["environment"] for each in decisions} == {environment}
         assert {
-            (each["deployment"], each["reason"], each["final"], each["source"]) for each in decisions
-        } == {("KERNELS", "no CUDA device", True, source)}
+            (each["deployment"], each["reason"]["code"], each["final"], each["source"]) for each in decisions
+        } == {("KERNELS", "no_device", True, source)}
         assert outcome.summary["decisions_left_out"] == 0
 
 
@@ -229,8 +229,9 @@ def test_what_is_to_be_refreshed_is_a_miss_and_is_recorded_anew(run: Run, tmp_pa
     assert [(each["hits"], each["misses"], each["spooled"]) for each in summaries] == [
         (0, 3, 3), (3, 0, 0), (0, 3, 3),
     ]  # fmt: skip
-    reasons = [{decision["because"] for decision in each["decisions"]} for each in summaries]
-    assert reasons == [{""}, {""}, {"PYGRAPH_REFRESH asks to measure anew"}]
+    because = [[decision["because"] for decision in each["decisions"]] for each in summaries]
+    codes = [{reason["code"] if reason else None for reason in each} for each in because]
+    assert codes == [{None}, {None}, {"refresh_asked"}]
 
 
 def test_an_option_that_is_not_understood_is_named_in_one_line(run: Run) -> None:
