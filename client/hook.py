@@ -108,7 +108,7 @@ class Hook:
                 return
             self.session = Session()
             if misread := self.session.options.misread:
-                log.say("; ".join(misread))
+                log.say("; ".join(misread), is_logged=True)
             self._uninstall = torch_private.install(self._around_post_compile, self._around_cudagraphify)
             # A daemon makes a database, and takes in the spool.
             forbidden = f"{settings.READONLY}={os.environ.get(settings.READONLY)}"

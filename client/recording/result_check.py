@@ -115,7 +115,7 @@ class ResultCheck:
         self._report.count(wrong_results=1)
         reason = f"{DIFFERS} ({difference})"
         self._report.count_failure(reason)
-        log.say(reason)
+        log.say(reason, is_logged=True)
         return reason
 
     def begin(self, replay: Replay, inputs: Sequence[Any]) -> Given | None:

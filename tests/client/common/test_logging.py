@@ -106,3 +106,10 @@ def test_the_report_logs_what_it_counts(caplog: pytest.LogCaptureFixture) -> Non
         ("WARNING", "daemon: no daemon"),
         ("INFO", "backward aaaaaaaaaaaa at 4,8: deployed as GRAPH: GRAPH is faster (measured)"),
     ]
+
+
+@pytest.mark.parametrize(("asked", "written"), [("", 1), ("log.print_from('warning'); ", 1)])
+def test_what_is_said_unasked_is_not_written_twice(asked: str, written: int) -> None:
+    printed = lines(f"{asked}log.warning('it is wrong'); log.say('it is wrong', is_logged=True)")
+
+    assert len([each for each in printed if each.endswith("it is wrong")]) == written
