@@ -135,16 +135,16 @@ class CudaRecorder:
         backing: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
-        """Capture one call. Raises `NotRelocatableError`, `DriverError`, or what the callable raises while it is captured.
+        """Capture one call; see `pipeline.Recorder`. Raises also what the callable raises while it is captured.
 
-        The pools of two captures may begin a multiple of 4 GiB apart, by chance or since expandable segments reserve addresses so.
-        A capture that `is_shifted` has its allocations elsewhere relative to that. Outputs with `reserves` lie in these. The backing
-        allocation has `backing` bytes, if the device has them.
+        A shifted capture differs from others by more than a multiple of 4 GiB, by which the pools of two captures may lie apart.
         """
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise TransientError(reason)
-            self._prepare_thread()
+            if not hasattr(self._threads, "handle"):
+                # Each thread has a cuBLAS handle of its own, which cannot be made within a capture.
+                self._threads.handle = torch.cuda.current_blas_handle()
             if backing and backing * MARGIN > self._unreserved():
                 backing = 0  # PyTorch reports an allocation that fails to its observers
             return self._capture(launch, inputs, reserves, SHIFTS if is_shifted else (), backing)
@@ -227,11 +227,6 @@ class CudaRecorder:
                         reserves.close()
             self._stream.synchronize()
         return outputs, reserves.allocated, reserves.before
-
-    def _prepare_thread(self) -> None:
-        # Each thread has a cuBLAS handle of its own, which cannot be made within a capture.
-        if not hasattr(self._threads, "handle"):
-            self._threads.handle = torch.cuda.current_blas_handle()
 
     def _affinity(self) -> StreamAffinity:
         """Return what orders launches of the next capture with others that read the same memory of the generator's state."""

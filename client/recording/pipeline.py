@@ -24,7 +24,7 @@ from pygraphd.client.recording import builder, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, UNDECIDABLE, CapturedCall
 from pygraphd.client.recording.output_reserves import MAX_CAPTURES, backing_for, reserves_for
-from pygraphd.client.recording.refusals import Persistence, Refusal
+from pygraphd.client.recording.size_slot import Persistence, Refusal
 from pygraphd.client.recording.stand_ins import Call
 from pygraphd.client.recording.verification import Verification
 from pygraphd.client.replay.replay import Replay
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.capture import Capture
     from pygraphd.client.recording.comparison import Disagreement
-    from pygraphd.client.recording.layout_mismatch import LayoutConstraints
     from pygraphd.client.recording.output_reserves import OutputReserve
+    from pygraphd.client.recording.size_slot import LayoutConstraints
     from pygraphd.client.recording.stand_ins import StandIns
     from pygraphd.client.recording.verification import Generator
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import operator
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,14 +19,11 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.common import log
-from pygraphd.client.common.backoff import Backoff
 from pygraphd.client.common.guard import guarded
-from pygraphd.client.recording.layout_mismatch import LayoutMismatches
 from pygraphd.client.recording.pipeline import Pipeline
-from pygraphd.client.recording.refusals import Disagreements, Persistence, Refusal
 from pygraphd.client.recording.result_check import ResultCheck
+from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot
 from pygraphd.client.replay.native.ffi import helper
-from pygraphd.client.replay.replay import Replay
 from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
@@ -36,10 +33,10 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.pipeline import Attempt, Costs, Recorder
     from pygraphd.client.replay.native.ffi import Fused
+    from pygraphd.client.replay.replay import Replay
     from pygraphd.client.replay.rng import PhiloxRange
     from pygraphd.schema.reasons import Reason
 
-    Size = tuple[int, ...]
 
 MAX_RECORDINGS = 8
 """Recordings of one callable by default. Beyond that the least recently used one is dropped."""
@@ -47,8 +44,6 @@ CAPTURES_OF_EACH = 4
 """Captures of one callable at most, as a multiple of its recordings: sizes that alternate are not recorded for ever."""
 MAX_SIZES = 64
 """Sizes of one callable that are remembered, recorded or not. Calls of others run as KERNELS."""
-FIRST_RETRY = 16
-"""Calls of a size that is refused for a transient reason before it is tried again; then twice as many each time."""
 
 NOT_YET = "sizes that had not come back yet"
 HELPER_IS_COMING = "the compiled helper was still being compiled"
@@ -58,20 +53,6 @@ IN_A_CAPTURE = "called within a capture of the user's"
 BEING_RECORDED = "called from another thread while it was recorded"
 NO_MEMORY = "out of memory in a replay"
 SEEN_BY_HOOKS = "hooks see what is saved for the backward, which shares storages since no hooks saw it when it was recorded"
-
-
-@dataclass(slots=True, eq=False)
-class SizeSlot:
-    """What is known of one size of a callable: its recording, or why there is none, and what the next recording has to support."""
-
-    size: Size
-    replay: Replay | None = None
-    nodes: int = 0
-    """Nodes of `replay`, for the summary."""
-    refusal: Refusal | None = None
-    retries: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY))
-    disagreements: Disagreements = field(default_factory=Disagreements)
-    mismatches: LayoutMismatches = field(default_factory=LayoutMismatches)
 
 
 class _Refusing(abc.ABC):

@@ -11,7 +11,7 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.alias_sets import InputGroups, input_groups
-from pygraphd.client.recording.layout_mismatch import LayoutConstraints
+from pygraphd.client.recording.size_slot import LayoutConstraints
 from pygraphd.client.replay.addresses import extent
 from pygraphd.client.replay.arena import Arena
 from pygraphd.client.replay.graph_exec import InputGroup

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.recording.recordings import NOT_YET, Recordings, SizeSlot
-from pygraphd.client.recording.refusals import Persistence, Refusal
+from pygraphd.client.recording.recordings import NOT_YET, Recordings
+from pygraphd.client.recording.size_slot import Persistence, Refusal, SizeSlot
 from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pygraphd.client.common.report import Report
 from pygraphd.client.recording import attention_host, recordings
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
-from pygraphd.client.recording.refusals import Persistence
+from pygraphd.client.recording.size_slot import Persistence
 from pygraphd.client.replay.relocation_table import BLOCK, Span
 from pygraphd.client.replay.rng import PhiloxRange
 from pygraphd.client.replay.stream_affinity import StreamAffinity

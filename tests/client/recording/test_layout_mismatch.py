@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import LayoutMismatch
 from pygraphd.client.recording import comparison, pipeline, recordings, stand_ins
-from pygraphd.client.recording.layout_mismatch import FACTOR, FIRST, LayoutConstraints, LayoutMismatches
+from pygraphd.client.recording.size_slot import (
+    FIRST_MISMATCHES,
+    MISMATCH_FACTOR,
+    LayoutConstraints,
+    LayoutMismatches,
+)
 from pygraphd.client.replay.relocation_table import BLOCK, MAX_ALIGNMENT, alignment
 from tests.support.recording_case import Case, add
 
@@ -51,7 +56,10 @@ def test_inputs_that_are_aligned_worse_are_launched_until_they_have_come_again(c
         call(run, at(case, offset), at(case, 0))
 
     case.expect(captured=2, staged=0)
-    assert case.report.fallbacks == {recordings.NOT_YET: 1, LayoutMismatch.ALIGNMENT.value: FIRST - 1}
+    assert case.report.fallbacks == {
+        recordings.NOT_YET: 1,
+        LayoutMismatch.ALIGNMENT.value: FIRST_MISMATCHES - 1,
+    }
 
 
 def test_what_was_aligned_worse_once_is_remembered_when_another_input_is(case: Case) -> None:
@@ -61,7 +69,7 @@ def test_what_was_aligned_worse_once_is_remembered_when_another_input_is(case: C
         call(run, at(case, 16 * (i % 2) * (i > 2)), at(case, 16 * ((i + 1) % 2) * (i > 2)))
 
     case.expect(captured=2)
-    assert case.report.fallbacks[LayoutMismatch.ALIGNMENT.value] == FIRST - 1
+    assert case.report.fallbacks[LayoutMismatch.ALIGNMENT.value] == FIRST_MISMATCHES - 1
 
 
 def test_ever_worse_alignment_is_recorded_ever_more_seldom(case: Case) -> None:
@@ -85,7 +93,10 @@ def test_inputs_that_overlapped_and_lie_apart_now(case: Case) -> None:
         overlapping(shift)
 
     case.expect(captured=2)
-    assert case.report.fallbacks == {recordings.NOT_YET: 1, LayoutMismatch.OVERLAP.value: FIRST - 1}
+    assert case.report.fallbacks == {
+        recordings.NOT_YET: 1,
+        LayoutMismatch.OVERLAP.value: FIRST_MISMATCHES - 1,
+    }
 
 
 def test_inputs_that_overlap_and_are_written_to_are_right_in_a_recording_that_was_made_apart(
@@ -194,7 +205,9 @@ def test_calls_that_do_not_fit_are_recorded_ever_more_seldom() -> None:
 
     due = [call for call in range(1, 600) if mismatches.add(inputs, LayoutMismatch.ALIGNMENT)]
 
-    assert due == [sum(FIRST * FACTOR**each for each in range(count)) for count in range(1, 5)]
+    assert due == [
+        sum(FIRST_MISMATCHES * MISMATCH_FACTOR**each for each in range(count)) for count in range(1, 5)
+    ]
     assert mismatches.constraints.apart is False
 
 

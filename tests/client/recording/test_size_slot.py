@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.client.recording.comparison import Disagreement
-from pygraphd.client.recording.refusals import Disagreements, Persistence
+from pygraphd.client.recording.size_slot import Disagreements, Persistence
 
 pytestmark = pytest.mark.torch
 

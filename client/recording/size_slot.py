@@ -1,0 +1,137 @@
+"""What is known of one size of a callable from its earlier calls, and how long a refusal to record it holds."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from pygraphd.client.backend.errors import LayoutMismatch
+from pygraphd.client.common.backoff import Backoff
+from pygraphd.client.recording.comparison import Disagreement
+from pygraphd.client.replay.relocation_table import MAX_ALIGNMENT, alignment
+from pygraphd.client.replay.replay import Replay
+from pygraphd.schema.reasons import Reason, ReasonCode, because
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+Size = tuple[int, ...]
+"""The values of the integer inputs of a call."""
+
+FIRST_RETRY = 16
+"""Calls of a size that is refused for a transient reason before it is tried again; then twice as many each time."""
+FIRST_MISMATCHES = 2
+"""Mismatches of a size after which it is recorded again: a single one may be chance."""
+MISMATCH_FACTOR = 4
+"""How many times as many further mismatches the next recording takes: each recording costs as much as hundreds of calls."""
+
+
+class Persistence(enum.Enum):
+    """How long a refusal holds."""
+
+    PERMANENT = enum.auto()
+    """The reason lies in the graph, and holds in the next process too."""
+    PROCESS = enum.auto()
+    """The next process may succeed: a call of the driver failed, or a bound was reached."""
+    TRANSIENT = enum.auto()
+    """The reason is the setup of this process or the memory that is free. What is decided meanwhile is provisional."""
+    ONE_CALL = enum.auto()
+    """Nothing is refused: the next call of the size is recorded again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a size was not recorded, and for how long that holds."""
+
+    reason: str
+    persistence: Persistence
+    code: ReasonCode = ReasonCode.CANNOT_BE_RECORDED
+
+    @property
+    def why(self) -> Reason:
+        """The reason as it is stored: the code, with the text as its detail."""
+        return because(self.code, self.reason)
+
+
+@dataclass(slots=True)
+class Disagreements:
+    """Recordings of one size that differed from KERNELS on the same inputs, and what follows for the next recording.
+
+    Kernels that add in an order of their own may differ by chance. So a recording that differs is made once more, and the callable is
+    compared with itself as well. If values differ again, the next recording has buffers for the inputs that no node refers to: one of
+    them may be read after all.
+    """
+
+    latest: Disagreement | None = None
+    """Of the latest recording, unless one has agreed since."""
+    in_values: bool = False
+    """Whether any recording has computed other values. Then the callable may differ from itself, and is compared with itself."""
+    staged: frozenset[int] = frozenset()
+    """Indices of the inputs for which the next recording has buffers."""
+
+    def add(self, found: Disagreement, unreferenced: frozenset[int]) -> Persistence:
+        """Note how a recording differs and which inputs no node of it refers to; return how long the size is refused."""
+        before, self.latest = self.latest, found
+        self.in_values |= found.in_values
+        if before is None:
+            return Persistence.ONE_CALL
+        if found.in_values and not unreferenced <= self.staged:
+            self.staged |= unreferenced
+            return Persistence.ONE_CALL
+        is_the_same = before.what == found.what or self.staged
+        return Persistence.PERMANENT if is_the_same else Persistence.PROCESS
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutConstraints:
+    """What a recording has to support beyond the call that it is made of.
+
+    A recording serves inputs that are aligned at least as well as at its capture, and that overlap as they did if they did. One that is
+    made with the worst alignment seen, and with inputs apart, serves all calls so far: so a few recordings end the mismatches.
+    """
+
+    alignments: Mapping[int, int] = field(default_factory=dict)
+    """The worst alignment of each input, in bytes by index of the input."""
+    apart: bool = False
+    """Whether inputs that overlap in this call need not do so in others."""
+
+
+class LayoutMismatches:
+    """The calls of one size whose inputs are aligned or overlap otherwise than its recording can serve."""
+
+    def __init__(self) -> None:
+        self._alignments: dict[int, int] = {}
+        self._apart = False
+        self._backoff = Backoff(FIRST_MISMATCHES, MISMATCH_FACTOR)
+
+    def add(self, inputs: Sequence[Any], mismatch: LayoutMismatch) -> bool:
+        """Note the layout of a call that did not match; return whether the size is to be recorded again."""
+        self._apart |= mismatch is LayoutMismatch.OVERLAP
+        for index, value in enumerate(inputs):
+            if isinstance(value, torch.Tensor) and (found := alignment(value.data_ptr())) < MAX_ALIGNMENT:
+                self._alignments[index] = min(found, self._alignments.get(index, MAX_ALIGNMENT))
+        return self._backoff.count()
+
+    @property
+    def constraints(self) -> LayoutConstraints:
+        """What the next recording has to support."""
+        return LayoutConstraints(self._alignments, self._apart)
+
+
+@dataclass(slots=True, eq=False)
+class SizeSlot:
+    """What is known of one size of a callable: its recording, or why there is none, and what the next recording has to support."""
+
+    size: Size
+    replay: Replay | None = None
+    nodes: int = 0
+    """Nodes of `replay`, for the summary."""
+    refusal: Refusal | None = None
+    retries: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY))
+    disagreements: Disagreements = field(default_factory=Disagreements)
+    mismatches: LayoutMismatches = field(default_factory=LayoutMismatches)
