@@ -63,10 +63,6 @@ class Candidates:
         """The same, without a GRAPH that has refused."""
         return (Deployment.KERNELS,) if self.lacks(Deployment.GRAPH) else self.offered
 
-    def offers(self, deployment: Deployment) -> bool:
-        """Whether a deployment can be tried in this process."""
-        return deployment in self.offered
-
     def lacks(self, deployment: Deployment) -> bool:
         """Whether a deployment is not there or has refused; KERNELS run in its place."""
         return deployment is Deployment.GRAPH and (self.relocate is None or self.relocate.refusal is not None)

@@ -1,7 +1,7 @@
-"""One captured region of a compiled graph, from its first call to its deployment. Everything about a state is here.
+"""The trial of one partition, from its first call to its deployment. Everything about its state is here.
 
-A `Region` stands where Inductor would put PyTorch's own CUDA Graph. Once it is deployed it takes itself out of the way. It is long
-because all that a region may do is a matter of its state.
+A `PartitionTrial` runs the calls of a partition until that is decided; then it has the decision deployed in its place. It is long
+because all that it may do is a matter of its state.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from pygraphd.client.autotune.trial import Trial
+from pygraphd.client.autotune.trial import Trial, sizes_of
 from pygraphd.client.backend import headroom
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import rules
-from pygraphd.client.decisions.leases import Turn
-from pygraphd.client.decisions.ranks.consensus import ALONE, Part
+from pygraphd.client.decisions.decision_service import Outcome
+from pygraphd.client.decisions.leases import LeaseState
+from pygraphd.client.decisions.ranks.consensus import ALONE, Part, possible
 from pygraphd.schema import policy
-from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Measurement
+from pygraphd.schema.messages import Decision, Deployment, Entry
 from pygraphd.schema.policy import decide
 from pygraphd.schema.reasons import Reason, ReasonCode
 
@@ -31,15 +29,17 @@ if TYPE_CHECKING:
 
     from pygraphd.client.autotune.candidates import Candidates
     from pygraphd.client.backend.torch_private import Runnable
-    from pygraphd.client.common.report import Report
+    from pygraphd.client.decisions.decision_service import DecisionService
+    from pygraphd.client.decisions.leases import PendingGraph
+    from pygraphd.schema.messages import Measurement
 
 
 class State(enum.Enum):
-    """Where a region is in its life."""
+    """The state of a trial."""
 
-    WARM_UP = "launched without timing: kernels or our helper are still being compiled, or an earlier program was too short to tell"
-    WAIT = "launched while another process measures this graph"
-    MEASURE = "real calls alternate among the deployments"
+    WARM_UP = "KERNELS, untimed: kernels or the helper are still being compiled, or an earlier program was too short to tell"
+    WAIT = "KERNELS, while another process measures this graph"
+    MEASURE = "real calls alternate between the deployments"
     DEPLOYED = "one deployment for the rest of the process"
 
 
@@ -54,231 +54,186 @@ WARM_UP_CALLS = 2
 FAILED = Reason(ReasonCode.MEASURING_FAILED)
 NO_MEMORY = Reason(ReasonCode.NO_MEMORY_TO_MEASURE)
 OTHER_THREAD = "called from another thread while it was measured"
+OTHER_SIZES = "called with other sizes while it was measured"
+IN_A_CAPTURE = "called within a capture of the user's"
 WAITING = "launched while another process measured its graph"
 MAX_SIZES = 64
-"""Dynamic sizes that are remembered until one comes back; measuring needs a size that does."""
+"""Dynamic sizes that are remembered until one comes back: only a size that does is measured."""
 
 
-@dataclass(slots=True)
-class Tally:
-    """How often a region was called; outlives the region, so that this can be said at exit."""
-
-    calls: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """What a region found out: its graph, the decision, and what is behind it (no measurements if it was not measured).
-
-    `adopted`: another process's answer, if it is one.
-    """
-
-    graph: Graph
-    decision: Decision
-    measurements: tuple[Measurement, ...] = ()
-    adopted: Entry | None = None
-
-
-class Host(Protocol):
-    """What a region needs of the process around it."""
-
-    report: Report
-
-    def turn(self, region: Region) -> Entry | Turn:
-        """Return whose turn it is to measure a region, or the answer of another process that has."""
-
-    def keep_turn(self, region: Region) -> None:
-        """Note that this process is still measuring a region."""
-
-    def helper_is_coming(self) -> bool:
-        """Return whether the compiled helper is about to be there."""
-
-    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
-        """Return what is to run, of what is offered, in view of what other ranks have decided."""
-
-    def decided(self, region: Region, result: Decided, runs: Decision) -> None:
-        """Take note of a result, and of what was agreed to run; called once for a region, never raises."""
-
-
-class Region:
-    """A captured region that is not decided yet; call it with the list of inputs that Inductor hands over."""
+class PartitionTrial:
+    """Runs a partition that is not decided yet; call it with the list of inputs that Inductor hands over."""
 
     def __init__(
         self,
-        graph: Graph,
+        pending: PendingGraph,
         candidates: Candidates,
-        host: Host,
-        on_deployed: Callable[[Region, Deployment, Runnable], None],
+        decisions: DecisionService,
+        deploy: Callable[[Candidates, Deployment], object],
         warm_up_calls: int = WARM_UP_CALLS,
         part: Part = ALONE,
+        helper_is_coming: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Find out how `graph` is to run; `on_deployed` is told what runs it from then on."""
-        self.graph = graph
+        """Find out how the graph of `pending` is to run; `deploy` then puts that in place of this object.
+
+        `helper_is_coming`: whether the compiled helper is about to be there. Later processes have it, so a GRAPH is not measured without.
+        """
+        self.pending = pending
         self.part = part
         self.state = State.WARM_UP
-        self.tally = Tally()
-        self._changing = threading.Lock()
         self._candidates: Candidates | None = candidates
-        self._launch = candidates.runnable(Deployment.KERNELS)
-        self._host = host
-        # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
-        self._guarded = guarded(host.report, "measuring")
-        self._on_deployed = on_deployed
+        self._kernels = candidates.launch
+        self._decisions = decisions
+        self._deploy_here = deploy
         self._warm_up_calls = max(warm_up_calls, WARM_UP_CALLS)
+        self._helper_is_coming = helper_is_coming
         self._call: Runnable = self._warm_up
-        self._device = candidates.device_index
         self._trial: Trial | None = None
         self._sizes: tuple[int, ...] = ()
         self._seen_sizes: set[tuple[int, ...]] = set()
+        self._changing = threading.Lock()
         self._in_measured_call = threading.Lock()
+        # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
+        self._guarded = guarded(decisions.report, "measuring")
+        decisions.open(pending, self)
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         return self._call(inputs)
 
-    def _deploy(self, result: Decided) -> None:
-        """Run as decided from now on, and say so to everybody concerned."""
+    def _deploy(self, outcome: Outcome) -> None:
+        """Run as decided from now on, and publish it."""
         # First what other threads call meanwhile, and what stays if this one is interrupted.
-        self._call = self._launch
+        self._call = self._kernels
         self._enter(State.DEPLOYED)
         candidates = self._candidates
         assert candidates is not None
-        agreed = self._guarded(lambda: self._host.agree(self, result, candidates.offered))
-        decision = agreed or rules.not_measured(FAILED, self.tally.calls)
-        self._call = run = candidates.runnable(decision.deployment)
+        decision = self._guarded(lambda: self._agree(outcome.decision, candidates))
+        if decision is None:
+            decision = rules.not_measured(FAILED, self.pending.calls)
+        self._call = candidates.runnable(decision.deployment)
         self._candidates = self._trial = None
-        self._guarded(lambda: candidates.deploy(decision.deployment))
-        self._guarded(lambda: self._on_deployed(self, decision.deployment, run))
-        self._guarded(lambda: self._host.decided(self, result, decision))
+        self._guarded(lambda: self._deploy_here(candidates, decision.deployment))
+        self._guarded(lambda: self._decisions.publish(self.pending, outcome, decision))
+
+    def _agree(self, decision: Decision, candidates: Candidates) -> Decision:
+        """Return what is to run in view of what other ranks have decided."""
+        return possible(self.part.propose(self.pending.graph.digest, decision), candidates.offered)
 
     def _enter(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"a region cannot go from {self.state.name} to {state.name}")
+            raise RuntimeError(f"a trial cannot go from {self.state.name} to {state.name}")
         self.state = state
         log.debug("%s: %s: %s", self.graph.name, state.name, state.value)
 
     # --- WARM_UP ---
 
     def _warm_up(self, inputs: list[Any]) -> Any:
-        self.tally.calls += 1
-        sizes = _sizes(inputs)
-        if self.tally.calls > self._warm_up_calls and sizes in self._seen_sizes and not self._is_too_early():
+        self.pending.calls += 1
+        sizes = sizes_of(inputs)
+        is_due = self._comes_back(sizes) and self.pending.calls > self._warm_up_calls
+        if is_due and not (self._can_run(Deployment.GRAPH) and self._guarded(self._helper_is_coming)):
             self._begin_measuring(sizes)
-        elif len(self._seen_sizes) < MAX_SIZES:
-            self._seen_sizes.add(sizes)
-        return self._launch(inputs)
+        return self._kernels(inputs)
 
-    def _is_too_early(self) -> bool:
-        """Whether relocatable graphs could be measured only as they are without the compiled helper, which later processes have."""
-        offers = self._can_run(Deployment.GRAPH)
-        return offers and self._guarded(self._host.helper_is_coming) is True
+    def _comes_back(self, sizes: tuple[int, ...]) -> bool:
+        """Return whether sizes have been seen before, and remember them."""
+        if sizes in self._seen_sizes:
+            return True
+        if len(self._seen_sizes) < MAX_SIZES:
+            self._seen_sizes.add(sizes)
+        return False
 
     def _begin_measuring(self, sizes: tuple[int, ...]) -> None:
         if not self._changing.acquire(blocking=False):
-            return  # another thread is at it; this call is launched
+            return  # another thread is at it; this call runs as KERNELS
         with contextlib.ExitStack() as stack:
             stack.callback(self._changing.release)
             if self.state in {State.WARM_UP, State.WAIT}:
                 self._leave_warm_up(sizes)
 
     def _leave_warm_up(self, sizes: tuple[int, ...]) -> None:
-        turn = self._guarded(lambda: self._host.turn(self))
-        if isinstance(turn, Entry) and self._can_run(turn.decision.deployment):
-            self._deploy(Decided(self.graph, turn.decision, adopted=turn))
-        elif turn is not Turn.OTHERS:
-            self._start_measuring(sizes)
-        elif self.state is State.WARM_UP:
-            self._call = self._wait
-            self._enter(State.WAIT)
-            self._host.report.count(waited=1)
+        lease = self._guarded(lambda: self._decisions.acquire(self.pending))
+        if isinstance(lease, Entry) and self._can_run(lease.decision.deployment):
+            self._deploy(Outcome(lease.decision, adopted=lease))
+        elif lease is LeaseState.OTHERS:
+            if self.state is State.WARM_UP:
+                self._call = self._wait
+                self._enter(State.WAIT)
+                self._decisions.report.count(waited=1)
+        elif reason := self._guarded(self._why_not_measure):
+            self._deploy(Outcome(rules.not_measured(reason, self.pending.calls)))
+        else:
+            assert self._candidates is not None
+            self._sizes = sizes
+            self._seen_sizes.clear()
+            self._trial = Trial(self._candidates, self._guarded)
+            self._call = self._measure  # before the state, by which other threads find out
+            self._enter(State.MEASURE)
 
     def _can_run(self, deployment: Deployment) -> bool:
-        return self._candidates is not None and self._candidates.offers(deployment)
-
-    def _start_measuring(self, sizes: tuple[int, ...]) -> None:
-        if reason := self._guarded(self._why_not_measure):
-            self._deploy(Decided(self.graph, rules.not_measured(reason, self.tally.calls)))
-            return
-        self._sizes = sizes
-        self._seen_sizes.clear()
-        assert self._candidates is not None
-        self._trial = Trial(self._candidates, self._guarded)
-        self._call = self._measure  # before the state, by which other threads find out
-        self._enter(State.MEASURE)
+        return self._candidates is not None and deployment in self._candidates.offered
 
     def _why_not_measure(self) -> Reason | None:
-        return None if headroom.is_enough_beside(self._device) else NO_MEMORY
+        assert self._candidates is not None
+        return None if headroom.is_enough_beside(self._candidates.device_index) else NO_MEMORY
 
     # --- WAIT ---
 
     def _wait(self, inputs: list[Any]) -> Any:
-        sizes = _sizes(inputs)
-        if sizes in self._seen_sizes:
+        sizes = sizes_of(inputs)
+        if self._comes_back(sizes):
             self._begin_measuring(sizes)
-        elif len(self._seen_sizes) < MAX_SIZES:
-            self._seen_sizes.add(sizes)
         if self.state is not State.WAIT:
             return self._call(inputs)
-        self.tally.calls += 1
-        self._host.report.count_fallback(WAITING)
-        return self._launch(inputs)
+        self.pending.calls += 1
+        self._decisions.report.count_fallback(WAITING)
+        return self._kernels(inputs)
 
     # --- MEASURE ---
 
     def _measure(self, inputs: list[Any]) -> Any:
-        self.tally.calls += 1
-        if reason := self._why_aside(inputs):
-            self._host.report.count_fallback(reason)
-            return self._launch(inputs)
-        if not self._in_measured_call.acquire(blocking=False):
-            self._host.report.count_fallback(OTHER_THREAD)
-            return self._launch(inputs)
+        self.pending.calls += 1
+        reason = None
+        if sizes_of(inputs) != self._sizes:
+            reason = OTHER_SIZES
+        elif self._trial is not None and self._trial.is_in_a_capture():
+            reason = IN_A_CAPTURE
+        elif not self._in_measured_call.acquire(blocking=False):
+            reason = OTHER_THREAD
+        if reason is not None:
+            self._decisions.report.count_fallback(reason)
+            return self._kernels(inputs)
         try:
             return self._measured_call(inputs)
         finally:
             self._in_measured_call.release()
 
     def _measured_call(self, inputs: list[Any]) -> Any:
-        trial = self._trial
-        if trial is None:
+        candidates, trial = self._candidates, self._trial
+        if trial is None or candidates is None:
             return self._call(inputs)  # another thread has decided meanwhile
-        if self._has_refused() or self._guarded(trial.is_over):
-            self._decide(trial)
-            return self._call(inputs)
-        self._guarded(lambda: self._host.keep_turn(self))
-        return trial.call(inputs)
-
-    def _why_aside(self, inputs: list[Any]) -> str | None:
-        if _sizes(inputs) != self._sizes:
-            return "called with other sizes while it was measured"
-        with torch.cuda.device(self._device):
-            if torch.cuda.is_current_stream_capturing():
-                return "called within a capture of the user's"
-        return None
-
-    def _has_refused(self) -> bool:
-        """Whether no GRAPH is to be had any more, although one was offered: then there is nothing to be measured."""
-        candidates = self._candidates
-        return candidates is not None and candidates.possible != candidates.offered
+        if candidates.possible == candidates.offered and trial.next_arm() is not None:
+            self._guarded(lambda: self._decisions.renew(self.pending))
+            return trial.call(inputs)
+        self._decide(trial)
+        return self._call(inputs)
 
     def _decide(self, trial: Trial) -> None:
-        result = self._guarded(lambda: self._judge(trial))
-        if result is None:
-            result = Decided(self.graph, rules.not_measured(FAILED, self.tally.calls))
-        self._deploy(result)
+        outcome = self._guarded(lambda: self._judge(trial))
+        self._deploy(outcome or Outcome(rules.not_measured(FAILED, self.pending.calls)))
 
-    def _judge(self, trial: Trial) -> Decided:
-        measurements = self._possible(trial.measurements())
-        decision = decide(measurements)
-        if not (decision.final or rules.is_noisy(decision)):
-            decision = self._without_choice() or rules.too_few_calls(self.tally.calls)
-        self._host.report.measuring_ms += trial.price_ms(decision.deployment)
-        return Decided(self.graph, decision, measurements)
-
-    def _possible(self, measurements: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
-        """Leave out what has come to refuse since it was measured."""
+    def _judge(self, trial: Trial) -> Outcome:
         candidates = self._candidates
         assert candidates is not None
-        return tuple(each for each in measurements if not candidates.lacks(each.deployment))
+        # A GRAPH may have come to refuse since it was measured.
+        measurements: tuple[Measurement, ...] = tuple(
+            each for each in trial.measurements() if each.deployment in candidates.possible
+        )
+        decision = decide(measurements)
+        if not (decision.final or rules.is_noisy(decision)):
+            decision = self._without_choice() or rules.too_few_calls(self.pending.calls)
+        self._decisions.report.measuring_ms += trial.price_ms(decision.deployment)
+        return Outcome(decision, measurements)
 
     def _without_choice(self) -> Decision | None:
         """Return the decision if no GRAPH can be recorded, in any process or in this one."""
@@ -286,7 +241,3 @@ class Region:
         if relocate is None or (reason := relocate.why_refused) is None:
             return None
         return policy.only_kernels(reason, final=relocate.refused_for_good)
-
-
-def _sizes(inputs: list[Any]) -> tuple[int, ...]:
-    return tuple(value for value in inputs if type(value) is int)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from pygraphd.client.autotune.sampler import Sampler
 from pygraphd.client.autotune.trial_schedule import Schedule
 from pygraphd.client.decisions import rules
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Deployment, Measurement
 
 MAX_WAIT = 512
-"""Calls for which the GPU may lag behind when all samples have been taken, in all: a launch queue holds about a thousand kernels."""
+"""Calls for which a trial waits in all, after its samples were taken, for a GPU that lags behind: a launch queue holds about a thousand kernels."""
 
 
 class Trial:
@@ -43,11 +45,14 @@ class Trial:
         self._calls = 0
         self._ms = 0.0
 
-    def is_over(self) -> bool:
-        """Return whether a decision can be taken, or never can; to be asked once before each call.
+    def next_arm(self) -> Deployment | None:
+        """Return the deployment of the next call; None: a decision can be taken, or never can. To be asked once before each call.
 
         What is too noisy to rely on is measured a few times more.
         """
+        return None if self._guarded(self._is_over) else self._schedule.deployment
+
+    def _is_over(self) -> bool:
         if not self.is_measured():
             return False
         is_noisy = rules.is_noisy(decide(self.measurements()))
@@ -59,6 +64,11 @@ class Trial:
             return False
         self._waited += 1
         return self._waited > MAX_WAIT or self._sampler.is_complete()
+
+    def is_in_a_capture(self) -> bool:
+        """Return whether the user captures a CUDA graph on the current stream: then nothing may be timed."""
+        with torch.cuda.device(self._candidates.device_index):
+            return bool(torch.cuda.is_current_stream_capturing())
 
     def call(self, inputs: list[Any]) -> Any:
         """Run the next call as the schedule has it, and time it."""
@@ -82,3 +92,8 @@ class Trial:
         """Return the host time of the calls beyond what they would have taken in `deployment`."""
         host_us = [each.host_us for each in self.measurements() if each.deployment is deployment]
         return max(0.0, self._ms - self._calls * sum(host_us) / 1e3)
+
+
+def sizes_of(inputs: list[Any]) -> tuple[int, ...]:
+    """Return the integer inputs of a call, which are its dynamic sizes."""
+    return tuple([value for value in inputs if type(value) is int])

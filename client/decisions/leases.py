@@ -1,7 +1,7 @@
-"""Which graphs this process measures itself, and which it leaves to another that is at it already. Knows nothing of torch.
+"""Which graphs this process measures itself, and which it leaves to another process that measures them already. Knows nothing of torch.
 
-Of many processes that meet an unknown graph at once, the daemon lets one measure; the others launch, ask now and then, and
-take up the answer when it is there. Without a daemon everybody measures.
+Of many processes that meet an unknown graph at once, the daemon grants one the lease to measure it; the others run KERNELS, poll, and
+adopt the answer when it is there. Without a daemon every process measures.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pygraphd.client.common.backoff import Backoff
+from pygraphd.client.decisions.rejection import Rejection
 from pygraphd.schema.keys import Environment
-from pygraphd.schema.messages import MAX_GRAPHS
+from pygraphd.schema.messages import MAX_GRAPHS, Decision, Entry, Graph, Kind
+from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pygraphd.client.decisions.service import Cache
-    from pygraphd.schema.messages import Entry
 
 FIRST_POLL_S = 0.5
 """Seconds until the first poll for the answer of another process; each further wait is twice as long."""
@@ -28,175 +29,188 @@ LONGEST_POLL_S = 10.0
 """The longest wait in seconds. A poll costs some milliseconds: then less than a thousandth of the time."""
 
 
-class Turn(enum.Enum):
-    """Who measures a graph."""
+class LeaseState(enum.Enum):
+    """Which process measures a graph."""
 
-    OPEN = "nobody has been asked yet"
+    OPEN = "no process has been asked yet"
     OTHERS = "another process measures it"
     OURS = "this process measures it"
 
 
-TRANSITIONS: Mapping[Turn, frozenset[Turn]] = {
-    Turn.OPEN: frozenset({Turn.OTHERS, Turn.OURS}),
-    Turn.OTHERS: frozenset({Turn.OTHERS, Turn.OURS}),
-    Turn.OURS: frozenset(),
+TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.OPEN: frozenset({LeaseState.OTHERS, LeaseState.OURS}),
+    LeaseState.OTHERS: frozenset({LeaseState.OTHERS, LeaseState.OURS}),
+    LeaseState.OURS: frozenset(),
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Interest:
-    """A region that is not decided: its graph's digest, its environment, and a number that a forward shares with its backward."""
+@dataclass(slots=True, eq=False)
+class LeaseGroup:
+    """The graphs of a pair at one size: a backward is measured by the process that measures its forward."""
 
+    forwards: set[PendingGraph] = field(default_factory=set)
+    """Pending forwards that this process may not measure yet; a backward waits for them."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingGraph:
+    """A partition's graph that has no decision in this process yet. Holds no callable, so that memory goes with the model."""
+
+    graph: Graph
     environment: Environment
-    graph: str
-    family: int
-    is_backward: bool
+    group: LeaseGroup = field(default_factory=LeaseGroup)
+    rejected: Entry | None = None
+    """The entry that the cache holds and that is not used."""
+    rejection: Rejection | None = None
+    """Why what is known of the graph is not used as it is."""
+    known_calls: float = -1.0
+    """Calls that the cache knows of; -1: it knows nothing."""
+    runs: tuple[Decision, Source] | None = None
+    """What it runs as meanwhile, if that is to be reported when the program ends; None: that it was called too seldom to be measured."""
+    calls: int = 0
+    state: LeaseState = LeaseState.OPEN
+    answer: Entry | None = None
+    """The decision of the process that measured it."""
+    was_called: bool = False
+    """Whether it was called since the latest renewal: a graph that is not called is not kept from others."""
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it waits for the forwards of its group."""
+        return self.graph.kind is Kind.BACKWARD
+
+    @property
+    def follows(self) -> bool:
+        """Whether it waits because its forward is not ours: the two are measured together."""
+        return self.is_backward and bool(self.group.forwards)
 
 
-class Claims:
-    """The undecided regions of one process, and whose turn it is to measure each."""
+class Leases:
+    """The pending graphs of one process, and which process measures each."""
 
     def __init__(
         self, cache: Cache, trusted: Callable[[Entry], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Ask through `cache`; an answer is taken up if it is final and `trusted`."""
+        """Ask through `cache`; an answer is adopted if it is final and `trusted`."""
         self._cache = cache
         self._trusted = trusted
         self._clock = clock
-        self._turns: dict[Interest, Turn] = {}
-        self._answers: dict[Interest, Entry] = {}
-        self._rejected: dict[Interest, Entry] = {}
-        self._forwards: dict[int, set[Interest]] = {}
-        """Of each family, those that are not ours."""
-        self._measuring: set[Interest] = set()
-        """Ours that were called since the last renewal: what is not called is not kept from others."""
+        self._pending: dict[PendingGraph, None] = {}
         self._polls = Backoff(FIRST_POLL_S, longest=LONGEST_POLL_S)
         self._renew_at = float("inf")
         self._asking = threading.Lock()
 
-    def add(self, interest: Interest, rejected: Entry | None = None) -> None:
-        """Note a region that will have to be measured; `rejected` is what the cache says and what is not believed."""
-        self._turns[interest] = Turn.OPEN
-        if not interest.is_backward:
-            self._forwards.setdefault(interest.family, set()).add(interest)
-        if rejected is not None:
-            self._rejected[interest] = rejected
+    def add(self, pending: PendingGraph) -> None:
+        """Note a graph that will have to be measured."""
+        self._pending[pending] = None
+        if not pending.is_backward:
+            pending.group.forwards.add(pending)
 
-    def remove(self, interest: Interest) -> None:
-        """Forget a region: it is decided, or gone."""
-        self._turns.pop(interest, None)
-        self._answers.pop(interest, None)
-        self._rejected.pop(interest, None)
-        self._measuring.discard(interest)
-        self._no_longer_ahead(interest)
+    def remove(self, pending: PendingGraph) -> None:
+        """Forget a graph: it is decided, or its model is gone. Takes no lock, so that it may be called while garbage is collected."""
+        self._pending.pop(pending, None)
+        pending.group.forwards.discard(pending)
 
-    def is_left_to_others(self, interest: Interest) -> bool:
-        """Whether it waits for another process, or for its forward that does."""
-        return self._turns.get(interest) is Turn.OTHERS or self._follows(interest)
+    def is_left_to_others(self, pending: PendingGraph) -> bool:
+        """Return whether a graph waits for another process, or for its forward that does."""
+        return pending in self._pending and (pending.state is LeaseState.OTHERS or pending.follows)
 
-    def turn(self, interest: Interest) -> Entry | Turn:
-        """Return whose turn it is, or another process's answer; between two looks this costs next to nothing."""
-        if (answer := self._answers.get(interest)) is not None:
+    def acquire(self, pending: PendingGraph) -> Entry | LeaseState:
+        """Return which process measures a graph, or the answer of the other one. Costs next to nothing between two polls."""
+        if (answer := pending.answer) is not None:
             return answer
-        turn = self._turns.get(interest, Turn.OURS)
-        if turn is Turn.OTHERS and not self._polls.is_due(self._clock()):
-            return turn
-        if turn is not Turn.OURS and not self._follows(interest) and self._asking.acquire(blocking=False):
+        if pending not in self._pending:
+            return LeaseState.OURS
+        if pending.state is LeaseState.OTHERS and not self._polls.is_due(self._clock()):
+            return LeaseState.OTHERS
+        if (
+            pending.state is not LeaseState.OURS
+            and not pending.follows
+            and self._asking.acquire(blocking=False)
+        ):
             try:
-                self._ask(interest)
+                self._ask(pending)
             finally:
                 self._asking.release()
-        turn = self._turns.get(interest, Turn.OURS)
-        return self._answers.get(interest) or (Turn.OTHERS if turn is Turn.OPEN else turn)
+        return pending.answer or (LeaseState.OURS if pending.state is LeaseState.OURS else LeaseState.OTHERS)
 
-    def keep(self, interest: Interest) -> None:
-        """Prolong what is ours, if it is time to; to be called while measuring."""
-        if interest in self._turns:
-            self._measuring.add(interest)
+    def renew(self, pending: PendingGraph) -> None:
+        """Prolong the leases of this process if it is time to; to be called while a graph is measured."""
+        pending.was_called = True
         if self._clock() < self._renew_at or not self._asking.acquire(blocking=False):
             return
         try:
-            ours, self._measuring = self._measuring, set()
+            called = [each for each in list(self._pending) if each.was_called]
+            for each in called:
+                each.was_called = False
             self._renew_at = float("inf")
-            for environment, some in _by_environment(ours).items():
+            for environment, some in _by_environment(called).items():
                 self._lease(environment, some)
         finally:
             self._asking.release()
 
-    # --- asking ---
+    # --- asking the daemon ---
 
-    def _follows(self, interest: Interest) -> bool:
-        """Whether a backward has to wait since its forward is not ours: the two are measured together."""
-        return interest.is_backward and bool(self._forwards.get(interest.family))
-
-    def _no_longer_ahead(self, interest: Interest) -> None:
-        ahead = self._forwards.get(interest.family)
-        if ahead is not None:
-            ahead.discard(interest)
-            if not ahead:
-                del self._forwards[interest.family]
-
-    def _ask(self, interest: Interest) -> None:
-        """Ask about one that is open; or, if it is time to look, about all that others measure."""
-        if self._turns.get(interest) is Turn.OPEN:
-            self._ask_about([interest])
+    def _ask(self, pending: PendingGraph) -> None:
+        """Ask about a graph that is open; or else poll all graphs that others measure."""
+        if pending.state is LeaseState.OPEN:
+            self._ask_about([pending])
             return
-        self._ask_about([each for each, turn in list(self._turns.items()) if turn is Turn.OTHERS])
+        self._ask_about([each for each in list(self._pending) if each.state is LeaseState.OTHERS])
         self._polls.postpone(self._clock())
 
-    def _ask_about(self, interests: Sequence[Interest]) -> None:
-        for environment, some in _by_environment(interests).items():
+    def _ask_about(self, graphs: Sequence[PendingGraph]) -> None:
+        for environment, some in _by_environment(graphs).items():
             granted = self._lease(environment, some)
             if granted is not None:
                 self._look_up(environment, some)
-            for interest in some:
-                ours = granted is None or interest.graph in granted
-                self._enter(interest, Turn.OURS if ours else Turn.OTHERS)
+            for each in some:
+                is_ours = granted is None or each.graph.digest in granted
+                self._enter(each, LeaseState.OURS if is_ours else LeaseState.OTHERS)
 
-    def _lease(self, environment: Environment, interests: Sequence[Interest]) -> frozenset[str] | None:
-        """Return the graphs that this process may measure; None: there is nobody to ask, so all."""
+    def _lease(self, environment: Environment, graphs: Sequence[PendingGraph]) -> frozenset[str] | None:
+        """Return the digests that this process may measure; None: there is no daemon to ask, so all."""
         granted: set[str] = set()
-        for some in _portions(interests):
-            answer = self._cache.lease(environment, [each.graph for each in some])
+        for some in _requests(graphs):
+            answer = self._cache.lease(environment, some)
             if answer is None:
                 return None
             self._renew_at = self._clock() + answer.seconds / 3
             granted.update(answer.granted)
         return frozenset(granted)
 
-    def _look_up(self, environment: Environment, interests: Sequence[Interest]) -> None:
+    def _look_up(self, environment: Environment, graphs: Sequence[PendingGraph]) -> None:
         entries: dict[str, Entry] = {}
-        for some in _portions(interests):
-            entries |= self._cache.lookup(environment, [each.graph for each in some])
-        for interest in interests:
-            entry = entries.get(interest.graph)
-            if entry is not None and entry.decision.final and self._believes(interest, entry):
-                self._answers[interest] = entry
+        for some in _requests(graphs):
+            entries |= self._cache.lookup(environment, some)
+        for each in graphs:
+            entry, rejected = entries.get(each.graph.digest), each.rejected
+            if entry is None or not entry.decision.final or not self._trusted(entry):
+                continue
+            if rejected is None or not entry.rests_on_the_same(rejected):
+                each.answer = entry
 
-    def _believes(self, interest: Interest, entry: Entry) -> bool:
-        rejected = self._rejected.get(interest)
-        return self._trusted(entry) and (rejected is None or not entry.rests_on_the_same(rejected))
-
-    def _enter(self, interest: Interest, turn: Turn) -> None:
-        now = self._turns.get(interest)
-        if now is None:
+    def _enter(self, pending: PendingGraph, state: LeaseState) -> None:
+        if pending not in self._pending:
             return  # decided meanwhile
-        if turn not in TRANSITIONS[now]:
-            raise RuntimeError(f"a graph's turn cannot go from {now.name} to {turn.name}")
-        if turn is Turn.OTHERS and Turn.OTHERS not in self._turns.values():
+        now = pending.state
+        if state not in TRANSITIONS[now]:
+            raise RuntimeError(f"a lease cannot go from {now.name} to {state.name}")
+        if state is LeaseState.OTHERS and not any(each.state is state for each in list(self._pending)):
             self._polls = Backoff(FIRST_POLL_S, longest=LONGEST_POLL_S, now=self._clock())
-        self._turns[interest] = turn
-        if turn is Turn.OURS:
-            self._no_longer_ahead(interest)
+        pending.state = state
+        if state is LeaseState.OURS:
+            pending.group.forwards.discard(pending)
 
 
-def _by_environment(interests: Iterable[Interest]) -> dict[Environment, list[Interest]]:
-    sorted_out: dict[Environment, list[Interest]] = {}
-    for interest in interests:
-        sorted_out.setdefault(interest.environment, []).append(interest)
+def _by_environment(graphs: Iterable[PendingGraph]) -> dict[Environment, list[PendingGraph]]:
+    sorted_out: dict[Environment, list[PendingGraph]] = {}
+    for each in graphs:
+        sorted_out.setdefault(each.environment, []).append(each)
     return sorted_out
 
 
-def _portions(interests: Sequence[Interest]) -> list[Sequence[Interest]]:
-    """Return what may be asked about in one request, each."""
-    return [interests[start : start + MAX_GRAPHS] for start in range(0, len(interests), MAX_GRAPHS)]
+def _requests(graphs: Sequence[PendingGraph]) -> list[list[str]]:
+    """Return the digests of graphs, in portions that fit a request."""
+    digests = [each.graph.digest for each in graphs]
+    return [digests[start : start + MAX_GRAPHS] for start in range(0, len(digests), MAX_GRAPHS)]

@@ -1,18 +1,19 @@
-"""A compiled graph with dynamic sizes: each size that keeps coming back is decided apart, and all others are launched.
+"""A compiled graph with dynamic sizes: each size that keeps coming back is decided by itself; all others run as KERNELS.
 
-How many are decided is bounded. The one that was not used for longest makes room for the next, but not while it is in use, and
-not for ever: what is set up again and again costs more than it saves. Knows nothing of torch.
+The number of decided sizes is bounded. The one that was unused for longest makes room for the next, but not while it is in use, and not
+for ever: setting up sizes again and again costs more than it saves. Knows nothing of torch.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.common.guard import guarded
+from pygraphd.client.dispatch.slot import Slot
 from pygraphd.schema.messages import MAX_SIZES
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ Runnable = Callable[[list[Any]], Any]
 Sizes = tuple[int, ...]
 
 REMEMBERED = 64
-"""Sizes that are remembered, the latest, whether or not they come back."""
+"""Undecided sizes that are remembered: those seen last, whether or not they come back."""
 IDLE_TICKS = 16
-"""Changes of size, or calls of one and the same that is not decided, after which a size that was not used makes room."""
-SETUPS_OF_EACH = 4
-"""Times the bound is how often sizes are set up in all."""
+"""Ticks after which an unused size makes room. A tick is a change of size, or a call of an undecided size that follows one of the same."""
+SETUPS_PER_SIZE = 4
+"""Bound on how often sizes are set up in all, as a multiple of how many are decided at a time."""
 
 NOT_YET = "dynamic sizes that had not come back often enough to be decided"
 TOO_MANY = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
@@ -36,64 +37,53 @@ FORWARD_LAUNCHED = "its forward was launched for its dynamic size"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many dynamic sizes of a graph are decided apart, at a time, and at which of its calls one is."""
+    """`sizes` of a graph are decided at a time; a size is set up at the call number `calls` with it."""
 
     sizes: int = 8
     calls: int = 3
 
 
 @dataclass(frozen=True, slots=True)
-class OfSize:
-    """What runs one size; `close` gives back what it keeps, when another takes its place."""
+class DecidedSize:
+    """The slot of one size, and `close`, which gives back what that keeps when another size takes its place."""
 
-    run: Runnable
+    slot: Slot
     close: Callable[[], None]
 
 
-class Steps:
-    """The sizes of one forward, which its backward goes by: those of the latest forward are a step's.
+class StepShapes:
+    """The sizes of one forward, by which its backward runs: a step has those of the latest forward.
 
-    Two steps of different sizes in flight can be taken for one another. Then a decision rests on the wrong forward, and
-    nothing worse.
+    Two steps of different sizes in flight can be taken for one another. Then a decision rests on the wrong forward, which is harmless.
     """
 
-    def __init__(self, family: object) -> None:
-        """Begin with `family`, which stands for all that has no dynamic sizes."""
+    def __init__(self) -> None:
         self.latest: Sizes = ()
         self.set_up: set[Sizes] = set()
-        """Those at which the forward is decided, or is being measured."""
-        self._families: dict[Sizes, object] = {(): family}
-        self._has_leader = False
+        """Sizes at which the forward is decided, or is being measured."""
+        self.has_leader = False
+        """Whether a part of the forward sets the sizes."""
 
     def lead(self) -> bool:
-        """Return whether it is for this part of a forward to say the sizes: for the first that has any."""
-        leads, self._has_leader = not self._has_leader, True
+        """Return whether the caller, a part of the forward, is to set the sizes: the first part that has any does."""
+        leads, self.has_leader = not self.has_leader, True
         return leads
 
-    @property
-    def led(self) -> bool:
-        """Whether a forward says the sizes."""
-        return self._has_leader
 
-    def family(self) -> object:
-        """Return one object for all parts of a step with the latest sizes."""
-        return self._families.setdefault(self.latest, object())
-
-
-class Sized:
+class ShapeDispatcher:
     """Runs a graph by its dynamic sizes; call it with the list of inputs that Inductor hands over."""
 
     def __init__(
         self,
         launch: Runnable,
         bounds: Bounds,
-        steps: Steps,
+        steps: StepShapes,
         begin: Callable[[], bool],
-        decide: Callable[[Sizes, Sizes], OfSize],
-        whole: Callable[[Sized], Runnable],
+        decide: Callable[[Sizes, Sizes], DecidedSize],
+        whole: Callable[[], Runnable],
         report: Report,
     ) -> None:
-        """Run by `launch` what is not decided, and by what `decide` returns what is.
+        """Run undecided sizes by `launch`, and the others by the slots that `decide` returns.
 
         `begin` is called once there are sizes, and returns whether they are those of `steps`; if not, a call has the sizes of its
         step and its own, and is launched if the step's are not set up. `decide` takes all sizes of a call, and its own. `whole`
@@ -108,19 +98,17 @@ class Sized:
         self._report = report
         self._leads = False
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
-        self._slots: dict[Sizes, OfSize] = {}
+        self._decided: dict[Sizes, DecidedSize] = {}
         self._runs: dict[Sizes, Runnable] = {}
         self._used = used = dict[Sizes, int]()
         self._seen = BoundedLRU[Sizes, int](REMEMBERED, lambda sizes: used.pop(sizes, None))
-        # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
-        self._guarded = guarded(report, "dynamic sizes", in_full=True)
         self._latest: Sizes | None = None
         self._ticks = 0
         self._stays = False
         self._setups = 0
         self._deciding = threading.Lock()
-        self._changing = threading.Lock()
-        """Of the slots; never held for longer than it takes to change them."""
+        # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
+        self._guarded = guarded(report, "dynamic sizes", in_full=True)
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         integers = self._integers
@@ -132,7 +120,7 @@ class Sized:
         steps = self._steps
         if self._leads:
             steps.latest = own
-        elif steps.led:
+        elif steps.has_leader:
             step = steps.latest
             sizes = (*step, *own)
             if step not in steps.set_up:
@@ -141,16 +129,6 @@ class Sized:
             self._note_change(sizes)
         run = self._runs.get(sizes)
         return run(inputs) if run is not None else self._cold(sizes, own, inputs)
-
-    def replace(self, sizes: Sizes, one: object, other: Runnable) -> bool:
-        """Put one callable in the place of another, which runs some sizes; return whether that was there."""
-        with self._changing:
-            slot = self._slots.get(sizes)
-            if slot is None or slot.run is not one:
-                return False
-            self._slots[sizes] = replace(slot, run=other)
-            self._runs[sizes] = other
-            return True
 
     def _look_at(self, inputs: list[Any]) -> list[int] | None:
         """Find out, at the first call, where the sizes are; None while another thread does."""
@@ -165,12 +143,12 @@ class Sized:
 
     def _find(self, inputs: list[Any]) -> list[int]:
         integers = [index for index, value in enumerate(inputs) if type(value) is int]
-        sizes = len(integers) + (len(self._steps.latest) if self._steps.led else 0)
+        sizes = len(integers) + (len(self._steps.latest) if self._steps.has_leader else 0)
         if 0 < sizes <= MAX_SIZES:
             self._leads = bool(self._guarded(self._begin))
             return integers
-        self._steps = Steps(None)  # no sizes are told from others
-        self._runs[()] = self._guarded(lambda: self._whole(self)) or self._launch
+        self._steps = StepShapes()  # no sizes are told from others
+        self._runs[()] = self._guarded(self._whole) or self._launch
         return []
 
     # --- sizes that are not decided ---
@@ -201,9 +179,9 @@ class Sized:
         calls = self._count(sizes)
         if calls < self._bounds.calls and not is_awaited:
             return NOT_YET
-        if self._setups >= SETUPS_OF_EACH * self._bounds.sizes:
+        if self._setups >= SETUPS_PER_SIZE * self._bounds.sizes:
             return TOO_MANY
-        if len(self._slots) < self._bounds.sizes:
+        if len(self._decided) < self._bounds.sizes:
             return None
         return TOO_MANY if calls < self._calls_to_make_room() and not is_awaited else self._make_room()
 
@@ -222,26 +200,25 @@ class Sized:
         return count
 
     def _make_room(self) -> str | None:
-        oldest = next(filter(self._is_gone, self._slots), None)
+        oldest = next(filter(self._is_gone, self._decided), None)
         if oldest is None:
-            oldest = min(self._slots, key=lambda sizes: self._used.get(sizes, 0))
+            oldest = min(self._decided, key=lambda sizes: self._used.get(sizes, 0))
             if self._used.get(oldest, 0) > self._ticks - IDLE_TICKS:
                 return TOO_MANY
-        with self._changing:
-            del self._runs[oldest]
-            slot = self._slots.pop(oldest)
+        del self._runs[oldest]
+        decided = self._decided.pop(oldest)
         self._used.pop(oldest, None)
         if self._leads:
             self._steps.set_up.discard(oldest)
-        self._guarded(slot.close)
+        self._guarded(decided.close)
         return None
 
     def _follows(self) -> bool:
-        return self._steps.led and not self._leads
+        return self._steps.has_leader and not self._leads
 
     def _knows_step(self, sizes: Sizes) -> bool:
         step = self._steps.latest
-        return any(each[: len(step)] == step for each in (*self._slots, *self._seen))
+        return any(each[: len(step)] == step for each in (*self._decided, *self._seen))
 
     def _is_gone(self, sizes: Sizes) -> bool:
         """Whether the forward is launched at the sizes of this step, which come first."""
@@ -250,14 +227,10 @@ class Sized:
     def _set_up(self, sizes: Sizes, own: Sizes) -> Runnable:
         self._setups += 1
         del self._seen[sizes]
-        slot = self._guarded(lambda: self._decide(sizes, own)) or OfSize(self._launch, _nothing)
-        with self._changing:
-            self._slots[sizes] = slot
-            self._runs[sizes] = slot.run
+        failed = DecidedSize(Slot(self._launch), lambda: None)
+        decided = self._guarded(lambda: self._decide(sizes, own)) or failed
+        self._decided[sizes] = decided
+        self._runs[sizes] = decided.slot
         if self._leads:
             self._steps.set_up.add(sizes)
-        return slot.run
-
-
-def _nothing() -> None:
-    """Have nothing to give back."""
+        return decided.slot

@@ -1,8 +1,7 @@
-"""What stands in Inductor's place for one partition, for as long as its compiled graph lives: whatever runs the partition is put into it."""
+"""What stands in Inductor's place for one partition, for as long as its compiled graph lives."""
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,30 +9,20 @@ if TYPE_CHECKING:
 
 
 class Slot:
-    """One partition's callable; call it with the list of inputs that Inductor hands over.
+    """The permanent callable of one partition, on Inductor's list of inputs. `run` serves its calls, and may be exchanged at any time.
 
     A call runs `run` without a Python frame of its own: `__call__` is the descriptor of `run`, which the interpreter resolves in C.
     """
 
-    __slots__ = ("__weakref__", "_changing", "run")
+    __slots__ = ("__weakref__", "run")
 
     def __init__(self, run: Runnable) -> None:
-        """Begin with what runs the partition at first."""
         self.run = run
-        self._changing = threading.Lock()
 
     if TYPE_CHECKING:
 
         def __call__(self, inputs: list[Any]) -> Any:
             """Run the partition on Inductor's list of inputs."""
-
-    def replace(self, one: Runnable, other: Runnable) -> bool:
-        """Put one callable in the place of another; return whether that was there."""
-        with self._changing:
-            if self.run is not one:
-                return False
-            self.run = other
-            return True
 
 
 Slot.__call__ = Slot.__dict__["run"]  # type: ignore[method-assign]

@@ -19,7 +19,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 import threading
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client.backend import vouched_operators
 from pygraphd.client.common import log
+from pygraphd.client.decisions.trust import Trust
 from pygraphd.client.dispatch.shapes import Bounds
 from pygraphd.schema.durations import parse_duration
 
@@ -53,17 +53,6 @@ MOST = 10_000
 
 _OFF = frozenset({"", "0", "off", "false", "no"})
 _ON = frozenset({"1", "on", "true", "yes"})
-
-
-class Trust(enum.StrEnum):
-    """What becomes of a decision that another user or host has taken."""
-
-    ALL = "all"
-    """It is used."""
-    VERIFY = "verify"
-    """It is used, and checked on a few calls."""
-    LOCAL = "local"
-    """It is not used."""
 
 
 @dataclass(frozen=True, slots=True)

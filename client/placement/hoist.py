@@ -46,7 +46,7 @@ _MAKERS = frozenset({aten.full.default, aten.scalar_tensor.default, prims.iota.d
 """Operators that make a tensor from numbers alone."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Group:
     """CPU inputs that are computed with together, and the CPU values that are computed from them."""
 
@@ -102,8 +102,7 @@ def find_groups(graph: Graph, may_be_sent: Callable[[Node], bool]) -> list[Group
             constant.add(node)
         elif node.target in ARITHMETIC:
             _join(node, group_of, constant)
-    found = {id(group): group for group in group_of.values() if group.computed}
-    return list(found.values())
+    return list(dict.fromkeys(group for group in group_of.values() if group.computed))
 
 
 def _join(node: Node, group_of: dict[Node, Group], constant: set[Node]) -> None:

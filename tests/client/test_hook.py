@@ -146,7 +146,7 @@ def test_a_failure_of_ours_is_counted_and_not_seen(run: Run) -> None:
     from pygraphd.client.frontend import runtime
     def fail(*args):
         raise KeyError("ours")
-    runtime.Session.plan = fail
+    runtime.Runtime.compiled_graph = fail
     print(torch.compile(lambda x: x @ x)(torch.ones(2, 2)).tolist())
     """
     outcome = run(program)

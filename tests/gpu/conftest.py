@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client.hook import Hook
+from pygraphd.client.frontend.installation import Hook
 from tests.support.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.common.report import Report
-    from pygraphd.client.frontend.runtime import Session
+    from pygraphd.client.frontend.runtime import Runtime
     from pygraphd.client.recording.recordings import Recordings
     from tests.support.beside import Beside
     from tests.support.seen import Seeing
@@ -35,13 +35,13 @@ class Watched:
     @property
     def spool(self) -> Path:
         """Where what was measured lies."""
-        assert self._hook.session is not None
-        return self._hook.session.locations.spool
+        assert self._hook.runtime is not None
+        return self._hook.runtime.locations.spool
 
     @property
-    def session(self) -> Session:
-        assert self._hook.session is not None
-        return self._hook.session
+    def session(self) -> Runtime:
+        assert self._hook.runtime is not None
+        return self._hook.runtime
 
     @property
     def report(self) -> Report:
@@ -64,8 +64,8 @@ class Watched:
 
     def close(self) -> Any:
         """End the session as a process does."""
-        assert self._hook.session is not None
-        self._hook.session.close()
+        assert self._hook.runtime is not None
+        self._hook.runtime.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,7 @@ from pygraphd.client.autotune.partition_trial import WARM_UP_CALLS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pygraphd.client.frontend.runtime import Session
+    from pygraphd.client.frontend.runtime import Runtime
 
 DEVICE = "cuda"
 STEPS = 20
@@ -71,14 +71,14 @@ def meet(folder: Path, place: str, number: int, world: int) -> None:
     wait_until(lambda: all(each.exists() for each in awaited), place)
 
 
-def our_session() -> Session:
+def our_session() -> Runtime:
     """Return what knows how graphs run here; it is there once something has been compiled."""
-    session = hook._hook.session
+    session = hook._hook.runtime
     assert session is not None, "PyGraph is not at work here"
     return session
 
 
-def all_is_decided(session: Session) -> bool:
+def all_is_decided(session: Runtime) -> bool:
     """Whether each graph runs as it will from now on."""
     return session.report.deployments == session.report.counts["graphs"]
 

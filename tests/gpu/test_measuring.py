@@ -393,5 +393,5 @@ def test_a_decided_region_is_out_of_the_way(watched: Watched, monkeypatch: pytes
         for _ in range(ENOUGH):
             compiled(x)
         watched.expect(measured=1)
-        monkeypatch.setattr(partition_trial.Region, "__call__", None)
+        monkeypatch.setattr(partition_trial.PartitionTrial, "__call__", None)
         assert torch.equal(compiled(x), x.sin() + 1)

@@ -13,7 +13,8 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from pygraphd.client.autotune import partition_trial, trial
 from pygraphd.client.decisions import fingerprint
 from pygraphd.client.decisions.service import Cache
-from pygraphd.client.frontend.runtime import Session
+from pygraphd.client.frontend.devices import Devices
+from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.reasons import Reason, ReasonCode
@@ -58,24 +59,25 @@ class Compiled:
         self.current_callable: Any = self.call
 
 
-def compile_whole(session: Session, *, backward: bool, box: object, **facts: Any) -> Compiled:
+def compile_whole(session: Runtime, *, backward: bool, box: object, **facts: Any) -> Compiled:
     """Compile a graph of which Inductor captures nothing."""
     compiled = Compiled(1)
+    compiled.partition_maps = []
     vars(compiled).update(facts)
     kwargs = {"is_backward": backward, "cudagraphs": False, "boxed_forward_device_index": box}
-    plan = session.plan(compiled, kwargs)
+    plan = session.compiled_graph(compiled, kwargs)
     assert plan is not None
     plan.complete(compiled)
     return compiled
 
 
 def compile_once(
-    session: Session, partitions: int, *, backward: bool, box: object, text: str | None = None
+    session: Runtime, partitions: int, *, backward: bool, box: object, text: str | None = None
 ) -> Compiled:
     compiled = Compiled(partitions)
     compiled.inductor_post_grad_graph_str = text or compiled.inductor_post_grad_graph_str
     kwargs = {"is_backward": backward, "cudagraphs": True, "boxed_forward_device_index": box}
-    plan = session.plan(compiled, kwargs)
+    plan = session.compiled_graph(compiled, kwargs)
     assert plan is not None
     slots = compiled.compiled_fn_runner.partitions
     slots[:] = [plan.cudagraphify(slot, {"device_index": 0, "is_backward": backward}) for slot in slots]
@@ -125,14 +127,14 @@ def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Relocating]:
     """Have there be one, on which what is recorded is told; it refuses the partitions whose numbers are in `REFUSING`."""
     made: list[Relocating] = []
 
-    def relocatable(self: Session, launch: Any, device_index: int, *_: Any) -> Relocating:
+    def relocatable(self: Runtime, launch: Any, device_index: int, *_: Any) -> Relocating:
         made.append(Relocating("verification: output 0 differs" if len(made) in REFUSING else None))
         return made[-1]
 
-    monkeypatch.setattr(Session, "relocatable", relocatable)
-    monkeypatch.setattr(Session, "_recorder_of", lambda self, _index: object())
+    monkeypatch.setattr(Runtime, "relocatable", relocatable)
+    monkeypatch.setattr(Devices, "recorder", lambda self, _index: object())
     monkeypatch.setattr(trial, "Sampler", Clock)
-    monkeypatch.setattr(partition_trial.Region, "_why_not_measure", lambda self: None)
+    monkeypatch.setattr(partition_trial.PartitionTrial, "_why_not_measure", lambda self: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     environment = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
@@ -148,14 +150,14 @@ def relocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Relocating]]:
 
 
 @pytest.fixture
-def session(tmp_path: Path, relocating: list[Relocating]) -> Iterator[Session]:
+def session(tmp_path: Path, relocating: list[Relocating]) -> Iterator[Runtime]:
     import torch._inductor.config as inductor_config
 
     with inductor_config.patch({"triton.cudagraphs": True}):
-        yield Session(locate({"PYGRAPHD_HOME": str(tmp_path)}))
+        yield Runtime(locate({"PYGRAPHD_HOME": str(tmp_path)}))
 
 
-def sources(session: Session) -> set[tuple[str, str]]:
+def sources(session: Runtime) -> set[tuple[str, str]]:
     return {(each["deployment"], each["source"]) for each in session.report.summary()["decisions"]}
 
 
@@ -164,11 +166,16 @@ def run(forward: Compiled, backward: Compiled, steps: int = ENOUGH) -> list[tupl
     return [(forward.current_callable([x]), backward.current_callable([x])) for _ in range(steps)]
 
 
-def trained(session: Session, steps: int, host: str | None = None) -> tuple[Session, list[tuple[Any, Any]]]:
+def be_on(host: str, session: Runtime) -> None:
+    """Have a process record as one of another host does."""
+    session.decisions.cache = Cache(session.locations, host, session.report)
+
+
+def trained(session: Runtime, steps: int, host: str | None = None) -> tuple[Runtime, list[tuple[Any, Any]]]:
     """Train in a process of its own, so to say; of another host if one is named."""
-    each, box = Session(session.locations), BoxedDeviceIndex(0)
+    each, box = Runtime(session.locations), BoxedDeviceIndex(0)
     if host is not None:
-        each.cache = Cache(each.locations, host, each.report)
+        be_on(host, each)
     models = (
         compile_once(each, 2, backward=False, box=box),
         compile_once(each, 1, backward=True, box=box),
@@ -176,7 +183,7 @@ def trained(session: Session, steps: int, host: str | None = None) -> tuple[Sess
     return each, run(*models, steps)
 
 
-def compile_pair(session: Session) -> tuple[Compiled, Compiled]:
+def compile_pair(session: Runtime) -> tuple[Compiled, Compiled]:
     """Compile a forward and its backward, of one part each."""
     box = BoxedDeviceIndex(0)
     forward = compile_once(session, 1, backward=False, box=box)
@@ -184,7 +191,7 @@ def compile_pair(session: Session) -> tuple[Compiled, Compiled]:
 
 
 @pytest.fixture
-def default_mode(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def default_mode(session: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch._inductor.config as inductor_config
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -192,6 +199,6 @@ def default_mode(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield
 
 
-def compile_whole_pair(session: Session) -> tuple[Compiled, Compiled]:
+def compile_whole_pair(session: Runtime) -> tuple[Compiled, Compiled]:
     box = BoxedDeviceIndex(None)
     return compile_whole(session, backward=False, box=box), compile_whole(session, backward=True, box=box)

@@ -12,14 +12,14 @@ from pygraphd.client.autotune import trial
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import (
     WARM_UP_CALLS,
-    Decided,
-    Region,
+    PartitionTrial,
     State,
 )
 from pygraphd.client.autotune.trial import Trial
 from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
 from pygraphd.client.common.report import Report
-from pygraphd.client.decisions.leases import Turn
+from pygraphd.client.decisions.leases import LeaseState, PendingGraph
+from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Measurement
 from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.clock import Clock
@@ -27,35 +27,54 @@ from tests.support.clock import Clock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pygraphd.client.decisions.decision_service import Outcome
 
+
+ENVIRONMENT = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
 ENOUGH = WARM_UP_CALLS + RECORDING_CALLS + 2 * SAMPLES + 4
 """Calls until there is a decision, with one more that is the first in it."""
 
 
 class Host:
-    """A session that keeps what it is told."""
+    """Decisions, and a process group, that keep what they are told."""
+
+    leads = True
 
     def __init__(self) -> None:
         self.report = Report()
-        self.results: list[Decided] = []
-        self.turns: list[Entry | Turn] = []
+        self.results: list[Outcome] = []
+        self.leases: list[Entry | LeaseState] = []
         self.calls_until_helper = 0
 
     def helper_is_coming(self) -> bool:
         self.calls_until_helper -= 1
         return self.calls_until_helper >= 0
 
-    def turn(self, region: Region) -> Entry | Turn:
-        return self.turns.pop(0) if self.turns else Turn.OURS
+    def open(self, pending: PendingGraph, owner: object, *, lease: bool = True) -> None: ...
 
-    def keep_turn(self, region: Region) -> None:
-        pass
+    def acquire(self, pending: PendingGraph) -> Entry | LeaseState:
+        return self.leases.pop(0) if self.leases else LeaseState.OURS
 
-    def agree(self, region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
-        return result.decision
+    def renew(self, pending: PendingGraph) -> None: ...
 
-    def decided(self, region: Region, result: Decided, runs: Decision) -> None:
-        self.results.append(result)
+    def propose(self, graph: str, decision: Decision) -> Decision:
+        return decision
+
+    def publish(self, pending: PendingGraph, outcome: Outcome, runs: Decision) -> None:
+        self.results.append(outcome)
+
+
+def trial_of(
+    host: Host,
+    candidates: Candidates,
+    deploy: Callable[[Candidates, Deployment], object] = Candidates.deploy,
+    warm_up_calls: int = 0,
+    digest: str = "a" * 64,
+) -> PartitionTrial:
+    """Return the trial of an inference graph with this digest."""
+    pending = PendingGraph(Graph(digest, Kind.INFERENCE, 0, 1, 9), ENVIRONMENT)
+    told: Any = host
+    return PartitionTrial(pending, candidates, told, deploy, warm_up_calls, told, host.helper_is_coming)
 
 
 def launch(inputs: list[Any]) -> str:
@@ -103,9 +122,9 @@ def host() -> Host:
     return Host()
 
 
-def region(host: Host, warm_up_calls: int = 0, relocate: Relocating | None = None) -> Region:
+def partition_trial(host: Host, warm_up_calls: int = 0, relocate: Relocating | None = None) -> PartitionTrial:
     ways = Candidates(launch, 0, relocate or Relocating())
-    return Region(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ways, host, lambda *_: None, warm_up_calls)
+    return trial_of(host, ways, warm_up_calls=warm_up_calls)
 
 
 LAUNCHED = Measurement(Deployment.KERNELS, 8, 100.0, 1.0, 80.0, 100.0, 0.0)
@@ -120,8 +139,8 @@ class Measured(Trial):
     def __init__(self, *measurements: Measurement) -> None:
         self._measurements = measurements
 
-    def is_over(self) -> bool:
-        return True
+    def next_arm(self) -> None:
+        return None
 
     def measurements(self) -> tuple[Measurement, ...]:
         return self._measurements
@@ -130,7 +149,7 @@ class Measured(Trial):
         return 0.0
 
 
-def judged(one: Region, *measurements: Measurement) -> Region:
+def judged(one: PartitionTrial, *measurements: Measurement) -> PartitionTrial:
     one.state = State.MEASURE
     one._decide(Measured(*measurements))
     return one
@@ -140,6 +159,6 @@ def judged(one: Region, *measurements: Measurement) -> Region:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Find what the clock says, and always enough memory."""
     monkeypatch.setattr(trial, "Sampler", Clock)
-    monkeypatch.setattr(Region, "_why_not_measure", lambda region: None)
+    monkeypatch.setattr(PartitionTrial, "_why_not_measure", lambda self: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -6,12 +6,12 @@ import functools
 import importlib
 import json
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pygraphd.client.backend.torch_private.requirements import COMPILE_FX
 
@@ -59,8 +59,8 @@ def install(
     return uninstall
 
 
-_boxes: dict[int, weakref.ref[Any]] = {}
-"""The boxes of forwards that PyGraph runs, by identity; an entry dies with its box.
+_boxes: MutableMapping[Any, None] = WeakIdKeyDictionary()
+"""The boxes of forwards that PyGraph runs; an entry dies with its box.
 
 A box, Inductor's `boxed_forward_device_index`, is shared by a forward and its backward. Inductor hashes its content for cache keys, so
 nothing may be stored in the box itself."""
@@ -69,14 +69,12 @@ nothing may be stored in the box itself."""
 def note_ours(box: Any) -> None:
     """Note that PyGraph runs the forward that has this box."""
     if box is not None:
-        number = id(box)
-        _boxes[number] = weakref.ref(box, lambda _: _boxes.pop(number, None))
+        _boxes[box] = None
 
 
 def is_ours(box: Any) -> bool:
     """Return whether PyGraph runs the forward that has this box."""
-    found = _boxes.get(id(box))
-    return found is not None and found() is box
+    return box is not None and box in _boxes
 
 
 def _leave_backwards_of_ours_alone(output_code: Any) -> None:

@@ -1,6 +1,6 @@
-"""What runs a graph that another rank measures: launches it, and looks now and then whether there is a decision.
+"""Runs a graph that another rank measures: as KERNELS, polling for the decision now and then. Knows nothing of torch.
 
-A look costs a question to the group's store, so the intervals grow with the time that was waited. Knows nothing of torch.
+A poll asks the group's store, so the intervals grow with the time that was waited.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class Follower:
         self,
         launch: Runnable,
         ask: Callable[[float], Decision | None],
-        deploy: Callable[[Follower, Decision], Runnable],
+        deploy: Callable[[Decision], Runnable],
         report: Report,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._call: Runnable = launch
         self._ask = ask
-        self._deploy: Callable[[Follower, Decision], Runnable] | None = deploy
+        self._deploy: Callable[[Decision], Runnable] | None = deploy
         self._report = report
         self._clock = clock
         self._calls = 0
         self._began = 0.0
         self._polls: Backoff | None = None
-        self._looking = threading.Lock()
+        self._polling = threading.Lock()
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         if self._deploy is not None:
@@ -63,14 +63,14 @@ class Follower:
 
     def _follow(self) -> None:
         self._calls += 1
-        if self._calls <= COMPILING_CALLS or not self._looking.acquire(blocking=False):
+        if self._calls <= COMPILING_CALLS or not self._polling.acquire(blocking=False):
             return  # not now, or another thread is at it
         try:
-            guarded(self._report, "ranks: following")(self._look)
+            guarded(self._report, "ranks: following")(self._poll)
         finally:
-            self._looking.release()
+            self._polling.release()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now, deploy = self._clock(), self._deploy
         if deploy is None or (self._polls is not None and not self._polls.is_due(now)):
             return
@@ -82,4 +82,4 @@ class Follower:
         decision = self._ask(now - self._began if self._calls > PATIENT_CALLS else 0.0)
         if decision is not None:
             self._deploy = None  # it holds the candidates that were not chosen
-            self._call = deploy(self, decision)
+            self._call = deploy(decision)

@@ -1,6 +1,6 @@
 """What is chosen for the graphs of a step, and what the step then takes: random programs on a machine with two clocks.
 
-Regions, trials, sampler and policy are the real ones; host and GPU are simulated. Many a GRAPH takes longer on the GPU here, which is rare.
+Trials, sampler and policy are the real ones; host and GPU are simulated. Many a GRAPH takes longer on the GPU here, which is rare.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.client.autotune.candidates import Candidates
-from pygraphd.client.autotune.partition_trial import Region
-from pygraphd.schema.messages import Deployment, Graph, Kind
+from pygraphd.client.autotune.partition_trial import PartitionTrial
+from pygraphd.schema.messages import Deployment
 from tests.support.simulated import Machine
-from tests.support.trial_host import Host
+from tests.support.trial_host import Host, trial_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,19 +210,19 @@ def candidates(times: Times, machine: Machine, noise: Noise) -> Candidates:
 
 
 def chosen(program: Program, noise: Noise) -> tuple[Ways, bool]:
-    """Return what the regions of a program decide, and whether all of that is for good."""
+    """Return what the trials of a program decide, and whether all of that is for good."""
     found: dict[str, Deployment] = {}
 
-    def deployed(region: Region, deployment: Deployment, run: object) -> None:
-        found[region.graph.digest] = deployment
+    def deploy(digest: str, candidates: Candidates, deployment: Deployment) -> None:
+        found[digest] = deployment
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Region, "_why_not_measure", lambda region: None)
+        patch.setattr(PartitionTrial, "_why_not_measure", lambda self: None)
         machine, host, calls = Machine(patch), Host(), []
         digests = [f"{number:064x}" for number in range(len(program.graphs))]
         for digest, times in zip(digests, program.graphs, strict=True):
-            key, ways = Graph(digest, Kind.INFERENCE, 0, 1, 9), candidates(times, machine, noise)
-            calls.append(functools.partial(Region(key, ways, host, deployed), []))
+            ways, noted = candidates(times, machine, noise), functools.partial(deploy, digest)
+            calls.append(functools.partial(trial_of(host, ways, noted, digest=digest), []))
         steps = 0
         while len(found) < len(calls):
             program.step(machine, calls)

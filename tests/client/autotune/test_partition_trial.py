@@ -14,12 +14,11 @@ from pygraphd.client.autotune.partition_trial import (
     TRANSITIONS,
     WAITING,
     WARM_UP_CALLS,
-    Decided,
-    Region,
     State,
 )
 from pygraphd.client.decisions import rules
-from pygraphd.client.decisions.leases import Turn
+from pygraphd.client.decisions.decision_service import Outcome
+from pygraphd.client.decisions.leases import LeaseState
 from pygraphd.schema.messages import Decision, Deployment, Entry, Measurement
 from pygraphd.schema.policy import POLICY_VERSION, only_kernels
 from pygraphd.schema.reasons import Reason, ReasonCode
@@ -33,7 +32,7 @@ from tests.support.trial_host import (
     host,
     judged,
     launch,
-    region,
+    partition_trial,
 )
 
 __all__ = ["gpu", "host"]  # fixtures
@@ -49,7 +48,7 @@ def test_the_table_of_transitions_is_complete_and_ends() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_what_is_not_in_the_table_is_refused(host: Host, state: State) -> None:
-    one = region(host)
+    one = partition_trial(host)
     one.state = State.DEPLOYED
 
     with pytest.raises(RuntimeError, match=f"DEPLOYED to {state.name}"):
@@ -57,14 +56,14 @@ def test_what_is_not_in_the_table_is_refused(host: Host, state: State) -> None:
 
 
 def test_the_first_calls_are_launched(host: Host) -> None:
-    one = region(host)
+    one = partition_trial(host)
 
     assert [one([]) for _ in range(WARM_UP_CALLS)] == ["launched"] * WARM_UP_CALLS
-    assert (one.state, one.tally.calls) == (State.WARM_UP, WARM_UP_CALLS)
+    assert (one.state, one.pending.calls) == (State.WARM_UP, WARM_UP_CALLS)
 
 
-def test_a_region_that_was_too_short_before_waits_for_more_calls(host: Host) -> None:
-    one = region(host, warm_up_calls=30)
+def test_a_partition_that_was_too_short_before_waits_for_more_calls(host: Host) -> None:
+    one = partition_trial(host, warm_up_calls=30)
     for _ in range(30):
         one([])
 
@@ -75,7 +74,7 @@ def test_what_may_be_relocated_is_launched_until_the_helper_is_there(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.calls_until_helper = 20
-    one = region(host)
+    one = partition_trial(host)
     monkeypatch.setattr(one, "_why_not_measure", lambda: NO_MEMORY)
 
     calls = 0
@@ -87,7 +86,7 @@ def test_what_may_be_relocated_is_launched_until_the_helper_is_there(
 
 
 def test_sizes_that_never_come_back_are_never_measured(host: Host) -> None:
-    one = region(host)
+    one = partition_trial(host)
     for size in range(200):
         assert one([size]) == "launched"
 
@@ -95,7 +94,7 @@ def test_sizes_that_never_come_back_are_never_measured(host: Host) -> None:
 
 
 def test_without_memory_to_spare_nothing_is_tried(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = region(host)
+    one = partition_trial(host)
     monkeypatch.setattr(one, "_why_not_measure", lambda: NO_MEMORY)
     for _ in range(10):
         assert one([]) == "launched"
@@ -109,7 +108,7 @@ def test_without_memory_to_spare_nothing_is_tried(host: Host, monkeypatch: pytes
 def test_of_several_threads_one_begins_and_the_others_are_launched(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = region(host)
+    one = partition_trial(host)
     for _ in range(WARM_UP_CALLS):
         one([])
 
@@ -138,7 +137,7 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
 
 
 def test_what_has_come_to_refuse_is_not_chosen(host: Host) -> None:
-    one = region(host, relocate=Relocating("a driver's call failed"))
+    one = partition_trial(host, relocate=Relocating("a driver's call failed"))
 
     assert judged(one, LAUNCHED, FAST)([]) == "launched"
 
@@ -156,7 +155,11 @@ def test_what_the_other_deployment_has_kept_is_given_back(
     """Launching leaves the workspaces of BLAS libraries, tens of megabytes for each thread; a GRAPH leaves its recordings."""
     relocate = Relocating()
 
-    judged(region(host, relocate=relocate), LAUNCHED, replace(FAST, median_us=graph_us, host_us=graph_us))
+    judged(
+        partition_trial(host, relocate=relocate),
+        LAUNCHED,
+        replace(FAST, median_us=graph_us, host_us=graph_us),
+    )
 
     assert (relocate.trimmed, relocate.closed) == expected
 
@@ -165,7 +168,7 @@ def test_what_the_other_deployment_has_kept_is_given_back(
 @pytest.mark.parametrize("for_good", [True, False])
 def test_what_refuses_is_launched_from_the_next_call_on(host: Host, for_good: bool) -> None:
     relocate = Relocating()
-    one = region(host, relocate=relocate)
+    one = partition_trial(host, relocate=relocate)
     for _ in range(10):
         one([])
     relocate.refusal, relocate.refused_for_good = "it does not fit", for_good
@@ -184,7 +187,7 @@ def test_what_was_too_noisy_runs_as_it_was_found_and_is_provisional(host: Host) 
     noisy = Measurement(Deployment.GRAPH, 8, 50.0, 150.0, 10.0, 290.0, 0.0)
     slow = Measurement(Deployment.KERNELS, 8, 300.0, 30.0, 300.0, 300.0, 0.0)
 
-    assert judged(region(host), slow, noisy)([]) == "relocated"
+    assert judged(partition_trial(host), slow, noisy)([]) == "relocated"
 
     (result,) = host.results
     assert rules.is_noisy(result.decision)
@@ -193,14 +196,14 @@ def test_what_was_too_noisy_runs_as_it_was_found_and_is_provisional(host: Host) 
 
 
 def test_a_graph_that_another_process_measures_is_launched_until_its_answer_is_there(host: Host) -> None:
-    one = region(host)
+    one = partition_trial(host)
     answer = Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION))
-    host.turns = [Turn.OTHERS, Turn.OTHERS, Turn.OTHERS, answer]
+    host.leases = [LeaseState.OTHERS, LeaseState.OTHERS, LeaseState.OTHERS, answer]
 
     results = [one([]) for _ in range(WARM_UP_CALLS + 5)]
 
     assert results == ["launched"] * (WARM_UP_CALLS + 3) + ["relocated"] * 2
-    assert host.results == [Decided(one.graph, answer.decision, adopted=answer)]
+    assert host.results == [Outcome(answer.decision, adopted=answer)]
     assert host.report.counts == {"waited": 1}
     assert host.report.fallbacks == {WAITING: 2}
     assert host.report.failures == {}
@@ -209,9 +212,9 @@ def test_a_graph_that_another_process_measures_is_launched_until_its_answer_is_t
 def test_a_graph_that_was_left_to_nobody_is_measured_after_all(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = region(host)
+    one = partition_trial(host)
     monkeypatch.setattr(one, "_why_not_measure", lambda: None)
-    host.turns = [Turn.OTHERS, Turn.OURS]
+    host.leases = [LeaseState.OTHERS, LeaseState.OURS]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
 
@@ -225,10 +228,10 @@ def test_a_graph_that_was_left_to_nobody_is_measured_after_all(
 def test_an_answer_that_cannot_be_run_here_is_measured_anew(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = region(host)
+    one = partition_trial(host)
     monkeypatch.setattr(one, "_why_not_measure", lambda: NO_MEMORY)
     one._candidates = Candidates(launch, 0)
-    host.turns = [Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER), POLICY_VERSION))]
+    host.leases = [Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER), POLICY_VERSION))]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
 
@@ -236,9 +239,9 @@ def test_an_answer_that_cannot_be_run_here_is_measured_anew(
 
 
 def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
-    one = region(host)
+    one = partition_trial(host)
     answer = Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION))
-    host.turns = [Turn.OTHERS] * 50 + [answer]
+    host.leases = [LeaseState.OTHERS] * 50 + [answer]
     results: list[Any] = []
     threads = [threading.Thread(target=lambda: results.extend(one([]) for _ in range(100))) for _ in range(8)]
     for thread in threads:
@@ -253,19 +256,19 @@ def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
 
 
 def test_while_ranks_agree_other_threads_are_launched(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = region(host)
+    one = partition_trial(host)
     answer = Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION))
-    host.turns = [Turn.OTHERS, answer]
+    host.leases = [LeaseState.OTHERS, answer]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
     asking, seen = threading.Event(), threading.Event()
 
-    def agree(region: Region, result: Decided, offered: tuple[Deployment, ...]) -> Decision:
+    def propose(graph: str, decision: Decision) -> Decision:
         asking.set()
         assert seen.wait(10)
-        return result.decision
+        return decision
 
-    monkeypatch.setattr(host, "agree", agree)
+    monkeypatch.setattr(host, "propose", propose)
     thread = threading.Thread(target=one, args=([],))
     thread.start()
     assert asking.wait(10)
@@ -282,10 +285,10 @@ def test_while_ranks_agree_other_threads_are_launched(host: Host, monkeypatch: p
 def test_who_is_interrupted_while_it_is_decided_goes_on_launched(
     host: Host, monkeypatch: pytest.MonkeyPatch, state: State
 ) -> None:
-    one = region(host)
+    one = partition_trial(host)
     monkeypatch.setattr(one, "_why_not_measure", lambda: None)
-    host.turns = [Turn.OTHERS if state is State.WAIT else Turn.OURS]
-    host.turns.append(Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION)))
+    host.leases = [LeaseState.OTHERS if state is State.WAIT else LeaseState.OURS]
+    host.leases.append(Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION)))
     for _ in range(WARM_UP_CALLS + 1):
         one([])
     assert one.state is state
@@ -293,7 +296,7 @@ def test_who_is_interrupted_while_it_is_decided_goes_on_launched(
     def interrupt(*_: object) -> Decision:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(host, "agree", interrupt)
+    monkeypatch.setattr(host, "propose", interrupt)
     with pytest.raises(KeyboardInterrupt):
         one([]) if state is State.WAIT else one._decide(Measured())
 

@@ -13,15 +13,14 @@ from pygraphd.client.autotune.partition_trial import (
     FAILED,
     OTHER_THREAD,
     WARM_UP_CALLS,
-    Decided,
-    Region,
     State,
 )
 from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
 from pygraphd.client.decisions import rules
-from pygraphd.schema.messages import Deployment, Graph, Kind, Measurement
+from pygraphd.client.decisions.decision_service import Outcome
+from pygraphd.schema.messages import Deployment, Measurement
 from tests.support.clock import Clock
-from tests.support.trial_host import ENOUGH, Host, Measured, Relocating, gpu, host, region
+from tests.support.trial_host import ENOUGH, Host, Measured, Relocating, gpu, host, partition_trial, trial_of
 
 if TYPE_CHECKING:
     from pygraphd.client.autotune.trial import Trial
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.usefixtures("gpu")
 def test_two_dozen_calls_lead_to_a_decision(host: Host) -> None:
-    one = region(host)
+    one = partition_trial(host)
     before = [one([]) for _ in range(ENOUGH - 1)]
     assert host.results == []
 
@@ -52,7 +51,7 @@ def test_two_dozen_calls_lead_to_a_decision(host: Host) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_a_server_with_a_thread_for_each_request_is_measured_too(host: Host) -> None:
-    one = region(host)
+    one = partition_trial(host)
     for _ in range(ENOUGH):
         thread = threading.Thread(target=one, args=([],))
         thread.start()
@@ -71,7 +70,7 @@ def test_a_call_while_another_thread_is_in_a_measured_one_is_launched(host: Host
         other.start()
         other.join()
 
-    one = region(host, relocate=Relocating(meanwhile=call_in_another_thread))
+    one = partition_trial(host, relocate=Relocating(meanwhile=call_in_another_thread))
     for _ in range(WARM_UP_CALLS + 1):
         one([])
 
@@ -82,7 +81,7 @@ def test_a_call_while_another_thread_is_in_a_measured_one_is_launched(host: Host
 
 @pytest.mark.usefixtures("gpu")
 def test_calls_of_many_threads_at_once_end_in_one_decision(host: Host) -> None:
-    one = region(host)
+    one = partition_trial(host)
     threads = [threading.Thread(target=lambda: [one([]) for _ in range(200)]) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -97,7 +96,7 @@ def test_calls_of_many_threads_at_once_end_in_one_decision(host: Host) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_calls_with_other_sizes_are_launched_and_do_not_count(host: Host) -> None:
-    one = region(host)
+    one = partition_trial(host)
     for _ in range(WARM_UP_CALLS + 2):
         one([3])
     results = []
@@ -113,7 +112,7 @@ def test_calls_with_other_sizes_are_launched_and_do_not_count(host: Host) -> Non
 def test_calls_within_a_capture_of_the_users_are_launched_and_not_timed(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = region(host)
+    one = partition_trial(host)
     for _ in range(WARM_UP_CALLS + 2):
         one([])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -127,7 +126,7 @@ def test_calls_within_a_capture_of_the_users_are_launched_and_not_timed(
 def test_an_error_of_ours_is_counted_and_the_call_goes_on(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = region(host)
+    one = partition_trial(host)
     for _ in range(WARM_UP_CALLS):
         one([])
 
@@ -147,20 +146,15 @@ def test_an_error_of_the_users_is_the_users(host: Host) -> None:
     def fail(inputs: list[Any]) -> None:
         raise ZeroDivisionError
 
-    one = Region(
-        Graph("a" * 64, Kind.INFERENCE, 0, 1, 1),
-        Candidates(fail, 0),
-        host,
-        lambda *_: None,
-    )
+    one = trial_of(host, Candidates(fail, 0))
     with pytest.raises(ZeroDivisionError):
         one([])
 
 
-def test_a_region_that_was_measured_too_little_is_launched_and_says_how_often_it_ran(host: Host) -> None:
-    one = region(host)
-    one.tally.calls = 17
+def test_a_partition_that_was_measured_too_little_is_launched_and_says_how_often_it_ran(host: Host) -> None:
+    one = partition_trial(host)
+    one.pending.calls = 17
     few = tuple(
         Measurement(each, 3, 100.0, 0.0, 100.0, 100.0, 0.0) for each in (Deployment.KERNELS, Deployment.GRAPH)
     )
-    assert one._judge(Measured(*few)) == Decided(one.graph, rules.too_few_calls(17), few)
+    assert one._judge(Measured(*few)) == Outcome(rules.too_few_calls(17), few)

@@ -13,10 +13,14 @@ from pygraphd.client.autotune import trial
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.cost import Cost
 from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
-from pygraphd.client.autotune.validation import MAX_CALLS, Checked
+from pygraphd.client.autotune.validation import MAX_CALLS, Validation
 from pygraphd.client.common.report import Report
-from pygraphd.schema.messages import Deployment
+from pygraphd.client.decisions.decision_service import DecisionService
+from pygraphd.client.decisions.leases import PendingGraph
+from pygraphd.client.decisions.trust import TrustPolicy
+from pygraphd.schema.messages import Deployment, Graph, Kind
 from tests.support.clock import Clock
+from tests.support.trial_host import ENVIRONMENT
 
 pytestmark = pytest.mark.torch
 
@@ -72,9 +76,20 @@ class Relocating:
         pass
 
 
-def checked(run: Relocating, cost_us: float, settle: Any, report: Report) -> Checked:
-    ways = Candidates(run, 0, run)
-    return Checked(GRAPH, Cost(cost_us, cost_us), (), ways, settle, report)
+class Decisions(DecisionService):
+    """Decisions of a process that asks no cache."""
+
+    def __init__(self, report: Report) -> None:
+        told: Any = None
+        super().__init__(told, TrustPolicy(""), report)
+
+
+def checked(run: Relocating, cost_us: float, settle: Any, report: Report) -> Validation:
+    ways, pending = (
+        Candidates(run, 0, run),
+        PendingGraph(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ENVIRONMENT),
+    )
+    return Validation(pending, GRAPH, Cost(cost_us, cost_us), (), ways, settle, Decisions(report))
 
 
 class Case:
@@ -88,7 +103,7 @@ class Case:
     def run(self, inputs: list[Any]) -> str:
         return "as decided elsewhere"
 
-    def settle(self, checked: Checked, holds: bool) -> Any:
+    def settle(self, candidates: Candidates, holds: bool) -> Any:
         self.said.append(holds)
         return self.run if holds else lambda inputs: "measured anew"
 
@@ -142,7 +157,7 @@ def test_calls_that_make_an_executable_do_not_count_unless_nearly_all_do(step: i
     said: list[bool] = []
     run = Relocating(range(RECORDING_CALLS, 10 * TWICE, step))
 
-    def settle(checked: Checked, holds: bool) -> Any:
+    def settle(candidates: Candidates, holds: bool) -> Any:
         said.append(holds)
         return run
 
@@ -211,7 +226,7 @@ def test_an_error_of_the_users_is_the_users(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_error_of_ours_is_counted_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(cost_us=1.0)
 
-    def fail(checked: Checked, holds: bool) -> Any:
+    def fail(candidates: Candidates, holds: bool) -> Any:
         raise KeyError
 
     case.checked._settle = fail

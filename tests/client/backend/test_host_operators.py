@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pygraphd.client.backend import torch_private, vouched_operators
-from pygraphd.client.dispatch import unpartitioned
+from pygraphd.client.dispatch import compiled_graph
 from pygraphd.client.frontend import settings
 from pygraphd.schema.reasons import Reason, ReasonCode
 
@@ -165,6 +165,8 @@ def test_a_graph_with_such_operators_is_not_recorded_and_the_reason_names_them(
     without, with_vouching = (replace(each, only_cuda=True, on_cuda=True) for each in seen)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert not unpartitioned.may_be_relocated(without, 1)
-    assert unpartitioned.may_be_relocated(with_vouching, 1)
-    assert unpartitioned.only_kernels(without).reason == Reason(ReasonCode.CUSTOM_OPERATORS, "tested::scaled")
+    assert not compiled_graph.may_be_recorded_whole(without, 1)
+    assert compiled_graph.may_be_recorded_whole(with_vouching, 1)
+    assert compiled_graph.only_kernels(without).reason == Reason(
+        ReasonCode.CUSTOM_OPERATORS, "tested::scaled"
+    )

@@ -6,17 +6,25 @@ The daemon's own leases stand behind the clients' caches here, without the socke
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.decisions.leases import LONGEST_POLL_S, TRANSITIONS, Claims, Interest, Turn
+from pygraphd.client.decisions.leases import (
+    LONGEST_POLL_S,
+    TRANSITIONS,
+    LeaseGroup,
+    LeaseState,
+    PendingGraph,
+)
+from pygraphd.client.decisions.leases import Leases as ProcessLeases
 from pygraphd.daemon.leases import Holder, Leases
 from pygraphd.daemon.peer import Peer
 from pygraphd.schema.keys import Environment
-from pygraphd.schema.messages import Decision, Deployment, Entry, LeaseAnswer
+from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, LeaseAnswer
 from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
@@ -26,9 +34,45 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
 ANSWER = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
-FORWARD = Interest(ENVIRONMENT, "a" * 64, 1, is_backward=False)
-BACKWARD = Interest(ENVIRONMENT, "b" * 64, 1, is_backward=True)
-OTHER = Interest(ENVIRONMENT, "c" * 64, 2, is_backward=False)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A graph, by which each process knows one of its own; those of a `pair` share a group."""
+
+    graph: str
+    pair: int
+    is_backward: bool
+
+
+FORWARD, BACKWARD, OTHER = Key("a" * 64, 1, False), Key("b" * 64, 1, True), Key("c" * 64, 2, False)
+
+
+class Process:
+    """The leases of one process, by key."""
+
+    def __init__(self, leases: ProcessLeases) -> None:
+        self.leases = leases
+        self.graphs: dict[Key, PendingGraph] = {}
+        self.groups: dict[int, LeaseGroup] = {}
+
+    def add(self, key: Key, rejected: Entry | None = None) -> None:
+        kind = Kind.BACKWARD if key.is_backward else Kind.FORWARD
+        group = self.groups.setdefault(key.pair, LeaseGroup())
+        self.graphs[key] = PendingGraph(Graph(key.graph, kind, 0, 1, 1), ENVIRONMENT, group, rejected)
+        self.leases.add(self.graphs[key])
+
+    def turn(self, key: Key) -> Entry | LeaseState:
+        return self.leases.acquire(self.graphs[key])
+
+    def keep(self, key: Key) -> None:
+        self.leases.renew(self.graphs[key])
+
+    def remove(self, key: Key) -> None:
+        self.leases.remove(self.graphs[key])
+
+    def is_left_to_others(self, key: Key) -> bool:
+        return self.leases.is_left_to_others(self.graphs[key])
 
 
 class Daemon:
@@ -41,14 +85,13 @@ class Daemon:
         self.asked: list[tuple[str, ...]] = []
         self.absent = False
 
-    def process(self, name: str) -> Claims:
-        return Claims(
-            cast("Cache", Client(self, name)), lambda entry: entry.decision.policy == 1, lambda: self.now
-        )
+    def process(self, name: str) -> Process:
+        client = cast("Cache", Client(self, name))
+        return Process(ProcessLeases(client, lambda entry: entry.decision.policy == 1, lambda: self.now))
 
-    def record(self, interest: Interest, decision: Decision = ANSWER) -> None:
-        self.entries[interest.graph] = Entry(interest.graph, decision)
-        self.leases.recorded(interest.environment.digest(), [interest.graph], [], Peer(0, 0))
+    def record(self, key: Key, decision: Decision = ANSWER) -> None:
+        self.entries[key.graph] = Entry(key.graph, decision)
+        self.leases.recorded(ENVIRONMENT.digest(), [key.graph], [], Peer(0, 0))
 
 
 class Client:
@@ -76,22 +119,22 @@ def daemon() -> Daemon:
     return Daemon()
 
 
-def interested(daemon: Daemon, name: str, *interests: Interest) -> Claims:
-    claims = daemon.process(name)
-    for interest in interests:
-        claims.add(interest)
-    return claims
+def interested(daemon: Daemon, name: str, *keys: Key) -> Process:
+    process = daemon.process(name)
+    for key in keys:
+        process.add(key)
+    return process
 
 
 def test_the_table_of_transitions_is_complete() -> None:
-    assert set(TRANSITIONS) == set(Turn)
-    assert all(Turn.OPEN not in following for following in TRANSITIONS.values())
+    assert set(TRANSITIONS) == set(LeaseState)
+    assert all(LeaseState.OPEN not in following for following in TRANSITIONS.values())
 
 
 def test_one_measures_and_the_other_takes_up_the_answer(daemon: Daemon) -> None:
     first, second = (interested(daemon, name, FORWARD) for name in ("first", "second"))
 
-    assert (first.turn(FORWARD), second.turn(FORWARD)) == (Turn.OURS, Turn.OTHERS)
+    assert (first.turn(FORWARD), second.turn(FORWARD)) == (LeaseState.OURS, LeaseState.OTHERS)
     assert [each.is_left_to_others(FORWARD) for each in (first, second)] == [False, True]
     daemon.record(FORWARD)
     daemon.now = LONGEST_POLL_S
@@ -114,49 +157,49 @@ def test_an_answer_that_is_there_already_is_taken_up_at_once(daemon: Daemon) -> 
 )
 def test_not_every_answer_is_one(daemon: Daemon, answer: Decision) -> None:
     daemon.record(FORWARD, answer)
-    assert interested(daemon, "late", FORWARD).turn(FORWARD) is Turn.OURS
+    assert interested(daemon, "late", FORWARD).turn(FORWARD) is LeaseState.OURS
 
 
 def test_without_a_daemon_everybody_measures(daemon: Daemon) -> None:
     daemon.absent = True
     for name in ("first", "second"):
-        assert interested(daemon, name, FORWARD).turn(FORWARD) is Turn.OURS
+        assert interested(daemon, name, FORWARD).turn(FORWARD) is LeaseState.OURS
 
 
 def test_a_daemon_that_goes_away_leaves_the_graph_to_whoever_asks_next(daemon: Daemon) -> None:
     interested(daemon, "first", FORWARD).turn(FORWARD)
     second = interested(daemon, "second", FORWARD)
-    assert second.turn(FORWARD) is Turn.OTHERS
+    assert second.turn(FORWARD) is LeaseState.OTHERS
     daemon.absent = True
     daemon.now = LONGEST_POLL_S
 
-    assert second.turn(FORWARD) is Turn.OURS
+    assert second.turn(FORWARD) is LeaseState.OURS
 
 
 def test_only_what_is_called_is_asked_for_and_a_backward_follows_its_forward(daemon: Daemon) -> None:
     first = interested(daemon, "first", FORWARD, BACKWARD, OTHER)
 
-    assert first.turn(BACKWARD) is Turn.OTHERS  # until its forward has asked
-    assert [first.turn(each) for each in (FORWARD, BACKWARD)] == [Turn.OURS] * 2
+    assert first.turn(BACKWARD) is LeaseState.OTHERS  # until its forward has asked
+    assert [first.turn(each) for each in (FORWARD, BACKWARD)] == [LeaseState.OURS] * 2
     assert daemon.asked == [(FORWARD.graph,), (BACKWARD.graph,)]
-    assert interested(daemon, "second", OTHER).turn(OTHER) is Turn.OURS
+    assert interested(daemon, "second", OTHER).turn(OTHER) is LeaseState.OURS
 
 
 def test_what_is_no_longer_called_is_not_kept_from_others(daemon: Daemon) -> None:
     first, second = (interested(daemon, name, FORWARD, OTHER) for name in ("first", "second"))
-    assert [first.turn(each) for each in (FORWARD, OTHER)] == [Turn.OURS] * 2
+    assert [first.turn(each) for each in (FORWARD, OTHER)] == [LeaseState.OURS] * 2
     for step in range(200):
         daemon.now = float(step)
         first.keep(FORWARD)
 
-    assert [second.turn(each) for each in (FORWARD, OTHER)] == [Turn.OTHERS, Turn.OURS]
+    assert [second.turn(each) for each in (FORWARD, OTHER)] == [LeaseState.OTHERS, LeaseState.OURS]
 
 
 def test_what_waits_is_looked_for_in_one_go(daemon: Daemon) -> None:
     first, second = (interested(daemon, name, FORWARD, OTHER) for name in ("first", "second"))
-    for claims in (first, second):
+    for process in (first, second):
         for each in (FORWARD, OTHER):
-            claims.turn(each)
+            process.turn(each)
     for each in (FORWARD, OTHER):
         daemon.record(each)
     daemon.asked.clear()
@@ -168,16 +211,16 @@ def test_what_waits_is_looked_for_in_one_go(daemon: Daemon) -> None:
 
 def test_while_another_thread_asks_nobody_measures(daemon: Daemon) -> None:
     first = interested(daemon, "first", FORWARD)
-    with first._asking:
-        assert first.turn(FORWARD) is Turn.OTHERS
-    assert first.turn(FORWARD) is Turn.OURS
+    with first.leases._asking:
+        assert first.turn(FORWARD) is LeaseState.OTHERS
+    assert first.turn(FORWARD) is LeaseState.OURS
 
 
 def test_there_may_be_more_than_fit_into_a_request(daemon: Daemon) -> None:
-    many = [Interest(ENVIRONMENT, f"{index:064x}", index, is_backward=False) for index in range(2500)]
+    many = [Key(f"{index:064x}", index, False) for index in range(2500)]
     first, second = (interested(daemon, name, *many) for name in ("first", "second"))
-    assert {first.turn(each) for each in many} == {Turn.OURS}
-    assert {second.turn(each) for each in many} == {Turn.OTHERS}
+    assert {first.turn(each) for each in many} == {LeaseState.OURS}
+    assert {second.turn(each) for each in many} == {LeaseState.OTHERS}
     daemon.asked.clear()
     daemon.now = LONGEST_POLL_S
     second.turn(many[0])
@@ -197,20 +240,20 @@ def test_an_answer_that_was_rejected_is_no_answer_however_it_is_worded(daemon: D
         ),
         (dataclasses.replace(before, measured_at=6.0), True),
     ):
-        claims = daemon.process("one")
-        claims.add(FORWARD, before)
+        process = daemon.process("one")
+        process.add(FORWARD, before)
         daemon.entries[FORWARD.graph] = now
-        assert (claims.turn(FORWARD) == now) is taken
+        assert (process.turn(FORWARD) == now) is taken
 
 
 def test_a_backward_is_not_measured_without_its_forward(daemon: Daemon) -> None:
     interested(daemon, "first", FORWARD).turn(FORWARD)
     second = interested(daemon, "second", FORWARD, BACKWARD)
 
-    assert [second.turn(each) for each in (FORWARD, BACKWARD)] == [Turn.OTHERS] * 2
+    assert [second.turn(each) for each in (FORWARD, BACKWARD)] == [LeaseState.OTHERS] * 2
     assert (BACKWARD.graph,) not in daemon.asked
     second.remove(FORWARD)  # it has taken up the answer
-    assert second.turn(BACKWARD) is Turn.OURS
+    assert second.turn(BACKWARD) is LeaseState.OURS
 
 
 def test_looks_become_rare_and_cost_nothing_in_between(daemon: Daemon) -> None:
@@ -232,7 +275,7 @@ def test_who_measures_long_holds_on(daemon: Daemon) -> None:
     for step in range(600):
         daemon.now = float(step)
         first.keep(FORWARD)
-        assert second.turn(FORWARD) is Turn.OTHERS
+        assert second.turn(FORWARD) is LeaseState.OTHERS
 
     assert len([1 for asked in daemon.asked if asked]) < 200
 
@@ -246,7 +289,7 @@ def test_what_is_decided_is_not_prolonged(daemon: Daemon) -> None:
     first.keep(FORWARD)
 
     assert daemon.asked == []
-    assert first.turn(FORWARD) is Turn.OURS  # nothing to be waited for
+    assert first.turn(FORWARD) is LeaseState.OURS  # nothing to be waited for
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 3), st.floats(0, 30), st.booleans()), max_size=60)
@@ -261,7 +304,7 @@ def test_never_two_at_once_and_all_end_with_one_answer(steps: list[tuple[int, fl
         daemon.now += wait
         for each in measuring:
             processes[each].keep(FORWARD)
-        if processes[index].turn(FORWARD) is Turn.OURS:
+        if processes[index].turn(FORWARD) is LeaseState.OURS:
             measuring.add(index)
         assert len(measuring) == 1
         if finishes and index in measuring:

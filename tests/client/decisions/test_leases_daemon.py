@@ -18,7 +18,7 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.autotune import partition_trial
 from pygraphd.client.decisions import leases
-from pygraphd.client.frontend.runtime import Session
+from pygraphd.client.frontend.runtime import Runtime
 from tests.support.compiled import ENOUGH, compile_once, relocating, run, session, sources
 from tests.support.daemon_home import Home
 
@@ -38,7 +38,7 @@ import sys
 import pytest
 import torch._inductor.config as inductor_config
 from pygraphd.client.autotune import partition_trial
-from pygraphd.client.frontend.runtime import Session
+from pygraphd.client.frontend.runtime import Runtime
 from tests.client.decisions.test_leases_daemon import models
 from tests.support.compiled import ENOUGH, pretend_there_is_a_gpu, run
 from tests.support.patience import be_patient
@@ -47,7 +47,7 @@ patch = pytest.MonkeyPatch()
 pretend_there_is_a_gpu(patch)
 be_patient(patch)
 with inductor_config.patch({"triton.cudagraphs": True}):
-    session = Session()
+    session = Runtime()
     graphs = models(session)
     run(*graphs, partition_trial.WARM_UP_CALLS + 3)
     print(*session.report.failures, session.report.counts["waited"], flush=True)
@@ -57,7 +57,7 @@ sys.stdin.read()
 """
 
 
-def models(told: Session) -> tuple[Any, Any]:
+def models(told: Runtime) -> tuple[Any, Any]:
     box = BoxedDeviceIndex(0)
     return (
         compile_once(told, 2, backward=False, box=box),
@@ -89,7 +89,7 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "LONGEST_POLL_S", 0.0)
 
 
-def run_until(session: Session, graphs: tuple[Any, Any], count: str) -> None:
+def run_until(session: Runtime, graphs: tuple[Any, Any], count: str) -> None:
     """Call graphs until all are counted as something."""
     deadline = time.monotonic() + TIMEOUT_S
     while session.report.counts[count] < GRAPHS:
@@ -119,7 +119,7 @@ def measurer(home: Home) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.usefixtures("looking")
 def test_who_waits_for_a_measurer_that_is_killed_measures_itself(
-    home: Home, measurer: subprocess.Popen[str], session: Session
+    home: Home, measurer: subprocess.Popen[str], session: Runtime
 ) -> None:
     graphs = models(session)
     assert home.ask("GET", "/v1/stats")[1]["leases"] == GRAPHS
@@ -141,13 +141,13 @@ def test_who_waits_for_a_measurer_that_is_killed_measures_itself(
 
 
 def test_what_was_measured_after_a_measurers_death_is_known_to_the_next(
-    home: Home, measurer: subprocess.Popen[str], session: Session
+    home: Home, measurer: subprocess.Popen[str], session: Runtime
 ) -> None:
     measurer.kill()
     measurer.wait(TIMEOUT_S)
 
     run(*models(session), ENOUGH)
-    told = Session(session.locations)
+    told = Runtime(session.locations)
 
     assert run(*models(told), 3) == [CAPTURED] * 3
     assert (session.report.counts["waited"], session.report.counts["measured"]) == (0, GRAPHS)
@@ -157,7 +157,7 @@ def test_what_was_measured_after_a_measurers_death_is_known_to_the_next(
 
 @pytest.mark.usefixtures("looking")
 def test_what_another_process_finds_out_is_taken_up_by_who_waits_while_it_runs(
-    home: Home, measurer: subprocess.Popen[str], session: Session
+    home: Home, measurer: subprocess.Popen[str], session: Runtime
 ) -> None:
     assert measurer.stdin is not None
     assert measurer.stdout is not None
@@ -182,7 +182,7 @@ def test_what_another_process_finds_out_is_taken_up_by_who_waits_while_it_runs(
 
 @pytest.mark.usefixtures("looking")
 def test_who_does_not_call_any_more_but_lives_is_waited_for(
-    measurer: subprocess.Popen[str], session: Session
+    measurer: subprocess.Popen[str], session: Runtime
 ) -> None:
     steps = run(*models(session), 3 * ENOUGH)
 
@@ -194,7 +194,7 @@ def test_who_does_not_call_any_more_but_lives_is_waited_for(
 @pytest.mark.usefixtures("looking")
 @pytest.mark.parametrize("lease", ["0.5s"])
 def test_who_does_not_call_any_more_is_waited_for_no_longer_than_its_lease(
-    home: Home, measurer: subprocess.Popen[str], session: Session
+    home: Home, measurer: subprocess.Popen[str], session: Runtime
 ) -> None:
     graphs = models(session)
 

@@ -27,7 +27,7 @@ from tests.support.compiled import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pygraphd.client.frontend.runtime import Session
+    from pygraphd.client.frontend.runtime import Runtime
 
 __all__ = ["relocating", "session"]  # fixtures
 
@@ -37,14 +37,14 @@ SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 412.0}
 THEIRS = f"by uid {os.geteuid()} on elsewhere"
 
 
-def told(of: Session) -> set[tuple[str, str, str]]:
+def told(of: Runtime) -> set[tuple[str, str, str]]:
     """Return where decisions had come from, and why not from what was known: the code and its detail."""
     decisions = of.report.summary()["decisions"]
     because = [(each["source"], each["because"] or {"code": "", "detail": ""}) for each in decisions]
     return {(source, reason["code"], reason["detail"]) for source, reason in because}
 
 
-def test_what_was_unknown_or_is_taken_needs_no_reason(session: Session) -> None:
+def test_what_was_unknown_or_is_taken_needs_no_reason(session: Runtime) -> None:
     first, _ = trained(session, ENOUGH)
     second, _ = trained(session, 3)
 
@@ -52,7 +52,7 @@ def test_what_was_unknown_or_is_taken_needs_no_reason(session: Session) -> None:
 
 
 def test_of_a_disputed_decision_it_is_told_whose_it_was_and_what_was_seen(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
     monkeypatch.setattr(Clock, "times_us", SLOW)
@@ -64,7 +64,7 @@ def test_of_a_disputed_decision_it_is_told_whose_it_was_and_what_was_seen(
 
 
 def test_a_program_that_ends_before_it_has_measured_anew_says_what_was_claimed(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
     monkeypatch.setattr(Clock, "times_us", SLOW)
@@ -84,7 +84,7 @@ def test_a_program_that_ends_before_it_has_measured_anew_says_what_was_claimed(
     ],
 )
 def test_what_the_user_does_not_want_is_told_as_that(
-    session: Session, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, code: str, detail: str
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, code: str, detail: str
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
     monkeypatch.setenv(variable, value)
@@ -94,7 +94,7 @@ def test_what_the_user_does_not_want_is_told_as_that(
     assert told(anew) == {("measured", code, detail)}
 
 
-def rewrite(session: Session, change: Callable[[Decision], Decision]) -> None:
+def rewrite(session: Runtime, change: Callable[[Decision], Decision]) -> None:
     """Change the decisions that wait in the spool."""
     for path in session.locations.spool.iterdir():
         request = decode(RecordRequest, path.read_bytes())
@@ -111,7 +111,7 @@ def rewrite(session: Session, change: Callable[[Decision], Decision]) -> None:
     ids=["policy", "final"],
 )  # fmt: skip
 def test_what_this_process_could_not_have_decided_is_told_as_that(
-    session: Session, changes: dict[str, object], code: str, detail: str
+    session: Runtime, changes: dict[str, object], code: str, detail: str
 ) -> None:
     trained(session, ENOUGH)
     rewrite(session, lambda decision: dataclasses.replace(decision, **changes))  # type: ignore[arg-type]

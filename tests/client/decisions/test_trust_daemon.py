@@ -19,7 +19,7 @@ from pygraphd.cli.catalogue import Catalogue
 from pygraphd.cli.exporting import export
 from pygraphd.client.autotune.validation import DISPUTED
 from pygraphd.client.frontend import settings
-from pygraphd.client.frontend.runtime import Session
+from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.daemon import control
 from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
 from pygraphd.daemon.store import Store
@@ -71,7 +71,7 @@ def spooled(home: Home) -> list[Path]:
     return sorted(home.locations.spool.glob("*"))
 
 
-def bodies_for(home: Home, told: Session) -> list[bytes]:
+def bodies_for(home: Home, told: Runtime) -> list[bytes]:
     """Train without a daemon, and return what is to be recorded; nothing of it stays."""
     trained(told, ENOUGH)
     files = spooled(home)
@@ -89,7 +89,7 @@ def recorded(database: Path, bodies: list[bytes], uid: int) -> None:
             store.record(decode(RecordRequest, body), uid)
 
 
-def start_with_answers(home: Home, told: Session, by: str) -> None:
+def start_with_answers(home: Home, told: Runtime, by: str) -> None:
     """Start a daemon that has the answers of another host, or user, or our own, or our own by way of a file."""
     if by == "other-user":
         recorded(home.locations.database, bodies_for(home, told), os.geteuid() + 1)
@@ -116,13 +116,13 @@ def stats(home: Home) -> dict[str, Any]:
     return answer
 
 
-def counts(told: Session, *names: str) -> tuple[int, ...]:
+def counts(told: Runtime, *names: str) -> tuple[int, ...]:
     summary = told.report.summary()
     return tuple(summary[name] for name in names)
 
 
 @pytest.fixture(params=["other-host", "other-user", "import"])
-def foreign(request: pytest.FixtureRequest, home: Home, session: Session) -> Home:
+def foreign(request: pytest.FixtureRequest, home: Home, session: Runtime) -> Home:
     start_with_answers(home, session, request.param)
     return home
 
@@ -130,7 +130,7 @@ def foreign(request: pytest.FixtureRequest, home: Home, session: Session) -> Hom
 @pytest.mark.parametrize(("trust", "checked"), [("verify", GRAPHS), ("all", 0)])
 def test_what_another_has_decided_is_used_at_once(
     foreign: Home,
-    session: Session,
+    session: Runtime,
     monkeypatch: pytest.MonkeyPatch,
     trust: str,
     checked: int,
@@ -153,7 +153,7 @@ def test_what_another_has_decided_is_used_at_once(
 
 def test_what_another_has_decided_is_not_used_where_only_our_own_is_trusted(
     foreign: Home,
-    session: Session,
+    session: Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(settings.TRUST, "local")
@@ -173,7 +173,7 @@ def test_what_another_has_decided_is_not_used_where_only_our_own_is_trusted(
 
 def test_what_another_has_decided_and_does_not_hold_is_measured_anew(
     foreign: Home,
-    session: Session,
+    session: Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Clock, "times_us", SLOW)
@@ -193,7 +193,7 @@ def test_what_another_has_decided_and_does_not_hold_is_measured_anew(
 @pytest.mark.parametrize("by", ["other-host", "other-user", "import"])
 @pytest.mark.parametrize(("span_us", "disputed"), [(4000.0, GRAPHS), (425.0, 0)])
 def test_a_slower_gpu_is_seen_behind_a_host_that_is_as_quick(
-    home: Home, session: Session, monkeypatch: pytest.MonkeyPatch, by: str, span_us: float, disputed: int
+    home: Home, session: Runtime, monkeypatch: pytest.MonkeyPatch, by: str, span_us: float, disputed: int
 ) -> None:
     times = {Deployment.KERNELS: 500.0, Deployment.GRAPH: 17.0}
     spans = {Deployment.KERNELS: 500.0, Deployment.GRAPH: 411.0}
@@ -215,7 +215,7 @@ def test_a_slower_gpu_is_seen_behind_a_host_that_is_as_quick(
 @pytest.mark.parametrize(("trust", "hits", "checked"), [("verify", 3, 3), ("all", 3, 0), ("local", 0, 0)])
 def test_a_user_is_another_by_the_kernels_word(
     home: Home,
-    session: Session,
+    session: Runtime,
     monkeypatch: pytest.MonkeyPatch,
     trust: str,
     hits: int,
@@ -235,7 +235,7 @@ def test_a_user_is_another_by_the_kernels_word(
             for body in bodies:
                 record = [*AS_OTHER, sys.executable, "-c", RECORD, str(theirs.locations.socket)]
                 subprocess.run(record, input=body, check=True, timeout=60, cwd="/")
-            told, steps = trained(Session(locate({"PYGRAPHD_HOME": folder})), ENOUGH)
+            told, steps = trained(Runtime(locate({"PYGRAPHD_HOME": folder})), ENOUGH)
         finally:
             theirs.close()
 
@@ -248,7 +248,7 @@ def test_a_user_is_another_by_the_kernels_word(
 @pytest.mark.parametrize("by", ["ourselves", "other-host", "other-user"])
 def test_a_cache_that_is_only_read_is_used_and_stays_as_it_is(
     home: Home,
-    session: Session,
+    session: Runtime,
     monkeypatch: pytest.MonkeyPatch,
     by: str,
 ) -> None:
@@ -271,7 +271,7 @@ def test_a_cache_that_is_only_read_is_used_and_stays_as_it_is(
 
 def test_what_is_found_out_where_the_cache_is_only_read_is_told_to_nobody(
     home: Home,
-    session: Session,
+    session: Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     home.start()
@@ -293,7 +293,7 @@ def test_what_is_found_out_where_the_cache_is_only_read_is_told_to_nobody(
 @pytest.mark.parametrize("by", ["ourselves", "other-host", "other-user"])
 def test_what_is_refreshed_is_measured_anew_whoever_knows_it(
     home: Home,
-    session: Session,
+    session: Runtime,
     monkeypatch: pytest.MonkeyPatch,
     by: str,
     trust: str,
@@ -317,7 +317,7 @@ def test_what_is_refreshed_is_measured_anew_whoever_knows_it(
 
 def test_what_is_refreshed_where_the_cache_is_only_read_replaces_nothing(
     home: Home,
-    session: Session,
+    session: Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start_with_answers(home, session, "ourselves")

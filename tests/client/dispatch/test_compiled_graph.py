@@ -16,10 +16,11 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.dispatch.compiled_graph import CAPTURED_BY_OTHERS
-from pygraphd.client.frontend import runtime as sessions
+from pygraphd.client.frontend import runtime as runtimes
 from pygraphd.client.frontend import settings
-from pygraphd.client.frontend.runtime import Session
-from pygraphd.client.hook import Hook
+from pygraphd.client.frontend.devices import Devices
+from pygraphd.client.frontend.installation import Hook
+from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.reasons import ReasonCode
 from tests.support.compiled import (
     ENOUGH,
@@ -47,7 +48,7 @@ pytestmark = pytest.mark.torch
 
 
 def test_all_parts_are_decided_and_what_measured_is_gone(
-    session: Session, relocating: list[Relocating]
+    session: Runtime, relocating: list[Relocating]
 ) -> None:
     box = BoxedDeviceIndex(0)
     forward = compile_once(session, 3, backward=False, box=box)
@@ -68,7 +69,7 @@ def test_all_parts_are_decided_and_what_measured_is_gone(
 
 @pytest.mark.parametrize("refusing", [{0}, {1}, {2}, {0, 1, 2}], ids=str)
 def test_a_part_that_refuses_is_launched_and_holds_nobody_up(
-    session: Session, relocating: list[Relocating], refusing: set[int]
+    session: Runtime, relocating: list[Relocating], refusing: set[int]
 ) -> None:
     REFUSING.update(refusing)
     box = BoxedDeviceIndex(0)
@@ -85,7 +86,7 @@ def test_a_part_that_refuses_is_launched_and_holds_nobody_up(
 
 
 @pytest.mark.usefixtures("default_mode")
-def test_a_whole_graph_is_relocated_or_launched(session: Session) -> None:
+def test_a_whole_graph_is_relocated_or_launched(session: Runtime) -> None:
     forward, backward = compile_whole_pair(session)
 
     results = run(forward, backward)
@@ -93,13 +94,13 @@ def test_a_whole_graph_is_relocated_or_launched(session: Session) -> None:
     assert {str(ahead) for ahead, _ in results} == {"['launched']", "relocated"}
     assert results[-1] == ("relocated", "relocated")
     assert session.report.summary()["deployed"] == {"KERNELS": 0, "GRAPH": 2}
-    second = Session(session.locations)
+    second = Runtime(session.locations)
     assert run(*compile_whole_pair(second), 2) == [("relocated", "relocated")] * 2
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
 
 
 @pytest.mark.usefixtures("default_mode")
-def test_a_whole_graph_that_refuses_is_launched(session: Session, relocating: list[Relocating]) -> None:
+def test_a_whole_graph_that_refuses_is_launched(session: Runtime, relocating: list[Relocating]) -> None:
     REFUSING.update({0, 1})
 
     results = run(*compile_whole_pair(session))
@@ -109,7 +110,7 @@ def test_a_whole_graph_that_refuses_is_launched(session: Session, relocating: li
     assert [each.calls for each in relocating] == [1, 1]
     reason = "it cannot be recorded: verification: output 0 differs"
     assert session.report.summary()["reasons"] == {reason: 2}
-    second = Session(session.locations)
+    second = Runtime(session.locations)
     assert run(*compile_whole_pair(second), 1) == [(["launched"], ["launched"])]
     counts = second.report.counts
     assert (counts["hits"], counts["measured"], len(relocating)) == (2, 0, 4)
@@ -118,7 +119,7 @@ def test_a_whole_graph_that_refuses_is_launched(session: Session, relocating: li
 
 @pytest.mark.parametrize("compile_two", [compile_pair, compile_whole_pair])
 def test_what_is_refused_in_one_process_alone_is_tried_again_by_the_next(
-    session: Session, relocating: list[Relocating], compile_two: Any
+    session: Runtime, relocating: list[Relocating], compile_two: Any
 ) -> None:
     REFUSING.update({0, 1})
     pair = compile_two(session)
@@ -129,7 +130,7 @@ def test_what_is_refused_in_one_process_alone_is_tried_again_by_the_next(
     reasons = session.report.summary()["reasons"]
     assert reasons == {"it cannot be recorded: verification: output 0 differs": 2}
     assert session.report.summary()["deployed"] == {"KERNELS": 2, "GRAPH": 0}
-    second = Session(session.locations)
+    second = Runtime(session.locations)
     forward, backward = compile_two(second)
     assert "relocated" in str(run(forward, backward, 5)[-1]), (
         "tried at once, and not after as many calls as were launched before"
@@ -147,7 +148,7 @@ def test_what_is_refused_in_one_process_alone_is_tried_again_by_the_next(
     ids=["a part on the CPU", "two devices", "captured differently"],
 )
 def test_a_graph_that_a_recording_would_not_hold_is_launched(
-    session: Session, relocating: list[Relocating], facts: dict[str, Any], reason: str
+    session: Runtime, relocating: list[Relocating], facts: dict[str, Any], reason: str
 ) -> None:
     compiled = compile_whole(session, backward=False, box=BoxedDeviceIndex(None), **facts)
 
@@ -155,12 +156,12 @@ def test_a_graph_that_a_recording_would_not_hold_is_launched(
     assert relocating == []
     assert session.report.summary()["reasons"] == {reason: 1}
     assert (session.report.counts["hits"], session.report.counts["spooled"]) == (0, 1)
-    second = Session(session.locations)
+    second = Runtime(session.locations)
     compile_whole(second, backward=False, box=BoxedDeviceIndex(0), **facts)
     assert (second.report.counts["hits"], second.report.counts["spooled"]) == (1, 0)
 
 
-def test_attention_whose_state_is_not_known_is_launched_and_so_is_nothing_else(session: Session) -> None:
+def test_attention_whose_state_is_not_known_is_launched_and_so_is_nothing_else(session: Runtime) -> None:
     """Captured, it would leave its random numbers on the GPU, and its backward would look for them on the CPU."""
     box = BoxedDeviceIndex(0)
     forward = compile_once(session, 1, backward=False, box=box, text=UNKNOWN_STATE)
@@ -170,7 +171,7 @@ def test_attention_whose_state_is_not_known_is_launched_and_so_is_nothing_else(s
     assert session.report.summary()["reasons"][ReasonCode.RANDOM_STATE_UNKNOWN.text] == 1
 
 
-def test_graphs_in_parts_and_whole_ones_are_measured_in_one_program(session: Session) -> None:
+def test_graphs_in_parts_and_whole_ones_are_measured_in_one_program(session: Runtime) -> None:
     box = BoxedDeviceIndex(0)
     forward = compile_once(session, 1, backward=False, box=box)
     backward = compile_whole(session, backward=True, box=box)
@@ -181,14 +182,14 @@ def test_graphs_in_parts_and_whole_ones_are_measured_in_one_program(session: Ses
 
 @pytest.mark.parametrize(
     ("setting", "recorder", "reason"),
-    [("0", object(), sessions.SWITCHED_OFF), ("1", None, sessions.CANNOT_RECORD)],
+    [("0", object(), runtimes.SWITCHED_OFF), ("1", None, runtimes.CANNOT_RECORD)],
 )
 def test_where_nothing_can_be_recorded_inductor_does_what_it_does_without_us(
-    session: Session, monkeypatch: pytest.MonkeyPatch, setting: str, recorder: object, reason: str
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, setting: str, recorder: object, reason: str
 ) -> None:
     monkeypatch.setenv(settings.RELOCATE, setting)
-    monkeypatch.setattr(Session, "_recorder_of", lambda self, _index: recorder)
-    aside, box = Session(session.locations), BoxedDeviceIndex(0)
+    monkeypatch.setattr(Devices, "recorder", lambda self, _index: recorder)
+    aside, box = Runtime(session.locations), BoxedDeviceIndex(0)
 
     for backward in (False, True):
         assert planned(aside, backward=backward, box=box) is None
@@ -197,25 +198,25 @@ def test_where_nothing_can_be_recorded_inductor_does_what_it_does_without_us(
     assert not torch_private.is_ours(box)
 
 
-def planned(session: Session, *, backward: bool, box: object) -> Any:
+def planned(session: Runtime, *, backward: bool, box: object) -> Any:
     kwargs = {"is_backward": backward, "cudagraphs": True, "boxed_forward_device_index": box}
-    return session.plan(Compiled(1), kwargs)
+    return session.compiled_graph(Compiled(1), kwargs)
 
 
-def test_a_backward_whose_forward_may_have_run_in_trees_is_left_to_them(session: Session) -> None:
+def test_a_backward_whose_forward_may_have_run_in_trees_is_left_to_them(session: Runtime) -> None:
     """They know nothing of a backward that is launched, and take the next forward for one of the same step."""
     box = BoxedDeviceIndex(0)
 
     assert planned(session, backward=True, box=box) is None
-    assert session.report.summary()["left_to_torch"] == {sessions.FORWARD_NOT_OURS: 1}
+    assert session.report.summary()["left_to_torch"] == {runtimes.FORWARD_NOT_OURS: 1}
     assert planned(session, backward=False, box=box) is not None
     assert planned(session, backward=True, box=box) is not None
 
 
-def test_what_somebody_else_captures_is_left_alone(session: Session) -> None:
+def test_what_somebody_else_captures_is_left_alone(session: Runtime) -> None:
     """Inductor was to hand its partitions over, and a policy of the user's has taken them."""
     compiled = Compiled(2)
-    plan = session.plan(compiled, {"is_backward": False, "cudagraphs": True})
+    plan = session.compiled_graph(compiled, {"is_backward": False, "cudagraphs": True})
     assert plan is not None
 
     plan.complete(compiled)
@@ -225,11 +226,11 @@ def test_what_somebody_else_captures_is_left_alone(session: Session) -> None:
     assert (summary["left_to_torch"], summary["decisions"]) == ({CAPTURED_BY_OTHERS: 1}, [])
 
 
-def test_a_partition_that_cannot_be_wrapped_is_launched_and_not_left_to_trees(session: Session) -> None:
+def test_a_partition_that_cannot_be_wrapped_is_launched_and_not_left_to_trees(session: Runtime) -> None:
     """They would see one part of a step alone."""
     hook = Hook()
-    hook.session = session
-    hook._local.plan = SimpleNamespace(cudagraphify=lambda *_: 1 / 0)
+    hook.runtime = session
+    hook._local.graph = SimpleNamespace(cudagraphify=lambda *_: 1 / 0)
 
     run = hook._around_cudagraphify(lambda *_, **__: pytest.fail("it was handed on"), launched, {})
 
@@ -248,7 +249,7 @@ def in_a_thread(action: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("compile_two", [compile_pair, compile_whole_pair])
 def test_forwards_and_backwards_run_in_any_thread_and_no_tree_manager_is_asked(
-    session: Session, monkeypatch: pytest.MonkeyPatch, compile_two: Any
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, compile_two: Any
 ) -> None:
     """It is a thread's own: another thread has none, and asking is an AssertionError."""
     import torch._inductor.cudagraph_trees as trees

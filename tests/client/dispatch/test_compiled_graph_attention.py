@@ -9,7 +9,7 @@ import pytest
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.analysis.attention_rng import RngState
-from pygraphd.client.frontend.runtime import Session
+from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.messages import Deployment
 from tests.support.clock import Clock
 from tests.support.compiled import (  # noqa: F401 - fixtures
@@ -48,7 +48,7 @@ STRANGE_BACKWARD = BACKWARD.replace("return (getitem_4,", "return (getitem_4, ge
 
 
 def compile_pair(
-    session: Session, forward: str = FORWARD, backward: str = BACKWARD
+    session: Runtime, forward: str = FORWARD, backward: str = BACKWARD
 ) -> tuple[Compiled, Compiled]:
     box = BoxedDeviceIndex(0)
     return (
@@ -57,23 +57,23 @@ def compile_pair(
     )
 
 
-def run_as(session: Session, forward: str = FORWARD, backward: str = BACKWARD) -> list[tuple[Any, Any]]:
+def run_as(session: Runtime, forward: str = FORWARD, backward: str = BACKWARD) -> list[tuple[Any, Any]]:
     return run(*compile_pair(session, forward, backward), ENOUGH)
 
 
-def test_it_is_measured(session: Session, relocating: list[Relocating]) -> None:
+def test_it_is_measured(session: Runtime, relocating: list[Relocating]) -> None:
     results = run_as(session)
 
     assert {ahead[0] for ahead, _ in results} == {"launched", "relocated"}
     assert results[-1] == (["relocated"], ["relocated"])
     assert session.report.counts["measured"] == 2
-    second = Session(session.locations)
+    second = Runtime(session.locations)
     assert run(*compile_pair(second), 2) == [(["relocated"], ["relocated"])] * 2
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
 
 
 def test_where_it_loses_it_is_launched(
-    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+    session: Runtime, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 20.0, Deployment.GRAPH: 40.0})
 
@@ -81,7 +81,7 @@ def test_where_it_loses_it_is_launched(
 
 
 def test_a_forward_that_is_not_understood_is_launched_beside_a_backward_that_is(
-    session: Session, relocating: list[Relocating]
+    session: Runtime, relocating: list[Relocating]
 ) -> None:
     results = run_as(session, STRANGE_FORWARD)
 
@@ -91,7 +91,7 @@ def test_a_forward_that_is_not_understood_is_launched_beside_a_backward_that_is(
 
 
 def test_a_backward_that_is_not_understood_is_launched_beside_a_forward_that_is(
-    session: Session, relocating: list[Relocating]
+    session: Runtime, relocating: list[Relocating]
 ) -> None:
     results = run_as(session, backward=STRANGE_BACKWARD)
 
@@ -102,7 +102,7 @@ def test_a_backward_that_is_not_understood_is_launched_beside_a_forward_that_is(
 
 @pytest.mark.parametrize(("text", "offered"), [(FORWARD, 1), (STRANGE_FORWARD, 0)])
 def test_a_whole_graph_is_offered_relocation_if_it_is_understood(
-    session: Session, relocating: list[Relocating], text: str, offered: int
+    session: Runtime, relocating: list[Relocating], text: str, offered: int
 ) -> None:
     import torch._inductor.config as inductor_config
 
@@ -113,16 +113,16 @@ def test_a_whole_graph_is_offered_relocation_if_it_is_understood(
 
 
 def test_what_is_recorded_is_told_where_the_state_is(
-    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+    session: Runtime, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[RngState] = []
-    made: Callable[..., Any] = Session.relocatable
+    made: Callable[..., Any] = Runtime.relocatable
 
-    def relocatable(self: Session, *arguments: Any) -> Any:
+    def relocatable(self: Runtime, *arguments: Any) -> Any:
         told.append(arguments[-1].state)
         return made(self, *arguments)
 
-    monkeypatch.setattr(Session, "relocatable", relocatable)
+    monkeypatch.setattr(Runtime, "relocatable", relocatable)
     box = BoxedDeviceIndex(0)
     for text, backward in ((FORWARD, False), (BACKWARD, True)):
         compiled = compile_whole(

@@ -15,9 +15,8 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from pygraphd.client.autotune import partition_trial
 from pygraphd.client.autotune.validation import DISPUTED
 from pygraphd.client.decisions import leases
-from pygraphd.client.decisions.service import Cache
 from pygraphd.client.frontend import settings
-from pygraphd.client.frontend.runtime import Session
+from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.messages import Decision, Deployment
 from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.reasons import Reason, ReasonCode
@@ -26,6 +25,7 @@ from tests.support.compiled import (
     ENOUGH,
     Compiled,
     Relocating,
+    be_on,
     compile_once,
     compile_pair,
     relocating,
@@ -44,10 +44,10 @@ __all__ = ["relocating", "session"]  # fixtures
 pytestmark = pytest.mark.torch
 
 
-def test_the_next_session_is_told_and_measures_nothing(session: Session) -> None:
+def test_the_next_session_is_told_and_measures_nothing(session: Runtime) -> None:
     box = BoxedDeviceIndex(0)
     run(compile_once(session, 2, backward=False, box=box), compile_once(session, 1, backward=True, box=box))
-    second = Session(session.locations)
+    second = Runtime(session.locations)
 
     forward = compile_once(second, 2, backward=False, box=box)
     backward = compile_once(second, 1, backward=True, box=box)
@@ -58,14 +58,14 @@ def test_the_next_session_is_told_and_measures_nothing(session: Session) -> None
 
 
 def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(
-    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(leases, "FIRST_POLL_S", 0.0)
     monkeypatch.setattr(leases, "LONGEST_POLL_S", 0.0)
     home = Home(tmp_path)
     try:
         home.start()
-        first, second = Session(session.locations), Session(session.locations)
+        first, second = Runtime(session.locations), Runtime(session.locations)
         boxes = [BoxedDeviceIndex(0), BoxedDeviceIndex(0)]
         models = [
             (compile_once(each, 2, backward=False, box=box), compile_once(each, 1, backward=True, box=box))
@@ -90,10 +90,10 @@ def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(
 
 
 def test_what_is_refreshed_is_measured_anew_and_replaces_what_was_there(
-    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def train(steps: int = ENOUGH) -> Session:
-        each, box = Session(session.locations), BoxedDeviceIndex(0)
+    def train(steps: int = ENOUGH) -> Runtime:
+        each, box = Runtime(session.locations), BoxedDeviceIndex(0)
         run(
             compile_once(each, 1, backward=False, box=box),
             compile_once(each, 1, backward=True, box=box),
@@ -120,7 +120,7 @@ def test_what_is_refreshed_is_measured_anew_and_replaces_what_was_there(
 
 
 def test_a_decision_from_elsewhere_is_used_at_once_and_stays_if_it_holds(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
     monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.GRAPH: 59.9})
@@ -139,7 +139,7 @@ def test_a_decision_from_elsewhere_is_used_at_once_and_stays_if_it_holds(
 
 @pytest.mark.parametrize("graph_us", [61.0, 39.0, 200.0])
 def test_a_decision_from_elsewhere_that_does_not_hold_is_measured_anew(
-    session: Session, monkeypatch: pytest.MonkeyPatch, graph_us: float
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, graph_us: float
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
     monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.GRAPH: graph_us})
@@ -157,27 +157,27 @@ def test_a_decision_from_elsewhere_that_does_not_hold_is_measured_anew(
 
 
 def test_what_was_checked_and_measured_anew_is_gone_from_a_graph_in_one_piece(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without partitions Inductor puts what runs the graph where its callers find it, and copies misaligned inputs around it."""
 
-    def compile_in_one_piece(each: Session) -> tuple[Compiled, Any]:
+    def compile_in_one_piece(each: Runtime) -> tuple[Compiled, Any]:
         compiled = Compiled(1)
         kwargs = {"is_backward": False, "cudagraphs": True, "boxed_forward_device_index": None}
-        plan = each.plan(compiled, kwargs)
+        plan = each.compiled_graph(compiled, kwargs)
         assert plan is not None
         ways = {"device_index": 0, "is_backward": False}
         slot = compiled.current_callable = plan.cudagraphify(lambda inputs: "launched", ways)
         plan.complete(compiled)
         return compiled, slot
 
-    elsewhere = Session(session.locations)
-    elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
+    elsewhere = Runtime(session.locations)
+    be_on("elsewhere", elsewhere)
     first, _ = compile_in_one_piece(elsewhere)
     for _ in range(ENOUGH):
         first.current_callable([torch.ones(1)])
     monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 100.0, Deployment.GRAPH: 70.0})
-    told = Session(session.locations)
+    told = Runtime(session.locations)
     compiled, slot = compile_in_one_piece(told)
 
     results = [compiled.current_callable([torch.ones(1)]) for _ in range(2 * ENOUGH)]
@@ -189,7 +189,7 @@ def test_what_was_checked_and_measured_anew_is_gone_from_a_graph_in_one_piece(
 
 @pytest.mark.parametrize(("trust", "hits", "measured"), [("all", 3, 0), ("local", 0, 3)])
 def test_what_is_trusted_can_be_set(
-    session: Session, monkeypatch: pytest.MonkeyPatch, trust: str, hits: int, measured: int
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, trust: str, hits: int, measured: int
 ) -> None:
     trained(session, ENOUGH, "elsewhere")
     monkeypatch.setenv(settings.TRUST, trust)
@@ -201,7 +201,7 @@ def test_what_is_trusted_can_be_set(
     assert steps[-1] == (["relocated"] * 2, ["relocated"])
 
 
-def test_a_program_that_ends_before_the_check_does_has_run_as_it_was_told(session: Session) -> None:
+def test_a_program_that_ends_before_the_check_does_has_run_as_it_was_told(session: Runtime) -> None:
     trained(session, ENOUGH, "elsewhere")
 
     told, _ = trained(session, 5)
@@ -211,11 +211,11 @@ def test_a_program_that_ends_before_the_check_does_has_run_as_it_was_told(sessio
     assert (summary["checked"], summary["deployed"]["GRAPH"], summary["spooled"]) == (3, 3, 0)
 
 
-def test_who_waits_to_the_end_records_nothing(session: Session, tmp_path: Path) -> None:
+def test_who_waits_to_the_end_records_nothing(session: Runtime, tmp_path: Path) -> None:
     home = Home(tmp_path)
     try:
         home.start()
-        first, second = Session(session.locations), Session(session.locations)
+        first, second = Runtime(session.locations), Runtime(session.locations)
         for each in (first, second):
             run(
                 compile_once(each, 1, backward=False, box=(box := BoxedDeviceIndex(0))),
@@ -231,7 +231,7 @@ def test_who_waits_to_the_end_records_nothing(session: Session, tmp_path: Path) 
     assert (second.report.counts["recorded"], first.report.counts["recorded"]) == (0, 2)
 
 
-def test_a_program_that_ends_early_says_how_often_it_called(session: Session) -> None:
+def test_a_program_that_ends_early_says_how_often_it_called(session: Runtime) -> None:
     box = BoxedDeviceIndex(0)
     run(
         compile_once(session, 1, backward=False, box=box),
@@ -239,7 +239,7 @@ def test_a_program_that_ends_early_says_how_often_it_called(session: Session) ->
         10,
     )
     session.close()
-    second = Session(session.locations)
+    second = Runtime(session.locations)
     run(compile_once(second, 1, backward=False, box=box), compile_once(second, 1, backward=True, box=box), 10)
     second.close()
 
@@ -250,16 +250,16 @@ def test_a_program_that_ends_early_says_how_often_it_called(session: Session) ->
 
 
 def test_what_was_measured_too_long_ago_is_measured_anew(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(*compile_pair(session))
     now = time.time()
-    monkeypatch.setattr("pygraphd.client.frontend.runtime.time.time", lambda: now + 31 * 86_400)
+    monkeypatch.setattr("pygraphd.client.decisions.trust.time.time", lambda: now + 31 * 86_400)
 
-    old = Session(session.locations)
+    old = Runtime(session.locations)
     assert run(*compile_pair(old))[-1] == (["relocated"], ["relocated"])
     monkeypatch.setenv(settings.MAX_AGE, "40d")
-    young = Session(session.locations)
+    young = Runtime(session.locations)
     run(*compile_pair(young))
 
     assert (old.report.counts["hits"], old.report.counts["measured"]) == (0, 2)
@@ -270,13 +270,13 @@ def test_what_was_measured_too_long_ago_is_measured_anew(
 
 
 def test_what_was_measured_on_a_noisy_machine_runs_and_is_measured_by_the_next_process(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decision = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION, final=False)
     with monkeypatch.context() as noisy:
         noisy.setattr(partition_trial, "decide", lambda measurements: decision)
         assert run(*compile_pair(session))[-1] == (["relocated"], ["relocated"])
-    short, second = Session(session.locations), Session(session.locations)
+    short, second = Runtime(session.locations), Runtime(session.locations)
 
     run(*compile_pair(short), 2)
     short.close()
@@ -290,7 +290,7 @@ def test_what_was_measured_on_a_noisy_machine_runs_and_is_measured_by_the_next_p
 
 
 def test_what_becomes_of_a_graph_is_logged(
-    session: Session, relocating: list[Relocating], caplog: pytest.LogCaptureFixture
+    session: Runtime, relocating: list[Relocating], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "pygraph")
     box = BoxedDeviceIndex(0)

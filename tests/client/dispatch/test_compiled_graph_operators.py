@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pygraphd.client.frontend import settings
-from pygraphd.client.frontend.runtime import Session
+from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.compiled import (  # noqa: F401 - fixtures
     Compiled,
@@ -28,12 +28,12 @@ BETWEEN = "class Runner:\n    def call(self, args):\n        torch.ops.mine.op.d
 WITHIN = "def partition_0(args):\n    torch.ops.mine.op.default(a)\nclass Runner:\n    pass\n"
 
 
-def compile_split(session: Session, source: str = BETWEEN) -> Compiled:
+def compile_split(session: Runtime, source: str = BETWEEN) -> Compiled:
     """Compile an inference graph of two parts around an operator."""
     compiled = Compiled(2)
     compiled.inductor_post_grad_graph_str, compiled.source_code = TEXT, source
     kwargs = {"is_backward": False, "cudagraphs": False, "boxed_forward_device_index": None}
-    plan = session.plan(compiled, kwargs)
+    plan = session.compiled_graph(compiled, kwargs)
     assert plan is not None
     plan.complete(compiled)
     return compiled
@@ -43,18 +43,18 @@ def run_alone(compiled: Compiled) -> Any:
     return run(compiled, compiled)[-1][0]
 
 
-def test_each_part_is_decided_by_itself(session: Session, relocating: list[Relocating]) -> None:
+def test_each_part_is_decided_by_itself(session: Runtime, relocating: list[Relocating]) -> None:
     assert run_alone(compile_split(session)) == ["relocated", "relocated"]
     assert len(relocating) == 2
 
-    second = Session(session.locations)
+    second = Runtime(session.locations)
     assert compile_split(second).current_callable([]) == ["relocated", "relocated"]
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
 
 
 @pytest.mark.parametrize("how", ["whole", "within a part"])
 def test_a_graph_that_cannot_be_split_around_it_is_launched_and_says_why(
-    session: Session, relocating: list[Relocating], how: str
+    session: Runtime, relocating: list[Relocating], how: str
 ) -> None:
     if how == "whole":
         compiled = compile_whole(session, backward=False, box=None, inductor_post_grad_graph_str=TEXT)
@@ -67,14 +67,14 @@ def test_a_graph_that_cannot_be_split_around_it_is_launched_and_says_why(
 
 
 def test_who_vouches_later_is_not_held_to_what_was_said_before(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = {"inductor_post_grad_graph_str": TEXT}
     run_alone(compile_whole(session, backward=False, box=None, **whole))
     monkeypatch.setenv(settings.GRAPH_OPS, "mine")
 
-    vouching = Session(session.locations)
+    vouching = Runtime(session.locations)
     assert run_alone(compile_whole(vouching, backward=False, box=None, **whole)) == "relocated"
     monkeypatch.delenv(settings.GRAPH_OPS)
-    careful = Session(session.locations)
+    careful = Runtime(session.locations)
     assert run_alone(compile_whole(careful, backward=False, box=None, **whole)) == ["launched"]

@@ -18,7 +18,7 @@ from pygraphd.client.decisions.ranks.following import Follower
 from pygraphd.client.decisions.ranks.process_group import Groups
 from pygraphd.client.decisions.ranks.write_once import Registers
 from pygraphd.client.decisions.service import Cache
-from pygraphd.client.frontend.runtime import Session
+from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, LeaseAnswer
 from pygraphd.schema.reasons import ReasonCode
@@ -27,6 +27,7 @@ from tests.support.compiled import (
     ENOUGH,
     Compiled,
     Relocating,
+    be_on,
     compile_once,
     compile_whole,
     pretend_there_is_a_gpu,
@@ -45,7 +46,7 @@ pytestmark = pytest.mark.torch
 class TwoRanks(Groups):
     """Finds a group without there being one: each session is a rank of it."""
 
-    def __init__(self, session: Session, store: dist.Store, name: str, wait_limit_s: float) -> None:
+    def __init__(self, session: Runtime, store: dist.Store, name: str, wait_limit_s: float) -> None:
         super().__init__(session.report)
         self._of_two = Agreement(Registers(store, name), session.report, wait_limit_s)
 
@@ -54,7 +55,7 @@ class TwoRanks(Groups):
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Session]]:
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Runtime]]:
     """Return two ranks with a home each."""
     import torch._inductor.config as inductor_config
 
@@ -63,24 +64,24 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Sess
         yield sessions(tmp_path)
 
 
-def sessions(folder: Path, wait_limit_s: float = 120.0) -> list[Session]:
+def sessions(folder: Path, wait_limit_s: float = 120.0) -> list[Runtime]:
     store = dist.HashStore()
     made = []
     for name in ("one", "two"):
         (folder / name).mkdir(exist_ok=True)
-        session = Session(locate({"PYGRAPHD_HOME": str(folder / name)}))
+        session = Runtime(locate({"PYGRAPHD_HOME": str(folder / name)}))
         session.ranks.groups = TwoRanks(session, store, name, wait_limit_s)
         made.append(session)
     return made
 
 
-def pair(session: Session, parts: int = 1, text: str | None = None) -> tuple[Compiled, Compiled]:
+def pair(session: Runtime, parts: int = 1, text: str | None = None) -> tuple[Compiled, Compiled]:
     box = BoxedDeviceIndex(0)
     forward = compile_once(session, parts, backward=False, box=box, text=text)
     return forward, compile_once(session, 1, backward=True, box=box, text=text)
 
 
-def test_one_rank_measures_and_the_other_follows(ranks: list[Session]) -> None:
+def test_one_rank_measures_and_the_other_follows(ranks: list[Runtime]) -> None:
     leader, other = ranks
     measured, followed = pair(leader, 2), pair(other, 2)
     assert run(*followed, 5) == [(["launched"] * 2, ["launched"])] * 5
@@ -98,10 +99,10 @@ def test_one_rank_measures_and_the_other_follows(ranks: list[Session]) -> None:
     assert other.report.failures == {}
 
 
-def wait_for(session: Session, compiled: tuple[Compiled, Compiled]) -> list[tuple[Any, Any]]:
+def wait_for(session: Runtime, compiled: tuple[Compiled, Compiled]) -> list[tuple[Any, Any]]:
     """Run until the graphs are decided; return all steps."""
     steps = []
-    while session.ranks._followers:
+    while session.decisions.pending:
         steps += run(*compiled, 1)
         assert len(steps) < 10**6
     return steps + run(*compiled, 1)
@@ -109,7 +110,7 @@ def wait_for(session: Session, compiled: tuple[Compiled, Compiled]) -> list[tupl
 
 @pytest.mark.parametrize("granted", [True, False], ids=["daemon", "alone"])
 def test_ranks_decide_for_all_dynamic_sizes_at_once(
-    ranks: list[Session], monkeypatch: pytest.MonkeyPatch, granted: bool
+    ranks: list[Runtime], monkeypatch: pytest.MonkeyPatch, granted: bool
 ) -> None:
     """They may see different ones; and what a program without a group has found of a graph does not count."""
 
@@ -118,7 +119,7 @@ def test_ranks_decide_for_all_dynamic_sizes_at_once(
 
     monkeypatch.setattr(Cache, "lease", lease)
     text = 'arg0_1: "Sym(s77)"\n  a = torch.ops.aten.sin.default(b)'
-    alone = Session(ranks[0].locations)
+    alone = Runtime(ranks[0].locations)
     forward = compile_once(alone, 1, backward=False, box=BoxedDeviceIndex(0), text=text)
     forward.current_callable([torch.ones(1), 8])
     measured, followed = pair(ranks[0], text=text), pair(ranks[1], text=text)
@@ -133,16 +134,16 @@ def test_ranks_decide_for_all_dynamic_sizes_at_once(
     assert (counts["hits"], counts["measured"], counts["sizes"]) == (1, 2, 0)
 
 
-def known_from_elsewhere(leader: Session) -> None:
+def known_from_elsewhere(leader: Runtime) -> None:
     """Have another host's decision for GRAPH, of 50 us, in the leader's cache."""
-    elsewhere = Session(leader.locations)
-    elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
+    elsewhere = Runtime(leader.locations)
+    be_on("elsewhere", elsewhere)
     assert run(*pair(elsewhere))[-1] == (["relocated"], ["relocated"])
 
 
 @pytest.mark.parametrize("graph_us", [55.0, 200.0])
 def test_a_decision_from_elsewhere_is_everybodys_at_once_and_checked_by_the_rank_that_leads(
-    ranks: list[Session], monkeypatch: pytest.MonkeyPatch, graph_us: float
+    ranks: list[Runtime], monkeypatch: pytest.MonkeyPatch, graph_us: float
 ) -> None:
     leader, other = ranks
     known_from_elsewhere(leader)
@@ -160,10 +161,10 @@ def test_a_decision_from_elsewhere_is_everybodys_at_once_and_checked_by_the_rank
     assert (counts["checked"], counts["disputed"], counts["measured"]) == (2, disputed, disputed)
     assert other.report.counts["checked"] == 0
     ways = "relocated" if holds else "launched"
-    assert run(*pair(Session(leader.locations)), 3)[-1] == ([ways], [ways])  # the next program knows
+    assert run(*pair(Runtime(leader.locations)), 3)[-1] == ([ways], [ways])  # the next program knows
 
 
-def test_who_comes_late_runs_what_is_decided_from_the_first_call(ranks: list[Session]) -> None:
+def test_who_comes_late_runs_what_is_decided_from_the_first_call(ranks: list[Runtime]) -> None:
     run(*pair(ranks[0]))
 
     assert run(*pair(ranks[1]), 3) == [(["relocated"], ["relocated"])] * 3
@@ -171,7 +172,7 @@ def test_who_comes_late_runs_what_is_decided_from_the_first_call(ranks: list[Ses
 
 
 def test_a_leader_that_comes_too_late_launches_like_the_others_and_keeps_what_it_found(
-    ranks: list[Session], tmp_path: Path
+    ranks: list[Runtime], tmp_path: Path
 ) -> None:
     leader, other = sessions(tmp_path, wait_limit_s=0.0)
     measured, followed = pair(leader), pair(other)
@@ -182,14 +183,14 @@ def test_a_leader_that_comes_too_late_launches_like_the_others_and_keeps_what_it
     reasons = {"ranks: no decision within 0 s": 2}
     assert leader.report.summary()["reasons"] == other.report.summary()["reasons"] == reasons
     assert (leader.report.counts["measured"], leader.report.counts["spooled"]) == (2, 2)
-    later = Session(leader.locations)
+    later = Runtime(leader.locations)
     assert run(*pair(later), 1) == [(["relocated"], ["relocated"])]
 
 
-def test_a_backward_is_decided_whatever_its_forward_runs_as(ranks: list[Session]) -> None:
+def test_a_backward_is_decided_whatever_its_forward_runs_as(ranks: list[Runtime]) -> None:
     leader, other = ranks
     measured = pair(leader)
-    digest = measured[0].compiled_fn_runner.partitions[0].run.graph.digest
+    digest = measured[0].compiled_fn_runner.partitions[0].run.pending.graph.digest
     environment = fingerprint.environment(0)
     assert isinstance(other.ranks.groups, TwoRanks)
     other.ranks.groups.agreement().propose(
@@ -199,10 +200,10 @@ def test_a_backward_is_decided_whatever_its_forward_runs_as(ranks: list[Session]
     assert run(*measured)[-1] == (["launched"], ["relocated"])
 
     assert leader.report.summary()["reasons"] == {"too late": 1, ReasonCode.SAVES_HOST_TIME.text: 1}
-    assert run(*pair(Session(leader.locations)), 1) == [(["relocated"], ["relocated"])]
+    assert run(*pair(Runtime(leader.locations)), 1) == [(["relocated"], ["relocated"])]
 
 
-def test_a_rank_that_cannot_capture_has_all_launch(ranks: list[Session]) -> None:
+def test_a_rank_that_cannot_capture_has_all_launch(ranks: list[Runtime]) -> None:
     leader, other = ranks
     compile_whole(
         other,
@@ -220,7 +221,7 @@ def test_a_rank_that_cannot_capture_has_all_launch(ranks: list[Session]) -> None
     assert leader.report.summary()["reasons"] == other.report.summary()["reasons"]
 
 
-def test_a_rank_that_cannot_have_what_is_decided_launches_it_and_says_so(ranks: list[Session]) -> None:
+def test_a_rank_that_cannot_have_what_is_decided_launches_it_and_says_so(ranks: list[Runtime]) -> None:
     leader, other = ranks
     forward = compile_once(leader, 1, backward=False, box=None)
     run(forward, forward)
@@ -240,11 +241,11 @@ def test_a_rank_that_cannot_have_what_is_decided_launches_it_and_says_so(ranks: 
 
 
 def test_without_memory_to_spare_on_the_leader_all_launch(
-    ranks: list[Session], monkeypatch: pytest.MonkeyPatch
+    ranks: list[Runtime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pygraphd.client.autotune.partition_trial import Region
+    from pygraphd.client.autotune.partition_trial import PartitionTrial
 
-    monkeypatch.setattr(Region, "_why_not_measure", lambda self: NO_MEMORY)
+    monkeypatch.setattr(PartitionTrial, "_why_not_measure", lambda self: NO_MEMORY)
     measured, followed = pair(ranks[0]), pair(ranks[1])
     run(*measured, 5)
     wait_for(ranks[1], followed)
@@ -252,7 +253,7 @@ def test_without_memory_to_spare_on_the_leader_all_launch(
     assert ranks[1].report.summary()["reasons"] == {str(NO_MEMORY): 2}
 
 
-def test_a_program_that_ends_while_it_waits_says_so(ranks: list[Session]) -> None:
+def test_a_program_that_ends_while_it_waits_says_so(ranks: list[Runtime]) -> None:
     pair(ranks[0])
     run(*pair(ranks[1]), 5)
 
@@ -262,7 +263,7 @@ def test_a_program_that_ends_while_it_waits_says_so(ranks: list[Session]) -> Non
     assert ranks[1].report.counts["spooled"] == 0
 
 
-def test_what_waits_goes_with_its_model(ranks: list[Session]) -> None:
+def test_what_waits_goes_with_its_model(ranks: list[Runtime]) -> None:
     pair(ranks[0])
     forward, backward = pair(ranks[1])
     run(forward, backward, 5)
@@ -276,7 +277,7 @@ def test_what_waits_goes_with_its_model(ranks: list[Session]) -> None:
 
 
 def test_graphs_of_before_the_group_stay_this_ranks_own(
-    ranks: list[Session], monkeypatch: pytest.MonkeyPatch
+    ranks: list[Runtime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, other = ranks
     group, other.ranks.groups = other.ranks.groups, Groups(other.report)

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client.decisions.service import Cache
 from pygraphd.client.dispatch import shapes
-from pygraphd.client.dispatch.shapes import Sized
+from pygraphd.client.dispatch.shapes import ShapeDispatcher
 from pygraphd.client.frontend import settings
-from pygraphd.client.frontend.runtime import Session
+from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.reasons import ReasonCode
 from tests.support.clock import Clock
@@ -22,6 +21,7 @@ from tests.support.compiled import (
     ENOUGH,
     Compiled,
     Relocating,
+    be_on,
     compile_once,
     relocating,
     session,
@@ -41,7 +41,7 @@ FIXED_BOUNDS = {"remembered_sizes": 64, "setups_per_size": 4, "idle_ticks": 16, 
 Pair = tuple[Compiled, Compiled]
 
 
-def compile_pair(session: Session, partitions: int = 1) -> Pair:
+def compile_pair(session: Runtime, partitions: int = 1) -> Pair:
     box = BoxedDeviceIndex(0)
     forward = compile_once(session, partitions, backward=False, box=box, text=TEXT)
     return forward, compile_once(session, 1, backward=True, box=box, text=TEXT)
@@ -50,7 +50,7 @@ def compile_pair(session: Session, partitions: int = 1) -> Pair:
 class Program:
     """Trains a forward and its backward at some sizes; `forward` and `backward` say what costs how much at which."""
 
-    def __init__(self, session: Session, pair: Pair | None = None) -> None:
+    def __init__(self, session: Runtime, pair: Pair | None = None) -> None:
         self.forward: dict[int, Mapping[Deployment, float]] = {8: GRAPH_WINS, 16: LAUNCH_WINS}
         self.backward = dict(self.forward)
         self.session = session
@@ -71,17 +71,17 @@ class Program:
         runs = []
         for compiled in (self.ahead, self.behind):
             (slot,) = compiled.compiled_fn_runner.partitions
-            runs += slot.run._runs.values()
+            runs += slot.run._decided
         return runs
 
 
-def expect(session: Session, **counts: int) -> None:
+def expect(session: Runtime, **counts: int) -> None:
     assert {name: session.report.counts[name] for name in counts} == counts
     assert session.report.failures.keys() <= {"daemon: no daemon"}
 
 
 def test_each_size_that_comes_back_runs_in_its_own_way_and_is_known_from_then_on(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = Program(session)
 
@@ -91,7 +91,7 @@ def test_each_size_that_comes_back_runs_in_its_own_way_and_is_known_from_then_on
     assert last[8] == ["relocated"] * 2
     assert last[16] == ["launched"] * 2
     expect(session, graphs=2, looked_up=8, sizes=6, measured=6)
-    second = Session(session.locations)
+    second = Runtime(session.locations)
     again = Program(second).steps([8, 16] * 5 + [24], monkeypatch)
     assert again[4:] == [(8, "relocated", "relocated"), (16, "launched", "launched")] * 3 + [
         (24, "launched", "launched")
@@ -101,7 +101,7 @@ def test_each_size_that_comes_back_runs_in_its_own_way_and_is_known_from_then_on
 
 
 def test_the_summary_says_at_which_sizes_a_graph_ran_how(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Program(session).steps([8, 16] * ENOUGH, monkeypatch)
 
@@ -122,7 +122,7 @@ def test_the_summary_says_at_which_sizes_a_graph_ran_how(
 
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_graph_without_sizes_in_its_inputs_is_one_graph(
-    session: Session, monkeypatch: pytest.MonkeyPatch, partitions: int
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
     """Its text may name sizes that it makes itself."""
     forward, backward = compile_pair(session, partitions)
@@ -134,9 +134,9 @@ def test_a_graph_without_sizes_in_its_inputs_is_one_graph(
 
     slots = forward.compiled_fn_runner.partitions + backward.compiled_fn_runner.partitions
     assert [slot([x]) for slot in slots] == ["relocated"] * (partitions + 1)
-    assert not any(isinstance(slot.run, Sized) for slot in slots)
+    assert not any(isinstance(slot.run, ShapeDispatcher) for slot in slots)
     expect(session, measured=partitions + 1, sizes=0)
-    second = Session(session.locations)
+    second = Runtime(session.locations)
     forward, backward = compile_pair(second, partitions)
     assert forward.current_callable([x]) == ["relocated"] * partitions
     expect(second, hits=partitions + 1, measured=0)
@@ -144,10 +144,10 @@ def test_a_graph_without_sizes_in_its_inputs_is_one_graph(
 
 @pytest.mark.parametrize(("factor", "disputed"), [(1.1, 0), (2.0, 2)])
 def test_what_was_decided_elsewhere_is_checked_at_its_size(
-    session: Session, monkeypatch: pytest.MonkeyPatch, factor: float, disputed: int
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, factor: float, disputed: int
 ) -> None:
-    elsewhere = Session(session.locations)
-    elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
+    elsewhere = Runtime(session.locations)
+    be_on("elsewhere", elsewhere)
     Program(elsewhere).steps([8, 24] * ENOUGH, monkeypatch)
     program = Program(session)
     program.forward[8] = program.backward[8] = {name: factor * us for name, us in GRAPH_WINS.items()}
@@ -160,10 +160,10 @@ def test_what_was_decided_elsewhere_is_checked_at_its_size(
 
 @pytest.mark.parametrize(("half", "launched"), [("forward", 0), ("backward", 1)])
 def test_either_half_can_be_found_not_to_hold(
-    session: Session, monkeypatch: pytest.MonkeyPatch, half: str, launched: int
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, half: str, launched: int
 ) -> None:
-    elsewhere = Session(session.locations)
-    elsewhere.cache = Cache(elsewhere.locations, "elsewhere", elsewhere.report)
+    elsewhere = Runtime(session.locations)
+    be_on("elsewhere", elsewhere)
     Program(elsewhere).steps([8] * ENOUGH, monkeypatch)
     program = Program(session)
     getattr(program, half)[8] = LAUNCH_WINS
@@ -174,9 +174,9 @@ def test_either_half_can_be_found_not_to_hold(
     expect(session, checked=2, disputed=1, measured=1)
 
 
-def test_a_size_makes_room_for_another(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_makes_room_for_another(session: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.SIZES, "1")
-    session = Session(session.locations)
+    session = Runtime(session.locations)
     program = Program(session)
     program.steps([8] * ENOUGH, monkeypatch)
 
@@ -189,10 +189,10 @@ def test_a_size_makes_room_for_another(session: Session, monkeypatch: pytest.Mon
 
 
 def test_none_is_decided_apart_if_that_is_not_wanted(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(settings.SIZES, "0")
-    session = Session(session.locations)
+    session = Runtime(session.locations)
 
     ran = Program(session).steps([8] * ENOUGH, monkeypatch)
 
@@ -202,7 +202,7 @@ def test_none_is_decided_apart_if_that_is_not_wanted(
 
 
 def test_relocatable_graphs_are_kept_for_the_sizes_that_run_in_them(
-    session: Session, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+    session: Runtime, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = Program(session)
 
@@ -221,7 +221,7 @@ def test_relocatable_graphs_are_kept_for_the_sizes_that_run_in_them(
 
 @pytest.mark.parametrize("times", [GRAPH_WINS, LAUNCH_WINS], ids=["graph", "kernels"])
 def test_what_was_decided_goes_with_the_model_without_the_help_of_the_collector(
-    session: Session,
+    session: Runtime,
     relocating: list[Relocating],
     monkeypatch: pytest.MonkeyPatch,
     times: Mapping[Deployment, float],
@@ -243,7 +243,7 @@ def test_what_was_decided_goes_with_the_model_without_the_help_of_the_collector(
 
 
 def test_what_was_never_decided_goes_with_the_model_too(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = Program(session)
     gc.collect()
@@ -260,10 +260,10 @@ def test_what_was_never_decided_goes_with_the_model_too(
 
 
 def test_a_size_that_comes_and_goes_is_reported_once(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(settings.SIZES, "1")
-    session = Session(session.locations)
+    session = Runtime(session.locations)
     program = Program(session)
     program.steps([8] * 6, monkeypatch)  # is being measured
     program.steps([24, 32] * 20, monkeypatch)  # and makes room
@@ -280,10 +280,10 @@ def test_a_size_that_comes_and_goes_is_reported_once(
 
 
 def test_what_makes_room_in_one_copy_of_a_graph_stays_in_another(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(settings.SIZES, "1")
-    session = Session(session.locations)
+    session = Runtime(session.locations)
     one, other = Program(session), Program(session)
     one.steps([8] * 6, monkeypatch)  # both are measuring
     other.steps([8] * 6, monkeypatch)
@@ -298,7 +298,7 @@ def test_what_makes_room_in_one_copy_of_a_graph_stays_in_another(
 
 
 def test_a_backward_with_fewer_sizes_goes_with_its_forward(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(pair: Pair, batch: int, length: int) -> tuple[str, str]:
         (ahead,) = pair[0].current_callable([torch.ones(1), batch, length])
@@ -309,7 +309,7 @@ def test_a_backward_with_fewer_sizes_goes_with_its_forward(
     for _ in range(ENOUGH):
         last = step(pair, 4, 8)
     assert last == ("relocated", "relocated")
-    second = Session(session.locations)
+    second = Runtime(session.locations)
     pair = compile_pair(second)
 
     assert {step(pair, batch, 8) for batch in range(50)} == {("launched", "launched")}
@@ -317,15 +317,15 @@ def test_a_backward_with_fewer_sizes_goes_with_its_forward(
     expect(second, measured=0, misses=0)
 
 
-def test_what_a_group_has_found_is_not_overwritten(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_group_has_found_is_not_overwritten(session: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where it is not believed."""
     monkeypatch.setenv(settings.REFRESH, "1")
-    session = Session(session.locations)
+    session = Runtime(session.locations)
     whole, _ = compile_pair(session)
     for _ in range(ENOUGH):
         whole.current_callable([torch.ones(1)])  # as it would be for ranks
     expect(session, measured=1, spooled=1)
-    second = Session(session.locations)
+    second = Runtime(session.locations)
 
     Program(second).steps([8], monkeypatch)
 

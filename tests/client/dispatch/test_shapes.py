@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from pygraphd.client.common.report import Report
 from pygraphd.client.dispatch import shapes
-from pygraphd.client.dispatch.shapes import Bounds, OfSize, Sized, Sizes, Steps
+from pygraphd.client.dispatch.pair import Pair
+from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, ShapeDispatcher, Sizes, StepShapes
+from pygraphd.client.dispatch.slot import Slot
 from pygraphd.schema.messages import MAX_SIZES
 
 LAUNCHED = "launched"
@@ -20,14 +22,14 @@ LAUNCHED = "launched"
 class Case:
     """A graph whose decided sizes return themselves. It says the sizes of its steps, unless `leads` is False."""
 
-    def __init__(self, *, leads: bool = True, steps: Steps | None = None, **bounds: int) -> None:
+    def __init__(self, *, leads: bool = True, steps: StepShapes | None = None, **bounds: int) -> None:
         self.report = Report()
         self.decided: list[Sizes] = []
         self.open: set[Sizes] = set()
         self.most_open = 0
         self.wholes = 0
-        self.steps = steps or Steps("all")
-        self.sized = Sized(
+        self.steps = steps or StepShapes()
+        self.sized = ShapeDispatcher(
             lambda _inputs: LAUNCHED,
             Bounds(**bounds),
             self.steps,
@@ -37,14 +39,14 @@ class Case:
             self.report,
         )
 
-    def decide(self, sizes: Sizes, own: Sizes) -> OfSize:
+    def decide(self, sizes: Sizes, own: Sizes) -> DecidedSize:
         assert sizes[len(sizes) - len(own) :] == own
         self.decided.append(sizes)
         self.open.add(sizes)
         self.most_open = max(self.most_open, len(self.open))
-        return OfSize(lambda _inputs: sizes, lambda: self.open.discard(sizes))
+        return DecidedSize(Slot(lambda _inputs: sizes), lambda: self.open.discard(sizes))
 
-    def whole(self, _sized: Sized) -> Any:
+    def whole(self) -> Any:
         self.wholes += 1
         return lambda _inputs: "whole"
 
@@ -86,7 +88,7 @@ def test_whatever_comes_is_right_and_within_the_bounds(calls: list[int], sizes: 
 
     assert all(result in (LAUNCHED, (size,)) for result, size in zip(results, calls, strict=True))
     assert case.most_open <= sizes
-    assert len(case.decided) <= shapes.SETUPS_OF_EACH * sizes
+    assert len(case.decided) <= shapes.SETUPS_PER_SIZE * sizes
     assert results.count(LAUNCHED) == case.report.fallbacks.total()
     assert set(case.report.fallbacks) <= {shapes.NOT_YET, shapes.TOO_MANY}
 
@@ -127,7 +129,7 @@ def test_sizes_that_take_turns_are_not_set_up_for_ever() -> None:
     for size in range(100):
         case.calls(*[size, 1000 + size] * shapes.IDLE_TICKS)
 
-    assert len(case.decided) == shapes.SETUPS_OF_EACH
+    assert len(case.decided) == shapes.SETUPS_PER_SIZE
     assert len(case.sized._seen) <= shapes.REMEMBERED
     assert len(case.sized._used) <= shapes.REMEMBERED + 1
 
@@ -157,25 +159,14 @@ def test_the_users_own_error_is_theirs() -> None:
     assert case.report.failures == {}
 
 
-def test_a_callable_is_replaced_at_its_sizes_alone() -> None:
-    case = Case(calls=1)
-    case.calls(8, 16)
-    run = case.sized._runs[8,]
-
-    assert not case.sized.replace((16,), run, lambda _inputs: "another")
-    assert not case.sized.replace((24,), run, lambda _inputs: "another")
-    assert case.sized.replace((8,), run, lambda _inputs: "another")
-    assert case.calls(8, 16) == ["another", (16,)]
-
-
 def test_another_thread_is_launched_while_one_decides() -> None:
     case = Case(calls=1)
     began, go_on = threading.Event(), threading.Event()
 
-    def decide(sizes: Sizes, own: Sizes) -> OfSize:
+    def decide(sizes: Sizes, own: Sizes) -> DecidedSize:
         began.set()
         assert go_on.wait(10)
-        return OfSize(lambda _inputs: sizes, lambda: None)
+        return DecidedSize(Slot(lambda _inputs: sizes), lambda: None)
 
     case.sized._decide = decide
     results: list[Any] = []
@@ -210,18 +201,17 @@ def test_the_first_call_of_another_thread_is_launched_too() -> None:
 
 
 def test_a_backward_belongs_to_the_forward_of_its_step() -> None:
-    steps = Steps("all")
-    assert not steps.led
-    assert (steps.lead(), steps.lead(), steps.led) == (True, False, True)
+    pair = Pair()
+    assert not pair.shapes.has_leader
+    assert (pair.shapes.lead(), pair.shapes.lead(), pair.shapes.has_leader) == (True, False, True)
 
-    assert steps.family() == "all"
-    steps.latest = (8,)
-    eight = steps.family()
-    steps.latest = (16,)
+    pair.shapes.latest = (8,)
+    eight = pair.lease_group()
+    pair.shapes.latest = (16,)
 
-    assert steps.family() is not eight
-    steps.latest = (8,)
-    assert steps.family() is eight
+    assert pair.lease_group() is not eight
+    pair.shapes.latest = (8,)
+    assert pair.lease_group() is eight
 
 
 @pytest.mark.parametrize("own", [(), (3,)], ids=str)

@@ -10,13 +10,17 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.autotune.candidates import Candidates
-from pygraphd.client.autotune.partition_trial import Region
+from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.client.backend import torch_private
+from pygraphd.client.decisions.leases import PendingGraph
+from pygraphd.client.dispatch.pair import Pair
 from pygraphd.client.frontend import settings
-from pygraphd.client.frontend.runtime import Session
+from pygraphd.client.frontend.devices import Devices
+from pygraphd.client.frontend.runtime import Runtime, _kernel_options
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import (
@@ -30,6 +34,7 @@ from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.torch
@@ -38,8 +43,8 @@ ENVIRONMENT = Environment("none", "", 0, 0, "", "2.13.0", "", "", "", "")
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
-    return Session(locate({"PYGRAPHD_HOME": str(tmp_path)}))
+def session(tmp_path: Path) -> Runtime:
+    return Runtime(locate({"PYGRAPHD_HOME": str(tmp_path)}))
 
 
 @pytest.mark.parametrize(
@@ -52,31 +57,31 @@ def session(tmp_path: Path) -> Session:
     ],
 )
 def test_what_is_old_or_another_policys_is_not_believed(
-    session: Session, policy: int, age_days: int | None, believed: bool
+    session: Runtime, policy: int, age_days: int | None, believed: bool
 ) -> None:
     measured_at = None if age_days is None else time.time() - 86_400 * age_days
     entry = Entry(
         "a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER), policy), measured_at=measured_at
     )
 
-    assert session._trusted(entry) is believed
+    assert (session.decisions.trust.why_not_trusted(entry) is None) is believed
 
 
 def test_the_helper_is_coming_once_it_was_asked_for(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pygraphd.client.replay.native.ffi.helper.is_coming", lambda: True)
     monkeypatch.setattr("pygraphd.client.replay.native.ffi.helper.prepare", lambda _, may_compile: None)
     monkeypatch.setattr("pygraphd.client.backend.torch_private.missing_for_relocation", lambda: None)
     assert not session.helper_is_coming()
 
-    session.prepare_helper()
+    session.devices.prepare_helper()
 
     assert session.helper_is_coming()
 
 
 def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_private, "missing_for_relocation", lambda: "this torch lacks much")
 
@@ -100,11 +105,11 @@ def test_who_does_not_want_relocatable_graphs_imports_nothing_of_them() -> None:
 
 @pytest.mark.parametrize(("asked", "recordings"), [("3", 8), ("20", 20)])
 def test_the_summary_has_the_bounds_of_what_is_kept(
-    session: Session, monkeypatch: pytest.MonkeyPatch, asked: str, recordings: int
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, asked: str, recordings: int
 ) -> None:
     monkeypatch.setenv(settings.SIZES, asked)
-    monkeypatch.setattr(Session, "_recorder_of", lambda *_: object())  # there is no driver
-    session = Session(session.locations)
+    monkeypatch.setattr(Devices, "recorder", lambda *_: object())  # there is no driver
+    session = Runtime(session.locations)
     before = session.report.summary()["bounds"]
 
     session.relocatable(lambda inputs: None, 0, GraphFacts())
@@ -121,23 +126,21 @@ def test_the_summary_has_the_bounds_of_what_is_kept(
     assert session.report.summary()["bounds"] == before | relocated
 
 
-def test_an_undecided_region_goes_with_its_model_and_is_remembered(session: Session) -> None:
+def undecided(session: Runtime, run: Callable[[list[Any]], None]) -> PartitionTrial:
+    pending = PendingGraph(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ENVIRONMENT)
+    return PartitionTrial(pending, Candidates(run, 0), session.decisions, lambda *_: None, 1)
+
+
+def test_an_undecided_partition_goes_with_its_model_and_is_remembered(session: Runtime) -> None:
     class Capture:
         def __call__(self, inputs: list[Any]) -> None: ...
 
     capture = Capture()
     gone = weakref.ref(capture)
-    region = Region(
-        Graph("a" * 64, Kind.INFERENCE, 0, 1, 1),
-        Candidates(capture, 0),
-        session,
-        lambda *_: None,
-        1,
-    )
-    session.watch(region, ENVIRONMENT, object(), None)
-    region([])
+    trial = undecided(session, capture)
+    trial([])
 
-    del region, capture
+    del trial, capture
     gc.collect()
     assert gone() is None
     session.close()
@@ -148,33 +151,36 @@ def test_an_undecided_region_goes_with_its_model_and_is_remembered(session: Sess
     assert session.report.counts["spooled"] == 1
 
 
-def test_a_region_that_goes_with_its_model_is_nobodys_turn_any_more(session: Session) -> None:
-    region = Region(
-        Graph("a" * 64, Kind.INFERENCE, 0, 1, 1),
-        Candidates(lambda inputs: None, 0),
-        session,
-        lambda *_: None,
-        1,
-    )
-    session.watch(region, ENVIRONMENT, object(), None)
-    session.turn(region)
-    assert len(session._claims._turns) == 1
+def test_a_partition_that_goes_with_its_model_is_pending_no_more(session: Runtime) -> None:
+    trial = undecided(session, lambda inputs: None)
+    session.decisions.acquire(trial.pending)
+    assert session.decisions.pending == 1
 
-    del region
+    del trial
     gc.collect()
 
-    assert session._claims._turns == {}
+    assert session.decisions.pending == 0
 
 
-def test_a_backward_has_its_forwards_options(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pygraphd.client.backend import torch_private
-
+def test_a_backward_has_its_forwards_options(monkeypatch: pytest.MonkeyPatch) -> None:
     now = {"options": (("a", "1"),)}
     monkeypatch.setattr(torch_private, "kernel_options", lambda: now["options"])
-    family, other = object(), object()
+    pair, other = Pair(), Pair()
 
-    forward = session._options_of(family, is_backward=False)
+    forward = _kernel_options(pair, is_backward=False)
     now["options"] = (("a", "2"),)
 
-    assert session._options_of(family, is_backward=True) == forward == (("a", "1"),)
-    assert session._options_of(other, is_backward=True) == (("a", "2"),)
+    assert _kernel_options(pair, is_backward=True) == forward == (("a", "1"),)
+    assert _kernel_options(other, is_backward=True) == (("a", "2"),)
+
+
+def test_a_pair_goes_with_the_box_of_its_graphs(session: Runtime) -> None:
+    box = BoxedDeviceIndex(0)
+    pair = session.pair(box)
+    gone = weakref.ref(pair)
+    assert session.pair(box) is pair
+    assert session.pair(None) is not session.pair(None)
+
+    del box, pair
+
+    assert gone() is None

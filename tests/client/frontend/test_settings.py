@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pygraphd.client.decisions.trust import Trust
 from pygraphd.client.dispatch.shapes import Bounds
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.settings import (
@@ -18,7 +19,6 @@ from pygraphd.client.frontend.settings import (
     SIZES,
     TRUST,
     Options,
-    Trust,
 )
 
 

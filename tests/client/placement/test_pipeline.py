@@ -19,7 +19,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from pygraphd.client.backend import torch_private
 from pygraphd.client.common.report import Report
 from pygraphd.client.frontend import settings
-from pygraphd.client.hook import Hook
+from pygraphd.client.frontend.installation import Hook
 from pygraphd.client.placement import constants, fx_utils, inputs, pipeline, provenance
 from pygraphd.client.placement.pipeline import FILES, Placement
 from tests.support.placement.graphs import COPY, Builder, place
@@ -358,9 +358,9 @@ def test_a_pass_that_takes_more_is_left_alone(hook: Callable[..., Hook]) -> None
         made = hook()
         assert torch_private.current_pass() is theirs
         assert made.with_placement(None) == {}
-        assert made.session is not None
+        assert made.runtime is not None
         assert (
-            made.session.report.failures[
+            made.runtime.report.failures[
                 "adding a pass: TypeError: a pass of the user's takes more than the graph"
             ]
             == 2

@@ -23,7 +23,7 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.decisions.ranks.process_group import Groups
 from pygraphd.client.decisions.transport import Transport, TransportError
-from pygraphd.client.frontend.runtime import Session
+from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment
 from tests.support.clock import Clock
@@ -58,7 +58,7 @@ class Case:
         folder = FOLDER / (home or f"{name}{RANK}")
         folder.mkdir(mode=0o700, exist_ok=True)
         self.name = name
-        self.session = Session(locate({"PYGRAPHD_HOME": str(folder)}))
+        self.session = Runtime(locate({"PYGRAPHD_HOME": str(folder)}))
         self.session.ranks.groups = Groups(self.session.report, **limits)
         self.steps: list[str] = []
 

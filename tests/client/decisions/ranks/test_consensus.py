@@ -209,7 +209,7 @@ class Rank:
             self.deployed = self.part.propose(GRAPH, self.fate.measured)
 
     def follower(self) -> Runnable:
-        def deploy(follower: Follower, decision: Decision) -> Runnable:
+        def deploy(decision: Decision) -> Runnable:
             self.deployed = decision
             return lambda inputs: None
 

@@ -44,7 +44,7 @@ class Family:
             self.waited[name] = waited_s
             return self.answers.get(name)
 
-        def deploy(follower: Follower, decision: Decision) -> Runnable:
+        def deploy(decision: Decision) -> Runnable:
             return lambda inputs: "captured"
 
         return Follower(lambda inputs: "launched", ask, deploy, self.report, self.clock)

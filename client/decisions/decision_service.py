@@ -1,0 +1,187 @@
+"""What this process knows of graphs and finds out about them: looks up, acquires leases, publishes decisions, and reports all of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pygraphd.client.common import log
+from pygraphd.client.decisions import rules
+from pygraphd.client.decisions.leases import Leases
+from pygraphd.client.decisions.rejection import Rejection
+from pygraphd.schema.messages import Decision, Entry, Measurement, Record
+from pygraphd.schema.reasons import Reason, ReasonCode
+from pygraphd.schema.summary import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.client.common.report import Report
+    from pygraphd.client.decisions.leases import LeaseState, PendingGraph
+    from pygraphd.client.decisions.service import Cache
+    from pygraphd.client.decisions.trust import TrustPolicy
+    from pygraphd.schema.keys import Environment
+    from pygraphd.schema.messages import Graph
+
+LEFT_TO_ANOTHER = Reason(ReasonCode.LEFT_TO_ANOTHER_PROCESS)
+MAX_UNRECORDED = 64
+"""Graphs that went with their models before they were decided, and are recorded in one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the cache holds for one graph: an entry that is used, or one that is rejected, and why."""
+
+    entry: Entry | None = None
+    rejected: Entry | None = None
+    rejection: Rejection | None = None
+
+    @property
+    def text(self) -> str:
+        """The state in words, for the log."""
+        if self.rejection is not None:
+            return str(self.rejection.why)
+        return "unknown" if self.entry is None else self.entry.decision.deployment
+
+
+NOTHING = Known()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What this process found out about a graph.
+
+    `measurements` is empty if it was not measured; `adopted` is the entry of another process if that was used.
+    """
+
+    decision: Decision
+    measurements: tuple[Measurement, ...] = ()
+    adopted: Entry | None = None
+
+
+class DecisionService:
+    """The decisions of one process. Its methods raise nothing that the cache may cause, and may be called from any thread."""
+
+    def __init__(self, cache: Cache, trust: TrustPolicy, report: Report) -> None:
+        self.cache = cache
+        self.trust = trust
+        self.report = report
+        self._leases = Leases(cache, lambda entry: trust.why_not_trusted(entry) is None)
+        self._pending: dict[PendingGraph, None] = {}
+        self._dropped: deque[PendingGraph] = deque()
+        self._unrecorded: list[tuple[Environment, Record]] = []
+
+    @property
+    def pending(self) -> int:
+        """How many graphs have no decision yet."""
+        return len(self._pending)
+
+    def look_up(self, graphs: Sequence[Graph], environment: Environment) -> dict[str, Known]:
+        """Return what the cache holds, by digest, of those graphs of which it holds anything."""
+        self._take_dropped(MAX_UNRECORDED)
+        found = self.cache.lookup(environment, [graph.digest for graph in graphs])
+        known: dict[str, Known] = {}
+        for digest, entry in found.items():
+            why = self.trust.why_rejected(entry)
+            known[digest] = Known(entry) if why is None else Known(rejected=entry, rejection=why)
+        for graph in graphs:
+            state = known.get(graph.digest, NOTHING)
+            log.info("%s: looked up: %s", graph.name, state.text)
+        hits = sum(known.get(graph.digest, NOTHING).entry is not None for graph in graphs)
+        self.report.count(looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
+        return known
+
+    # --- graphs without a decision ---
+
+    def open(self, pending: PendingGraph, owner: object, *, lease: bool = True) -> None:
+        """Note a graph that has no decision yet, until `owner` goes with its model; `lease`: this process is going to measure it."""
+        self._pending[pending] = None
+        weakref.finalize(owner, self._drop, pending).atexit = False
+        if lease:
+            self._leases.add(pending)
+
+    def close_one(self, pending: PendingGraph) -> bool:
+        """Forget a graph that is decided or dropped; return False if that was done before."""
+        self._leases.remove(pending)
+        return self._pending.pop(pending, self) is None
+
+    def _drop(self, pending: PendingGraph) -> None:
+        """Note that a graph went with its model. Takes no lock: it is called while garbage is collected, in any thread."""
+        if self.close_one(pending):
+            self._dropped.append(pending)
+
+    def acquire(self, pending: PendingGraph) -> Entry | LeaseState:
+        """Return which process measures a graph, or the answer of another process that has."""
+        return self._leases.acquire(pending)
+
+    def renew(self, pending: PendingGraph) -> None:
+        """Keep the lease of a graph that is being measured."""
+        self._leases.renew(pending)
+
+    def publish(self, pending: PendingGraph, outcome: Outcome, runs: Decision) -> None:
+        """Report what a graph runs as from now on, and hand what was found out to the cache. Called once for a graph."""
+        if not self.close_one(pending):
+            return  # the process has ended meanwhile
+        because = pending.rejection.reason(outcome.measurements) if pending.rejection is not None else None
+        source = Source.MEASURED if outcome.measurements else Source.RULE
+        if outcome.adopted is not None:
+            source = Source.CACHE
+        if runs != outcome.decision:
+            source = Source.GROUP
+        self.report.record_deployment(pending.graph, pending.environment, runs, source, because)
+        if outcome.adopted is not None:
+            self.report.count(adopted=1)
+            return
+        if outcome.measurements:
+            self.report.count(measured=1)
+        record = Record(pending.graph, outcome.decision, outcome.measurements)
+        self.cache.record(pending.environment, [record])
+
+    def followed(self, pending: PendingGraph, decision: Decision) -> None:
+        """Report another rank's decision for a graph that waited for it."""
+        self.close_one(pending)
+        self.report.record_deployment(pending.graph, pending.environment, decision, Source.GROUP)
+
+    def validated(self, pending: PendingGraph, *, holds: bool, disputed: str) -> None:
+        """Note the end of a validation: the decision holds, or the graph is measured anew, counted as a fallback for reason `disputed`."""
+        if not self.close_one(pending):
+            return  # the process has ended meanwhile
+        if not holds:
+            self.report.count(disputed=1)
+            self.report.count_fallback(disputed)
+        elif pending.runs is not None:
+            self.report.record_deployment(pending.graph, pending.environment, *pending.runs)
+
+    def close(self) -> None:
+        """Report and record the graphs that were called too seldom to be measured; the last thing a process does here."""
+        pending = list(self._pending)  # other threads may still be at work
+        for each in pending:
+            self._end(each, left=self._leases.is_left_to_others(each))
+        for each in pending:
+            self.close_one(each)
+        self._take_dropped(0)
+
+    def _take_dropped(self, most: int) -> None:
+        """Report the graphs that were dropped; record all of them if there are more than `most` to be recorded."""
+        while self._dropped:
+            self._end(self._dropped.popleft(), left=False)
+        if len(self._unrecorded) <= most:
+            return
+        unrecorded, self._unrecorded = self._unrecorded, []
+        records: dict[Environment, list[Record]] = {}
+        for environment, record in unrecorded:
+            records.setdefault(environment, []).append(record)
+        for environment, some in records.items():
+            self.cache.record(environment, some)
+
+    def _end(self, pending: PendingGraph, *, left: bool) -> None:
+        """Report a graph that will not be decided in this process; `left`: another process measures it."""
+        decision, source = pending.runs or (rules.too_few_calls(pending.calls), Source.UNFINISHED)
+        if left:
+            decision = rules.not_measured(LEFT_TO_ANOTHER, pending.calls)
+        because = pending.rejection.reason() if pending.rejection is not None else None
+        self.report.record_deployment(pending.graph, pending.environment, decision, source, because)
+        if not left and pending.runs is None and pending.known_calls < pending.calls:
+            self._unrecorded.append((pending.environment, Record(pending.graph, decision)))

@@ -1,0 +1,221 @@
+"""One partition of a compiled graph: what is known of it, what it may run as, and what runs it."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from pygraphd.client.autotune import cost
+from pygraphd.client.autotune.partition_trial import PartitionTrial
+from pygraphd.client.autotune.validation import Validation
+from pygraphd.client.decisions import rejection, rules
+from pygraphd.client.decisions.decision_service import NOTHING
+from pygraphd.client.decisions.leases import LeaseGroup, PendingGraph
+from pygraphd.client.decisions.ranks.consensus import Part, possible
+from pygraphd.client.decisions.ranks.following import Follower
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import Deployment, Record
+from pygraphd.schema.reasons import Reason, ReasonCode
+from pygraphd.schema.summary import Source
+
+if TYPE_CHECKING:
+    from pygraphd.client.analysis.graph_facts import GraphFacts
+    from pygraphd.client.autotune.candidates import Candidates, Relocating
+    from pygraphd.client.backend.torch_private import Runnable
+    from pygraphd.client.common.report import Report
+    from pygraphd.client.decisions.decision_service import DecisionService, Known
+    from pygraphd.client.dispatch.shapes import Bounds, Sizes
+    from pygraphd.client.dispatch.slot import Slot
+    from pygraphd.schema.messages import Decision, Entry, Graph
+
+
+class Process(Protocol):
+    """What dispatch needs of the process around it."""
+
+    report: Report
+    decisions: DecisionService
+    bounds: Bounds
+    """How many dynamic sizes are decided apart."""
+
+    def relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Relocating | None:
+        """Return a callable as relocatable graphs, if these can be had."""
+
+    def helper_is_coming(self) -> bool:
+        """Return whether the compiled helper is about to be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all partitions of a compiled graph share."""
+
+    process: Process
+    environment: Environment
+    part: Part
+
+
+class Partition:
+    """A partition at one size, or at all sizes. It puts into its slot whatever is to run it; nothing else does.
+
+    The slot is held weakly: it holds what runs the partition, which may hold this object.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        graph: Graph,
+        slot: Slot,
+        candidates: Candidates | None,
+        known: Known = NOTHING,
+        group: LeaseGroup | None = None,
+        sizes: Sizes = (),
+    ) -> None:
+        """Take the integer inputs of its calls as `sizes`: its graph may have those of the forward, too."""
+        self.graph = graph
+        self.entry = known.entry
+        self.rejected = known.rejected
+        self.rejection = known.rejection
+        self.candidates = candidates
+        self._context = context
+        self._slot = weakref.ref(slot)
+        self._group = group or LeaseGroup()
+        self._sizes = sizes
+        self._pending: PendingGraph | None = None
+
+    # --- what runs it ---
+
+    def decide(self) -> Runnable:
+        """Run it as the group or the cache says, or by a trial that finds out; return what runs it."""
+        candidates, entry, part = self.candidates, self.entry, self._context.part
+        assert candidates is not None
+        if entry is not None and entry.decision.reason.code is ReasonCode.DECIDED_BY_SIZE:
+            # A program without a group has found so; it says nothing of all sizes at once.
+            self._reject(entry, rejection.STORED_BY_SIZE)
+            entry = None
+        is_usable = (
+            entry is not None and entry.decision.final and entry.decision.deployment in candidates.offered
+        )
+        decision = part.settled(self.graph.digest, entry.decision if entry and is_usable else None)
+        if decision is not None:
+            decision = possible(decision, candidates.offered)
+            # Of ranks, the leader finds out whether it holds; what all run stays, and the next program measures anew.
+            if part.leads and entry and decision == entry.decision:
+                expected = self._context.process.decisions.trust.must_validate(entry) and cost.of_entry(entry)
+                if expected:
+                    return self._validate(candidates, entry, expected)
+            self.report(decision, Source.GROUP)
+            return self._deploy(candidates, decision.deployment)
+        if not part.leads:
+            return self._follow(candidates)
+        if entry is not None:
+            is_final = entry.decision.final
+            self.rejection = rejection.NOT_OFFERED if is_final else rejection.unfinished(entry.decision)
+        return self._measure(candidates, entry.decision if entry else None)
+
+    def _reject(self, entry: Entry, why: rejection.Rejection) -> None:
+        self.entry, self.rejected, self.rejection = None, entry, why
+
+    def _run(self, run: Runnable) -> Runnable:
+        if (slot := self._slot()) is not None:
+            slot.run = run
+        return run
+
+    def _deploy(self, candidates: Candidates, deployment: Deployment) -> Runnable:
+        """Run one candidate from now on, and give back what the other one keeps."""
+        run = self._run(candidates.runnable(deployment))
+        candidates.deploy(deployment)
+        return run
+
+    def _measure(self, candidates: Candidates, cached: Decision | None) -> Runnable:
+        context = self._context
+        pending = self._pending = self._new_pending()
+        pending.known_calls = (
+            -1.0 if cached is None else float("inf") if rules.is_noisy(cached) else cached.calls
+        )
+        trial = PartitionTrial(
+            pending,
+            candidates,
+            context.process.decisions,
+            self._deploy,
+            cached.calls if cached is not None else 0,
+            context.part,
+            context.process.helper_is_coming,
+        )
+        return self._run(trial)
+
+    def _validate(self, candidates: Candidates, entry: Entry, expected: cost.Cost) -> Runnable:
+        """Run it as another user or host has decided, and measure it if that does not hold here."""
+        deployment = entry.decision.deployment
+
+        def settle(candidates: Candidates, holds: bool) -> Runnable:
+            if holds:
+                return self._deploy(candidates, deployment)
+            self._reject(entry, rejection.cost_differs(entry))
+            return self._measure(candidates, None)
+
+        pending = self._pending = self._new_pending()
+        pending.runs = entry.decision, Source.CACHE
+        decisions = self._context.process.decisions
+        decisions.report.count(checked=1)
+        return self._run(
+            Validation(pending, deployment, expected, self._sizes, candidates, settle, decisions)
+        )
+
+    def _follow(self, candidates: Candidates) -> Runnable:
+        """Run KERNELS until the rank that leads has decided."""
+
+        def deploy(decision: Decision) -> Runnable:
+            decision = possible(decision, candidates.offered)
+            decisions.followed(pending, decision)
+            return self._deploy(candidates, decision.deployment)
+
+        decisions, pending = self._context.process.decisions, self._new_pending()
+        pending.runs = rules.not_measured(Reason(ReasonCode.RANKS_UNDECIDED)), Source.UNFINISHED
+        ask = functools.partial(self._context.part.wait, self.graph.digest)
+        follower = Follower(candidates.launch, ask, deploy, decisions.report)
+        decisions.open(pending, follower, lease=False)
+        return self._run(follower)
+
+    def _new_pending(self) -> PendingGraph:
+        return PendingGraph(self.graph, self._context.environment, self._group, self.rejected, self.rejection)
+
+    def close(self) -> None:
+        """Give back what it keeps at sizes that have not come back for long, and take back what was reported of it."""
+        decisions, pending = self._context.process.decisions, self._pending
+        if pending is None or not decisions.close_one(pending):
+            decisions.report.retract_deployment(self.graph, self._context.environment)
+        if self.candidates is not None and self.candidates.relocate is not None:
+            self.candidates.relocate.close()
+
+    # --- what is reported and recorded of it without a trial ---
+
+    def report(self, decision: Decision, otherwise: Source) -> None:
+        """Report what runs it that was not measured here: the cache's decision, or another one from source `otherwise`."""
+        is_cached = self.entry is not None and self.entry.decision == decision
+        source = Source.CACHE if is_cached else otherwise
+        because = self.rejection.reason() if self.rejection is not None and not is_cached else None
+        process = self._context.process
+        process.report.record_deployment(self.graph, self._context.environment, decision, source, because)
+
+    def only_kernels(self, decision: Decision) -> None:
+        """Report and record that only KERNELS can run it, and why, unless the cache knows."""
+        part = self._context.part
+        agreed = part.propose(self.graph.digest, decision)
+        self.report(
+            possible(agreed, [Deployment.KERNELS]), Source.RULE if agreed == decision else Source.GROUP
+        )
+        if self.entry is None:
+            self._record(decision)
+
+    def decided_by_size(self) -> None:
+        """Report and record that each of its dynamic sizes is decided apart, unless the cache holds anything."""
+        decision = rules.only_kernels(ReasonCode.DECIDED_BY_SIZE)
+        if self.entry is None and self.rejected is None:
+            self._record(decision)
+        self.report(decision, Source.RULE)
+
+    def _record(self, decision: Decision) -> None:
+        context = self._context
+        if context.part.leads:  # one rank does so for all
+            context.process.decisions.cache.record(context.environment, [Record(self.graph, decision)])

@@ -1,0 +1,82 @@
+"""What this process has for recording on each GPU: a recorder, and the compiled helper. Imports nothing of that before it is wanted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pygraphd.client.backend import torch_private
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pygraphd.client.analysis.graph_facts import GraphFacts
+    from pygraphd.client.backend.torch_private import Runnable
+    from pygraphd.client.common.report import Report
+    from pygraphd.client.frontend.settings import Options
+    from pygraphd.client.recording.capture import CudaRecorder
+    from pygraphd.client.recording.recordings import Recordings
+
+
+class Devices:
+    """Makes what runs callables as relocatable graphs."""
+
+    def __init__(self, options: Options, cache_folder: Path, report: Report) -> None:
+        """Compile the helper into `cache_folder`."""
+        self._options = options
+        self._folder = cache_folder
+        self._report = report
+        self._recorders: dict[int, CudaRecorder | None] = {}
+        self._is_helper_prepared = False
+
+    def recordings(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Recordings | None:
+        """Return a callable as relocatable graphs, if these can be recorded here."""
+        recorder = self.recorder(device_index)
+        if recorder is None:
+            return None
+        from pygraphd.client.recording.attention_host import make_recordings
+        from pygraphd.client.recording.recordings import MAX_RECORDINGS
+        from pygraphd.client.replay.exec_cache import MAX_EXECUTABLES
+
+        most = max(self._options.sizes.sizes, MAX_RECORDINGS)
+        self._report.bounds |= {"recordings": most, "executables": MAX_EXECUTABLES}
+        return make_recordings(launch, recorder, self._report, facts, most, self._options.recheck_s)
+
+    def recorder(self, device_index: int) -> CudaRecorder | None:
+        """Return the recorder of a GPU; None, and a failure in the report, where nothing can be recorded."""
+        if device_index not in self._recorders:
+            self._recorders[device_index] = self._recorder(device_index)
+        return self._recorders[device_index]
+
+    def _recorder(self, device_index: int) -> CudaRecorder | None:
+        from pygraphd.client.backend import driver
+        from pygraphd.client.recording.capture import CudaRecorder
+
+        try:
+            if reason := torch_private.missing_for_relocation():
+                raise driver.DriverError(reason, 0)
+            recorder = CudaRecorder(driver.load(), device_index)
+        except driver.DriverError as error:
+            self._report.count_failure(f"relocatable graphs: {error}")
+            return None
+        self.prepare_helper()
+        return recorder
+
+    def prepare_helper(self) -> None:
+        """Have the compiled helper made if it never was; nothing waits for it, so this is best done before graphs are compiled."""
+        if not (self._options.relocate and self._options.native) or self._is_helper_prepared:
+            return
+        if torch_private.missing_for_relocation():
+            return
+        self._is_helper_prepared = True
+        from pygraphd.client.replay.native.ffi import helper
+
+        if reason := helper.prepare(self._folder, may_compile=not self._options.readonly):
+            self._report.count_failure(f"compiled helper: {reason}")
+
+    def helper_is_coming(self) -> bool:
+        """Return whether the helper is about to be there; see `ffi.Helper.is_coming`."""
+        if not self._is_helper_prepared:
+            return False
+        from pygraphd.client.replay.native.ffi import helper
+
+        return helper.is_coming()
