@@ -123,7 +123,7 @@ class PartitionTrial:
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"a trial cannot go from {self.state.name} to {state.name}")
         self.state = state
-        log.debug("%s: %s: %s", self.graph.name, state.name, state.value)
+        log.debug("%s: %s: %s", self.pending.graph.name, state.name, state.value)
 
     # --- WARM_UP ---
 

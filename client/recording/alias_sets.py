@@ -9,7 +9,7 @@ allocations, since the host's time grows with the number of allocations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,17 +103,14 @@ class AliasSets:
 
     def outputs(self, inputs: Sequence[Any], groups: InputGroups) -> tuple[Output, ...]:
         """Return how each output of a replay is made."""
-        given = {id(each): index for index, each in reversed([*enumerate(inputs)])}
-        return tuple(self._output(value, inputs, given, groups) for value in self._outputs)
+        return tuple(self._output(value, inputs, groups) for value in self._outputs)
 
-    def _output(
-        self, value: Any, inputs: Sequence[Any], given: Mapping[int, int], groups: InputGroups
-    ) -> Output:
+    def _output(self, value: Any, inputs: Sequence[Any], groups: InputGroups) -> Output:
         if not isinstance(value, torch.Tensor):
             return Fixed(value)
         if not value.numel():
             return Empty(tuple(value.size()), tuple(value.stride()), value.dtype, value.device)
-        if (index := given.get(id(value))) is not None:
+        if (index := next((at for at, each in enumerate(inputs) if each is value), None)) is not None:
             return Input(index)
         if value.is_conj() or value.is_neg():
             raise NotRelocatableError("an output is a conjugate or negative view")
