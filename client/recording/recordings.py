@@ -45,14 +45,14 @@ CAPTURES_OF_EACH = 4
 MAX_SIZES = 64
 """Sizes of one callable that are remembered, recorded or not. Calls of others run as KERNELS."""
 
-NOT_YET = "sizes that had not come back yet"
+NOT_YET = "first call of a size"
 HELPER_IS_COMING = "the compiled helper was still being compiled"
 TOO_MANY_SIZES = "more sizes than are remembered"
-TOO_MANY_CAPTURES = "recorded too often"
-IN_A_CAPTURE = "called within a capture of the user's"
+TOO_MANY_CAPTURES = "captured as often as is allowed"
+IN_A_CAPTURE = "called while the user captures the stream"
 BEING_RECORDED = "called from another thread while it was recorded"
 NO_MEMORY = "out of memory in a replay"
-SEEN_BY_HOOKS = "hooks see what is saved for the backward, which shares storages since no hooks saw it when it was recorded"
+SEEN_BY_HOOKS = "saved-tensor hooks are active, and it was recorded while none were"
 
 
 class _Refusing(abc.ABC):
@@ -363,7 +363,7 @@ class Recordings(_Refusing):
         for slot in self._recorded():
             self._drop(slot)
 
-    # --- what others ask ---
+    # --- state ---
 
     def at(self, size: Size) -> RecordingsAtSize:
         """Return a view of these recordings for one size."""

@@ -311,7 +311,7 @@ def test_a_capture_of_the_users_is_stepped_aside_for(watched: Watched) -> None:
             compiled(x)
 
     watched.expect(measured=1)
-    within = "called within a capture of the user's"
+    within = "called while the user captures the stream"
     assert watched.report.fallbacks[within] == 1
     assert set(watched.report.fallbacks) == {within, recordings.NOT_YET}
 
