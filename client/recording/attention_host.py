@@ -206,7 +206,7 @@ class WithHostState(Recordings):
         if not follows or any(each != _signed(drawn.seed) for each in seeds):
             return None
         pieces = [Piece(index, 0, None, index, (), ()) for index in range(len(offsets))]
-        fill = helper.bulk(self._report.count_failure).filling(pieces)
+        fill = helper.ops(self._report.count_failure).filling(pieces)
         return _Begun(tuple(each - drawn.before for each in offsets), fill)
 
     def _known(self, begun: _Begun, drawn: PhiloxRange) -> Sequence[torch.Tensor]:

@@ -131,7 +131,7 @@ def _build(
     _learn_random_state(capture, parameters, segments, means)
     parameters.candidates.clear()  # one for each argument, and of use only to the search
     moving = Segments(layout.groups, table, bases)
-    executables = Executables(driver, capture.graph, parameters, moving, means.bulk, means.stream(), note)
+    executables = Executables(driver, capture.graph, parameters, moving, means.ops, means.stream(), note)
     try:
         replay = Replay(driver, capture.graph, executables, layout, means, capture.cursor)
     except BaseException:
@@ -192,7 +192,7 @@ def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:
     """Return what a replay on a device needs of torch; `note` is called with what will be slower than it might be."""
     return Device(
         torch_private.allocator(device),
-        helper.bulk(note),
+        helper.ops(note),
         torch_private.current_stream(device),
         torch_private.stream_watch(device),
     )

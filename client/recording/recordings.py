@@ -126,8 +126,8 @@ class Recordings(_Refusing):
         conditions = self._recorder.conditions
         if self.facts.saved:
             conditions = (*conditions, torch_private.no_hooks_see_saved())
-        bulk = helper.bulk(self._report.count_failure)
-        return bulk.running(self._fused, self._integers, conditions, self) or self
+        ops = helper.ops(self._report.count_failure)
+        return ops.running(self._fused, self._integers, conditions, self) or self
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         on_device = self._recorder.on_device()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client.backend.driver import Driver
     from pygraphd.client.replay.graph_exec import Segments
-    from pygraphd.client.replay.native.ffi import Bulk
+    from pygraphd.client.replay.native.ffi import TensorOps
     from pygraphd.client.replay.node_params import Parameters
 
 FEW_EXECUTABLES = 4
@@ -188,7 +188,7 @@ class Executables:
         graph: int,
         parameters: Parameters,
         segments: Segments,
-        bulk: Bulk,
+        ops: TensorOps,
         stream: int,
         note: Callable[[str], None],
     ) -> None:
@@ -200,7 +200,7 @@ class Executables:
         self.native: Any = None
         """The table of the compiled helper; None: the table is in Python."""
         try:
-            self.native = bulk.table(
+            self.native = ops.table(
                 segments.numbers(parameters.writes_by_address()),
                 parameters.words,
                 instances.handles[0],
@@ -213,7 +213,7 @@ class Executables:
         except BaseException:
             instances.close()
             raise
-        self._bulk = bulk
+        self._ops = ops
 
     def __len__(self) -> int:
         """Return the number of executables."""
@@ -223,7 +223,7 @@ class Executables:
         """See `ExecutableTable.bind`."""
         if self._table is not None:
             return self._table.bind(inputs, memory, stream)
-        found = self._bulk.bind(self.native, inputs, memory, stream)
+        found = self._ops.bind(self.native, inputs, memory, stream)
         if found is None:
             self._raise_mismatch(self._segments.addresses(inputs, memory))
         return found

@@ -13,7 +13,7 @@ from pygraphd.client.replay.native.ffi import Piece
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pygraphd.client.replay.native.ffi import Bulk
+    from pygraphd.client.replay.native.ffi import TensorOps
 
 
 class Output(Protocol):
@@ -124,9 +124,9 @@ class Outputs:
         """Return a list for `made`, with what is the same at every call in its place."""
         return self._blank.copy()
 
-    def making(self, bulk: Bulk) -> Making:
+    def making(self, ops: TensorOps) -> Making:
         """Return what makes `made`."""
-        return Making(self.made, self._dtypes, bulk)
+        return Making(self.made, self._dtypes, ops)
 
     @property
     def picks(self) -> Sequence[tuple[int, int]] | None:
@@ -147,7 +147,7 @@ class Outputs:
 class Making:
     """Makes outputs at each call: tensors over memory in one go, which are nearly all."""
 
-    def __init__(self, made: Sequence[Output], dtypes: Sequence[torch.dtype], bulk: Bulk) -> None:
+    def __init__(self, made: Sequence[Output], dtypes: Sequence[torch.dtype], ops: TensorOps) -> None:
         self._made = made
         self._pieces = pieces = list[Piece]()
         self._others: list[int] = []
@@ -160,7 +160,7 @@ class Making:
                 pieces.append(Piece(index, ~each.index, dtype, each.offset, each.size, each.stride))
             elif not isinstance(each, Fixed):
                 self._others.append(index)
-        self._fill = bulk.filling(pieces) if pieces else None
+        self._fill = ops.filling(pieces) if pieces else None
 
     @property
     def pieces(self) -> Sequence[Piece] | None:

@@ -17,7 +17,7 @@ import torch
 
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError
-from pygraphd.client.replay.native.ffi import Bulk, Parts
+from pygraphd.client.replay.native.ffi import Parts, TensorOps
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Counts:
     look_at: int = sys.maxsize
     """The number of replays from which on the owner of the recording looks at a call."""
     used: int = 0
-    """The latest call, in the order of all calls; see `Bulk.tick`."""
+    """The latest call, in the order of all calls; see `TensorOps.tick`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Device:
     """The functions of torch that a replay needs: to allocate memory, to handle many tensors, and to tell the current stream."""
 
     allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-    bulk: Bulk
+    ops: TensorOps
     stream: Callable[[], int]
     watch_stream: Callable[[], Callable[[], bool]]
 
@@ -66,7 +66,7 @@ class _Steps:
         # The allocator takes the smallest gap that is large enough, and leaves fewer behind if large allocations come first.
         self.targets = sorted(range(len(memories)), key=lambda index: -memories[index].bytes)
         self.arguments = [(memories[at].size, memories[at].stride, memories[at].dtype) for at in self.targets]
-        self.making = outputs.making(device.bulk)
+        self.making = outputs.making(device.ops)
         self.blank = outputs.blank()
         self._allocate = device.allocate
         self._outputs = outputs
@@ -191,7 +191,7 @@ class Replay:
         counts.replays += 1
         counts.relocated += written > 0
         counts.written += written
-        counts.used = self._device.bulk.tick()
+        counts.used = self._device.ops.tick()
         return drawn
 
     # --- the compiled helper ---
@@ -201,7 +201,7 @@ class Replay:
         pieces, picks = steps.making.pieces, layout.outputs.picks
         if executables.native is None or layout.staged or pieces is None or picks is None:
             return None
-        return self._device.bulk.fused(
+        return self._device.ops.fused(
             Parts(
                 self._device.allocate,
                 tuple(steps.arguments),
@@ -222,7 +222,7 @@ class Replay:
         driver = self._driver
         if self._cursor is not None or driver.launch_address is None:
             return self._start
-        return self._device.bulk.launching(driver.launch_address, driver.fail_launch) or self._start
+        return self._device.ops.launching(driver.launch_address, driver.fail_launch) or self._start
 
     # --- what others ask, and the end ---
 

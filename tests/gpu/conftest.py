@@ -82,13 +82,13 @@ def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(params=["compiled", "python"])
 def either_helper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run a test with the compiled helper, and without it."""
-    from pygraphd.client.replay.native.ffi import InPython, helper
+    from pygraphd.client.replay.native.ffi import PythonOps, helper
 
     if request.param == "python":
-        monkeypatch.setattr(helper, "_bulk", None)
+        monkeypatch.setattr(helper, "_ops", None)
         monkeypatch.setattr(helper, "_path", None)
     yield
-    assert isinstance(helper.bulk(lambda reason: None), InPython) is (request.param == "python")
+    assert isinstance(helper.ops(lambda reason: None), PythonOps) is (request.param == "python")
 
 
 @pytest.fixture(autouse=True)

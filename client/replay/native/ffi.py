@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 
 Launch = Callable[[int, int], Any]
-"""Launches an executable on a stream. What `Bulk.launching` returns is one for `Fused` alone."""
+"""Launches an executable on a stream. What `TensorOps.launching` returns is one for `Fused` alone."""
 
 
 class Fused(Protocol):
@@ -53,7 +53,7 @@ class Fused(Protocol):
     used: int
     """See `replay.Counts`."""
     table: Any
-    """Of `Bulk.table`; None: the recording is closed, and serves no call."""
+    """Of `TensorOps.table`; None: the recording is closed, and serves no call."""
     launch: Launch
     expect: Callable[[int], None] | None
     """Raises before a launch that may not be on a stream now."""
@@ -90,7 +90,7 @@ class Parts(NamedTuple):
     expect: Callable[[int], None] | None
 
 
-class Bulk(Protocol):
+class TensorOps(Protocol):
     """Work on many tensors at once."""
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
@@ -143,11 +143,11 @@ class Bulk(Protocol):
         """
 
 
-class InPython:
+class PythonOps:
     """The same without the helper."""
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
-        """See `Bulk`."""
+        """See `TensorOps`."""
         same = [piece for piece in pieces if piece.dtype is None]
         same.sort(key=lambda piece: piece.base < 0)
         own, others = (
@@ -171,28 +171,28 @@ class InPython:
         return fill
 
     def fused(self, parts: Parts) -> Fused | None:
-        """See `Bulk`."""
+        """See `TensorOps`."""
         del parts
         return None
 
     def running(self, *arguments: Any) -> None:
-        """See `Bulk`."""
+        """See `TensorOps`."""
         del arguments
 
     def tick(self) -> int:
-        """See `Bulk`."""
+        """See `TensorOps`."""
         return next(_ticks)
 
     def table(self, *arguments: Any) -> Any:
-        """See `Bulk`."""
+        """See `TensorOps`."""
         del arguments
 
     def bind(self, *arguments: Any) -> NoReturn:
-        """See `Bulk`; there are no tables to call it with."""
+        """See `TensorOps`; there are no tables to call it with."""
         raise NotImplementedError(arguments)
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
-        """See `Bulk`."""
+        """See `TensorOps`."""
         del function, fail
         return None
 
@@ -200,7 +200,7 @@ class InPython:
 _ticks = itertools.count(1)
 
 
-class Compiled:
+class NativeOps:
     """The compiled helper, a module made of `helper.c`."""
 
     def __init__(self, module: Any) -> None:
@@ -208,9 +208,9 @@ class Compiled:
         self._module = module
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
-        """See `Bulk`."""
+        """See `TensorOps`."""
         plan = self._plan(pieces)
-        return InPython().filling(pieces) if plan is None else functools.partial(self._module.fill, plan)
+        return PythonOps().filling(pieces) if plan is None else functools.partial(self._module.fill, plan)
 
     def _plan(self, pieces: Sequence[Piece]) -> Any:
         """Return what the module is to make; None if it cannot make one of them."""
@@ -223,7 +223,7 @@ class Compiled:
         return self._module.plan([tuple(piece) for piece in told])
 
     def fused(self, parts: Parts) -> Fused | None:
-        """See `Bulk`."""
+        """See `TensorOps`."""
         module, plan = self._module, self._plan(parts.pieces)
         if plan is None:
             return None
@@ -237,7 +237,7 @@ class Compiled:
         conditions: tuple[tuple[Callable[[], object], object], ...],
         owner: Any,
     ) -> Callable[[list[Any]], Any] | None:
-        """See `Bulk`."""
+        """See `TensorOps`."""
         return functools.partial(self._module.run, replays, integers, conditions, owner)
 
     def table(
@@ -249,11 +249,11 @@ class Compiled:
         make: Callable[[int], int | None],
         fail: Callable[[int, int], NoReturn],
     ) -> Any:
-        """See `Bulk`."""
+        """See `TensorOps`."""
         return self._module.table(numbers, words, executable, *limits, make, fail)
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
-        """See `Bulk`."""
+        """See `TensorOps`."""
         made: Launch = self._module.launcher(function, fail)
         return made
 
@@ -274,12 +274,12 @@ class Helper:
 
     def __init__(self) -> None:
         self._path: Path | None = None
-        self._bulk: Bulk | None = None
+        self._ops: TensorOps | None = None
         self._waited_for_until = 0.0
 
     def prepare(self, cache: Path, *, may_compile: bool = True) -> str | None:
         """Start to compile it unless that was done before, or may not be done; return why it will not be loaded, or None."""
-        if self._path is not None or self._bulk is not None:
+        if self._path is not None or self._ops is not None:
             return None
         try:
             if reason := torch_private.missing_for_helper():
@@ -298,12 +298,12 @@ class Helper:
         path = self._path
         return path is not None and time.monotonic() < self._waited_for_until and build.may_come(path)
 
-    def bulk(self, note: Callable[[str], None]) -> Bulk:
+    def ops(self, note: Callable[[str], None]) -> TensorOps:
         """Return the helper if it is loaded by now, else the same in Python; `note` is called with the reason if it cannot be used."""
         path = self._path
-        if self._bulk is None and path is not None:
+        if self._ops is None and path is not None:
             self._load(path, note)
-        return self._bulk or InPython()
+        return self._ops or PythonOps()
 
     def _load(self, path: Path, note: Callable[[str], None]) -> None:
         module: Any = build.load(path)
@@ -312,7 +312,7 @@ class Helper:
         self._path = None
         reason = module if isinstance(module, str) else _configure(module)
         if reason is None:
-            self._bulk = Compiled(module)
+            self._ops = NativeOps(module)
         else:
             note(f"compiled helper: {reason}")
 
@@ -321,11 +321,11 @@ class Helper:
         end = time.monotonic() + timeout_s
         while self._path is not None and not self._path.exists() and time.monotonic() < end:
             time.sleep(0.02)
-        return self._bulk is not None or (self._path is not None and self._path.exists())
+        return self._ops is not None or (self._path is not None and self._path.exists())
 
     def forget(self) -> None:
         """Reset to the state at the start of a process."""
-        self._path = self._bulk = None
+        self._path = self._ops = None
 
 
 helper = Helper()

@@ -316,7 +316,7 @@ static int add_types(PyObject *module) { return PyModule_AddType(module, &replay
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_types}, {0, NULL}};
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "bulk", "Does to many tensors at once.", 0, methods,
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "helper", "Serves calls of recordings, with many tensors at once.", 0, methods,
                                         slots, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit_bulk(void) { return PyModuleDef_Init(&definition); }
+PyMODINIT_FUNC PyInit_helper(void) { return PyModuleDef_Init(&definition); }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.builder import NOTHING
-from pygraphd.client.replay.native.ffi import InPython, helper
+from pygraphd.client.replay.native.ffi import PythonOps, helper
 from tests.support.builder_case import SIZE, Step, plain, readable, record
 from tests.support.recorder import Recorder
 
@@ -79,7 +79,7 @@ def test_any_program_gives_what_it_gives_when_launched(
             assert torch.equal(output, expected[number])
         assert all(map(torch.equal, inputs, mine))
         assert recorder.arena.untouched()
-    assert isinstance(helper.bulk(recorder.notes.append), InPython) is (by == "Python")
+    assert isinstance(helper.ops(recorder.notes.append), PythonOps) is (by == "Python")
     assert recorder.notes == []
     helper.forget()
     built.replay.close()

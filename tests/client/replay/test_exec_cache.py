@@ -15,7 +15,7 @@ from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.replay import exec_cache
 from pygraphd.client.replay.exec_cache import FEW_EXECUTABLES, MAX_EXECUTABLES, ONE_LESS, WORTH
-from pygraphd.client.replay.native.ffi import InPython, helper
+from pygraphd.client.replay.native.ffi import PythonOps, helper
 from pygraphd.client.replay.node_params import Parameters
 from tests.support.interrupts import interrupting
 from tests.support.recorder import Recorder
@@ -40,7 +40,7 @@ def by(request: pytest.FixtureRequest, compiled_helper: Path) -> Iterator[str]:
     if request.param == "the helper":
         assert helper.prepare(compiled_helper) is None
     yield request.param
-    assert isinstance(helper.bulk(pytest.fail), InPython) is (request.param == "Python")
+    assert isinstance(helper.ops(pytest.fail), PythonOps) is (request.param == "Python")
     helper.forget()
 
 

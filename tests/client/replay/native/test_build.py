@@ -158,13 +158,13 @@ def test_whatever_the_umask_what_is_made_is_ours_alone(tmp_path: Path) -> None:
 
 
 def test_a_module_of_the_users_of_this_name_stays(compiled: Path) -> None:
-    mine = ModuleType("bulk")
-    sys.modules["bulk"] = mine
+    mine = ModuleType("helper")
+    sys.modules["helper"] = mine
     try:
         assert isinstance(build.load(compiled), ModuleType)
-        assert sys.modules["bulk"] is mine
+        assert sys.modules["helper"] is mine
     finally:
-        del sys.modules["bulk"]
+        del sys.modules["helper"]
 
 
 def test_what_a_compiler_said_long_ago_is_not_believed(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 def module() -> Any:
     """Return the helper's module."""
-    bulk: Any = helper.bulk(lambda reason: pytest.fail(reason))
-    return bulk._module
+    ops: Any = helper.ops(lambda reason: pytest.fail(reason))
+    return ops._module
 
 
 def fail(code: int, node: int) -> None:

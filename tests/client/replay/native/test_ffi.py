@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.torch_private import tensors as private_tensors
 from pygraphd.client.replay.native import build
-from pygraphd.client.replay.native.ffi import Helper, InPython, Piece
+from pygraphd.client.replay.native.ffi import Helper, Piece, PythonOps
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pygraphd.client.replay.native.ffi import Bulk
+    from pygraphd.client.replay.native.ffi import TensorOps
 
 pytestmark = [
     pytest.mark.torch,
@@ -40,13 +40,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compiled(cache: Path) -> Bulk:
+def compiled(cache: Path) -> TensorOps:
     helper, notes = Helper(), list[str]()
     assert helper.prepare(cache) is None
-    bulk = helper.bulk(notes.append)
-    assert not isinstance(bulk, InPython)
+    ops = helper.ops(notes.append)
+    assert not isinstance(ops, PythonOps)
     assert notes == []
-    return bulk
+    return ops
 
 
 def tensors() -> list[Any]:
@@ -61,7 +61,7 @@ def tensors() -> list[Any]:
     ]  # fmt: skip
 
 
-def test_it_finds_where_tensors_of_all_kinds_lie(compiled: Bulk) -> None:
+def test_it_finds_where_tensors_of_all_kinds_lie(compiled: TensorOps) -> None:
     leaf = torch.zeros(3, requires_grad=True)
     leaf.sum().backward()
     assert leaf.grad is not None  # the Python object goes, and another one comes for the same tensor
@@ -78,7 +78,7 @@ def test_it_finds_where_tensors_of_all_kinds_lie(compiled: Bulk) -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_both_make_the_same_tensors(compiled: Bulk, data: st.DataObject) -> None:
+def test_both_make_the_same_tensors(compiled: TensorOps, data: st.DataObject) -> None:
     memory = [torch.arange(64, dtype=dtype) for dtype in (torch.float32, torch.int64)]
     inputs = [torch.nn.Parameter(torch.rand(8, 9)[1:]), None, torch.rand(70, requires_grad=True) * 2]
     sizes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
@@ -93,7 +93,7 @@ def test_both_make_the_same_tensors(compiled: Bulk, data: st.DataObject) -> None
     other = one.copy()
 
     compiled.filling(pieces)(memory, inputs, one)
-    InPython().filling(pieces)(memory, inputs, other)
+    PythonOps().filling(pieces)(memory, inputs, other)
 
     assert one[0] is other[0] is None
     for mine, right in zip(one[1:], other[1:], strict=True):
@@ -111,13 +111,13 @@ def test_both_make_the_same_tensors(compiled: Bulk, data: st.DataObject) -> None
     [([(3, 0)], ValueError), ([5], TypeError), ([("a", 0)], TypeError)],
 )  # fmt: skip
 def test_what_cannot_be_picked_is_an_error_and_no_crash(
-    compiled: Bulk, picks: Any, error: type[Exception]
+    compiled: TensorOps, picks: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         compiled._module.picks(picks)  # type: ignore[attr-defined]
 
 
-def test_what_it_makes_goes_when_nobody_holds_it(compiled: Bulk) -> None:
+def test_what_it_makes_goes_when_nobody_holds_it(compiled: TensorOps) -> None:
     memory = torch.zeros(16)
     address = memory.untyped_storage()._cdata
 
@@ -148,7 +148,7 @@ def test_what_it_makes_goes_when_nobody_holds_it(compiled: Bulk) -> None:
     ],
 )
 def test_what_cannot_be_made_is_an_error_and_no_crash(
-    compiled: Bulk, piece: Piece, error: type[Exception], message: str
+    compiled: TensorOps, piece: Piece, error: type[Exception], message: str
 ) -> None:
     fill = compiled.filling([piece])
 
@@ -163,13 +163,13 @@ def test_what_cannot_be_made_is_an_error_and_no_crash(
         ("first", 0, -1, 0, (), ()), (0, 0), None,
     ],
 )  # fmt: skip
-def test_a_piece_that_is_none_is_refused_at_once(compiled: Bulk, piece: Any) -> None:
+def test_a_piece_that_is_none_is_refused_at_once(compiled: TensorOps, piece: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         compiled._module.plan([piece])  # type: ignore[attr-defined]
 
 
 def test_a_dtype_that_libtorch_has_no_code_for_is_left_to_python(
-    compiled: Bulk, monkeypatch: pytest.MonkeyPatch
+    compiled: TensorOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(dtype: torch.dtype | None) -> int:
         raise LookupError(str(dtype))
@@ -194,24 +194,24 @@ def test_an_error_in_trying_it_is_a_reason_to_do_without(
 
     reason = helper.prepare(cache)
 
-    assert isinstance(helper.bulk(notes.append), InPython)
+    assert isinstance(helper.ops(notes.append), PythonOps)
     assert "tensors are odd here" in (reason or notes[0])
 
 
 def test_until_it_is_compiled_python_does(tmp_path: Path) -> None:
     helper, notes = Helper(), list[str]()
-    assert isinstance(helper.bulk(notes.append), InPython)
+    assert isinstance(helper.ops(notes.append), PythonOps)
     assert not helper.wait(0)
     assert helper.prepare(tmp_path) is None
     assert helper.prepare(tmp_path) is None
 
     assert helper.wait(60)
-    assert not isinstance(helper.bulk(notes.append), InPython)
+    assert not isinstance(helper.ops(notes.append), PythonOps)
 
     assert notes == []
     assert helper.wait(0)
     helper.forget()
-    assert isinstance(helper.bulk(notes.append), InPython)
+    assert isinstance(helper.ops(notes.append), PythonOps)
 
 
 def test_it_is_coming_until_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,11 +258,11 @@ def test_a_compiler_that_fails_is_not_waited_for(tmp_path: Path, monkeypatch: py
 def test_who_may_not_write_uses_what_is_there(cache: Path, tmp_path: Path) -> None:
     helper, notes = Helper(), list[str]()
     assert helper.prepare(cache, may_compile=False) is None
-    assert not isinstance(helper.bulk(notes.append), InPython)
+    assert not isinstance(helper.ops(notes.append), PythonOps)
 
     without = Helper()
     assert "is not there" in str(without.prepare(tmp_path, may_compile=False))
-    assert isinstance(without.bulk(notes.append), InPython)
+    assert isinstance(without.ops(notes.append), PythonOps)
     assert notes == []
     assert list(tmp_path.iterdir()) == []
 
@@ -275,7 +275,7 @@ def test_what_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
     assert helper.prepare(tmp_path) is None
 
     for _ in range(3):
-        assert isinstance(helper.bulk(notes.append), InPython)
+        assert isinstance(helper.ops(notes.append), PythonOps)
 
     assert len(notes) == 1
     assert "cannot be loaded" in notes[0]
@@ -286,7 +286,7 @@ def test_where_tensors_cannot_be_found_it_is_not_used(cache: Path, monkeypatch: 
     monkeypatch.setattr(torch_private, "missing_for_helper", lambda: "this torch keeps tensors elsewhere")
 
     assert helper.prepare(cache) == "this torch keeps tensors elsewhere"
-    assert isinstance(helper.bulk(lambda _: None), InPython)
+    assert isinstance(helper.ops(lambda _: None), PythonOps)
 
 
 def test_a_folder_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
