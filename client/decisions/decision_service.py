@@ -1,4 +1,4 @@
-"""What this process knows of graphs and finds out about them: looks up, acquires leases, publishes decisions, and reports all of it."""
+"""The decisions of one process: looks graphs up, acquires leases, publishes decisions, and reports each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_UNRECORDED = 64
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the cache holds for one graph: an entry that is used, or one that is rejected, and why."""
+    """The stored entry of one graph: used, or rejected with a reason."""
 
     entry: Entry | None = None
     rejected: Entry | None = None
@@ -51,9 +51,9 @@ NOTHING = Known()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What this process found out about a graph.
+    """The result for a graph in this process.
 
-    `measurements` is empty if it was not measured; `adopted` is the entry of another process if that was used.
+    `measurements` is empty if nothing was measured. `adopted` is the entry of another process if its decision was used.
     """
 
     decision: Decision
@@ -75,11 +75,11 @@ class DecisionService:
 
     @property
     def pending(self) -> int:
-        """How many graphs have no decision yet."""
+        """The number of graphs without a decision."""
         return len(self._pending)
 
     def look_up(self, graphs: Sequence[Graph], environment: Environment) -> dict[str, Known]:
-        """Return what the cache holds, by digest, of those graphs of which it holds anything."""
+        """Return the stored entries of some graphs by digest; graphs without one are left out."""
         self._take_dropped(MAX_UNRECORDED)
         found = self.cache.lookup(environment, [graph.digest for graph in graphs])
         known: dict[str, Known] = {}
@@ -121,7 +121,7 @@ class DecisionService:
         self._leases.renew(pending)
 
     def publish(self, pending: PendingGraph, outcome: Outcome, runs: Decision) -> None:
-        """Report what a graph runs as from now on, and hand what was found out to the cache. Called once for a graph."""
+        """Report the deployment of a graph, and record the result in the cache. Called once for a graph."""
         if not self.close_one(pending):
             return  # the process has ended meanwhile
         because = pending.rejection.reason(outcome.measurements) if pending.rejection is not None else None

@@ -62,11 +62,11 @@ class PendingGraph:
     rejected: Entry | None = None
     """The entry that the cache holds and that is not used."""
     rejection: Rejection | None = None
-    """Why what is known of the graph is not used as it is."""
+    """Why `rejected` is not used as it is."""
     known_calls: float = -1.0
     """Calls that the cache knows of; -1: it knows nothing."""
     runs: tuple[Decision, Source] | None = None
-    """What it runs as meanwhile, if that is to be reported when the program ends; None: that it was called too seldom to be measured."""
+    """The decision that the graph runs by meanwhile, reported when the program ends; None: it had too few calls."""
     calls: int = 0
     state: LeaseState = LeaseState.OPEN
     answer: Entry | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Trust(enum.StrEnum):
-    """What becomes of a decision that another user or host has taken."""
+    """The treatment of decisions of other users and hosts: `PYGRAPH_TRUST`."""
 
     ALL = "all"
     """It is used."""

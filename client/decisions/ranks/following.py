@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FIRST_S = 0.1
 """Seconds between the first two polls."""
 GROWTH = 1.5
-"""How many times as long each further wait is."""
+"""Factor by which each further wait is longer."""
 LONGEST_S = 10.0
 """The longest wait in seconds: two minutes take some two dozen polls."""
 PATIENT_CALLS = 100
@@ -32,10 +32,10 @@ COMPILING_CALLS = 2
 
 
 class Follower:
-    """A graph that another rank measures; call it with the list of inputs that Inductor hands over.
+    """Runs a graph that another rank measures; call it with Inductor's list of inputs.
 
-    `ask` takes the seconds waited and returns the decision, if there is one. `deploy` then puts what was decided in this
-    object's place, and returns it.
+    `ask` takes the seconds waited and returns the decision, or None. `deploy` puts the decided callable in this object's place, and
+    returns it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What this process does for its process group, and what it leaves to other ranks; `consensus` says how they agree."""
+"""The roles of this process in its process group: leader of some graphs, follower of others. `consensus` has the agreement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ranks:
         self._report = report
 
     def part(self, claim: str, graphs: Sequence[Graph], environment: Environment) -> Part:
-        """Return what this process has to do about some graphs: all of it, unless ranks share it.
+        """Return the role of this process for some graphs; without a process group it decides alone.
 
         One rank leads for all graphs with the same `claim`: a forward and its backward, which are measured together.
         """
