@@ -37,7 +37,7 @@ class Arena:
     """An allocation that is handed out from its beginning to its end, as tensors that are aligned as others are."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """Allocate so many bytes; for what lies at any address, one block more than it takes is enough."""
+        """Allocate `size` bytes; tensors at any alignment need one block more than their own bytes."""
         self._bytes = torch.empty(blocks(size) * BLOCK, dtype=torch.uint8, device=device)
         self._as = {torch.uint8: self._bytes}
         self._end = 0
@@ -48,7 +48,7 @@ class Arena:
         return self._bytes
 
     def take(self, size: int, like: int) -> int:
-        """Return where so many bytes begin that are aligned as the address `like` is."""
+        """Reserve `size` bytes that are aligned as the address `like` is; return their offset."""
         start: int = self._end + (like - self._bytes.data_ptr() - self._end) % BLOCK
         self._end = start + size
         return start
@@ -58,7 +58,7 @@ class Arena:
         return torch_private.viewed_like(self._made(start, like.dtype, like.size(), like.stride()), like)
 
     def bytes(self, start: int, size: int) -> torch.Tensor:
-        """Return so many bytes, from one on."""
+        """Return `size` bytes from the offset `start` on."""
         return self._made(start, torch.uint8, (size,), (1,))
 
     def _made(self, start: int, dtype: torch.dtype, size: Iterable[int], stride: Iterable[int]) -> Any:

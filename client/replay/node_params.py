@@ -57,7 +57,7 @@ class _Node:
     """For each block, the words of it that may be addresses."""
     packed: bool = False
     is_transform: bool = False
-    """Whether it is one of cuFFT's kernels, by its name."""
+    """Whether it is a kernel of cuFFT, by its name."""
     begins: list[int] = field(init=False)
     """For each block the word at which it begins, from the node's first on, and then how many words they take."""
 
@@ -133,7 +133,7 @@ class Parameters:
         return tuple((address(call), *arguments) for call, arguments, _ in self._writes)
 
     def fail_to_write(self, code: int, node: int) -> NoReturn:
-        """Raise DriverError for what writing a node has returned."""
+        """Raise DriverError with the code that a write of a node has returned."""
         raise DriverError(self._writes[node][2], code)
 
     def write_graph(self) -> None:
@@ -188,12 +188,12 @@ class Parameters:
 
 
 def _words(block: bytes) -> int:
-    """Return how many words a block takes with what aligns the next one."""
+    """Return the number of words of a block with the padding that aligns the next one."""
     return -(-len(block) // _ALIGNMENT) * _ALIGNMENT // WORD
 
 
 def _laid_out(nodes: Iterable[_Node]) -> bytes:
-    """Return the blocks of nodes one after the other, each followed by what aligns the next one."""
+    """Return the blocks of nodes one after the other, each followed by the padding that aligns the next one."""
     blocks = (block for node in nodes for block in node.blocks)
     return b"".join([block.ljust(_words(block) * WORD, b"\0") for block in blocks])
 
@@ -212,7 +212,7 @@ def _read_all(driver: Driver, graph: int) -> list[_Node]:
 
 
 def _read(driver: Driver, handle: int) -> _Node | None:
-    """Return what there is to move in a node, None if it does nothing; raises `NotRelocatableError`."""
+    """Return the parameters of a node; None for an empty node; raises `NotRelocatableError`."""
     node_type = driver.node_type(handle)
     if node_type is NodeType.KERNEL:
         return _read_kernel(driver, handle)

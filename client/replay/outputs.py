@@ -1,4 +1,4 @@
-"""How the outputs of a call are made: which of its allocations and inputs they are, or what is made of these anew."""
+"""How the outputs of a call are made: an output is an allocation, an input, or a new tensor over the memory of one of these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Output(Protocol):
     """How one output of a call is made."""
 
     def make(self, inputs: Sequence[Any], memory: Sequence[Any]) -> Any:
-        """Return the output; `memory` holds what the call has allocated."""
+        """Return the output; `memory` holds the allocations of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +121,20 @@ class Outputs:
         self._blank = [each.value if isinstance(each, Fixed) else None for each in self.made]
 
     def blank(self) -> list[Any]:
-        """Return a list for `made`, with what is the same at every call in its place."""
+        """Return a list for `made` with the outputs in it that are the same at each call, and None elsewhere."""
         return self._blank.copy()
 
     def making(self, ops: TensorOps) -> Making:
-        """Return what makes `made`."""
+        """Return the maker of `made`."""
         return Making(self.made, self._dtypes, ops)
 
     @property
     def picks(self) -> Sequence[tuple[int, int]] | None:
-        """Where each output of a call is found, as (0: memories, 1: what was made, 2: inputs; index); None if they are no tuple."""
+        """The source of each output, as (0: memories, 1: `made`, 2: inputs; index); None if the callable returns no tuple."""
         return self._picks if self._as_tuple else None
 
     def gather(self, *lists: list[Any]) -> Any:
-        """Return the outputs of a call in their order, from its memories, what was made, and its inputs."""
+        """Return the outputs of a call in their order, from three lists: memories, `made` and inputs."""
         found = [lists[which][index] for which, index in self._picks]
         return tuple(found) if self._as_tuple else found
 
@@ -168,7 +168,7 @@ class Making:
         return None if self._others else self._pieces
 
     def fill(self, made: list[Any], inputs: list[Any], memory: list[Any]) -> list[Any]:
-        """Put what was made into `made`, from `Outputs.blank`, at its indices; returns it."""
+        """Make the outputs of one call, put them into `made`, a copy of `Outputs.blank`, and return that."""
         if self._fill is not None:
             self._fill(memory, inputs, made)
         for index in self._others:

@@ -76,7 +76,7 @@ def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | 
 
 
 def may_come(path: Path) -> bool:
-    """Return whether what compiles it may still be at work."""
+    """Return whether the compiler may still be at work."""
     return not _is_there(path) and not _is_there(_log(path))
 
 
@@ -93,7 +93,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _log(path: Path) -> Path:
-    """Return where what the compiler says is kept if it fails."""
+    """Return the file that keeps the messages of a compiler that fails."""
     return path.with_name(path.name + ".log")
 
 
