@@ -1,0 +1,144 @@
+"""Nothing of PyGraph grows with the models that a process compiles, runs and drops."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+
+from pygraphd.client.common.bounded_lru import BoundedLRU
+from pygraphd.client.decisions.decision_service import MAX_UNRECORDED
+from tests.support.compiled import compile_once, relocating, run, session
+from tests.support.user_program import Run
+from tests.support.user_program import run as run_program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pygraphd.client.frontend.runtime import Runtime
+
+__all__ = ["relocating", "run_program", "session"]  # fixtures
+
+pytestmark = pytest.mark.torch
+
+MODELS = 200
+TEXT = 'def forward(self, arg0_1: "Sym(s77)", arg1_1):\n  a{number} = torch.ops.aten.sin.default(b)'
+BOUNDED = {"_decisions", "_dropped", "_environments", "_spooled", "_unrecorded"}
+"""Containers with a bound of their own: the decisions that a summary lists, and what waits for the next compilation or request."""
+CONTAINERS = (dict, list, set, deque, Counter, BoundedLRU)
+
+
+def ours(root: object) -> dict[str, int]:
+    """Return the sizes of all containers that objects of PyGraph hold, reached from one of them, by class and attribute."""
+    sizes: Counter[str] = Counter()
+    seen: set[int] = set()
+    todo: list[object] = [root]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (*CONTAINERS, tuple)):
+            todo += value.values() if isinstance(value, dict) else value
+        elif type(value).__module__.startswith("pygraphd.client"):
+            for name, held in attributes(value):
+                if isinstance(held, CONTAINERS) and name not in BOUNDED:
+                    sizes[f"{type(value).__name__}.{name}"] += len(held)
+                todo.append(held)
+    return dict(sizes)
+
+
+def attributes(value: object) -> Iterator[tuple[str, Any]]:
+    names = {*getattr(value, "__dict__", {})}
+    for each in type(value).__mro__:
+        names.update(getattr(each, "__slots__", ()))
+    yield from (
+        (name, getattr(value, name)) for name in sorted(names - {"__weakref__"}) if hasattr(value, name)
+    )
+
+
+def use(runtime: Runtime, number: int, steps: int) -> list[weakref.ref[Any]]:
+    """Compile, run and drop a model: of fixed sizes, or with two dynamic ones; return what has to go with it."""
+    box, text = BoxedDeviceIndex(0), TEXT.replace("{number}", str(number)) if number % 2 else None
+    forward = compile_once(runtime, 2, backward=False, box=box, text=text)
+    backward = compile_once(runtime, 1, backward=True, box=box, text=text)
+    pair = weakref.ref(runtime.pair(box))
+    if text is None:
+        run(forward, backward, steps)
+    else:
+        for size in [8, 16] * steps:
+            forward.current_callable([torch.ones(1), size])
+            backward.current_callable([torch.ones(1), size])
+    slots = forward.compiled_fn_runner.partitions + backward.compiled_fn_runner.partitions
+    return [pair, *map(weakref.ref, slots)]
+
+
+@pytest.mark.parametrize("steps", [5, 40], ids=["undecided", "decided"])
+def test_containers_are_where_they_were_after_two_hundred_models(
+    session: Runtime, relocating: list[Any], steps: int
+) -> None:
+    gone: list[weakref.ref[Any]] = []
+    for number in range(4):
+        gone += use(session, number, steps)
+    relocating.clear()
+    gc.collect()
+    before = ours(session)
+
+    for number in range(MODELS):
+        gone += use(session, number, steps)
+        relocating.clear()
+    gc.collect()
+
+    assert [each() for each in gone] == [None] * len(gone)
+    after = ours(session)
+    assert {
+        name: (before.get(name), size) for name, size in after.items() if size > before.get(name, 0)
+    } == {}
+    assert session.decisions.pending == 0
+    assert len(session.decisions._unrecorded) + len(session.decisions._dropped) <= 2 * MAX_UNRECORDED
+
+
+PROGRAM = """
+import gc, tracemalloc
+import torch
+
+def rss():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def use(number):
+    model = torch.compile(torch.nn.Linear(8, 8 + number, bias=False))
+    model(torch.randn(3, 8)).sum().backward()
+    del model
+    torch._dynamo.reset()
+
+def ours():
+    gc.collect()
+    traces = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/client/*")])
+    return sum(each.size for each in traces.statistics("filename"))
+
+for number in range(10):
+    use(number)
+tracemalloc.start()
+for number in range(10, 20):
+    use(number)
+before, mapped = ours(), rss()
+for number in range(20, 20 + MODELS):
+    use(number)
+print(ours() - before, rss() - mapped)
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_where_it_was_after_two_hundred_compilations(run_program: Run) -> None:
+    """What PyGraph allocates and keeps for a graph is its line in the summary: at most 2 KB. PyTorch keeps more."""
+    outcome = run_program(PROGRAM.replace("MODELS", str(MODELS)), TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")
+
+    kept, mapped = map(int, outcome.output.split())
+    assert outcome.summary["graphs"] == 2 * (20 + MODELS)
+    assert kept <= 2 * MODELS * 2048, kept
+    assert mapped <= 300 * 2**20, mapped
