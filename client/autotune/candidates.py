@@ -1,4 +1,4 @@
-"""The two ways in which one partition of a compiled graph may run, as callables: as a GRAPH, if there can be one, and as KERNELS."""
+"""The candidates of one partition: the callables by which it can run in this process, as a GRAPH and as KERNELS."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Relocating(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What one partition may run as: `launch` launches its kernels, `relocate` runs it as a GRAPH; None: there can be none."""
+    """The callables of one partition: `launch` runs it as KERNELS, `relocate` as a GRAPH; None: it cannot be recorded."""
 
     launch: Runnable
     device_index: int
@@ -55,17 +55,14 @@ class Candidates:
 
     @property
     def offered(self) -> tuple[Deployment, ...]:
-        """The deployments that there are, in the order in which they are tried."""
+        """The deployments that this process can run, in the order in which they are tried."""
         return (Deployment.KERNELS,) if self.relocate is None else (Deployment.GRAPH, Deployment.KERNELS)
 
     @property
     def possible(self) -> tuple[Deployment, ...]:
-        """The same, without a GRAPH that has refused."""
-        return (Deployment.KERNELS,) if self.lacks(Deployment.GRAPH) else self.offered
-
-    def lacks(self, deployment: Deployment) -> bool:
-        """Whether a deployment is not there or has refused; KERNELS run in its place."""
-        return deployment is Deployment.GRAPH and (self.relocate is None or self.relocate.refusal is not None)
+        """The offered deployments without a GRAPH whose recording was refused."""
+        refuses = self.relocate is not None and self.relocate.refusal is not None
+        return (Deployment.KERNELS,) if refuses else self.offered
 
     @property
     def prepared(self) -> int:
@@ -79,7 +76,7 @@ class Candidates:
         )
 
     def deploy(self, deployment: Deployment) -> Runnable:
-        """Return the callable of a deployment, and give back what the other one keeps."""
+        """Return the callable of a deployment, and release the memory that the other one holds."""
         if self.relocate is not None:
             self.relocate.trim() if deployment is Deployment.GRAPH else self.relocate.close()
         return self.runnable(deployment)

@@ -1,6 +1,6 @@
-"""What a call of a deployed graph took when that was decided, and whether what is seen of it elsewhere bears that out.
+"""The cost of a call as an entry states it, and whether a measurement in this process agrees with it.
 
-A call that comes when the GPU is idle has the host's time before its work is queued in its span, too. Knows nothing of torch.
+The span of a call that finds the GPU idle includes the host's time until its work is queued. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Entry, Measurement
 
 TOLERANCE = 0.2
-"""Share by which a call may take more or less than was recorded."""
+"""Largest difference from the stated cost that still agrees, as a share of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Cost:
     span_us: float
 
     def holds(self, seen: Measurement) -> bool:
-        """Whether a call of the same deployment still takes about as long, on either."""
+        """Return whether a measurement of the same deployment agrees with this cost, on the host and on the GPU."""
         larger_us = max(self.host_us, self.span_us)
         margin_us = TOLERANCE * larger_us
         # A call that finds the GPU at work may have waited for a place in its queue.
@@ -43,7 +43,7 @@ class Cost:
 
 
 def of_entry(entry: Entry) -> Cost | None:
-    """Return what a call takes in the deployment that an entry names, if it was measured."""
+    """Return the cost of a call in the deployment that an entry names; None: it was not measured."""
     if entry.host_us is None or entry.span_us is None:
         return None
     return Cost(entry.host_us, entry.span_us)

@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Sample:
-    """One call; times in microseconds, `began_us` on the host's clock."""
+    """One timed call; times in microseconds, `began_us` and `next_began_us` on the host's clock."""
 
     deployment: Deployment
     stream: torch.cuda.Stream
     begin: torch.cuda.Event
     end: torch.cuda.Event
     found_busy: bool
-    """Whether the GPU still had work before it when it came, and when it had returned."""
+    """Whether the GPU had earlier work both when the call began and when it returned."""
     began_us: float
     host_us: float = 0.0
     next_began_us: float = 0.0
     next_begin: torch.cuda.Event | None = None
-    """When the GPU came to the next call; None until there was one."""
+    """Event at the start of the next call on the GPU; None until there is a next call."""
 
     def is_known(self) -> bool:
-        """Whether the GPU has done it, and has come to the next call."""
+        """Return whether the GPU has finished this call and has reached the next one."""
         return self.next_begin is not None and bool(self.next_begin.query() and self.end.query())
 
     def span_us(self) -> float:
-        """Return its time on the GPU."""
+        """Return the span of the call on the GPU, in microseconds."""
         return float(self.begin.elapsed_time(self.end)) * 1e3
 
     def interval_us(self) -> float:
-        """Return the time from its start to that of the next call, on the host or on the GPU, whichever is longer."""
+        """Return the time from the start of the call to that of the next, on the host or on the GPU, whichever is longer, in microseconds."""
         assert self.next_begin is not None
         on_the_gpu_us = float(self.begin.elapsed_time(self.next_begin)) * 1e3
         return max(self.next_began_us - self.began_us, on_the_gpu_us)
@@ -60,7 +60,7 @@ class Sampler:
         self._samples: list[Sample] = []
 
     def start(self, deployment: Deployment) -> Sample:
-        """Begin timing a call on the device's current stream; that ends the interval of the call before."""
+        """Begin timing a call on the device's current stream, which ends the interval of the previous call."""
         stream = torch.cuda.current_stream(self._device)
         busy = not stream.query()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -82,7 +82,7 @@ class Sampler:
             self._latest = sample
 
     def is_complete(self) -> bool:
-        """Whether all samples are known; the newest is asked first, as it is known last."""
+        """Return whether all samples are known. Queries the newest first, which is known last."""
         return all(sample.is_known() for sample in reversed(self._samples))
 
     def measurements(self) -> tuple[Measurement, ...]:
@@ -93,7 +93,7 @@ class Sampler:
 
 
 def summarize(samples: Sequence[Sample]) -> Measurement:
-    """Return what at least one known sample of one deployment comes to."""
+    """Return the measurement of one or more known samples of one deployment."""
     interval_us, interval_mad_us = _median([sample.interval_us() for sample in samples])
     host_us, host_mad_us = _median([sample.host_us for sample in samples])
     span_us, span_mad_us = _median([sample.span_us() for sample in samples])

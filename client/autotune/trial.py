@@ -1,4 +1,4 @@
-"""The trial of one partition: its real calls alternate between GRAPH and KERNELS, and are timed, until the policy can decide.
+"""Times the real calls of one partition, which alternate between GRAPH and KERNELS, until the policy can decide.
 
 Each partition is tried by itself. What others do meanwhile does not matter: outputs of a GRAPH are ordinary tensors.
 """
@@ -48,7 +48,7 @@ class Trial:
     def next_arm(self) -> Deployment | None:
         """Return the deployment of the next call; None: a decision can be taken, or never can. To be asked once before each call.
 
-        What is too noisy to rely on is measured a few times more.
+        Noisy samples are taken again, at most `MAX_CYCLES` times.
         """
         return None if self._guarded(self._is_over) else self._schedule.deployment
 

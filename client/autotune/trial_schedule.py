@@ -1,4 +1,4 @@
-"""Which deployment each call of a trial runs in, and which calls count: GRAPH, KERNELS and GRAPH around one middle.
+"""The order of a trial's calls: GRAPH, KERNELS, GRAPH, with as many samples of GRAPH before KERNELS as after.
 
 Costs drift while they are measured: clocks rise, caches fill, queues grow. Half of GRAPH's samples come before those of KERNELS and half
 after, so that a steady drift adds the same to both. Knows nothing of torch.
@@ -12,21 +12,21 @@ from pygraphd.schema import policy
 from pygraphd.schema.messages import Deployment
 
 SAMPLES = policy.MIN_SAMPLES
-"""Samples of each deployment that a cycle takes."""
+"""Samples of each deployment in a cycle."""
 HALF = SAMPLES // 2
 RECORDING_CALLS = 4
-"""The first calls in GRAPH, uncounted: they see that sizes come back, record, replay, and in training begin to keep memory."""
+"""First calls in GRAPH, which are no samples: the size comes back, is recorded and replayed, and training begins to keep memory."""
 MAX_UNSTEADY = 16
-"""Calls that may go uncounted because they did what later calls need not do: if there are more, it is what calls cost."""
+"""Calls that are no samples because they did one-time work, as making an executable. Further such calls count: then each call costs that."""
 MAX_CYCLES = 3
-"""Cycles that a noisy machine gets before what it says is taken as it is."""
+"""Cycles after which noisy samples are accepted as they are."""
 
 Calls = list[tuple[Deployment, bool]]
-"""Of some calls the deployment, and whether each counts."""
+"""The deployment of each call, and whether the call is a sample."""
 
 
 class Schedule:
-    """The order of one trial's calls. `only`: all calls run in one deployment, which is held against what is known of it."""
+    """The order of one trial's calls. `only`: all calls run in this deployment, as for a validation."""
 
     def __init__(self, only: Deployment | None = None) -> None:
         self._only = only
@@ -41,13 +41,13 @@ class Schedule:
 
     @property
     def deployment(self) -> Deployment:
-        """What the next call runs in: KERNELS if all samples have been taken."""
+        """The deployment of the next call. When all samples have been taken, it is KERNELS, or `only`."""
         return self._ahead[0][0] if self._ahead else self._only or Deployment.KERNELS
 
     def take(self, *, steady: bool = True) -> bool:
         """Note that a call has run in `deployment`; return whether it is a sample.
 
-        One that is not `steady` did what later calls need not do, as making an executable.
+        A call that is not `steady` did one-time work, as making an executable.
         """
         if not self._ahead:
             return False
@@ -59,7 +59,7 @@ class Schedule:
         return counts
 
     def begin_again(self) -> bool:
-        """Take as many samples once more, for what was measured is noisy; return False if that was done often enough."""
+        """Begin another cycle, because the samples are noisy; return False after `MAX_CYCLES` cycles."""
         if self._cycles >= MAX_CYCLES:
             return False
         self._cycles += 1
@@ -67,7 +67,7 @@ class Schedule:
         return True
 
     def _cycle(self, rest: int) -> Calls:
-        """Return the calls of one cycle; the first `rest` of them, and then the first after each change, do not count."""
+        """Return the calls of one cycle. Its first `rest` calls, and the first call after each change, are no samples."""
         if self._only is not None:
             return _block(self._only, rest, SAMPLES)
         graph, kernels = Deployment.GRAPH, Deployment.KERNELS

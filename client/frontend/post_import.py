@@ -1,4 +1,4 @@
-"""Run something once when a module is first imported, so that nothing heavy is imported just to be patched."""
+"""Calls a function once when a module is first imported, so that no heavy module is imported only to be patched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
-    """Call `action` after module `name` is imported, at once if it is; return a function that calls it off."""
+    """Call `action` after module `name` is imported, or at once if it was; return a function that cancels this."""
     if name in sys.modules:
         action()
         return lambda: None
@@ -25,7 +25,7 @@ def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module, by asking all other finders, and adds the action to the end of its execution."""
+    """Finds one module through all other finders, and has the action called after the module has run."""
 
     def __init__(self, name: str, action: Callable[[], None]) -> None:
         self._name = name
