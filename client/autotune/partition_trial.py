@@ -107,17 +107,16 @@ class PartitionTrial:
         self._enter(State.DEPLOYED)
         candidates = self._candidates
         assert candidates is not None
-        decision = self._guarded(lambda: self._agree(outcome.decision, candidates))
+        digest = self.pending.graph.digest
+        # Other ranks may have decided otherwise.
+        proposed = self._guarded(lambda: self.part.propose(digest, outcome.decision))
+        decision = possible(proposed, candidates.offered) if proposed is not None else None
         if decision is None:
             decision = rules.not_measured(FAILED, self.pending.calls)
         self._call = candidates.runnable(decision.deployment)
         self._candidates = self._trial = None
         self._guarded(lambda: self._deploy_here(candidates, decision.deployment))
         self._guarded(lambda: self._decisions.publish(self.pending, outcome, decision))
-
-    def _agree(self, decision: Decision, candidates: Candidates) -> Decision:
-        """Return what is to run in view of what other ranks have decided."""
-        return possible(self.part.propose(self.pending.graph.digest, decision), candidates.offered)
 
     def _enter(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:

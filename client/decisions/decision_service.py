@@ -16,7 +16,7 @@ from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pygraphd.client.common.report import Report
     from pygraphd.client.decisions.leases import LeaseState, PendingGraph
@@ -68,7 +68,11 @@ class DecisionService:
         self.cache = cache
         self.trust = trust
         self.report = report
-        self._leases = Leases(cache, lambda entry: trust.why_not_trusted(entry) is None)
+        leases = self._leases = Leases(cache, lambda entry: trust.why_not_trusted(entry) is None)
+        self.acquire: Callable[[PendingGraph], Entry | LeaseState] = leases.acquire
+        """Returns which process measures a graph, or the answer of another process that has."""
+        self.renew: Callable[[PendingGraph], None] = leases.renew
+        """Keeps the lease of a graph that is being measured."""
         self._pending: dict[PendingGraph, None] = {}
         self._dropped: deque[PendingGraph] = deque()
         self._unrecorded: list[tuple[Environment, Record]] = []
@@ -111,14 +115,6 @@ class DecisionService:
         """Note that a graph went with its model. Takes no lock: it is called while garbage is collected, in any thread."""
         if self.close_one(pending):
             self._dropped.append(pending)
-
-    def acquire(self, pending: PendingGraph) -> Entry | LeaseState:
-        """Return which process measures a graph, or the answer of another process that has."""
-        return self._leases.acquire(pending)
-
-    def renew(self, pending: PendingGraph) -> None:
-        """Keep the lease of a graph that is being measured."""
-        self._leases.renew(pending)
 
     def publish(self, pending: PendingGraph, outcome: Outcome, runs: Decision) -> None:
         """Report the deployment of a graph, and record the result in the cache. Called once for a graph."""

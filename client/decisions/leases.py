@@ -75,14 +75,9 @@ class PendingGraph:
     """Whether it was called since the latest renewal: a graph that is not called is not kept from others."""
 
     @property
-    def is_backward(self) -> bool:
-        """Whether it waits for the forwards of its group."""
-        return self.graph.kind is Kind.BACKWARD
-
-    @property
     def follows(self) -> bool:
         """Whether it waits because its forward is not ours: the two are measured together."""
-        return self.is_backward and bool(self.group.forwards)
+        return self.graph.kind is Kind.BACKWARD and bool(self.group.forwards)
 
 
 class Leases:
@@ -103,7 +98,7 @@ class Leases:
     def add(self, pending: PendingGraph) -> None:
         """Note a graph that will have to be measured."""
         self._pending[pending] = None
-        if not pending.is_backward:
+        if pending.graph.kind is not Kind.BACKWARD:
             pending.group.forwards.add(pending)
 
     def remove(self, pending: PendingGraph) -> None:

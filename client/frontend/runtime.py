@@ -63,6 +63,7 @@ class Runtime:
         trust = TrustPolicy(host, self.options.trust, self.options.refresh, self.options.max_age_s)
         self.decisions = DecisionService(self.cache, trust, self.report)
         self.devices = Devices(self.options, self.locations.cache, self.report)
+        self.helper_is_coming = self.devices.helper_is_coming
         self.ranks = Ranks(self.report)
         self._pairs: MutableMapping[object, Pair] = WeakIdKeyDictionary()
         """By the box that Inductor hands over with a forward and its backward; a pair goes with its box and its graphs."""
@@ -117,10 +118,6 @@ class Runtime:
     def relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Recordings | None:
         """Return a callable as relocatable graphs, if these can be recorded here."""
         return self.devices.recordings(launch, device_index, facts)
-
-    def helper_is_coming(self) -> bool:
-        """Return whether the compiled helper is about to be there."""
-        return self.devices.helper_is_coming()
 
     def close(self) -> None:
         """Report and record what is left; the last thing a process does here."""
