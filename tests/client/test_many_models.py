@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections import Counter, deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -62,6 +64,10 @@ def attributes(value: object) -> Iterator[tuple[str, Any]]:
     )
 
 
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def use(runtime: Runtime, number: int, steps: int) -> list[weakref.ref[Any]]:
     """Compile, run and drop a model: of fixed sizes, or with two dynamic ones; return what has to go with it."""
     box, text = BoxedDeviceIndex(0), TEXT.replace("{number}", str(number)) if number % 2 else None
@@ -87,7 +93,7 @@ def test_containers_are_where_they_were_after_two_hundred_models(
         gone += use(session, number, steps)
     relocating.clear()
     gc.collect()
-    before = ours(session)
+    before, resident = ours(session), resident_bytes()
 
     for number in range(MODELS):
         gone += use(session, number, steps)
@@ -100,6 +106,9 @@ def test_containers_are_where_they_were_after_two_hundred_models(
         name: (before.get(name), size) for name, size in after.items() if size > before.get(name, 0)
     } == {}
     assert session.decisions.pending == 0
+    assert resident_bytes() - resident < 16 * 2**20, (
+        "of which the decisions that the summary lists are a part"
+    )
     assert len(session.decisions._unrecorded) + len(session.decisions._dropped) <= 2 * MAX_UNRECORDED
 
 
