@@ -287,6 +287,7 @@ def test_a_graph_that_is_kept_keeps_what_it_saved(relocated: Relocated) -> None:
     relocated.expect_all_captured()
 
 
+@pytest.mark.usefixtures("saved_values_stay")
 def test_hooks_on_saved_tensors_may_keep_them(relocated: Relocated) -> None:
     module, kept = layers(), list[tuple[torch.Tensor, torch.Tensor]]()
     run = torch.compile(module, mode="reduce-overhead")

@@ -137,13 +137,12 @@ def test_a_cache_that_is_changed_in_place_is_relocated_without_a_mode(watched: W
     assert watched.deployed() == {"GRAPH": 1}
 
 
-def test_what_a_graph_reads_on_the_host_is_launched(watched: Watched) -> None:
-    """A capture must not wait for the GPU: it fails, and the process goes on as it was."""
+def test_what_a_graph_reads_on_the_host_runs_between_graphs(watched: Watched) -> None:
+    """A capture must not wait for the GPU, as `nonzero` has the host do: the rest is recorded."""
     compiled = torch.compile(lambda x: x[x > 0].sum() + torch.rand_like(x).sum() * 0)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():
         for _ in range(ENOUGH):
             x = torch.randn(1000, device="cuda")
             torch.testing.assert_close(compiled(x), x[x > 0].sum())
 
-    watched.expect(captured=0)
-    assert watched.deployed() == {"KERNELS": watched.report.counts["graphs"]}
+    watched.expect(captured=1)
