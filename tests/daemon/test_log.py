@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pygraphd.schema.messages import RecordRequest
-    from tests.daemon.conftest import Home
+    from tests.support.daemon_home import Home
 
 pytestmark = pytest.mark.daemon
 
