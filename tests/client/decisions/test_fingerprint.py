@@ -137,6 +137,7 @@ def test_torchs_own_settings_are_factors(setting: str) -> None:
         torch.set_float32_matmul_precision("highest")
         torch.use_deterministic_algorithms(False)
         torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.benchmark = False
 
 
 def facts(**changes: object) -> torch_private.CompiledFacts:
