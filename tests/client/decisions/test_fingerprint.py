@@ -17,6 +17,9 @@ from tests.support.user_program import TRAINING, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from tests.support.warm_python import WarmPython
 
 pytestmark = pytest.mark.torch
 
@@ -122,22 +125,25 @@ print(len(before) == len(torch_private.kernel_options()), before != torch_privat
     assert done.stdout == "True True\n"
 
 
-@pytest.mark.parametrize("setting", ["precision", "determinism", "cudnn"])
-def test_torchs_own_settings_are_factors(setting: str) -> None:
-    before = torch_private.kernel_options()
-    try:
-        if setting == "precision":
-            torch.set_float32_matmul_precision("high")
-        elif setting == "determinism":
-            torch.use_deterministic_algorithms(True)
-        else:
-            torch.backends.cudnn.benchmark = True
-        assert torch_private.kernel_options() != before
-    finally:
-        torch.set_float32_matmul_precision("highest")
-        torch.use_deterministic_algorithms(False)
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.benchmark = False
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "torch.set_float32_matmul_precision('high')",
+        "torch.use_deterministic_algorithms(True)",
+        "torch.backends.cudnn.benchmark = True",
+    ],
+    ids=["precision", "determinism", "cudnn"],
+)
+def test_torchs_own_settings_are_factors(setting: str, warm_python: WarmPython, tmp_path: Path) -> None:
+    """In processes of their own: there is no way back to what a precision was."""
+    code = (
+        "import torch; from pygraphd.client.backend import torch_private\n"
+        f"before = torch_private.kernel_options(); {setting}\n"
+        "print(torch_private.kernel_options() != before)"
+    )
+    done = warm_python.run(["-c", code], os.environ, tmp_path, 600)
+
+    assert done.stdout == "True\n", done.stderr
 
 
 def facts(**changes: object) -> torch_private.CompiledFacts:
