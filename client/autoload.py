@@ -1,4 +1,4 @@
-"""What `import torch` calls in every process where PyGraph is installed (entry-point group `torch.backends`).
+"""The function that `import torch` calls in every process with PyGraph installed (entry-point group `torch.backends`).
 
 With `PYGRAPH` unset it returns at once. It may never raise: PyTorch would turn that into a failed `import torch`.
 """

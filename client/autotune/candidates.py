@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class Relocating(Protocol):
-    """A callable as relocatable graphs; `recordings.Recordings`, which only those import who want it."""
+    """A callable that runs as relocatable graphs: `recordings.Recordings`, which this room does not import."""
 
     @property
     def refusal(self) -> str | None:
-        """Why nothing could be recorded so far."""
+        """Why the callable could not be recorded so far, as text; None if it was, or may be."""
 
     @property
     def why_refused(self) -> Reason | None:
-        """The same as a code and a detail."""
+        """The reason of the refusal as it is stored: a code with a detail."""
 
     @property
     def refused_for_good(self) -> bool:
-        """Whether that lies in the graph itself, and will be so in the next process."""
+        """Whether the refusal lies in the graph, and so holds in the next process too."""
 
     @property
     def prepared(self) -> int:
@@ -33,16 +33,16 @@ class Relocating(Protocol):
 
     @property
     def run(self) -> Runnable:
-        """The callable that runs it, with Inductor's list of inputs, at the lowest cost that is to be had."""
+        """The cheapest callable for steady state, which takes Inductor's list of inputs."""
 
     def at(self, sizes: tuple[int, ...]) -> Relocating:
-        """Return what this is for one set of integer inputs."""
+        """Return a view for one size: the values of the integer inputs."""
 
     def trim(self) -> None:
-        """Give back what launching has left."""
+        """Return free memory and the workspaces of BLAS libraries to the device."""
 
     def close(self) -> None:
-        """Let go of all recordings."""
+        """Destroy all recordings."""
 
 
 @dataclass(frozen=True, slots=True)

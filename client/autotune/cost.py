@@ -1,6 +1,6 @@
-"""The cost of a call as an entry states it, and whether a measurement in this process agrees with it.
+"""Compares the cost of a call that an entry states with a measurement in this process. Needs no torch.
 
-The span of a call that finds the GPU idle includes the host's time until its work is queued. Knows nothing of torch.
+A call that finds the GPU idle has a longer span: it includes the host time until its work is queued.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Entry, Measurement
 
 TOLERANCE = 0.2
-"""Largest difference from the stated cost that still agrees, as a share of it."""
+"""The largest difference that agrees with the stated cost, as a share of that cost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The trial of one partition, from its first call to its deployment. Everything about its state is here.
+"""Takes one partition from its first call to its deployment, through warm-up, wait and trial.
 
-A `PartitionTrial` runs the calls of a partition until that is decided; then it has the decision deployed in its place. It is long
-because all that it may do is a matter of its state.
+A `PartitionTrial` runs the calls of a partition until that is decided; then the decision is deployed in its place. The class is long
+because each of its actions depends on its state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.decision_service import Outcome
 from pygraphd.client.decisions.leases import LeaseState
-from pygraphd.client.decisions.ranks.consensus import ALONE, Part, possible
+from pygraphd.client.decisions.ranks.consensus import ALONE, RankRole, possible
 from pygraphd.schema import policy
 from pygraphd.schema.messages import Decision, Deployment, Entry
 from pygraphd.schema.policy import decide
@@ -58,7 +58,7 @@ OTHER_SIZES = "called with other sizes while it was measured"
 IN_A_CAPTURE = "called within a capture of the user's"
 WAITING = "launched while another process measured its graph"
 MAX_SIZES = 64
-"""Dynamic sizes that are remembered until one comes back: only a size that does is measured."""
+"""The number of sizes remembered until one of them comes back: a size is measured only if it comes back."""
 
 
 class PartitionTrial:
@@ -71,15 +71,15 @@ class PartitionTrial:
         decisions: DecisionService,
         deploy: Callable[[Candidates, Deployment], object],
         warm_up_calls: int = WARM_UP_CALLS,
-        part: Part = ALONE,
+        role: RankRole = ALONE,
         helper_is_coming: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Find out how the graph of `pending` is to run; `deploy` then puts that in place of this object.
+        """Decide the graph of `pending`; `deploy` then replaces this object by the callable of the decision.
 
-        `helper_is_coming`: whether the compiled helper is about to be there. Later processes have it, so a GRAPH is not measured without.
+        While `helper_is_coming` is true, the helper is being compiled and no trial begins: later processes will have it.
         """
         self.pending = pending
-        self.part = part
+        self.role = role
         self.state = State.WARM_UP
         self._candidates: Candidates | None = candidates
         self._kernels = candidates.launch
@@ -101,7 +101,7 @@ class PartitionTrial:
         return self._call(inputs)
 
     def _deploy(self, outcome: Outcome) -> None:
-        """Run as decided from now on, and publish it."""
+        """Deploy a decision, and publish it."""
         # First what other threads call meanwhile, and what stays if this one is interrupted.
         self._call = self._kernels
         self._enter(State.DEPLOYED)
@@ -109,7 +109,7 @@ class PartitionTrial:
         assert candidates is not None
         digest = self.pending.graph.digest
         # Other ranks may have decided otherwise.
-        proposed = self._guarded(lambda: self.part.propose(digest, outcome.decision))
+        proposed = self._guarded(lambda: self.role.propose(digest, outcome.decision))
         decision = possible(proposed, candidates.offered) if proposed is not None else None
         if decision is None:
             decision = rules.not_measured(FAILED, self.pending.calls)
@@ -135,7 +135,7 @@ class PartitionTrial:
         return self._kernels(inputs)
 
     def _comes_back(self, sizes: tuple[int, ...]) -> bool:
-        """Return whether sizes have been seen before, and remember them."""
+        """Remember the sizes of a call; return whether an earlier call had them."""
         if sizes in self._seen_sizes:
             return True
         if len(self._seen_sizes) < MAX_SIZES:

@@ -1,8 +1,8 @@
-"""Timing of real calls: CUDA events and the host's clock, read later and never waited for.
+"""Times real calls with CUDA events and the host's clock, which are read later and never waited for.
 
-Of each call three times are taken: the host's from call to return, the span on the GPU, and the interval to the next call, on the host's
-clock or the GPU's, whichever is longer. The interval is what the program takes, whether host or GPU holds it up: a GPU that runs dry is
-late by the host's clock, a queue that grows by the GPU's. Nothing is run twice and nothing is synchronised.
+Three times are taken of each call: host time from call to return, the span on the GPU, and the interval to the next call. The interval is
+the longer of those by the host's and by the GPU's clock. So it shows the program's speed, whichever of the two bounds it: a GPU without
+work shows on the host's clock, a growing queue on the GPU's. Nothing is run twice and nothing is synchronised.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Deployment, Measurement
 
 MAX_WAIT = 512
-"""Calls for which a trial waits in all, after its samples were taken, for a GPU that lags behind: a launch queue holds about a thousand kernels."""
+"""Calls for which a trial waits, after its last sample, until the GPU has reached it: a launch queue holds about a thousand kernels."""
 
 
 class Trial:
@@ -46,7 +46,7 @@ class Trial:
         self._ms = 0.0
 
     def next_arm(self) -> Deployment | None:
-        """Return the deployment of the next call; None: a decision can be taken, or never can. To be asked once before each call.
+        """Return the deployment of the next call; None: the trial is over. To be asked once before each call.
 
         Noisy samples are taken again, at most `MAX_CYCLES` times.
         """
@@ -59,7 +59,7 @@ class Trial:
         return not (is_noisy and self._waited <= MAX_WAIT and self._schedule.begin_again())
 
     def is_measured(self) -> bool:
-        """Return whether all samples are known, or were waited for in vain; to be asked once before each call."""
+        """Return whether all samples are known, or `MAX_WAIT` calls have passed; to be asked once before each call."""
         if not self._schedule.is_done:
             return False
         self._waited += 1
@@ -85,7 +85,7 @@ class Trial:
         return result
 
     def measurements(self) -> tuple[Measurement, ...]:
-        """Return what is known so far."""
+        """Return the measurements of the samples that are known so far."""
         return self._sampler.measurements()
 
     def price_ms(self, deployment: Deployment) -> float:

@@ -15,18 +15,18 @@ SAMPLES = policy.MIN_SAMPLES
 """Samples of each deployment in a cycle."""
 HALF = SAMPLES // 2
 RECORDING_CALLS = 4
-"""First calls in GRAPH, which are no samples: the size comes back, is recorded and replayed, and training begins to keep memory."""
+"""Calls as GRAPH before the first sample: the size comes back, is recorded and replayed, and memory settles."""
 MAX_UNSTEADY = 16
-"""Calls that are no samples because they did one-time work, as making an executable. Further such calls count: then each call costs that."""
+"""The number of calls excluded from the samples because they did one-time work, such as making an executable. Later ones are samples."""
 MAX_CYCLES = 3
-"""Cycles after which noisy samples are accepted as they are."""
+"""The largest number of cycles in a trial. After the last one, noisy samples are used as they are."""
 
 Calls = list[tuple[Deployment, bool]]
 """The deployment of each call, and whether the call is a sample."""
 
 
 class Schedule:
-    """The order of one trial's calls. `only`: all calls run in this deployment, as for a validation."""
+    """The order of one trial's calls. With `only`, all calls run in that deployment, as in a validation."""
 
     def __init__(self, only: Deployment | None = None) -> None:
         self._only = only
@@ -47,7 +47,7 @@ class Schedule:
     def take(self, *, steady: bool = True) -> bool:
         """Note that a call has run in `deployment`; return whether it is a sample.
 
-        A call that is not `steady` did one-time work, as making an executable.
+        A call that is not `steady` did one-time work, such as making an executable.
         """
         if not self._ahead:
             return False
@@ -67,7 +67,7 @@ class Schedule:
         return True
 
     def _cycle(self, rest: int) -> Calls:
-        """Return the calls of one cycle. Its first `rest` calls, and the first call after each change, are no samples."""
+        """Return the calls of one cycle. Its first `rest` calls, and the first after each change of deployment, are no samples."""
         if self._only is not None:
             return _block(self._only, rest, SAMPLES)
         graph, kernels = Deployment.GRAPH, Deployment.KERNELS

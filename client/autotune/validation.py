@@ -1,4 +1,4 @@
-"""Validation: a decision of another user or host is used at once, and timed on a few calls.
+"""Validates a decision of another user or host: it is used at once, and timed on a few calls.
 
 If a call takes here what the entry claims, within a tolerance, the decision is kept. If not, the partition is measured anew.
 """
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 DISPUTED = "measured anew, since a call takes over 20 % more or less here than where that was decided"
 MAX_CALLS = 1_024
-"""Calls after which a decision is kept that could not be timed."""
+"""The number of calls after which a decision that could not be timed is kept."""
 
 
 class Validation:
-    """Runs a partition as another process has decided; call it with the list of inputs that Inductor hands over.
+    """Runs a partition by a foreign decision, and times it; call it with Inductor's list of inputs.
 
-    `cost` is what a call with these `sizes` (integer inputs) takes by the entry. `settle` is called once, with whether that holds, and
-    returns the callable that runs from then on.
+    `cost` is the cost that the entry states for calls with the integer inputs `sizes`. `settle(holds)` is called once, with the outcome,
+    and returns the callable that runs from then on.
     """
 
     def __init__(

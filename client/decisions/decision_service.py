@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LEFT_TO_ANOTHER = Reason(ReasonCode.LEFT_TO_ANOTHER_PROCESS)
 MAX_UNRECORDED = 64
-"""Graphs that went with their models before they were decided, and are recorded in one request."""
+"""How many graphs that were destroyed undecided are recorded in one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class DecisionService:
         return self._pending.pop(pending, self) is None
 
     def _drop(self, pending: PendingGraph) -> None:
-        """Note that a graph went with its model. Takes no lock: it is called while garbage is collected, in any thread."""
+        """Note that a graph was destroyed with its model. Takes no lock: the garbage collector calls it, in any thread."""
         if self.close_one(pending):
             self._dropped.append(pending)
 
@@ -141,7 +141,7 @@ class DecisionService:
         self.report.record_deployment(pending.graph, pending.environment, decision, Source.GROUP)
 
     def validated(self, pending: PendingGraph, *, holds: bool, disputed: str) -> None:
-        """Note the end of a validation: the decision holds, or the graph is measured anew, counted as a fallback for reason `disputed`."""
+        """Note the outcome of a validation: the decision holds, or is counted as `disputed` and the graph is measured anew."""
         if not self.close_one(pending):
             return  # the process has ended meanwhile
         if not holds:

@@ -89,7 +89,7 @@ def _mig_profile(name: str) -> str:
 
 
 def _probe(read: Callable[[], str]) -> str:
-    """Return the result of `read`, or "unknown: " and the name of its error: no other environment shares such an entry."""
+    """Return the result of `read`, or "unknown: " and the name of its error, which matches no other environment."""
     try:
         return read()
     except Exception as error:  # noqa: BLE001 - a broken driver may raise anything, and costs only the sharing

@@ -1,4 +1,4 @@
-"""Which graphs this process measures itself, and which it leaves to another process that measures them already. Knows nothing of torch.
+"""Finds out which graphs this process measures, and which of them another process measures already. Needs no torch.
 
 Of many processes that meet an unknown graph at once, the daemon grants one the lease to measure it; the others run KERNELS, poll, and
 adopt the answer when it is there. Without a daemon every process measures.
@@ -60,11 +60,11 @@ class PendingGraph:
     environment: Environment
     group: LeaseGroup = field(default_factory=LeaseGroup)
     rejected: Entry | None = None
-    """The entry that the cache holds and that is not used."""
+    """The entry of the cache that is not used."""
     rejection: Rejection | None = None
     """Why `rejected` is not used as it is."""
     known_calls: float = -1.0
-    """Calls that the cache knows of; -1: it knows nothing."""
+    """The number of calls in the entry of the cache; -1: there is no entry."""
     runs: tuple[Decision, Source] | None = None
     """The decision that the graph runs by meanwhile, reported when the program ends; None: it had too few calls."""
     calls: int = 0
@@ -76,7 +76,7 @@ class PendingGraph:
 
     @property
     def follows(self) -> bool:
-        """Whether it waits because its forward is not ours: the two are measured together."""
+        """Whether the graph is a backward that waits since another process measures its forward."""
         return self.graph.kind is Kind.BACKWARD and bool(self.group.forwards)
 
 
@@ -107,7 +107,7 @@ class Leases:
         pending.group.forwards.discard(pending)
 
     def is_left_to_others(self, pending: PendingGraph) -> bool:
-        """Return whether a graph waits for another process, or for its forward that does."""
+        """Return whether a graph, or its forward, waits for another process."""
         return pending in self._pending and (pending.state is LeaseState.OTHERS or pending.follows)
 
     def acquire(self, pending: PendingGraph) -> Entry | LeaseState:
@@ -147,7 +147,7 @@ class Leases:
     # --- asking the daemon ---
 
     def _ask(self, pending: PendingGraph) -> None:
-        """Ask about a graph that is open; or else poll all graphs that others measure."""
+        """Ask for the lease of an open graph, or poll for the answers to all graphs that others measure."""
         if pending.state is LeaseState.OPEN:
             self._ask_about([pending])
             return
@@ -164,7 +164,7 @@ class Leases:
                 self._enter(each, LeaseState.OURS if is_ours else LeaseState.OTHERS)
 
     def _lease(self, environment: Environment, graphs: Sequence[PendingGraph]) -> frozenset[str] | None:
-        """Return the digests that this process may measure; None: there is no daemon to ask, so all."""
+        """Return the digests that this process may measure; None: no daemon answers, so it may measure all."""
         granted: set[str] = set()
         for some in _requests(graphs):
             answer = self._cache.lease(environment, some)

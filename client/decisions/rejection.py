@@ -1,4 +1,4 @@
-"""Why a stored decision is not used as it is, for the summary and `pygraphd cache explain`."""
+"""The reasons not to use a stored decision as it is, for the summary and `pygraphd cache explain`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request to the daemon: HTTP over a Unix socket with the standard library, under one deadline, raising one error.
+"""Sends one request to the daemon: HTTP over a Unix socket, with one deadline and one exception for all errors.
 
 A connection serves one request, so that nothing is shared across a fork. `Transport` keeps no state; `client.decisions.service`
 decides when to ask, and goes on without an answer.

@@ -1,4 +1,4 @@
-"""Which stored decisions this process uses, and which of those it validates first."""
+"""Judges which stored decisions this process uses, and which of these it validates."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Trust(enum.StrEnum):
-    """The treatment of decisions of other users and hosts: `PYGRAPH_TRUST`."""
+    """How decisions of other users and hosts are treated, as `PYGRAPH_TRUST` sets it."""
 
     ALL = "all"
-    """It is used."""
+    """They are used."""
     VERIFY = "verify"
-    """It is used, and validated on a few calls."""
+    """They are used, and validated on a few calls."""
     LOCAL = "local"
-    """It is not used."""
+    """They are not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class TrustPolicy:
     max_age_s: float = 0.0
 
     def why_rejected(self, entry: Entry) -> Rejection | None:
-        """Return why a stored decision is not used; None if it is."""
+        """Return why a stored decision is not used; None if it is used."""
         return rejection.REFRESHED if self.refresh else self.why_not_trusted(entry)
 
     def why_not_trusted(self, entry: Entry) -> Rejection | None:
-        """Return the same for a decision that another process takes while this one waits for it."""
+        """Return why a decision is not used that another process took while this one waited; None if it is used."""
         if self.trust is Trust.LOCAL and self._is_foreign(entry):
             return rejection.not_trusted(entry)
         age_s = time.time() - entry.measured_at if entry.measured_at is not None else 0.0
@@ -50,10 +50,10 @@ class TrustPolicy:
         return None if entry.decision.policy == POLICY_VERSION else rejection.other_policy(entry.decision)
 
     def must_validate(self, entry: Entry) -> bool:
-        """Return whether a decision is timed on a few calls; one without a measured cost cannot be."""
+        """Return whether a decision is validated on a few calls. A decision without a measured cost cannot be."""
         is_measured = entry.host_us is not None and entry.span_us is not None
         return self.trust is Trust.VERIFY and is_measured and self._is_foreign(entry)
 
     def _is_foreign(self, entry: Entry) -> bool:
-        """Return whether another user or host has decided; rows of old databases do not say where."""
+        """Return whether another user or host took the decision. Rows of old databases name no host; they count as of this host."""
         return entry.uid not in {None, os.geteuid()} or entry.host not in {"", self.host}

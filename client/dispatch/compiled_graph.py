@@ -1,6 +1,6 @@
-"""One compiled graph: gives each of its partitions a slot, and has it decided what runs there.
+"""Gives each partition of one compiled graph a slot, and has its deployment decided.
 
-A compiled graph never fails: whatever goes wrong has it run as KERNELS, with a reason in the report.
+No error reaches the program: where anything goes wrong, the graph runs as KERNELS with a reason in the report.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CompiledGraph:
         known: Mapping[str, Known],
         pair: Pair,
     ) -> None:
-        """Take one of `graphs` for each partition, and of each what the cache holds, by digest."""
+        """Take one of `graphs` for each partition; `known` has the entries of the cache by digest."""
         self._context = context
         self._facts = replace(facts, text="", user_kernels="")  # long, and read already
         self._graphs = graphs
@@ -60,7 +60,7 @@ class CompiledGraph:
         self._next = 0
 
     def cudagraphify(self, runnable: Runnable, kwargs: Mapping[str, Any]) -> Runnable:
-        """Return the slot of the next partition, whose kernels `runnable` launches."""
+        """Return the slot of the next partition; `runnable` runs it as KERNELS."""
         graph = self._graphs[self._next]
         self._next += 1
         whole = self._beforehand
@@ -68,7 +68,7 @@ class CompiledGraph:
         return self._slot(graph, runnable, kwargs["device_index"], beforehand)
 
     def complete(self, compiled: Any) -> None:
-        """Finish what Inductor's `post_compile` has left to be done, now that it has run."""
+        """After `post_compile`: give slots to partitions without a call of `cudagraphify`, or record why they run as KERNELS."""
         facts, device_index = self._facts, self._facts.device_index
         if self._next:
             # Inductor relies on whoever captures to realign inputs.
@@ -112,7 +112,7 @@ class CompiledGraph:
         partition = self._partition(graph, slot, Candidates(launch, device_index, relocate))
         if relocate is None:
             partition.only_kernels(rules.only_kernels(ReasonCode.RANDOM_STATE_UNKNOWN))
-        elif self._facts.has_dynamic_sizes and self._context.part is ALONE:
+        elif self._facts.has_dynamic_sizes and self._context.role is ALONE:
             slot.run = ShapeDispatcher(
                 launch,
                 process.bounds,
@@ -147,7 +147,7 @@ class CompiledGraph:
 
 
 def may_be_recorded_whole(facts: CompiledFacts, partitions: int) -> bool:
-    """Return whether all of a graph runs on one GPU. What the driver refuses to capture is found out by recording."""
+    """Return whether the whole graph runs on one GPU. Recording finds out whether the driver can capture it."""
     return facts.only_cuda and partitions == 1 and not facts.host_operators
 
 

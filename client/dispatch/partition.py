@@ -1,4 +1,4 @@
-"""One partition of a compiled graph: what is known of it, what it may run as, and what runs it."""
+"""Brings one partition of a compiled graph to its deployment: by the cache, by the ranks, or by a trial."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pygraphd.client.autotune.validation import Validation
 from pygraphd.client.decisions import rejection, rules
 from pygraphd.client.decisions.decision_service import NOTHING
 from pygraphd.client.decisions.leases import LeaseGroup, PendingGraph
-from pygraphd.client.decisions.ranks.consensus import Part, possible
+from pygraphd.client.decisions.ranks.consensus import RankRole, possible
 from pygraphd.client.decisions.ranks.following import Follower
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Deployment, Record
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class Process(Protocol):
-    """What dispatch needs of the process around it."""
+    """The services of the process that dispatch uses: cache, report and recordings."""
 
     report: Report
     decisions: DecisionService
     bounds: Bounds
-    """How many dynamic sizes are decided apart."""
+    """Bounds on the dynamic sizes that have decisions of their own."""
 
     def relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Relocating | None:
         """Return a callable as relocatable graphs, if these can be had."""
@@ -48,17 +48,17 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all partitions of a compiled graph share."""
+    """The process, the environment and the role among the ranks that all partitions of a compiled graph share."""
 
     process: Process
     environment: Environment
-    part: Part
+    role: RankRole
 
 
 class Partition:
-    """A partition at one size, or at all sizes. It puts into its slot whatever is to run it; nothing else does.
+    """Decides the deployment of a partition at one size, or at all sizes. It alone exchanges the callable in the slot.
 
-    The slot is held weakly: it holds what runs the partition, which may hold this object.
+    The slot is held weakly: it holds the callable of the partition, which may hold this object.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Partition:
         group: LeaseGroup | None = None,
         sizes: Sizes = (),
     ) -> None:
-        """Take the integer inputs of its calls as `sizes`: its graph may have those of the forward, too."""
+        """Decide for calls with the integer inputs `sizes`; the sizes of a backward's `graph` include those of its forward."""
         self.graph = graph
         self.entry = known.entry
         self.rejected = known.rejected
@@ -86,8 +86,8 @@ class Partition:
     # --- what runs it ---
 
     def decide(self) -> Runnable:
-        """Run it as the group or the cache says, or by a trial that finds out; return what runs it."""
-        candidates, entry, part = self.candidates, self.entry, self._context.part
+        """Deploy the decision of the ranks or of the cache, or begin a trial; return the callable that serves the first call."""
+        candidates, entry, role = self.candidates, self.entry, self._context.role
         assert candidates is not None
         if entry is not None and entry.decision.reason.code is ReasonCode.DECIDED_BY_SIZE:
             # A program without a group has found so; it says nothing of all sizes at once.
@@ -96,17 +96,17 @@ class Partition:
         is_usable = (
             entry is not None and entry.decision.final and entry.decision.deployment in candidates.offered
         )
-        decision = part.settled(self.graph.digest, entry.decision if entry and is_usable else None)
+        decision = role.settled(self.graph.digest, entry.decision if entry and is_usable else None)
         if decision is not None:
             decision = possible(decision, candidates.offered)
             # Of ranks, the leader finds out whether it holds; what all run stays, and the next program measures anew.
-            if part.leads and entry and decision == entry.decision:
+            if role.leads and entry and decision == entry.decision:
                 expected = self._context.process.decisions.trust.must_validate(entry) and cost.of_entry(entry)
                 if expected:
                     return self._validate(candidates, entry, expected)
             self.report(decision, Source.GROUP)
             return self._deploy(candidates, decision.deployment)
-        if not part.leads:
+        if not role.leads:
             return self._follow(candidates)
         if entry is not None:
             is_final = entry.decision.final
@@ -122,7 +122,7 @@ class Partition:
         return run
 
     def _deploy(self, candidates: Candidates, deployment: Deployment) -> Runnable:
-        """Run one candidate from now on, and give back what the other one keeps."""
+        """Run one candidate from now on, and release the memory of the other one."""
         run = self._run(candidates.runnable(deployment))
         candidates.deploy(deployment)
         return run
@@ -139,13 +139,13 @@ class Partition:
             context.process.decisions,
             self._deploy,
             cached.calls if cached is not None else 0,
-            context.part,
+            context.role,
             context.process.helper_is_coming,
         )
         return self._run(trial)
 
     def _validate(self, candidates: Candidates, entry: Entry, expected: cost.Cost) -> Runnable:
-        """Run it as another user or host has decided, and measure it if that does not hold here."""
+        """Deploy the decision of another user or host, and begin a trial if validation fails."""
         deployment = entry.decision.deployment
 
         def settle(candidates: Candidates, holds: bool) -> Runnable:
@@ -172,7 +172,7 @@ class Partition:
 
         decisions, pending = self._context.process.decisions, self._new_pending()
         pending.runs = rules.not_measured(Reason(ReasonCode.RANKS_UNDECIDED)), Source.UNFINISHED
-        ask = functools.partial(self._context.part.wait, self.graph.digest)
+        ask = functools.partial(self._context.role.wait, self.graph.digest)
         follower = Follower(candidates.launch, ask, deploy, decisions.report)
         decisions.open(pending, follower, lease=False)
         return self._run(follower)
@@ -181,7 +181,7 @@ class Partition:
         return PendingGraph(self.graph, self._context.environment, self._group, self.rejected, self.rejection)
 
     def close(self) -> None:
-        """Give back what it keeps at sizes that have not come back for long, and take back what was reported of it."""
+        """Release the memory of sizes that have not come back for long, and retract the deployment from the report."""
         decisions, pending = self._context.process.decisions, self._pending
         if pending is None or not decisions.close_one(pending):
             decisions.report.retract_deployment(self.graph, self._context.environment)
@@ -191,7 +191,7 @@ class Partition:
     # --- what is reported and recorded of it without a trial ---
 
     def report(self, decision: Decision, otherwise: Source) -> None:
-        """Report what runs it that was not measured here: the cache's decision, or another one from source `otherwise`."""
+        """Report a deployment that was not measured here: that of the cache, or another one with the source `otherwise`."""
         is_cached = self.entry is not None and self.entry.decision == decision
         source = Source.CACHE if is_cached else otherwise
         because = self.rejection.reason() if self.rejection is not None and not is_cached else None
@@ -199,9 +199,9 @@ class Partition:
         process.report.record_deployment(self.graph, self._context.environment, decision, source, because)
 
     def only_kernels(self, decision: Decision) -> None:
-        """Report and record that only KERNELS can run it, and why, unless the cache knows."""
-        part = self._context.part
-        agreed = part.propose(self.graph.digest, decision)
+        """Report and record that the partition can only run as KERNELS, with the reason, unless the cache has this already."""
+        role = self._context.role
+        agreed = role.propose(self.graph.digest, decision)
         self.report(
             possible(agreed, [Deployment.KERNELS]), Source.RULE if agreed == decision else Source.GROUP
         )
@@ -209,7 +209,7 @@ class Partition:
             self._record(decision)
 
     def decided_by_size(self) -> None:
-        """Report and record that each of its dynamic sizes is decided apart, unless the cache holds anything."""
+        """Report and record that each dynamic size has a decision of its own, unless the cache has an entry."""
         decision = rules.only_kernels(ReasonCode.DECIDED_BY_SIZE)
         if self.entry is None and self.rejected is None:
             self._record(decision)
@@ -217,5 +217,5 @@ class Partition:
 
     def _record(self, decision: Decision) -> None:
         context = self._context
-        if context.part.leads:  # one rank does so for all
+        if context.role.leads:  # one rank does so for all
             context.process.decisions.cache.record(context.environment, [Record(self.graph, decision)])

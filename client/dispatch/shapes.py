@@ -1,7 +1,7 @@
 """A compiled graph with dynamic sizes: each size that keeps coming back is decided by itself; all others run as KERNELS.
 
-The number of decided sizes is bounded. The one that was unused for longest makes room for the next, but not while it is in use, and not
-for ever: setting up sizes again and again costs more than it saves. Knows nothing of torch.
+The number of decided sizes is bounded. A new size replaces the one that was unused for longest, unless that is still in use. The number of
+replacements is bounded too, since each setup costs time. Needs no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Sizes = tuple[int, ...]
 REMEMBERED = 64
 """Undecided sizes that are remembered: those seen last, whether or not they come back."""
 IDLE_TICKS = 16
-"""Ticks after which an unused size makes room. A tick is a change of size, or a call of an undecided size that follows one of the same."""
+"""Ticks after which an unused size may be replaced. A tick is a change of size, or a repeated call of an undecided size."""
 SETUPS_PER_SIZE = 4
 """Bound on how often sizes are set up in all, as a multiple of how many are decided at a time."""
 
@@ -37,7 +37,7 @@ FORWARD_LAUNCHED = "its forward was launched for its dynamic size"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`sizes` of a graph are decided at a time; a size is set up at the call number `calls` with it."""
+    """Bounds of one graph: `sizes` are decided at a time, and a size is set up at its call number `calls`."""
 
     sizes: int = 8
     calls: int = 3
@@ -45,16 +45,16 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class DecidedSize:
-    """The slot of one size, and `close`, which gives back what that keeps when another size takes its place."""
+    """The slot of one size, and `close`, which releases its memory when another size takes its place."""
 
     slot: Slot
     close: Callable[[], None]
 
 
 class StepShapes:
-    """The sizes of one forward, by which its backward runs: a step has those of the latest forward.
+    """The sizes of the latest forward, by which its backward runs.
 
-    Two steps of different sizes in flight can be taken for one another. Then a decision rests on the wrong forward, which is harmless.
+    Where two steps of different sizes are in flight, a backward may be counted under the wrong forward. That is harmless.
     """
 
     def __init__(self) -> None:
@@ -62,10 +62,10 @@ class StepShapes:
         self.set_up: set[Sizes] = set()
         """Sizes at which the forward is decided, or is being measured."""
         self.has_leader = False
-        """Whether a part of the forward sets the sizes."""
+        """Whether a partition of the forward sets the sizes."""
 
     def lead(self) -> bool:
-        """Return whether the caller, a part of the forward, is to set the sizes: the first part that has any does."""
+        """Return whether the calling partition of a forward sets the sizes: the first partition with integer inputs does."""
         leads, self.has_leader = not self.has_leader, True
         return leads
 
@@ -83,11 +83,11 @@ class ShapeDispatcher:
         whole: Callable[[], Runnable],
         report: Report,
     ) -> None:
-        """Run undecided sizes by `launch`, and the others by the slots that `decide` returns.
+        """Run undecided sizes by `launch`, and each decided size by the slot that `decide(all sizes, own sizes)` returned.
 
-        `begin` is called once there are sizes, and returns whether they are those of `steps`; if not, a call has the sizes of its
-        step and its own, and is launched if the step's are not set up. `decide` takes all sizes of a call, and its own. `whole`
-        returns what runs a graph that turns out to have no sizes, or too many in a call.
+        `begin` is called at the first call with integer inputs. It returns whether this partition sets the sizes in `steps`. If not, the
+        size of a call is that of its step and its own together, and it runs as KERNELS while the step's is not set up. `whole` returns the
+        callable for a graph without integer inputs, or with too many of them.
         """
         self._launch = launch
         self._bounds = bounds
@@ -113,7 +113,7 @@ class ShapeDispatcher:
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         integers = self._integers
         if integers is None:
-            integers = self._look_at(inputs)
+            integers = self._find_sizes(inputs)
             if integers is None:
                 return self._step_aside(BEING_DECIDED, inputs)
         sizes = own = tuple(map(inputs.__getitem__, integers))
@@ -130,8 +130,8 @@ class ShapeDispatcher:
         run = self._runs.get(sizes)
         return run(inputs) if run is not None else self._cold(sizes, own, inputs)
 
-    def _look_at(self, inputs: list[Any]) -> list[int] | None:
-        """Find out, at the first call, where the sizes are; None while another thread does."""
+    def _find_sizes(self, inputs: list[Any]) -> list[int] | None:
+        """Return the indices of the integer inputs, found at the first call; None while another thread searches."""
         if not self._deciding.acquire(blocking=False):
             return None
         try:
@@ -186,14 +186,14 @@ class ShapeDispatcher:
         return TOO_MANY if calls < self._calls_to_make_room() and not is_awaited else self._make_room()
 
     def _calls_to_make_room(self) -> int:
-        """Return from which call of a size on another one makes room for it: twice as many with each round of sizes that were set up.
+        """Return the number of calls at which a new size replaces a decided one. It doubles with each round of setups.
 
-        Recording one takes as long as hundreds of launches. Where sizes push each other out, few come back as often.
+        Recording a size takes as long as hundreds of launches. Sizes that replace each other seldom come back that often.
         """
         return int(self._bounds.calls << (self._setups // max(self._bounds.sizes, 1)))
 
     def _count(self, sizes: Sizes) -> int:
-        """Count a call of a size that is not decided; the latest such sizes are remembered."""
+        """Count a call of an undecided size. Only the latest undecided sizes are remembered."""
         self._ticks += self._stays
         self._stays = True
         count = self._seen[sizes] = self._seen.get(sizes, 0) + 1
@@ -221,7 +221,7 @@ class ShapeDispatcher:
         return any(each[: len(step)] == step for each in (*self._decided, *self._seen))
 
     def _is_gone(self, sizes: Sizes) -> bool:
-        """Whether the forward is launched at the sizes of this step, which come first."""
+        """Return whether the forward runs as KERNELS at the sizes of its step, which are the first of `sizes`."""
         return self._follows() and sizes[: len(self._steps.latest)] not in self._steps.set_up
 
     def _set_up(self, sizes: Sizes, own: Sizes) -> Runnable:

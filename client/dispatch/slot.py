@@ -1,4 +1,4 @@
-"""What stands in Inductor's place for one partition, for as long as its compiled graph lives."""
+"""The permanent callable in Inductor's place for one partition; it lives as long as its compiled graph."""
 
 from __future__ import annotations
 

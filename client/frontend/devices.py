@@ -1,4 +1,4 @@
-"""What this process has for recording on each GPU: a recorder, and the compiled helper. Imports nothing of that before it is wanted."""
+"""Owns the recorder of each GPU and the compiled helper. Imports both only when a graph is recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Devices:
-    """Makes what runs callables as relocatable graphs."""
+    """Makes the recordings of callables, with one recorder for each GPU."""
 
     def __init__(self, options: Options, cache_folder: Path, report: Report) -> None:
         """Compile the helper into `cache_folder`."""
@@ -62,7 +62,7 @@ class Devices:
         return recorder
 
     def prepare_helper(self) -> None:
-        """Have the compiled helper made if it never was; nothing waits for it, so this is best done before graphs are compiled."""
+        """Start the compiler of the helper unless that was done. No call waits for it, so this is best done early."""
         if not (self._options.relocate and self._options.native) or self._is_helper_prepared:
             return
         if torch_private.missing_for_relocation():

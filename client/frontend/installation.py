@@ -210,7 +210,7 @@ class Hook:
         return self.everything or runtime.has_pair(box)
 
     def _report_placement(self, runtime: Runtime, compiled: Any) -> None:
-        """Report what the passes of placement did to a graph, in whichever process it was compiled."""
+        """Report the results of the placement passes for a graph, also if another process compiled it."""
         upload = sys.modules.get(_UPLOAD)
         if upload is None:
             return  # there are no passes
@@ -226,6 +226,6 @@ class Hook:
 
 
 def _forget_uploads() -> None:
-    """Give back what placement keeps on GPUs; what was compiled with it uploads it again."""
+    """Release the copies that placement keeps on GPUs; graphs that use them upload them again."""
     if (upload := sys.modules.get(_UPLOAD)) is not None:
         upload.sender.clear()

@@ -79,10 +79,10 @@ class Runtime:
         graphs = fingerprint.graphs(facts, _kernel_options(pair, is_backward=facts.is_backward))
         environment = fingerprint.environment(facts.device_index)
         pair.leader_graph = pair.leader_graph or graphs[0].digest
-        part = self.ranks.part(pair.leader_graph, graphs, environment)
+        role = self.ranks.role(pair.leader_graph, graphs, environment)
         self.report.count(graphs=len(graphs))
-        known = self.decisions.look_up(graphs, environment) if part.leads else {}
-        made = CompiledGraph(Context(self, environment, part), facts, graphs, known, pair)
+        known = self.decisions.look_up(graphs, environment) if role.leads else {}
+        made = CompiledGraph(Context(self, environment, role), facts, graphs, known, pair)
         if not facts.is_backward:
             torch_private.note_ours(box)
         return made

@@ -1,20 +1,16 @@
-"""What a user can set in the environment of a program; a value that is not understood is named, and the default stands.
+"""Reads the environment variables that users can set. An invalid value is named, and the default stands.
 
-| variable | values | |
-| --- | --- | --- |
-| `PYGRAPH_DISABLE` | 1 | nothing of ours is installed, whatever else asks for it |
-| `PYGRAPH_READONLY` | 1 | the cache is read and never added to, and no daemon is started |
-| `PYGRAPH_TRUST` | `all`, `verify`, `local` | what another user or host has decided is believed; is checked on a few calls (default); is not used |
-| `PYGRAPH_REFRESH` | 1 | nothing in the cache is believed: all is measured anew, and replaces what was there |
-| `PYGRAPH_RELOCATE` | 0 | PyGraph steps aside: Inductor runs each graph as it does without us |
-| `PYGRAPH_NATIVE` | 0 | no C compiler is started, and nothing compiled is loaded: relocatable graphs look at tensors in Python |
-| `PYGRAPH_PLACEMENT` | 0 | CPU values in a graph stay there; PyTorch captures around them |
-| `PYGRAPH_GRAPH_OPS` | `namespace,namespace::operator` | custom operators that may run inside CUDA graphs, as they do nothing on the host |
-| `PYGRAPH_SIZES` | a number | dynamic sizes of a graph that are decided apart, at a time; 8 by default, 0: none |
-| `PYGRAPH_SIZE_CALLS` | a number | the call of a dynamic size from which on it is; 3 by default |
-| `PYGRAPH_RECHECK_S` | seconds | time between two checks of a graph's results; 600 by default, 0: none |
-| `PYGRAPH_LOG` | `debug`, `info`, `warning` | changes of state are logged from this level on; by default nothing is printed |
-| `PYGRAPH_MAX_AGE` | `30d`, `12h`, seconds | entries measured longer ago are measured anew; 30 days by default, 0: no limit |
+| variable | values | | | --- | --- | --- | | `PYGRAPH_DISABLE` | 1 | PyGraph is not installed, whatever else asks for it | |
+`PYGRAPH_READONLY` | 1 | the cache is read and never added to, and no daemon is started | | `PYGRAPH_TRUST` | `all`, `verify`, `local` |
+decisions of other users and hosts are believed; validated on a few calls (default); not used | | `PYGRAPH_REFRESH` | 1 | the cache is
+ignored: all graphs are measured anew, and the results replace its entries | | `PYGRAPH_RELOCATE` | 0 | all graphs are left to PyTorch,
+which runs them as without PyGraph | | `PYGRAPH_NATIVE` | 0 | the compiled helper is neither compiled nor loaded: replays do its work in
+Python | | `PYGRAPH_PLACEMENT` | 0 | CPU values in a graph stay there; PyTorch captures around them | | `PYGRAPH_GRAPH_OPS` |
+`namespace,namespace::operator` | custom operators that may run inside CUDA graphs, as they do nothing on the host | | `PYGRAPH_SIZES` | a
+number | how many dynamic sizes of a graph are decided at a time; 8 by default, 0: none | | `PYGRAPH_SIZE_CALLS` | a number | from which
+call on a dynamic size is decided; 3 by default | | `PYGRAPH_RECHECK_S` | seconds | time between two checks of a graph's results; 600 by
+default, 0: none | | `PYGRAPH_LOG` | `debug`, `info`, `warning` | changes of state are logged from this level on; by default nothing is
+printed | | `PYGRAPH_MAX_AGE` | `30d`, `12h`, seconds | entries measured longer ago are measured anew; 30 days by default, 0: no limit |
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ MAX_AGE_S = 30 * 86400.0
 SIZES = "PYGRAPH_SIZES"
 SIZE_CALLS = "PYGRAPH_SIZE_CALLS"
 MOST = 10_000
-"""Nobody means more than this, of sizes or of calls."""
+"""The largest number of sizes or calls that is taken as meant."""
 
 _OFF = frozenset({"", "0", "off", "false", "no"})
 _ON = frozenset({"1", "on", "true", "yes"})
@@ -57,7 +53,7 @@ _ON = frozenset({"1", "on", "true", "yes"})
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The settings of one process; `misread` says what was set and not understood."""
+    """The settings of one process; `misread` has a message for each invalid value."""
 
     readonly: bool = False
     refresh: bool = False
@@ -100,7 +96,7 @@ def read(environ: Mapping[str, str]) -> Options:
 
 
 def is_disabled(environ: Mapping[str, str]) -> bool:
-    """Whether PyGraph is to stay out of this process: by any value but "off", as who sets it wants to be rid of us."""
+    """Return whether PYGRAPH_DISABLE has any value but "off": whoever sets it wants PyGraph out of the process."""
     return environ.get(DISABLE, "").strip().lower() not in _OFF
 
 

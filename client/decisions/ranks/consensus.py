@@ -28,14 +28,14 @@ ELSEWHERE = "decided in another environment"
 _T = TypeVar("_T")
 
 
-class Part:
+class RankRole:
     """The role of a process for the graphs of one compiled graph. This class is the role without a process group: it decides alone."""
 
     leads: bool = True
     """Whether this process looks up and measures the graphs."""
 
     def settled(self, graph: str, own: Decision | None) -> Decision | None:
-        """Return the decision for a graph, None if there is none yet; `own` is this process's decision, if it has one."""
+        """Return the decision for a graph; None: there is none yet. `own` is the decision that this process would propose."""
         return own
 
     def propose(self, graph: str, decision: Decision) -> Decision:
@@ -47,11 +47,11 @@ class Part:
         return None
 
 
-ALONE = Part()
+ALONE = RankRole()
 
 
 class Agreement:
-    """One rank's view of its group's decisions, with those that it had to take alone."""
+    """One rank's view of the decisions of its group, and of those that it took alone after an error."""
 
     def __init__(self, registers: Registers, report: Report, wait_limit_s: float = WAIT_LIMIT_S) -> None:
         self._registers = registers
@@ -61,28 +61,28 @@ class Agreement:
         self._known: dict[str, Decision] = {}
         self._claims: dict[str, bool] = {}
 
-    def part(self, claim: str, graphs: Sequence[str], environment: str) -> Part:
+    def role(self, claim: str, graphs: Sequence[str], environment: str) -> RankRole:
         """Return this rank's role for some graphs; one rank leads for all graphs with the same `claim`."""
         if claim not in self._claims:
             leads = self._attempt(graphs, lambda: self._registers.claim(claim))
             if leads is None:
-                return _GroupPart(self, environment, leads=False)
+                return _GroupRole(self, environment, leads=False)
             self._claims[claim] = leads
-        return _GroupPart(self, environment, leads=self._claims[claim])
+        return _GroupRole(self, environment, leads=self._claims[claim])
 
-    def look(self, graph: str, environment: str) -> Decision | None:
+    def read(self, graph: str, environment: str) -> Decision | None:
         """Return the decision for a graph, if there is one."""
         return self._adopt(graph, environment, lambda: self._registers.read(graph))
 
     def propose(self, graph: str, environment: str, decision: Decision) -> Decision:
-        """Write a decision unless there is one; return the one that holds."""
+        """Write a decision unless the register has one; return the decision in the register."""
         verdict = Verdict(environment, decision)
         adopted = self._adopt(graph, environment, lambda: self._registers.write(graph, verdict))
         return adopted or _alone()
 
     def wait(self, graph: str, environment: str, waited_s: float) -> Decision | None:
         """Return the leader's decision, None if there is none yet. After the time limit, propose KERNELS."""
-        decision = self.look(graph, environment)
+        decision = self.read(graph, environment)
         if decision is not None or waited_s < self._wait_limit_s:
             return decision
         late = rules.not_measured(Reason(ReasonCode.RANKS_LATE, f"{self._wait_limit_s:g} s"))
@@ -121,7 +121,7 @@ def _marked(verdict: Verdict, environment: str) -> Decision:
     return dataclasses.replace(decision, reason=because(decision.reason.code, detail))
 
 
-class _GroupPart(Part):
+class _GroupRole(RankRole):
     """The role of a rank in a process group."""
 
     def __init__(self, agreement: Agreement, environment: str, *, leads: bool) -> None:
@@ -130,7 +130,7 @@ class _GroupPart(Part):
         self.leads = leads
 
     def settled(self, graph: str, own: Decision | None) -> Decision | None:
-        return self._agreement.look(graph, self._environment) if own is None else self.propose(graph, own)
+        return self._agreement.read(graph, self._environment) if own is None else self.propose(graph, own)
 
     def propose(self, graph: str, decision: Decision) -> Decision:
         return self._agreement.propose(graph, self._environment, decision)

@@ -1,4 +1,4 @@
-"""Runs a graph that another rank measures: as KERNELS, polling for the decision now and then. Knows nothing of torch.
+"""Runs a graph that another rank measures: as KERNELS, with polls for the decision. Needs no torch.
 
 A poll asks the group's store, so the intervals grow with the time that was waited.
 """
@@ -26,7 +26,7 @@ GROWTH = 1.5
 LONGEST_S = 10.0
 """The longest wait in seconds: two minutes take some two dozen polls."""
 PATIENT_CALLS = 100
-"""Calls before time counts: the rank that measures needs two dozen of its own, however long they take."""
+"""First calls during which waited time does not count: the leader needs two dozen for a trial, however long they take."""
 COMPILING_CALLS = 2
 """First calls of a graph, which may be minutes apart while others are being compiled. Waiting begins after them."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
 
 PREFIX = "pygraph/2"
-"""Keeps our keys from the user's; another number wherever a register means something else."""
+"""Prefix of our keys in the store. Its number changes whenever the meaning of a register does."""
 
 
 class GroupStore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pygraphd.client.decisions.ranks.consensus import ALONE, Part
+from pygraphd.client.decisions.ranks.consensus import ALONE, RankRole
 from pygraphd.client.decisions.ranks.process_group import Groups
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Ranks:
         self.groups = Groups(report)
         self._report = report
 
-    def part(self, claim: str, graphs: Sequence[Graph], environment: Environment) -> Part:
+    def role(self, claim: str, graphs: Sequence[Graph], environment: Environment) -> RankRole:
         """Return the role of this process for some graphs; without a process group it decides alone.
 
         One rank leads for all graphs with the same `claim`: a forward and its backward, which are measured together.
@@ -30,6 +30,6 @@ class Ranks:
         agreement = self.groups.agreement()
         if agreement is None:
             return ALONE
-        part = agreement.part(claim, [graph.digest for graph in graphs], environment.digest())
-        self._report.count(**{"led" if part.leads else "followed": len(graphs)})
-        return part
+        role = agreement.role(claim, [graph.digest for graph in graphs], environment.digest())
+        self._report.count(**{"led" if role.leads else "followed": len(graphs)})
+        return role

@@ -92,8 +92,8 @@ def _decode(data: bytes) -> Verdict:
 def within(limit_s: float, action: Callable[[], _T]) -> _T:
     """Return the result of `action`; raises RegisterError if it raises, or does not return in `limit_s` seconds.
 
-    It runs in a thread of its own: if the process that serves a TCPStore hangs, `check`, `compare_set` and `clone` never return, nor do
-    `get` and `wait`, whatever the store's time-out (torch 2.11 to 2.15).
+    It runs in a thread of its own. If the process that serves a TCPStore hangs, no operation of the store returns, whatever its time-out
+    (torch 2.11 to 2.15).
     """
     results: list[_T] = []
     errors: list[Exception] = []

@@ -51,9 +51,9 @@ def test_one_rank_leads_for_a_claim() -> None:
     group = Group()
     ranks = [group.rank(number) for number in range(4)]
 
-    assert [rank.part(GRAPH, [GRAPH], HERE).leads for rank in ranks] == [True, False, False, False]
-    assert [rank.part(OTHER, [OTHER], HERE).leads for rank in ranks[::-1]] == [True, False, False, False]
-    assert ranks[0].part(GRAPH, [OTHER], HERE).leads
+    assert [rank.role(GRAPH, [GRAPH], HERE).leads for rank in ranks] == [True, False, False, False]
+    assert [rank.role(OTHER, [OTHER], HERE).leads for rank in ranks[::-1]] == [True, False, False, False]
+    assert ranks[0].role(GRAPH, [OTHER], HERE).leads
 
 
 def test_without_a_group_a_process_does_as_it_finds() -> None:
@@ -65,7 +65,7 @@ def test_without_a_group_a_process_does_as_it_finds() -> None:
 
 def test_what_a_leader_knows_is_decided_at_once() -> None:
     group = Group()
-    leader, other = (group.rank(number).part(GRAPH, [GRAPH], HERE) for number in range(2))
+    leader, other = (group.rank(number).role(GRAPH, [GRAPH], HERE) for number in range(2))
 
     assert other.settled(GRAPH, None) is None
     assert leader.settled(GRAPH, FASTER) == FASTER
@@ -74,7 +74,7 @@ def test_what_a_leader_knows_is_decided_at_once() -> None:
 
 def test_a_leader_whose_proposal_loses_adopts_what_is_decided() -> None:
     group = Group()
-    leader, other = (group.rank(number).part(GRAPH, [GRAPH], HERE) for number in range(2))
+    leader, other = (group.rank(number).role(GRAPH, [GRAPH], HERE) for number in range(2))
 
     assert other.propose(GRAPH, KERNELS) == KERNELS
 
@@ -84,7 +84,7 @@ def test_a_leader_whose_proposal_loses_adopts_what_is_decided() -> None:
 
 def test_after_the_time_limit_all_launch() -> None:
     group = Group()
-    leader, other = (group.rank(number).part(GRAPH, [GRAPH], HERE) for number in range(2))
+    leader, other = (group.rank(number).role(GRAPH, [GRAPH], HERE) for number in range(2))
     assert other.wait(GRAPH, WAIT_LIMIT_S - 1) is None
 
     late = other.wait(GRAPH, WAIT_LIMIT_S)
@@ -95,11 +95,11 @@ def test_after_the_time_limit_all_launch() -> None:
 
 def test_what_was_decided_in_another_environment_is_adopted_and_marked() -> None:
     group = Group()
-    group.rank(0).part(GRAPH, [GRAPH], HERE).propose(GRAPH, FASTER)
+    group.rank(0).role(GRAPH, [GRAPH], HERE).propose(GRAPH, FASTER)
     long = Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER, "x" * MAX_DETAIL), 1)
-    group.rank(0).part(OTHER, [OTHER], HERE).propose(OTHER, long)
+    group.rank(0).role(OTHER, [OTHER], HERE).propose(OTHER, long)
 
-    other = group.rank(1).part(GRAPH, [GRAPH], THERE)
+    other = group.rank(1).role(GRAPH, [GRAPH], THERE)
 
     adopted = other.settled(GRAPH, None)
     assert adopted == Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER, ELSEWHERE), 1)
@@ -108,31 +108,31 @@ def test_what_was_decided_in_another_environment_is_adopted_and_marked() -> None
 
 def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two_failures() -> None:
     group = Group()
-    group.rank(0).part(GRAPH, [GRAPH], HERE).propose(GRAPH, FASTER)
+    group.rank(0).role(GRAPH, [GRAPH], HERE).propose(GRAPH, FASTER)
     store = MemoryStore(group.values, failing={1: False, 3: False})
     lost = Agreement(Registers(store, "1"), group.reports[1])
 
-    part = lost.part(OTHER, [OTHER], HERE)
-    alone = part.settled(OTHER, None)
+    role = lost.role(OTHER, [OTHER], HERE)
+    alone = role.settled(OTHER, None)
     assert alone is not None
-    assert (part.leads, alone.deployment, alone.reason) == (False, Deployment.KERNELS, RANKS_UNREACHABLE)
-    assert part.propose(OTHER, FASTER) == alone
+    assert (role.leads, alone.deployment, alone.reason) == (False, Deployment.KERNELS, RANKS_UNREACHABLE)
+    assert role.propose(OTHER, FASTER) == alone
     assert store.operations == 1
 
-    assert lost.part(GRAPH, [GRAPH], HERE).settled(GRAPH, None) == alone
+    assert lost.role(GRAPH, [GRAPH], HERE).settled(GRAPH, None) == alone
     operations = store.operations
-    assert lost.part("c" * 64, ["d" * 64], HERE).propose("d" * 64, FASTER) == alone
+    assert lost.role("c" * 64, ["d" * 64], HERE).propose("d" * 64, FASTER) == alone
     assert store.operations == operations
     assert dict(group.reports[1].failures) == {"ranks: ConnectionError": MAX_FAILURES}
 
 
 def test_what_is_known_is_not_asked_again() -> None:
     store = MemoryStore()
-    part = Agreement(Registers(store, "0"), Report()).part(GRAPH, [GRAPH], HERE)
-    part.propose(GRAPH, FASTER)
+    role = Agreement(Registers(store, "0"), Report()).role(GRAPH, [GRAPH], HERE)
+    role.propose(GRAPH, FASTER)
     operations = store.operations
 
-    assert part.settled(GRAPH, None) == part.propose(GRAPH, KERNELS) == part.wait(GRAPH, 1e9) == FASTER
+    assert role.settled(GRAPH, None) == role.propose(GRAPH, KERNELS) == role.wait(GRAPH, 1e9) == FASTER
     assert store.operations == operations
 
 
@@ -195,25 +195,25 @@ class Rank:
         self.calls = 0
 
     def plan(self, inputs: list[Any]) -> None:
-        part = self.agreement.part(GRAPH, [GRAPH], self.fate.environment)
+        role = self.agreement.role(GRAPH, [GRAPH], self.fate.environment)
         if self.fate.refuses:
-            self.deployed = part.propose(GRAPH, KERNELS)
+            self.deployed = role.propose(GRAPH, KERNELS)
         else:
-            self.deployed = part.settled(GRAPH, self.fate.hit if part.leads else None)
-        self.part = part
-        self.run = self.measure if part.leads else self.follower()
+            self.deployed = role.settled(GRAPH, self.fate.hit if role.leads else None)
+        self.role = role
+        self.run = self.measure if role.leads else self.follower()
 
     def measure(self, inputs: list[Any]) -> None:
         self.calls += 1
         if self.deployed is None and self.calls == self.fate.calls:
-            self.deployed = self.part.propose(GRAPH, self.fate.measured)
+            self.deployed = self.role.propose(GRAPH, self.fate.measured)
 
     def follower(self) -> Runnable:
         def deploy(decision: Decision) -> Runnable:
             self.deployed = decision
             return lambda inputs: None
 
-        ask = lambda waited_s: self.part.wait(GRAPH, waited_s)  # noqa: E731
+        ask = lambda waited_s: self.role.wait(GRAPH, waited_s)  # noqa: E731
         if self.deployed is not None:
             return lambda inputs: None
         return Follower(lambda inputs: None, ask, deploy, self.report, self.clock)
@@ -236,7 +236,7 @@ def test_every_rank_runs_the_same(fates: list[Fate], steps: list[tuple[int, floa
     assert len(running) <= 1
     for rank in ranks:
         # Who leads and never comes to a decision goes on measuring; nobody waits for it for ever.
-        assert rank.deployed is not None or (rank.part.leads and rank.fate.calls is None)
+        assert rank.deployed is not None or (rank.role.leads and rank.fate.calls is None)
         if rank.report.failures and rank.deployed is not None and rank.deployed.reason == RANKS_UNREACHABLE:
             assert rank.deployed.deployment is Deployment.KERNELS
         elif rank.deployed is not None:

@@ -67,7 +67,7 @@ def test_a_group_is_found_and_its_store_asked(groups: Groups, init: Callable[...
 
     assert agreement is not None
     assert agreement is groups.agreement()
-    assert agreement.part(GRAPH, [GRAPH], HERE).leads
+    assert agreement.role(GRAPH, [GRAPH], HERE).leads
     assert torch_private.default_store().check([f"pygraph/2/asks/{GRAPH}"])
 
 
@@ -88,8 +88,8 @@ def test_a_new_group_has_a_new_agreement_and_the_old_ones_store_is_gone(
     after = groups.agreement()
     assert after is not None
     assert after is not before
-    assert not before.part(GRAPH, [GRAPH], HERE).leads
-    assert after.part(GRAPH, [GRAPH], HERE).leads
+    assert not before.role(GRAPH, [GRAPH], HERE).leads
+    assert after.role(GRAPH, [GRAPH], HERE).leads
     assert groups._report.failures == {"ranks: ConnectionError": 1}
 
 
