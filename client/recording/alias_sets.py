@@ -1,9 +1,9 @@
-"""What moves together: inputs that overlap, and the allocations of a capture that overlap; and what each output is made of.
+"""Groups memory that has to move together: inputs that overlap, and allocations of a capture that overlap.
 
 During a capture the allocator gives the memory of dead temporaries to later ones. Allocations that overlap form an alias set, which moves
-as one segment, so that no write of a kernel leaves its memory. Each storage of an output is an alias set of its own: see
-`output_reserves`. What a forward saves for its backward is seen by nobody else. In a replay such alias sets lie side by side in a few
-allocations, since the host's time grows with the number of allocations.
+as one segment, so that no write of a kernel leaves its memory. Each storage of an output is an alias set of its own: see `output_reserves`.
+Tensors that a forward saves for its backward are seen by nothing else. In a replay their alias sets lie side by side in a few allocations,
+since host time grows with the number of allocations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pygraphd.client.replay.outputs import Output
 
 SAVED = Share(count=16, least=2 << 20)
-"""Allocations, about, for what is saved for a backward. A single one would need a gap of its whole size among other memory."""
+"""About how many allocations hold the tensors saved for a backward. A single one would need a gap of its whole size in memory."""
 
 InputGroups = Sequence[tuple[InputGroup, Span]]
 """The inputs that can move, in groups of those that overlap, each with the addresses that belong to it; see `input_groups`."""
@@ -48,7 +48,7 @@ class AliasSets:
     """The alias sets of a capture's allocations, by index, and which outputs lie in which. Raises `NotRelocatableError`."""
 
     def __init__(self, capture: Capture, saved: frozenset[int] = frozenset()) -> None:
-        """Find them; `saved` are indices of outputs that only a backward sees."""
+        """Find the alias sets; `saved` are the indices of outputs that only a backward sees."""
         self._spans = merge((*capture.allocations, *capture.held))
         self._held = {find(self._spans, span.start) for span in capture.held}
         if any(span not in self._spans for span in capture.held):
@@ -130,7 +130,7 @@ class AliasSets:
         return next((each for each in members if extent(each) == storage_of(each)), None)
 
     def memories(self, first: int) -> tuple[tuple[Memory, ...], list[SegmentRange], list[int]]:
-        """Return what a call allocates for outputs, the segments that lie in it, and its addresses in the capture (0: there is none)."""
+        """Return the allocations of a call for outputs, the segments in them, and their addresses in the capture (0: none)."""
         if self.overlapping:
             raise NotRelocatableError("outputs overlap with other memory")
         segments = [

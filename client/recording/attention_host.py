@@ -1,8 +1,8 @@
-"""Recordings of memory-efficient attention in a training, whose RNG state passes from forward to backward on the CPU, as under KERNELS.
+"""Records memory-efficient attention in training: its RNG state passes from forward to backward on the CPU, as with KERNELS.
 
-In a capture this attention leaves its RNG state (seed and offset) on the GPU, and a captured backward reads it there. Then forward
-and backward would have to run in the same way. Here the state passes as numbers of the host, whichever way either of them runs.
-The host knows them without asking the GPU: the offset is that of the generator plus a constant.
+In a capture this attention leaves its RNG state (seed and offset) on the GPU, and a captured backward reads it there. Forward and backward
+would then need the same deployment. Here the state passes as numbers on the host, whatever the deployment of each. The host computes them
+without the GPU: the offset is that of the generator plus a constant.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class WithHostState(Recordings):
 
     @property
     def run(self) -> Runnable:
-        """What to call in steady state: this object, which moves the state of each call to the GPU and back."""
+        """The callable for steady state: this object, which moves the state of each call to the GPU and back."""
         return self
 
     def _run(self, inputs: list[Any]) -> Any:

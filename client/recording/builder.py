@@ -1,4 +1,4 @@
-"""Makes a replay of a capture: which segments there are, and which words of the node parameters hold an address in each.
+"""Makes a replay of a capture: finds its segments, and the words of the node parameters that hold addresses in each.
 
 A segment is a group of inputs that overlap, an allocation for outputs (see `alias_sets`), or a piece of scratch: memory in which
 no output lies and that a node refers to.
@@ -59,7 +59,7 @@ OWN_MEMORY = "it holds an operator that nobody vouches for (PYGRAPH_GRAPH_OPS), 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A replay that was not verified yet."""
+    """A replay that is not yet verified."""
 
     replay: Replay
     unreferenced: frozenset[int]
@@ -78,9 +78,9 @@ def build(
 ) -> Built:
     """Make a replay of a captured call; `staged` has the buffers of staged inputs by index, `note` is called with later failures.
 
-    `recapture` captures the call again where false pointers are possible; None: all that looks like an address is one. Takes over graph
-    and cursor of the capture, whose memory stays until it is let go. Raises `NotRelocatableError`, `FallbackError`, `DriverError` or
-    what `recapture` raises; then the capture is discarded.
+    `recapture` captures the call again where false pointers are possible; Without it, every word that looks like an address counts as one.
+    Takes over graph and cursor of the capture, whose memory stays until `Capture.let_go`. Raises `NotRelocatableError`, `FallbackError`,
+    `DriverError` or what `recapture` raises; then the capture is discarded.
     """
     try:
         if not facts.is_vouched:
@@ -189,7 +189,7 @@ def _learn_random_state(
 
 
 def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:
-    """Return what a replay on a device needs of torch; `note` is called with what will be slower than it might be."""
+    """Return the functions of torch for replays on a device; `note` is called with the reason if the helper cannot be used."""
     return Device(
         torch_private.allocator(device),
         helper.ops(note),

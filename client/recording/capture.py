@@ -1,7 +1,7 @@
-"""Captures a call of a compiled callable as a CUDA graph on one device, with all that it allocates meanwhile.
+"""Captures a call of a compiled callable as a CUDA graph on one device, with its allocations.
 
-The capture allocates from a memory pool of its own. The pool is released as soon as all addresses are known: only memory that
-somebody holds stays where it was captured.
+The capture allocates from a memory pool of its own. The pool is released once all addresses are known: only memory that is still referenced
+stays where it was.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REUSE = "graph_capture_record_stream_reuse"
 BUSY = "something else is being captured"
 
 SHIFTS = (BLOCK, (1 << 20) + BLOCK)
-"""Bytes of the allocations that come first in a shifted capture: one from a segment for small tensors, one from one for large tensors."""
+"""Bytes of the two allocations that begin a shifted capture: the pools of two captures may lie a multiple of 4 GiB apart."""
 
 _one_at_a_time = threading.Lock()
 """Held during a capture: the allocator keeps one history for all devices and threads."""
@@ -47,7 +47,7 @@ class Pool(Protocol):
     """The memory that a capture has allocated from."""
 
     def release(self) -> None:
-        """Give back what is free."""
+        """Give the free memory of the pool back to the device."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Capture:
     """Whether the callable returned a tuple."""
     cursor: RngCursor | None = None
     pool: Pool | None = None
-    """What keeps the memory of all allocations."""
+    """The pool that holds the memory of all allocations."""
     reserves: tuple[OutputReserve, ...] = ()
     backing: int = 0
     """Bytes of the backing allocation; see `output_reserves`."""
@@ -83,13 +83,13 @@ class Capture:
         return sum(span.size for span in self.spans)
 
     def memory(self, device: torch.device) -> list[torch.Tensor]:
-        """Return the memory of the allocations but for what is held, as 64-bit integers."""
+        """Return the memory of all allocations but the held ones, as 64-bit integers."""
         spans = [span for span in self.spans if span not in self.held]
         pieces = [torch_private.memory_at(span.start, blocks(span.size) * BLOCK, device) for span in spans]
         return [each.view(torch.int64) for each in pieces]
 
     def let_go(self) -> None:
-        """Release the memory of the allocations but for what is held."""
+        """Release the memory of all allocations but the held ones."""
         self.outputs.clear()  # before the pool: a tensor in the pool would keep its memory
         pool, self.pool = self.pool, None
         if pool is not None:
@@ -135,10 +135,7 @@ class CudaRecorder:
         backing: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
-        """Capture one call; see `pipeline.Recorder`. Raises also what the callable raises while it is captured.
-
-        A shifted capture differs from others by more than a multiple of 4 GiB, by which the pools of two captures may lie apart.
-        """
+        """Capture one call; see `pipeline.Recorder`. Exceptions of the callable pass through."""
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise TransientError(reason)
@@ -229,7 +226,7 @@ class CudaRecorder:
         return outputs, reserves.allocated, reserves.before
 
     def _affinity(self) -> StreamAffinity:
-        """Return what orders launches of the next capture with others that read the same memory of the generator's state."""
+        """Return the stream affinity of the next capture: it is shared with recordings that read the same generator state."""
         if self._shares_state:
             return self._random_numbers
         return StreamAffinity(self.driver, torch_private.stream_watch(self.device))

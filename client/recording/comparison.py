@@ -1,8 +1,8 @@
 """Compares the values that a replay and KERNELS leave: tensors of any dtype and any layout.
 
-The distance of two tensors is a number. For floating-point and complex types it is the largest difference divided by the largest
-value; for all others it is the share of elements that differ. The tolerance follows from the coarsest type of the graph, and from
-how much the callable differs from itself.
+The distance of two tensors is a number. For floating-point and complex types it is the largest difference divided by the largest value. For
+other types it is the share of elements that differ. The tolerance follows from the coarsest type of the graph, and from how much the
+callable differs from itself.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Disagreement:
     what: str
     """The difference, in words that are the same each time it occurs."""
     detail: str = ""
-    """By how much, which may vary."""
+    """The size of the difference, which may vary between attempts."""
     in_values: bool = False
     """Whether an output or input has other values: the replay may read memory at an address that relocation has missed."""
 
@@ -120,25 +120,25 @@ def compare(
         elif mine is not right and not _is_same_value(mine, right):
             return Disagreement(f"{launched.name(index)} differs", in_values=True)
     pairs = {index: pairs[index] for index in differing(pairs)}
-    found, kinds = distances(pairs), {index: kind(right) for index, (_, right) in pairs.items()}
-    far = too_far(found, kinds, tolerance)
+    found, compared = distances(pairs), {index: compared_tensor(right) for index, (_, right) in pairs.items()}
+    far = too_far(found, compared, tolerance)
     if far and again is not None:
         noise = _noise(again, pairs)
         if max(noise.values()) > MAX_NOISE:
             return Disagreement("it differs from itself", in_values=True)
-        far = too_far(found, kinds, tolerance, noise)
+        far = too_far(found, compared, tolerance, noise)
     if not far:
         return None
     index = min(far)
-    by_how_much = _by_how_much(found[index], kinds[index])
+    by_how_much = _by_how_much(found[index], compared[index])
     return Disagreement(f"{launched.name(index)} differs", by_how_much, in_values=True)
 
 
 def _noise(again: Again, pairs: Pairs) -> dict[int, float]:
-    """Return the smaller of two distances by index: that of a replay from other replays, and that of KERNELS from other runs.
+    """Return by index how far replays are from each other, or runs as KERNELS from each other, whichever is less.
 
-    If both differ from themselves, kernels add in an order of their own. A replay alone may have lost an order that it needs. A
-    callable alone gets other values from the host each time. Nothing runs as KERNELS if the replays agree.
+    If both vary, the kernels add in varying order. If only replays vary, the graph may lack an ordering that it needs. If only KERNELS
+    vary, the host passes other values each time. If replays agree, the callable is not run.
     """
     noise = _furthest_of(again.replays(), {index: mine for index, (mine, _) in pairs.items()})
     if not any(noise.values()):
@@ -157,8 +157,8 @@ def _furthest_of(runs: Iterable[Values], first: Mapping[int, torch.Tensor]) -> d
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """The properties of a tensor that its accepted distance depends on."""
+class ComparedTensor:
+    """The dtype and size of a compared tensor, on which its accepted distance depends."""
 
     dtype: torch.dtype
     elements: int
@@ -170,14 +170,14 @@ class Kind:
         return max(NOISY_SHARE, 1 / max(self.elements, 1)) if is_unsteady else 0.0
 
 
-def kind(tensor: torch.Tensor) -> Kind:
-    """Return the kind of a tensor."""
-    return Kind(tensor.dtype, tensor.numel())
+def compared_tensor(tensor: torch.Tensor) -> ComparedTensor:
+    """Return the dtype and size of a tensor."""
+    return ComparedTensor(tensor.dtype, tensor.numel())
 
 
 def too_far(
     found: Mapping[int, float],
-    kinds: Mapping[int, Kind],
+    compared: Mapping[int, ComparedTensor],
     tolerance: float,
     noise: Mapping[int, float] | None = None,
 ) -> list[int]:
@@ -186,7 +186,7 @@ def too_far(
     is_unsteady = any(noise.values())
     allowed = {
         index: max(each.allowed(tolerance, is_unsteady=is_unsteady), NOISE_FACTOR * noise.get(index, 0.0))
-        for index, each in kinds.items()
+        for index, each in compared.items()
     }
     return [index for index, distance in found.items() if not distance <= allowed[index]]
 
@@ -213,7 +213,7 @@ def _products_are_rounded() -> bool:
     return False
 
 
-def _by_how_much(distance: float, of: Kind) -> str:
+def _by_how_much(distance: float, of: ComparedTensor) -> str:
     """Return a distance as text for the report."""
     if not math.isfinite(distance):
         return " in what are numbers"
@@ -227,7 +227,7 @@ def _is_same_value(mine: Any, right: Any) -> bool:
 
 
 def form(value: Any) -> tuple[Any, ...] | None:
-    """Return all that two tensors must have in common so that their values can be compared; None for what is no tensor."""
+    """Return the dtype, device, sizes, strides and flags that two tensors must share to be compared; None for other values."""
     if not isinstance(value, torch.Tensor):
         return None
     flags = value.is_conj(), value.is_neg()

@@ -1,7 +1,7 @@
 """Tells false pointers from addresses by a second capture of the call: in other memory, an address has another value.
 
-A structure that is passed to a kernel has gaps, which hold what the host had there before: half of an address, say. Together with a
-number below it such a word reads as an address near the beginning of a range of 4 GiB. To relocate it would corrupt the number.
+A structure that is passed to a kernel has padding, which holds leftovers of the host's memory: half of an address, say. With a number in
+its lower half such a word reads as an address near a multiple of 4 GiB. Relocating it would corrupt the number.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _HALF = 1 << 32
 
 
 class AmbiguousPointerError(FallbackError):
-    """A word may be an address or a number with half of an address: both captures agree with either. A third one may tell."""
+    """A word may be an address, or a number beside half of an address: both captures fit both. A third capture may tell."""
 
     def __init__(self) -> None:
-        """Give the reason."""
+        """Raise with the reason as text."""
         super().__init__(UNDECIDABLE)
 
 

@@ -1,4 +1,4 @@
-"""Memory that a capture allocates before the callable runs, so that the storage of each output is an alias set of its own.
+"""Reserves memory for outputs before the callable is captured, so that each output storage is an alias set of its own.
 
 PyTorch's allocator gives the memory of dead temporaries to later allocations, outputs among them. Allocations that overlap in a capture
 have to lie together in each replay, and two outputs would share a storage. So where an output overlaps with anything, the call is
@@ -6,8 +6,8 @@ captured again, with an *output reserve* for each storage. Inductor's code is gi
 in the last capture. What a library has allocated is copied into its reserve by a node of the graph.
 
 All memory of such a capture is cut from one *backing allocation*, which is made first and freed at once. The allocator joins free memory
-only within a segment. Without it temporaries that grow, as in a backward, would each lie in another segment, and a replay needs
-memory for all of these at once.
+only within one of its segments. Without a backing allocation, growing temporaries would each lie in another segment, and a replay needs
+memory for all of them at once.
 """
 
 from __future__ import annotations

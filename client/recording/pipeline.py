@@ -1,6 +1,6 @@
 """Makes one recording: capture a call, build a replay of it, run the replay on copies of the inputs, and compare with KERNELS.
 
-`Pipeline.record` does all that comes before the call itself runs as KERNELS, and `Pipeline.compare` what comes after it.
+`Pipeline.record` captures, builds and replays before the call itself runs as KERNELS. `Pipeline.compare` compares after it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MAX_RETRIES = 3
 
 
 class Recorder(Protocol):
-    """Captures calls on one device, and says what recording has to know of the device."""
+    """Captures calls on one device, and answers questions of the recording about that device."""
 
     @property
     def driver(self) -> Driver:
@@ -109,7 +109,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What making a recording cost, in milliseconds by the host's clock."""
+    """The host time of making a recording, in milliseconds."""
 
     nodes: int
     memories: int
@@ -162,9 +162,9 @@ class Pipeline:
         self._report = report
         self._facts = facts
         self.captures = 0
-        """Calls that were captured, whatever came of it."""
+        """The number of captured calls, whether or not a recording was made."""
         self.costs: Costs | None = None
-        """Of the latest recording."""
+        """The costs of the latest recording."""
         self._retries: Counter[str] = Counter()
         self._threads = threading.local()
 

@@ -1,7 +1,7 @@
-"""The recordings of one compiled callable: when they are made, how many are kept, and which one serves a call.
+"""Manages the recordings of one compiled callable: makes them, bounds their number, and picks the one that serves a call.
 
-Each size (the values of a call's integer inputs) that comes back has a recording of its own. A call without one, or which its
-recording cannot serve, runs as KERNELS, and is counted as a fallback with the reason.
+Each size (the values of a call's integer inputs) that comes back has a recording of its own. A call that no recording can serve runs as
+KERNELS, and is counted as a fallback with the reason.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SEEN_BY_HOOKS = "saved-tensor hooks are active, and it was recorded while none w
 
 
 class _Refusing(abc.ABC):
-    """Says why, and for how long, nothing can be recorded."""
+    """Reports why, and for how long, a callable is not recorded."""
 
     @abc.abstractmethod
     def refusal_of(self, size: Size | None = None) -> Refusal | None:
@@ -109,7 +109,7 @@ class Recordings(_Refusing):
         self._report = report
         self._slots: dict[Size, SizeSlot] = {}
         self._fused: dict[Size, Fused] = {}
-        """Of the recordings that the compiled helper serves by itself."""
+        """The recordings that the compiled helper serves, by size."""
         self._integers: list[int] = []
         """Indices of the integers among the inputs: the same at each call, and found at the first."""
         self._is_called = False
@@ -122,7 +122,7 @@ class Recordings(_Refusing):
 
     @property
     def run(self) -> Runnable:
-        """What to call in steady state: the compiled helper, which calls this where it cannot serve a call; or this without a helper."""
+        """The callable for steady state: the compiled helper, which calls this object where it cannot serve a call, or this object."""
         conditions = self._recorder.conditions
         if self.facts.saved:
             conditions = (*conditions, torch_private.no_hooks_see_saved())
@@ -145,19 +145,19 @@ class Recordings(_Refusing):
             return self._fall_back(IN_A_CAPTURE, inputs)
         if replay.layout.saves_together and torch_private.saves_by_hooks():
             return self._fall_back(SEEN_BY_HOOKS, inputs)
-        if replay.counts.replays >= replay.counts.look_at:
+        if replay.counts.replays >= replay.counts.next_check:
             return self._checked(slot, replay, inputs)
         return self._replay(slot, replay.drawing, inputs)
 
     def run_by_steps(self, inputs: list[Any]) -> Any:
-        """Run a call for which the compiled helper found that the recording cannot serve it as it is."""
+        """Run a call that the compiled helper could not serve by its recording."""
         slot = self._slots.get(self._size_of(inputs))
         if slot is None or (replay := slot.replay) is None:
             return self(inputs)
         return self._replay(slot, replay.by_steps, inputs)
 
     def replay_failed(self, inputs: list[Any], error: Exception) -> Any:
-        """Run a call whose replay by the compiled helper has raised `error` before a launch. Raises it if it is not ours."""
+        """Run a call whose replay raised `error` before its launch. Raises `error` if it is no error of PyGraph or of the driver."""
 
         def fail(_: list[Any]) -> Any:
             raise error
@@ -253,7 +253,7 @@ class Recordings(_Refusing):
             self._recording.release()
 
     def _record(self, slot: SizeSlot, inputs: list[Any]) -> Any:
-        """Run a call as KERNELS, and keep a recording of it if that does the same."""
+        """Run a call as KERNELS, and keep a recording of it if verification passes."""
         self._log(slot, "recording")
         attempt = self._pipeline.record(
             inputs,
@@ -292,7 +292,7 @@ class Recordings(_Refusing):
     def _keep(self, slot: SizeSlot, attempt: Attempt) -> None:
         slot.disagreements.latest = None
         replay = attempt.keep()
-        replay.counts.look_at = self._check.first_poll(replay)
+        replay.counts.next_check = self._check.first_poll(replay)
         with self._changing:
             self._slots[slot.size] = slot  # another thread may have let go of it meanwhile
             before, slot.replay = slot.replay, replay
@@ -379,13 +379,13 @@ class Recordings(_Refusing):
 
     @property
     def prepared(self) -> int:
-        """A number that changes with each recording or executable that is made or put off: such a call is no steady-state call."""
+        """A number that changes when a call makes or puts off a recording or an executable, and so is no steady-state call."""
         made = sum(replay.executables for replay in self.replays)
         return self._pipeline.captures + self._postponed + made
 
     @property
     def costs(self) -> Costs | None:
-        """What making the latest recording cost."""
+        """The host time of making the latest recording."""
         return self._pipeline.costs
 
     @property

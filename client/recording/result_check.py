@@ -18,11 +18,11 @@ import torch
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.recording.comparison import (
-    Kind,
+    ComparedTensor,
     Values,
+    compared_tensor,
     distance,
     form,
-    kind,
     tolerance_of,
     too_far,
 )
@@ -61,15 +61,15 @@ class _Found:
     numbers: torch.Tensor
     """The distance of each value from KERNELS, followed by the distance of KERNELS from a second run."""
     names: Mapping[int, str]
-    kinds: Mapping[int, Kind]
+    compared: Mapping[int, ComparedTensor]
     tolerance: float
 
     def difference(self) -> str | None:
         """Return the name of a value that differs; None if none does. Waits for the device."""
         values: list[float] = self.numbers.tolist()
-        mine = dict(zip(self.kinds, values[: len(self.kinds)], strict=True))
-        noise = dict(zip(self.kinds, values[len(self.kinds) :], strict=True))
-        far = too_far(mine, self.kinds, self.tolerance, noise)
+        mine = dict(zip(self.compared, values[: len(self.compared)], strict=True))
+        noise = dict(zip(self.compared, values[len(self.compared) :], strict=True))
+        far = too_far(mine, self.compared, self.tolerance, noise)
         return self.names[far[0]] if far else None
 
 
@@ -120,7 +120,7 @@ class ResultCheck:
 
     def begin(self, replay: Replay, inputs: Sequence[Any]) -> Given | None:
         """Return the inputs for a check of the call that comes now; None if it is not to be checked. Raises nothing."""
-        replay.counts.look_at = replay.counts.replays + CALLS_PER_POLL
+        replay.counts.next_check = replay.counts.replays + CALLS_PER_POLL
         if self._clock() < self._due:
             return None
         self._due = self._clock() + self._interval_s
@@ -135,7 +135,7 @@ class ResultCheck:
             self._found[replay] = self._compared(given, outputs)
             self._recorder.trim()
             self._report.count(checked_results=1)
-            replay.counts.look_at = replay.counts.replays + CALLS_UNTIL_READ
+            replay.counts.next_check = replay.counts.replays + CALLS_UNTIL_READ
 
     def _compared(self, given: Given, outputs: Sequence[Any]) -> _Found:
         copies = copies_of(given.kept)
@@ -152,7 +152,7 @@ class ResultCheck:
         return _Found(
             torch.stack(numbers) if numbers else torch.empty(0),
             {index: right.name(index) for index in pairs},
-            {index: kind(other) for index, (_, other, _) in pairs.items()},
+            {index: compared_tensor(other) for index, (_, other, _) in pairs.items()},
             tolerance_of(right.all),
         )
 

@@ -1,4 +1,4 @@
-"""What is known of one size of a callable from its earlier calls, and how long a refusal to record it holds."""
+"""Keeps the state of one size of a callable: its recording or refusal, and the constraints on its next recording."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Persistence(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a size was not recorded, and for how long that holds."""
+    """The reason why a size was not recorded, and how long it holds."""
 
     reason: str
     persistence: Persistence
@@ -68,9 +68,9 @@ class Disagreements:
     """
 
     latest: Disagreement | None = None
-    """Of the latest recording, unless one has agreed since."""
+    """The disagreement of the latest recording; None once a recording has agreed."""
     in_values: bool = False
-    """Whether any recording has computed other values. Then the callable may differ from itself, and is compared with itself."""
+    """Whether any recording computed other values. Then the callable is also compared with itself."""
     staged: frozenset[int] = frozenset()
     """Indices of the inputs for which the next recording has buffers."""
 
@@ -91,8 +91,8 @@ class Disagreements:
 class LayoutConstraints:
     """What a recording has to support beyond the call that it is made of.
 
-    A recording serves inputs that are aligned at least as well as at its capture, and that overlap as they did if they did. One that is
-    made with the worst alignment seen, and with inputs apart, serves all calls so far: so a few recordings end the mismatches.
+    A recording serves inputs that are aligned at least as well as at its capture, and that overlap as they did there. One made with the
+    worst alignment seen, and with inputs apart, serves all calls so far. So a few recordings end the mismatches.
     """
 
     alignments: Mapping[int, int] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class LayoutMismatches:
 
 @dataclass(slots=True, eq=False)
 class SizeSlot:
-    """What is known of one size of a callable: its recording, or why there is none, and what the next recording has to support."""
+    """The state of one size: its recording, or why there is none, and what the next recording has to support."""
 
     size: Size
     replay: Replay | None = None

@@ -1,4 +1,4 @@
-"""Tensors in place of a call's inputs, in other memory: stand-ins without their values for captures, and copies for replays."""
+"""Makes tensors in place of the inputs of a call: stand-ins without values for captures, and copies for replays."""
 
 from __future__ import annotations
 

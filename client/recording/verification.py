@@ -1,4 +1,4 @@
-"""Finds out on a real call whether a recording does what the compiled callable does, before the recording serves a call.
+"""Verifies on a real call that a recording computes what the compiled callable does, before it serves a call.
 
 The recording runs first, on copies of all inputs and on poisoned memory. Then the callable runs as KERNELS on the inputs
 themselves, with the generator's state restored. Outputs and inputs must agree afterwards. The caller gets the outputs of KERNELS.
@@ -58,8 +58,8 @@ class Generator(Protocol):
 class Verification:
     """A replay on copies of a call's inputs, to be compared with the callable on the inputs themselves.
 
-    The memory that the capture worked on is poisoned. A missed address then reads poison or writes where nothing may be
-    written, and either shows.
+    The memory that the capture worked on is poisoned. A missed address then reads poison, or writes where nothing may be written. Both are
+    detected.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class _Again:
 def _poison(
     old: Sequence[torch.Tensor], stand_ins: Sequence[Any], inputs: Sequence[Any], groups: InputGroups
 ) -> list[tuple[torch.Tensor, torch.Tensor | int]]:
-    """Fill the memory of a capture with poison; return pairs of memory and what it holds now."""
+    """Fill the memory of a capture with poison; return pairs of memory and its expected value."""
     for each in _joined(old):
         each.fill_(OLD_POISON)
     filled = set()

@@ -1,4 +1,4 @@
-"""Where tensors lie: the addresses from a tensor's first element to its last."""
+"""Returns the address ranges of tensors and of their storages."""
 
 from __future__ import annotations
 

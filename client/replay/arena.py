@@ -1,4 +1,4 @@
-"""Tensors side by side in one allocation: hundreds of allocations take milliseconds of the host's time, and leave gaps."""
+"""Places many tensors in one allocation: hundreds of allocations take milliseconds of host time, and leave gaps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 def lay_apart(
     memories: Sequence[Memory], allocate: Callable[[int], torch.Tensor]
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-    """Return an allocation of bytes, from `allocate`, tensors in it that are like these memories, and the block behind each, as bytes.
+    """Place a tensor for each memory in one allocation; return the allocation, the tensors, and the guard block after each.
 
-    They are in the other order, and each begins a block. What is reached from where another memory begins or ends is not found there, as it would not be in a call.
+    The tensors lie in reverse order, each at the start of a block. So a kernel that reaches one memory from the bounds of another misses
+    it, as it would in a call.
     """
     sizes = [blocks(memory.bytes) * BLOCK for memory in memories]
     begins = [*itertools.accumulate((size + BLOCK for size in reversed(sizes)), initial=0)][-2::-1]
@@ -34,27 +35,27 @@ def lay_apart(
 
 
 class Arena:
-    """An allocation that is handed out from its beginning to its end, as tensors that are aligned as others are."""
+    """One allocation, handed out from front to back as tensors with the alignment of given addresses."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """Allocate `size` bytes; tensors at any alignment need one block more than their own bytes."""
+        """Allocate `size` bytes. A tensor that is not aligned to a block needs up to one block more than its own bytes."""
         self._bytes = torch.empty(blocks(size) * BLOCK, dtype=torch.uint8, device=device)
         self._as = {torch.uint8: self._bytes}
         self._end = 0
 
     @property
     def whole(self) -> torch.Tensor:
-        """All of its bytes."""
+        """The whole allocation, as bytes."""
         return self._bytes
 
     def take(self, size: int, like: int) -> int:
-        """Reserve `size` bytes that are aligned as the address `like` is; return their offset."""
+        """Reserve `size` bytes with the alignment of the address `like`; return their offset."""
         start: int = self._end + (like - self._bytes.data_ptr() - self._end) % BLOCK
         self._end = start + size
         return start
 
     def tensor(self, start: int, like: torch.Tensor) -> torch.Tensor:
-        """Return a tensor like another one, conjugate or negative if that is, from a byte on."""
+        """Return a tensor at the offset `start` with the layout of `like`, and with its conjugate and negative bits."""
         return torch_private.viewed_like(self._made(start, like.dtype, like.size(), like.stride()), like)
 
     def bytes(self, start: int, size: int) -> torch.Tensor:

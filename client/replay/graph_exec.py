@@ -44,9 +44,9 @@ class Segment:
     """Memory that moves as one, with the words and nodes that hold addresses in it."""
 
     group: InputGroup
-    """The inputs; or one allocation of the call, by its index, at any alignment."""
+    """The group of inputs, or one allocation of the call as a group of its own, which fits at any alignment."""
     positions: slice
-    """Of its members in a list of addresses."""
+    """The positions of its members in a list of addresses."""
     words: tuple[tuple[int, int], ...]
     """As (index, bytes from the segment's base)."""
     nodes: tuple[int, ...]
@@ -92,7 +92,7 @@ class Segments:
                 yield segment, segment.group.base(addresses)
 
     def numbers(self, writes: Sequence[Sequence[int]]) -> array.array[int]:
-        """Return all of this as `exec_table.h` reads it; a node is written by (function, node, parameters[, context])."""
+        """Return the segments as the numbers that `exec_table.h` reads; each write is (function, node, parameters[, context])."""
         segments = self.segments
         sizes = [(len(each.group.members), len(each.words), len(each.nodes)) for each in segments]
         columns: list[list[tuple[int, ...]]] = [

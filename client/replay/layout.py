@@ -1,4 +1,4 @@
-"""What a recording expects of a call: the groups of inputs, the memory that the call allocates, and how its outputs are made."""
+"""The layout of a recording: the groups of its inputs, the memory that a call allocates, and how the outputs are made."""
 
 from __future__ import annotations
 

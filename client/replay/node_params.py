@@ -1,6 +1,6 @@
-"""All parameters of a graph's nodes as one array of 8-byte words, and the driver calls that write them where it runs.
+"""Holds the parameters of all nodes of a graph in one array of 8-byte words, and writes them into executables.
 
-The driver is handed addresses within that array, so that a move is: change words, then one call for each node they belong to.
+The driver is given addresses within this array. So relocation changes words, and then makes one driver call for each node they belong to.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 WORD = 8
 _ALIGNMENT = 64
-"""A parameter may be a tensor map, which wants this much."""
+"""Alignment of parameters in bytes: a parameter may be a tensor map, which needs this much."""
 _DOES_NOTHING = NodeType.EMPTY
 _COLLECTIVES = ("nccl", "nvshmem", "multimem", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Parts of names of kernels that wait for other ranks, which would not take part in a trial."""
@@ -66,17 +66,17 @@ class _Node:
 
     @property
     def words(self) -> int:
-        """How many words its blocks take."""
+        """The number of words in its blocks."""
         return self.begins[-1]
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What it is but for the values of its arguments."""
+        """Everything of the node but the values of its arguments."""
         return (*self.kind, *map(len, self.blocks))
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Its type and, of a kernel, which one it is."""
+        """The type of the node and, for a kernel, its function."""
         return _kind_of(self.node_type, self.struct)
 
 
@@ -88,12 +88,12 @@ class Parameters:
         self._driver = driver
         self._nodes = _read_all(driver, graph)
         self._begins = [*itertools.accumulate((node.words for node in self._nodes), initial=0)][:-1]
-        """At which word each node's begin."""
+        """For each node, the index of its first word."""
         self._context = driver.context()
         self._lay_out()
         self.candidates = list(self._candidates())
         self.transforms = [each for each in self.candidates if self._nodes[each[1]].is_transform]
-        """Those of `candidates` that cuFFT's kernels are given."""
+        """The candidates that are parameters of cuFFT's kernels."""
 
     def of_another(self, graph: int, indices: Iterable[int]) -> dict[int, int] | None:
         """Return some words of another graph, by index here; None if it is not of the same kernels. Raises as the constructor does."""
@@ -116,7 +116,7 @@ class Parameters:
         return found
 
     def __len__(self) -> int:
-        """Return how many nodes can be written."""
+        """Return the number of nodes that can be written."""
         return len(self._nodes)
 
     def write(self, executable: int, nodes: Iterable[int]) -> None:

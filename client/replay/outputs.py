@@ -1,4 +1,4 @@
-"""How the outputs of a call are made: an output is an allocation, an input, or a new tensor over the memory of one of these."""
+"""Makes the outputs of a call: each is an allocation, an input, or a new tensor over the memory of one of these."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Output(Protocol):
-    """How one output of a call is made."""
+    """Describes how one output is made at each call."""
 
     def make(self, inputs: Sequence[Any], memory: Sequence[Any]) -> Any:
         """Return the output; `memory` holds the allocations of the call."""
@@ -25,7 +25,7 @@ class Output(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """The same object at every call: None, a number, a constant of the module."""
+    """An output that is the same object at every call: None, a number, or a constant of the module."""
 
     value: Any
 
@@ -36,7 +36,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """A tensor without elements."""
+    """An output without elements."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -50,7 +50,7 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One of the inputs itself."""
+    """An output that is one of the inputs."""
 
     index: int
 
@@ -61,7 +61,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view of an input; `offset` in elements of `dtype`, from where the input begins."""
+    """An output that is a view of an input; `offset` in elements of `dtype`, from where the input begins."""
 
     index: int
     size: tuple[int, ...]
@@ -69,7 +69,7 @@ class View:
     offset: int
     dtype: torch.dtype
     keeps_dtype: bool = False
-    """Whether the input is of this type, too."""
+    """Whether the input has the same dtype."""
 
     def make(self, inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
         """Return a tensor over the input's storage."""
@@ -78,7 +78,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All of a slot's memory."""
+    """An output that is a whole allocation of the call."""
 
     memory: int
 
@@ -89,7 +89,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of a slot's memory; `offset` in elements of `dtype`."""
+    """An output that lies in an allocation of the call; `offset` in elements of `dtype`."""
 
     memory: int
     size: tuple[int, ...]
@@ -103,10 +103,10 @@ class Part:
 
 
 class Outputs:
-    """All outputs of a recording. What is an allocation or an input itself is picked by index, the rest, `made`, is made."""
+    """All outputs of a recording. Allocations and inputs are returned as they are; the other outputs, `made`, are made at each call."""
 
     def __init__(self, outputs: Sequence[Output], dtypes: Sequence[torch.dtype], *, as_tuple: bool) -> None:
-        """Describe the outputs of calls whose allocations are of these types."""
+        """Describe the outputs of calls; `dtypes` are those of the allocations."""
         self.all = tuple(outputs)
         self.made = tuple(each for each in outputs if not isinstance(each, Whole | Input))
         self._dtypes = tuple(dtypes)
@@ -121,7 +121,7 @@ class Outputs:
         self._blank = [each.value if isinstance(each, Fixed) else None for each in self.made]
 
     def blank(self) -> list[Any]:
-        """Return a list for `made` with the outputs in it that are the same at each call, and None elsewhere."""
+        """Return a list for `made` that holds the outputs that are the same at each call, and None for the others."""
         return self._blank.copy()
 
     def making(self, ops: TensorOps) -> Making:
@@ -139,13 +139,13 @@ class Outputs:
         return tuple(found) if self._as_tuple else found
 
     def memory_of(self, index: int) -> int | None:
-        """Return which allocation an output lies in, if it lies in one."""
+        """Return the index of the allocation that an output lies in; None if it lies in none."""
         output = self.all[index]
         return output.memory if isinstance(output, Whole | Part) else None
 
 
 class Making:
-    """Makes outputs at each call: tensors over memory in one go, which are nearly all."""
+    """Makes the outputs `Outputs.made` at each call. Nearly all are tensors over memory, which one call of `TensorOps` makes."""
 
     def __init__(self, made: Sequence[Output], dtypes: Sequence[torch.dtype], ops: TensorOps) -> None:
         self._made = made
@@ -164,7 +164,7 @@ class Making:
 
     @property
     def pieces(self) -> Sequence[Piece] | None:
-        """What it makes, if that is nothing but tensors over memory and inputs."""
+        """The tensors to make over memory and inputs; None if there are outputs of another kind."""
         return None if self._others else self._pieces
 
     def fill(self, made: list[Any], inputs: list[Any], memory: list[Any]) -> list[Any]:

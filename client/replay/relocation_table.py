@@ -1,4 +1,4 @@
-"""Which words of a recording are addresses, and of what: pure arithmetic on address ranges, without torch or CUDA.
+"""Finds the words of a recording that are addresses, by pure arithmetic on address ranges. Needs neither torch nor CUDA.
 
 A *segment* is what moves as one: a group of inputs that overlap, the storage of an output, or a piece of scratch memory. Segments are
 numbered. A `RelocationTable` has for each of them the words that hold an address in it, and the nodes that these words belong to.
@@ -36,7 +36,7 @@ class Span:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return self.end - self.start
 
 
@@ -130,7 +130,7 @@ def in_pieces(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """About how many pieces memory is cut into, and the least and the largest size of a piece in bytes."""
+    """How memory is cut into pieces: about how many, with the smallest and the largest size in bytes."""
 
     count: int
     least: int

@@ -1,7 +1,7 @@
 """The hot path: binds a recording to the inputs of a call and to fresh memory, launches it, and makes the outputs.
 
-What can be prepared was prepared by `builder`. Where the compiled helper is loaded it serves a call by itself (`native.ffi.Fused`). The
-same steps are here in Python, for a call that the helper cannot serve: they say why, or serve it.
+`builder` has prepared everything that is the same at each call. Where the compiled helper is loaded it serves a call by itself
+(`native.ffi.Fused`). Where the helper cannot serve a call, the same steps in Python serve it, or raise the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OTHER_GENERATOR = "it draws random numbers from another generator than when it w
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of the calls of a recording; those of a `Fused` are its own."""
+    """Counts the calls of a recording. A `Fused` recording counts its own calls."""
 
     replays: int = 0
     relocated: int = 0
@@ -42,10 +42,10 @@ class Counts:
     """Nodes written into an executable."""
     fused: int = 0
     """Replays that the compiled helper served by itself."""
-    look_at: int = sys.maxsize
-    """The number of replays from which on the owner of the recording looks at a call."""
+    next_check: int = sys.maxsize
+    """The value of `replays` from which on `Recordings` serves the call itself, to check results (`result_check.py`)."""
     used: int = 0
-    """The latest call, in the order of all calls; see `TensorOps.tick`."""
+    """The number of the latest call, counted over all recordings; see `TensorOps.tick`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Replay:
         return done or self.by_steps(inputs)
 
     def by_steps(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
-        """Serve a call as `drawing` does, without `fused`: this says why a call does not fit."""
+        """Serve a call as `drawing` does, but step by step in Python, which raises the reason if the call does not fit."""
         if any(inputs[index] is not generator for index, generator in self.layout.generators):
             raise FallbackError(OTHER_GENERATOR)
         with self._lock:
@@ -218,7 +218,7 @@ class Replay:
         )
 
     def _fused_launch(self) -> Launch:
-        """Return what launches for `fused`: the driver itself, unless something has to be done before."""
+        """Return the launch function of `fused`: that of the driver, or a Python function where each launch needs preparation."""
         driver = self._driver
         if self._cursor is not None or driver.launch_address is None:
             return self._start
@@ -243,7 +243,7 @@ class Replay:
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers."""
+        """Whether the graph draws random numbers."""
         return self._cursor is not None or bool(self.layout.generators)
 
     def forget_random_numbers(self) -> None:

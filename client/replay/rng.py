@@ -1,4 +1,4 @@
-"""Random numbers of a recording: before each launch the generator's state is written for its kernels, and the generator is advanced.
+"""Gives a recording its random numbers: before each launch, writes the generator's state for the kernels and advances it.
 
 PyTorch keeps the seed and the offset that captured kernels read in two tensors that live as long as its graph. Its `replay` writes them
 with a kernel each and launches the graph: 20 to 60 us of host time, even if the graph is empty. Once their addresses are known, the
@@ -37,7 +37,7 @@ class Graph(Protocol):
         """Hand out the generator's state, advance it, and launch."""
 
     def reset(self) -> None:
-        """Let go of everything."""
+        """Release the graph."""
 
 
 class Generator(Protocol):
@@ -66,7 +66,7 @@ class RngCursor(Protocol):
     """Advances a random number generator as a launch of one recording would, and hands the state to its kernels."""
 
     affinity: StreamAffinity
-    """Of the memory that it writes for a launch."""
+    """The stream affinity of the memory that it writes before a launch."""
 
     def advance(self, stream: int) -> PhiloxRange:
         """Write the state for one launch on the current stream, whose handle is given, and advance the generator."""
@@ -75,10 +75,7 @@ class RngCursor(Protocol):
         """Put the generator back, as nothing was launched."""
 
     def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
-        """Find a shorter way to advance, in view of the addresses that kernels are given and that are of nothing known.
-
-        Return whether the recording draws random numbers at all.
-        """
+        """Find the state among the unknown addresses in parameters, so that the driver can write it. Return whether any numbers are drawn."""
 
     def close(self) -> None:
         """Let go of the graph that it belongs to."""
@@ -112,7 +109,7 @@ class _State:
 
     writes: Any
     advances: tuple[tuple[Generator, int], ...]
-    """Of each generator, the device's own first; 0: the launch draws nothing from it."""
+    """By how much a launch advances each generator, the device's own first; 0: the launch draws nothing from it."""
 
 
 class GeneratorCursor:

@@ -21,7 +21,7 @@ OTHER_STREAM = "draws random numbers or copies inputs, and is on another stream 
 
 
 class StreamAffinity:
-    """The stream on which such memory is in use. Another stream may follow once that one has nothing left to do."""
+    """The stream that uses memory at a fixed address. Another stream may use it once this one is idle."""
 
     def __init__(self, driver: Driver, watch: Callable[[], Callable[[], bool]]) -> None:
         """Begin on no stream; `watch()` returns a function that tells whether the stream current now has nothing left to do."""
@@ -33,10 +33,7 @@ class StreamAffinity:
         self._has_ended: Callable[[], bool] = bool
 
     def enter(self, stream: int) -> bool:
-        """Go on on the current stream, whose handle is given, and return whether it was another one before.
-
-        Raises `FallbackError`, and all is as it was.
-        """
+        """Move to the stream with this handle; return whether it was another one before. Raises `FallbackError`, with nothing changed."""
         if stream == self._stream:
             return False
         if self._stream is not None and not self._may_leave():

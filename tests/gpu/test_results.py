@@ -116,7 +116,7 @@ def check_at_once(relocated: Relocated, wrap: Callable[[Any], Any] = lambda laun
     for each in relocated.made:
         each._check = ResultCheck(wrap(each._launch), each._recorder, each._report, each.facts, 1e-9)
         for replay in each.replays:
-            replay.counts.look_at = replay.counts.replays
+            replay.counts.next_check = replay.counts.replays
 
 
 def test_booleans_that_nobody_has_written_are_no_difference(relocated: Relocated) -> None:

@@ -1,7 +1,7 @@
-"""Has `helper.c`, with its parts, compiled once for each user, Python and version of it, and loads it. Knows nothing of torch.
+"""Compiles `helper.c` once for each user, Python and content of its sources, and loads it. Needs no torch.
 
-The compiler is the one that Triton finds, so that who runs Inductor's kernels has it, and Python's headers, too. Nobody waits
-for it: the process that starts it goes on without, and whoever records a graph later loads what is there by then.
+The compiler is the one that Triton uses, so every user of Inductor's kernels has it, and Python's headers. No call waits for it: graphs
+that are recorded before it has finished do without the helper.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _SCRIPT = (
     ' then rm -f "$part.log"; mv -f "$part" "$to"; else mv -f "$part.log" "$to.log"; fi ) &'
 )
 _TRY_AGAIN_S = 86_400.0
-"""What a compiler has said is believed for a day: a disk may have been full."""
+"""Seconds after which a failed compilation is tried again: a disk may have been full."""
 
 
 def place(cache: Path) -> Path:
-    """Return where the compiled file of this user, Python and source belongs in a cache folder."""
+    """Return the path, in a cache folder, of the compiled file of this user, Python and source."""
     content = hashlib.sha256(b"".join(each.read_bytes() for each in (SOURCE, *PARTS))).hexdigest()[:16]
     return (
         cache / "compiled" / str(os.geteuid()) / f"{_NAME}-{content}.{sysconfig.get_config_var('SOABI')}.so"
@@ -50,7 +50,7 @@ def place(cache: Path) -> Path:
 
 
 def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | None:
-    """Start the compiler unless the file is there; return why that is no use, or None. Raises OSError."""
+    """Start the compiler unless the file exists; return why it cannot be compiled, or None. Raises OSError."""
     if path.exists():
         return None
     log = _log(path)
@@ -81,7 +81,7 @@ def may_come(path: Path) -> bool:
 
 
 def why_not_there(path: Path) -> str | None:
-    """Return why there is no compiled file, if it is not to be made; None if it is there."""
+    """Return why there is no compiled file, where this process may not make one; None if the file exists."""
     return None if path.exists() else f"{path} is not there, and this process may not write it"
 
 
@@ -93,12 +93,12 @@ def _is_there(path: Path) -> bool:
 
 
 def _log(path: Path) -> Path:
-    """Return the file that keeps the messages of a compiler that fails."""
+    """Return the path of the file that holds the messages of a failed compilation."""
     return path.with_name(path.name + ".log")
 
 
 def _folders(path: Path) -> tuple[Path, Path, Path]:
-    """Return the folders of a compiled file that are ours: the cache, that of all compiled files, and this user's."""
+    """Return the folders above a compiled file: the cache, the folder of all compiled files, and that of this user."""
     return path.parents[2], path.parents[1], path.parents[0]
 
 
@@ -120,7 +120,7 @@ def load(path: Path) -> ModuleType | str | None:
 
 
 def _not_ours(path: Path) -> str | None:
-    """Return why code in this file is not to be run, if another user may have written it."""
+    """Return why this file must not be loaded: another user may have written it. None if no other user can have."""
     for each in (*_folders(path), path):
         status = each.stat()
         if status.st_uid not in {0, os.geteuid()} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

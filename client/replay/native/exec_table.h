@@ -1,7 +1,6 @@
-/* The executables of one graph, each bound to the addresses that it was last written with: the one that a call's addresses have, or one
- * that is written for them.
+/* The executable table of one graph: finds the executable that is bound to the addresses of a call, or writes them into one.
  *
- * Part of `helper.c`. What it does, in which order, is what `ExecutableTable` in `client/replay/exec_cache.py` does, which also says why. */
+ * Part of `helper.c`. The steps and their order are those of `ExecutableTable` in `client/replay/exec_cache.py`, which gives the reasons. */
 
 #define MOST_EXECUTABLES 64
 #define MOST_SEEN 256
@@ -28,7 +27,7 @@ typedef struct {
 } Executable;
 
 typedef struct {
-    Py_buffer numbers, parameters; /* which the next six lie in; and all words */
+    Py_buffer numbers, parameters; /* the array that the next six fields point into; all node parameters */
     const Member *members;         /* those of inputs come first, then those of memories */
     const Segment *segments;
     const Word *words;
@@ -39,7 +38,7 @@ typedef struct {
     Executable all[MOST_EXECUTABLES];
     Py_ssize_t made, limit, latest, written;
     uint64_t calls, seen[MOST_SEEN], seen_count;
-    uint64_t *now, *words_at; /* where the members of a call lie, and where the words say that they do */
+    uint64_t *now, *words_at; /* addresses of the members in this call, and those that the words hold */
     uint8_t *dirty;           /* nodes that are to be written */
     PyObject *make, *fail;
 } Table;
@@ -60,7 +59,7 @@ static void release_table(Table *table) {
 
 static void free_table(PyObject *capsule) { release_table(PyCapsule_GetPointer(capsule, TABLE)); }
 
-/* Whether all that the numbers speak of is there. */
+/* Returns whether all indices in the numbers are within bounds. */
 static int is_sound(const Table *table) {
     uint64_t members = 0, words = 0, nodes = 0, all_words = table->parameters.len / sizeof(uint64_t);
     for (Py_ssize_t i = 0; i < table->segment_count; i++) {
@@ -77,17 +76,17 @@ static int is_sound(const Table *table) {
     return members == (uint64_t)table->count && words == 0 && nodes == 0;
 }
 
-/* Has the table's arrays begin where they do: six counts, then what each of them counts, and where the members lay. */
+/* Points the table's arrays into the numbers: six counts, then the items of each, then the recorded addresses. */
 static int lay_out(Table *table) {
-    enum { INPUTS, MEMBERS, SLOTS, WORDS, NODES, WRITES, COUNTS };
+    enum { INPUTS, MEMBERS, SEGMENTS, WORDS, NODES, WRITES, COUNTS };
     const uint64_t *numbers = table->numbers.buf, *end = numbers + table->numbers.len / sizeof(uint64_t);
     if (end - numbers < COUNTS) return 0;
     for (int i = 0; i < COUNTS; i++)
         if (numbers[i] > (1u << 30)) return 0;
-    table->inputs = numbers[INPUTS], table->count = numbers[MEMBERS], table->segment_count = numbers[SLOTS], table->node_count = numbers[WRITES];
+    table->inputs = numbers[INPUTS], table->count = numbers[MEMBERS], table->segment_count = numbers[SEGMENTS], table->node_count = numbers[WRITES];
     table->members = (const Member *)(numbers + COUNTS);
     table->segments = (const Segment *)(table->members + numbers[MEMBERS]);
-    table->words = (const Word *)(table->segments + numbers[SLOTS]);
+    table->words = (const Word *)(table->segments + numbers[SEGMENTS]);
     table->nodes = (const uint64_t *)(table->words + numbers[WORDS]);
     table->writes = (const Write *)(table->nodes + numbers[NODES]);
     return (const uint64_t *)(table->writes + numbers[WRITES]) + numbers[MEMBERS] == end && table->inputs <= table->count;
@@ -133,9 +132,9 @@ static PyObject *table(PyObject *module, PyObject *args) {
     return capsule;
 }
 
-/* A step of a program leaves nothing of this in the caches near the core, and one line after the other would be waited for: for
- * each tensor the object, the tensor in it, and its storage. So they are asked for ahead, each when what tells its address has come.
- * An address that is none does no harm, as nothing is read from it here: neither do fields of torch's that lie elsewhere one day. */
+/* Prefetches objects, tensors and storages, each as soon as the pointer to it is there: after a step of a program none of them is in the
+ * near caches, and waiting for one cache line after the other is slow. A wrong address does no harm, as a prefetch reads nothing: so a torch
+ * with other field offsets does no harm either. */
 #define AHEAD 6
 #define STORAGE 16 /* bytes into a tensor: the pointer to its storage */
 #define OFFSET 144 /* its offset, number of elements and dtype */
@@ -159,7 +158,7 @@ static void fetch(PyObject *list, const Member *members, Py_ssize_t count, Py_ss
     }
 }
 
-/* Reads where some tensors of a list lie; returns whether all of them are there. No exception is set. */
+/* Reads the addresses of some tensors of a list; returns 0, without an exception, if one is missing. */
 static int read_addresses(PyObject *list, const Member *members, Py_ssize_t count, uint64_t *now) {
     for (Py_ssize_t i = 0; i < count; i++)
         if (members[i].index >= (uint64_t)PyList_GET_SIZE(list)) return 0;
@@ -201,7 +200,7 @@ static Executable *find(Table *table, uint64_t hash) {
     return NULL;
 }
 
-/* Whether a hash is one of the last that this was asked of. */
+/* Returns whether this was called with the same hash lately, and remembers the hash. */
 static int was_seen(Table *table, uint64_t hash) {
     for (int i = 0; i < MOST_SEEN; i++)
         if (table->seen[i] == hash) return 1;
@@ -209,7 +208,7 @@ static int was_seen(Table *table, uint64_t hash) {
     return 0;
 }
 
-/* Whether the members of a segment lie as they must: to each other, and aligned. */
+/* Returns whether the members of a segment have their distances from each other, and are aligned. */
 static int fits(const Table *table, const Segment *segment, Py_ssize_t first) {
     uint64_t base = table->now[first] - table->members[first].offset;
     for (uint64_t i = 1; i < segment->members; i++)
@@ -217,7 +216,7 @@ static int fits(const Table *table, const Segment *segment, Py_ssize_t first) {
     return (base - segment->recorded) % segment->alignment == 0;
 }
 
-/* Notes which nodes follow what lies elsewhere than `at`; returns how many, or -1 if the addresses do not fit. */
+/* Marks the nodes that use a segment whose address is not that in `at`; returns their number, or -1 if the call does not fit. */
 static Py_ssize_t to_be_written(Table *table, const uint64_t *at) {
     Py_ssize_t first = 0, count = 0;
     const uint64_t *node = table->nodes;
@@ -233,7 +232,7 @@ static Py_ssize_t to_be_written(Table *table, const uint64_t *at) {
     return count;
 }
 
-/* Has the words say where the members of the call lie. */
+/* Writes the addresses of the call into the node parameters. */
 static void follow(Table *table) {
     Py_ssize_t first = 0;
     const Word *word = table->words;
@@ -251,12 +250,12 @@ static int write_node(const Write *write, void *executable) {
     return ((int (*)(void *, void *, void *, void *))write->function)(executable, node, parameters, (void *)write->context);
 }
 
-/* Writes what was noted; returns 0, or -1 with an exception set, after which nothing is known of where it is bound. */
+/* Writes the marked nodes; returns 0, or -1 with an exception set: the addresses of the executable are unknown then. */
 static int write_noted(Table *table, Executable *executable, uint64_t hash) {
     Py_ssize_t node;
     int code = 0;
     follow(table);
-    Py_BEGIN_ALLOW_THREADS /* as `launch_by` */
+    Py_BEGIN_ALLOW_THREADS /* as in `launched_by` */
     for (node = 0; node < table->node_count; node++)
         if (table->dirty[node] && (code = write_node(&table->writes[node], (void *)executable->handle)) != 0) break;
     Py_END_ALLOW_THREADS
@@ -273,7 +272,7 @@ static int write_noted(Table *table, Executable *executable, uint64_t hash) {
     return -1;
 }
 
-/* Returns another executable, bound where the call lies; NULL with an exception set, or without one if there can be none. */
+/* Returns a new executable bound to the call's addresses; NULL with an exception set, or without one if none can be made. */
 static Executable *another_executable(Table *table, uint64_t hash, PyObject *stream) {
     follow(table);
     PyObject *made = PyObject_CallOneArg(table->make, stream);
@@ -285,7 +284,7 @@ static Executable *another_executable(Table *table, uint64_t hash, PyObject *str
     return failed || none ? NULL : add(table, handle, hash, table->now);
 }
 
-/* Returns the one that was not used for longest, but for the first, if that is long ago; otherwise the first. */
+/* Returns the least recently used executable if its last use is long ago, else the first. */
 static Executable *idle_or_first(Table *table) {
     Executable *oldest = table->all;
     for (Executable *each = table->all + 1; each < table->all + table->made; each++)
@@ -293,7 +292,7 @@ static Executable *idle_or_first(Table *table) {
     return table->calls - oldest->used > (uint64_t)table->idle ? oldest : table->all;
 }
 
-/* Returns an executable that has come to be bound where the call lies; NULL with an exception set, or without one if that does not fit. */
+/* Binds an executable to the call's addresses and returns it; NULL with an exception set, or without one if the call does not fit. */
 static Executable *rebound_executable(Table *table, uint64_t hash, PyObject *stream) {
     Executable *to = table->all;
     table->written = to_be_written(table, to->at);
@@ -307,7 +306,7 @@ static Executable *rebound_executable(Table *table, uint64_t hash, PyObject *str
     return write_noted(table, to, hash) == 0 ? to : NULL;
 }
 
-/* Returns the executable that is bound where the call lies; NULL as `rebound` does. */
+/* Returns an executable bound to the call's addresses; NULL as `rebound_executable` does. */
 static Executable *bound_executable(Table *table, PyObject *stream) {
     Executable *latest = &table->all[table->latest], *found = &table->all[latest->next];
     table->written = 0;

@@ -1,4 +1,4 @@
-"""Interface of the compiled helper, which does the work of a replay for hundreds of tensors in one call, and the same in Python.
+"""The interface of the compiled helper, which does the work of a replay in one call, and the same operations in Python.
 
 A replay compares the addresses of its inputs, and makes tensors over memory. In Python that takes 0.1 us for each tensor compared, and
 1 us for each tensor made, at every call.
@@ -29,40 +29,40 @@ class Piece(NamedTuple):
     target: int
     """Its index in the list of made tensors."""
     base: int
-    """The index of the allocation that it lies in, or ~index of an input."""
+    """The index of the allocation that the tensor lies in, or ~index of an input."""
     dtype: torch.dtype | None
-    """None: that of the base."""
+    """The dtype of the tensor; None: that of the base."""
     offset: int
-    """From the begin of the base, in elements of its own dtype."""
+    """The offset from the beginning of the base, in elements of `dtype`."""
     size: tuple[int, ...]
     stride: tuple[int, ...]
 
 
 Launch = Callable[[int, int], Any]
-"""Launches an executable on a stream. What `TensorOps.launching` returns is one for `Fused` alone."""
+"""Launches an executable on a stream. A value that `TensorOps.launching` returned works in `Fused` alone."""
 
 
 class Fused(Protocol):
-    """A recording that the compiled helper serves by itself, with counts of its calls. As a context, it keeps other threads from calling it."""
+    """A recording that the compiled helper serves, with counts of its calls. As a context manager, it holds off calls of other threads."""
 
     replays: int
     relocated: int
     written: int
     fused: int
-    look_at: int
+    next_check: int
     used: int
     """See `replay.Counts`."""
     table: Any
-    """Of `TensorOps.table`; None: the recording is closed, and serves no call."""
+    """The executable table that `TensorOps.table` returned; None: the recording is closed, and serves no call."""
     launch: Launch
     expect: Callable[[int], None] | None
-    """Raises before a launch that may not be on a stream now."""
+    """Called with the stream before a launch; raises `FallbackError` if the launch may not go to that stream now."""
 
     def __call__(self, inputs: list[Any], /) -> tuple[Any, Any] | None:
         """Serve a call, clear its inputs, and return the outputs and what `launch` has returned.
 
-        None, with nothing launched and the inputs as they were, if the recording cannot serve it. Raises what allocating, making an
-        executable, writing nodes and launching do, with the inputs as they were.
+        Returns None if the recording cannot serve the call: nothing was launched then. Raises the errors of allocating, of making an
+        executable, of writing nodes and of launching. In both cases the inputs are as they were.
         """
 
     def __enter__(self) -> object: ...
@@ -70,13 +70,13 @@ class Fused(Protocol):
 
 
 class Parts(NamedTuple):
-    """What is the same at each call that the compiled helper serves."""
+    """The arguments of `TensorOps.fused`: everything that is the same at each call of a recording."""
 
     allocate: Callable[..., Any]
     arguments: tuple[tuple[Any, ...], ...]
-    """Of each allocation."""
+    """The arguments of `allocate` for each allocation."""
     targets: tuple[int, ...]
-    """Of each allocation, its index among the call's memories."""
+    """For each allocation, its index among the memories of the call."""
     pieces: Sequence[Piece]
     picks: Sequence[tuple[int, int]]
     """See `Outputs.picks`."""
@@ -84,20 +84,20 @@ class Parts(NamedTuple):
     """See `Outputs.blank`."""
     stream: Callable[[], int]
     generators: tuple[tuple[int, Any], ...]
-    """Inputs that have to be these objects, as (index, object)."""
+    """Random number generators among the inputs, as (index, object). Another object does not fit the recording."""
     table: Any
     launch: Launch
     expect: Callable[[int], None] | None
 
 
 class TensorOps(Protocol):
-    """Work on many tensors at once."""
+    """Operations on many tensors at once."""
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """Return a function of (memories, inputs, made) that makes the pieces, and puts each into the list `made`."""
 
     def fused(self, parts: Parts) -> Fused | None:
-        """Return what serves calls by itself; None if each step of a call has to be taken in Python."""
+        """Return a recording that serves calls by itself; None if Python has to take each step of a call."""
 
     def running(
         self,
@@ -106,11 +106,11 @@ class TensorOps(Protocol):
         conditions: tuple[tuple[Callable[[], object], object], ...],
         owner: Any,
     ) -> Callable[[list[Any]], Any] | None:
-        """Return what serves a call by one of `replays`, found by the integers among the inputs; None if Python has to find it.
+        """Return a callable that serves each call by one of `replays`, found by the integer inputs; None if Python has to find it.
 
-        Each of `conditions`, as (function, value), must return that value; otherwise, and where there is no replay or it is due to be
-        looked at, it calls `owner`. If the replay cannot serve the call it calls `owner.run_by_steps(inputs)`, and if one has raised
-        before it was launched, `owner.replay_failed(inputs, exception)`.
+        It calls `owner(inputs)` where there is no replay, where the replay has reached `next_check`, or where a function in `conditions`
+        does not return the value beside it. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
+        `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
         """
 
     def tick(self) -> int:
@@ -125,26 +125,26 @@ class TensorOps(Protocol):
         make: Callable[[int], int | None],
         fail: Callable[[int, int], NoReturn],
     ) -> Any:
-        """Return a table of executables that begins with one; None if it has to be Python's, `exec_cache.ExecutableTable`.
+        """Return an executable table that holds `executable`; None: use the table in Python, `exec_cache.ExecutableTable`.
 
-        `numbers` are those of `Segments.numbers`, and `limits` how many executables there may be, `WORTH` and `IDLE_CALLS`. `make` makes
-        another one on a stream; `fail` is told what writing a node has returned, and which node.
+        `numbers` comes from `Segments.numbers`. `limits` are the maximum number of executables, `WORTH` and `IDLE_CALLS`. `make` makes
+        another executable on a stream. `fail` is called with the error code of a write and the number of the node.
         """
 
     def bind(
         self, table: Any, inputs: list[Any], memory: list[Any], stream: int, /
     ) -> tuple[int, int] | None:
-        """Return an executable that is bound where a call lies, and how many nodes were written; None if it does not fit."""
+        """Return an executable bound to the addresses of a call, and the number of nodes written; None if the call does not fit."""
 
     def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
-        """Return what launches by the driver's function at an address, for a `Fused` alone; `fail` is told what that returns but 0.
+        """Return a launch function for `Fused` that calls the driver's function at an address; None if Python has to call it.
 
-        None, if Python has to call it.
+        `fail` is called with the code that the driver returns, if that is not 0.
         """
 
 
 class PythonOps:
-    """The same without the helper."""
+    """`TensorOps` in Python, without the helper."""
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """See `TensorOps`."""
@@ -213,7 +213,7 @@ class NativeOps:
         return PythonOps().filling(pieces) if plan is None else functools.partial(self._module.fill, plan)
 
     def _plan(self, pieces: Sequence[Piece]) -> Any:
-        """Return what the module is to make; None if it cannot make one of them."""
+        """Return the plan of the helper for these pieces; None if it cannot make one of them."""
         try:
             told = [piece._replace(dtype=torch_private.dtype_code(piece.dtype)) for piece in pieces]
         except LookupError:
@@ -266,7 +266,7 @@ def _configure(module: Any) -> str | None:
 
 
 COMPILING_S = 10.0
-"""A compiler that takes longer is not waited for (0.4 s on one core)."""
+"""Seconds for which trials are put off until the compiler has finished; it takes 0.4 s on one core."""
 
 
 class Helper:

@@ -1,7 +1,7 @@
-/* A whole call of a recording: checks whether it can serve the call, allocates, binds, launches, and makes the outputs.
+/* Serves a whole call by a recording: checks whether it can, allocates, binds, launches, and makes the outputs.
  *
- * Part of `helper.c`. The steps are those of `client/replay/replay.py`, which takes them in Python where this does not serve a call. What is
- * the same at each call is worked out when the recording is kept. */
+ * Part of `helper.c`. The steps are those of `client/replay/replay.py`, which takes them where this returns NULL.
+ * Everything that is the same at each call is computed when the recording is kept. */
 
 #include <structmember.h>
 
@@ -34,7 +34,7 @@ static PyObject *launcher(PyObject *module, PyObject *args) {
     return capsule;
 }
 
-/* One recording, as it is needed at each call. */
+/* The data of one recording that each call needs. */
 typedef struct {
     PyObject_HEAD
     PyObject *allocate, *arguments; /* called with each of a tuple of tuples; each result goes */
@@ -50,7 +50,7 @@ typedef struct {
     Py_ssize_t *indices;
     PyCFunction allocator;          /* of `allocate`, if it is a function in C that takes a tuple; NULL: it is not */
     PyThread_type_lock lock;        /* a call holds it from its first look at the table to its last output */
-    long long replays, relocated, written, fused, look_at, used;
+    long long replays, relocated, written, fused, next_check, used;
 } FusedReplay;
 
 static long long uses; /* orders the calls of all recordings */
@@ -77,7 +77,7 @@ static int are_tuples(PyObject *tuple) {
     return 1;
 }
 
-/* Returns the numbers of a tuple, all of which are indices of as many items; NULL with an exception set. */
+/* Returns the indices in a tuple, each of which is below the length of the tuple; NULL with an exception set. */
 static Py_ssize_t *indices_of(PyObject *tuple) {
     Py_ssize_t count = PyTuple_GET_SIZE(tuple), *indices = PyMem_Malloc((count + 1) * sizeof(Py_ssize_t));
     if (indices == NULL) return (Py_ssize_t *)PyErr_NoMemory();
@@ -98,7 +98,7 @@ static PyObject *hidden_list(Py_ssize_t size) {
     return list;
 }
 
-/* Puts the same into each place of a list: what a call has put there is held by whoever was given its outputs. */
+/* Sets each item of a list to one object. Items that a call has put there are held by the receiver of its outputs. */
 static void reset(PyObject *list, PyObject *to) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) Py_XSETREF(((PyListObject *)list)->ob_item[i], Py_XNewRef(to));
 }
@@ -131,7 +131,7 @@ static PyObject *new_replay(PyTypeObject *type, PyObject *args, PyObject *keywor
                                   &self->table, &self->launch, &self->expect);
     PyObject **all[] = OBJECTS(self);
     for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) Py_XINCREF(*all[i]);
-    self->look_at = PY_SSIZE_T_MAX;
+    self->next_check = PY_SSIZE_T_MAX;
     if (parsed && begin_replay(self) == 0) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -198,7 +198,7 @@ static const Executable *ready(FusedReplay *self, Table *table, PyObject *inputs
         if (expected == NULL) return NULL;
         Py_DECREF(expected);
     }
-    /* First, so that nothing is allocated for what has no address. */
+    /* Addresses are read first, so that nothing is allocated for inputs that are no tensors. */
     if (!read_inputs(table, inputs) || allocate(self) < 0 || !read_memory(table, self->memory)) return NULL;
     return bound_executable(table, stream);
 }
@@ -210,8 +210,7 @@ static PyObject *outputs_of(FusedReplay *self, PyObject *inputs) {
     return picked(PyCapsule_GetPointer(self->picks, PICKS), (PyObject *[]){self->memory, self->made, inputs}, self->blank);
 }
 
-/* Returns the outputs of a call, and in `launched` what launching has returned; NULL with an exception set, or without one if it does not
- * serve the call. Holds `lock`. */
+/* Returns the outputs of a call, and in `launched` the result of the launch; NULL with an exception set, or without one if it cannot serve the call. Holds `lock`. */
 static PyObject *served(FusedReplay *self, PyObject *inputs, PyObject **launched) {
     if (self->table == Py_None || !are_same_generators(self, inputs)) return NULL;
     PyObject *result = NULL, *stream = PyObject_CallNoArgs(self->stream), *table = Py_NewRef(self->table);
@@ -232,7 +231,7 @@ static PyObject *served(FusedReplay *self, PyObject *inputs, PyObject **launched
     return result;
 }
 
-/* Does so for one thread at a time, and clears the list of inputs. */
+/* Calls `served` for one thread at a time, and clears the list of inputs. */
 static PyObject *replayed(FusedReplay *self, PyObject *inputs, PyObject **launched) {
     enter(self);
     PyObject *result = served(self, inputs, launched);
@@ -264,7 +263,7 @@ static PyMemberDef replay_members[] = {
     {"relocated", T_LONGLONG, offsetof(FusedReplay, relocated), 0, "Calls for which a node was written."},
     {"written", T_LONGLONG, offsetof(FusedReplay, written), 0, "Nodes written."},
     {"fused", T_LONGLONG, offsetof(FusedReplay, fused), 0, "Calls served by the helper alone."},
-    {"look_at", T_LONGLONG, offsetof(FusedReplay, look_at), 0, "`run` leaves calls to the owner once so many were served."},
+    {"next_check", T_LONGLONG, offsetof(FusedReplay, next_check), 0, "From this number of replays on, `run` leaves calls to the owner."},
     {"used", T_LONGLONG, offsetof(FusedReplay, used), 0, "When it was used last, as `tick` counts."},
     {NULL}};
 
@@ -298,7 +297,7 @@ static FusedReplay *replay_of(PyObject *replays, PyObject *integers, PyObject *i
     return found != NULL && Py_TYPE(found) == &replay_type ? (FusedReplay *)Py_NewRef(found) : NULL;
 }
 
-/* Whether each of (function, value) returns that; no exception is set: the owner asks again, and meets it. */
+/* Returns whether each function returns the value beside it. Clears exceptions: the owner calls the function again, and raises. */
 static int hold(PyObject *conditions) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(conditions); i++) {
         PyObject *pair = PyTuple_GET_ITEM(conditions, i);
@@ -335,7 +334,7 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t given) 
     }
     PyObject *inputs = args[INPUTS], *owner = args[OWNER], *launched = NULL, *result = NULL;
     FusedReplay *replay = PyList_Check(inputs) ? replay_of(args[REPLAYS], args[INTEGERS], inputs) : NULL;
-    if (replay == NULL || replay->replays >= replay->look_at || !hold(args[CONDITIONS])) {
+    if (replay == NULL || replay->replays >= replay->next_check || !hold(args[CONDITIONS])) {
         Py_XDECREF(replay);
         return PyObject_CallOneArg(owner, inputs);
     }

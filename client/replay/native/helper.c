@@ -1,8 +1,8 @@
-/* Does in one call what a replay has to do with hundreds of tensors: sees where they lie and how many hold them, makes some.
+/* Does the work of a replay on hundreds of tensors in one call: reads their addresses, and makes tensors.
  *
- * Built by `client/replay/native/build.py` with nothing but a C compiler and Python's headers. Of torch it needs four functions of libtorch's
- * stable C interface, the one that makes a Python object of a tensor, and where in such an object its tensor is, which
- * `configure` is told. The Python that does the same is in `client/replay/native/ffi.py`. */
+ * Built by `client/replay/native/build.py` with nothing but a C compiler and Python's headers. `configure` receives four functions of
+ * libtorch's stable C interface, the function that wraps a tensor in a Python object, and the offset of the tensor in that object.
+ * `client/replay/native/ffi.py` does the same in Python. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -39,7 +39,7 @@ static PyObject *configure(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Whether a type that was not seen lately is one of tensors. */
+/* Returns whether a type that was not seen lately is a subtype of Tensor. */
 static int is_subtype(PyTypeObject *type) {
     if (torch.type == NULL || !PyType_IsSubtype(type, torch.type)) return 0;
     Py_INCREF(type); /* no other type must get its address */
@@ -50,7 +50,7 @@ static int is_subtype(PyTypeObject *type) {
     return 1;
 }
 
-/* Asking Python for each of hundreds, thrice, takes as long as all else. */
+/* Caches types: asking Python for each of hundreds of tensors takes as long as the rest of a call. */
 static inline int is_tensor(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     return type == torch.subtypes[0] || type == torch.subtypes[1] || is_subtype(type);
@@ -83,7 +83,7 @@ static PyObject *item(PyObject *list, Py_ssize_t index) {
     return is_within(list, index) ? PyList_GET_ITEM(list, index) : NULL;
 }
 
-/* --- looking ---------------------------------------------------------------------------------------------------------- */
+/* --- reading lists ---------------------------------------------------------------------------------------------------------- */
 
 static PyObject *places(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     if (!are_lists(args, given, 1)) return NULL;
@@ -99,7 +99,7 @@ static PyObject *places(PyObject *module, PyObject *const *args, Py_ssize_t give
     return found;
 }
 
-/* --- making ----------------------------------------------------------------------------------------------------------- */
+/* --- making tensors ----------------------------------------------------------------------------------------------------------- */
 
 #define PLAN "pygraph.plan"
 #define MAX_DIMENSIONS 64
@@ -179,7 +179,7 @@ static PyObject *plan(PyObject *module, PyObject *const *args, Py_ssize_t given)
     return capsule;
 }
 
-/* The latest tensor that was seen as one of another type: making one takes longer than all else, and what comes next may want it, too. */
+/* Caches the latest tensor that was viewed as another dtype: a view costs most, and the next piece often needs the same one. */
 typedef struct {
     Py_ssize_t from;
     int32_t dtype;
@@ -191,7 +191,7 @@ static void forget(View *view) {
     view->tensor = NULL;
 }
 
-/* Returns 0 and, in `view`, a tensor as one of a piece's type. */
+/* Returns 0 and, in `view`, the tensor viewed with the dtype of a piece. */
 static int see(View *view, void *tensor, const Piece *piece) {
     if (view->tensor != NULL && view->from == piece->from && view->dtype == piece->dtype) return 0;
     forget(view);
@@ -234,7 +234,7 @@ static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t given)
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-/* Pairs of (list, index): of three lists, the items in their order. */
+/* The picks: for each output a pair (list, index), which names an item of one of three lists. */
 typedef struct {
     Py_ssize_t count;
     Py_ssize_t pairs[];
@@ -265,14 +265,14 @@ static PyObject *picks(PyObject *module, PyObject *const *args, Py_ssize_t given
     return capsule;
 }
 
-/* Where a pick is found, in one of three lists; NULL with an exception set if it is beyond the end. */
+/* Returns the item of a pick in one of three lists; NULL with an exception set if the index is beyond the end. */
 static PyObject **pick(const Picks *picks, PyObject *const *lists, Py_ssize_t i) {
     PyObject *list = lists[picks->pairs[2 * i]];
     Py_ssize_t index = picks->pairs[2 * i + 1];
     return is_within(list, index) ? &((PyListObject *)list)->ob_item[index] : NULL;
 }
 
-/* Returns a tuple of what is picked; what is not in `made`, the second list, is in `blank`. */
+/* Returns a tuple of the picked items; items that are NULL in `made`, the second list, come from `blank`. */
 static PyObject *picked(const Picks *picks, PyObject *const *lists, PyObject *blank) {
     PyObject *result = PyTuple_New(picks->count);
     for (Py_ssize_t i = 0; result != NULL && i < picks->count; i++) {
@@ -289,29 +289,29 @@ static PyObject *picked(const Picks *picks, PyObject *const *lists, PyObject *bl
 
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
-     "configure(type, offset, get_data_ptr, reinterpret, view_as, destroy, wrap): of tensors, where in an object one is, and functions."},
-    {"places", (PyCFunction)(void (*)(void))places, METH_FASTCALL, "places(tensors): where each lies."},
+     "configure(type, offset, get_data_ptr, reinterpret, view_as, destroy, wrap): the tensor type, its C++ pointer's offset, and functions."},
+    {"places", (PyCFunction)(void (*)(void))places, METH_FASTCALL, "places(tensors): return the address of each."},
     {"plan", (PyCFunction)(void (*)(void))plan, METH_FASTCALL,
-     "plan(pieces): what `fill` makes: (target, from, dtype, offset, size, stride) each, `from` a memory or ~input."},
+     "plan(pieces): return the plan of `fill`; a piece is (target, from, dtype, offset, size, stride), `from` a memory or ~input."},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,
      "fill(plan, memory, inputs, made): put tensors over memory and inputs into `made`."},
-    {"picks", (PyCFunction)(void (*)(void))picks, METH_FASTCALL, "picks(pairs): where a FusedReplay finds its outputs: (list, index) each."},
+    {"picks", (PyCFunction)(void (*)(void))picks, METH_FASTCALL, "picks(pairs): return the places of the outputs of a FusedReplay, each as (list, index)."},
     {"launcher", launcher, METH_VARARGS,
-     "launcher(function, fail): what a FusedReplay launches by without Python: the address of an int (*)(void *executable, void *stream), and\n"
-     "what is called with what that has returned, if it is not 0, and raises."},
+     "launcher(function, fail): return a launch function for a FusedReplay. `function` is the address of an int (*)(void *executable,\n"
+     "void *stream); `fail` is called with its result if that is not 0, and raises."},
     {"table", table, METH_VARARGS,
-     "table(numbers, words, executable, limit, worth, idle, make, fail): the executables of a graph, of which there is one, and `limit` at\n"
-     "most: `numbers` are 64 bits each (see `Segments.numbers`); make(stream) returns another one or None, fail(code, node) raises."},
+     "table(numbers, words, executable, limit, worth, idle, make, fail): return the table of a graph with one executable, and `limit` at\n"
+     "most; `numbers`: see `Segments.numbers`. make(stream) returns another executable or None, fail(code, node) raises."},
     {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL,
-     "bind(table, inputs, memory, stream): return (executable, how many nodes were written), or None if they do not fit."},
-    {"tick", tick, METH_NOARGS, "tick(): the next number in the order of all calls."},
+     "bind(table, inputs, memory, stream): return (executable, number of nodes written), or None if the call does not fit."},
+    {"tick", tick, METH_NOARGS, "tick(): return the next number in the order of all calls."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(replays, integers, conditions, owner, inputs): serve a call by the FusedReplay of its size, the inputs at `integers`, if each of\n"
-     "`conditions`, as (function, value), returns that. Otherwise owner(inputs), owner.run_by_steps(inputs) or\n"
+     "`conditions`, a (function, value), holds. Otherwise call owner(inputs), owner.run_by_steps(inputs) or\n"
      "owner.replay_failed(inputs, exception)."},
     {NULL, NULL, 0, NULL}};
 
-/* In two phases, so that it is not put where a user's own module of this name would be looked for. */
+/* Initialised in two phases, so that it is not entered in `sys.modules`, where a user's module may have this name. */
 static int add_types(PyObject *module) { return PyModule_AddType(module, &replay_type); }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_types}, {0, NULL}};
