@@ -34,9 +34,9 @@ class Setting(Generic[_T]):
 class Config:
     """All settings, lengths of time in seconds.
 
-    `idle_exit`: the daemon ends after this time without a request; 0: never. `housekeeping`: the interval at which the spool
-    is read and hit counts are written. `lease`: how long a process may measure a graph alone, unless it asks again. `log`: the
-    least severe level that is logged, one of `LOG_LEVELS`.
+    `idle_exit`: the daemon ends after this time without a request; 0: never. `housekeeping`: the interval at which the spool is read and
+    hit counts are written. `lease`: the time for which a process may measure a graph alone, until it renews the lease. `log`: the least
+    severe level that is logged, one of `LOG_LEVELS`.
     """
 
     idle_exit: Setting[float]

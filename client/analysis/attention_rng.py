@@ -1,7 +1,7 @@
 """Finds, in a printed FX graph, the RNG state that attention passes from a forward to its backward. Imports no torch.
 
-The state is the seed and offset of the random numbers of dropout. Without dropout no kernel writes it, so each run has other values
-there, and verification must not compare them. Memory-efficient attention has it on the CPU in KERNELS, and on the GPU in a GRAPH.
+The state is the seed and offset of dropout. Without dropout no kernel writes it, so its values differ from run to run, and verification
+must not compare them. Memory-efficient attention has it on the CPU in KERNELS, and on the GPU in a GRAPH.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """An operator of attention: the position of its `dropout_p`, and its results that are written only if that is not 0, or never."""
+    """An attention operator: the position of its `dropout_p`, and the results that it writes only if that is not 0, or never."""
 
     dropout: int
     if_it_drops: frozenset[int]
@@ -40,7 +40,7 @@ _NAMED_DROPOUT = re.compile(r"dropout_p = (.*)")
 
 
 def undefined_outputs(text: str) -> frozenset[int]:
-    """Return the indices of outputs that no kernel writes, in a printed graph. Operators that are not understood are left out."""
+    """Return the indices of outputs of a printed graph that no kernel writes. Unknown uses of an operator are left out."""
     calls = {
         name: _unwritten(_OPERATORS[operator], arguments) for name, operator, arguments in _CALL.findall(text)
     }
@@ -107,7 +107,7 @@ class RngState:
 
 
 def _where(mine: Sequence[Sequence[int | None]], of_graph: Iterable[int]) -> tuple[int, ...]:
-    """Return the indices, within a partition, of those of the graph's indices that the partition has."""
+    """Map indices of the graph to indices of a partition; those that the partition lacks are left out."""
     return tuple(index for each in of_graph for index, own in enumerate(mine) if each in own)
 
 
@@ -129,7 +129,7 @@ def has_rng_state(text: str) -> bool:
 
 
 def rng_state_of(text: str) -> RngState | None:
-    """Return the RNG state of a printed graph; None if it is used otherwise than passed from a forward to a backward."""
+    """Return the RNG state of a printed graph; None if it is used for more than passing it to a backward."""
     if not has_rng_state(text):
         return RngState()
     try:
@@ -139,7 +139,7 @@ def rng_state_of(text: str) -> RngState | None:
 
 
 class _NotUnderstoodError(Exception):
-    """A graph uses RNG state otherwise, or its text is not understood."""
+    """A graph uses RNG state in another way, or its text cannot be parsed."""
 
 
 class _Reading:
@@ -171,7 +171,7 @@ class _Reading:
         return RngState(**{kind: tuple(indices) for kind, indices in found.items()})
 
     def _handed_over(self, name: str | None) -> list[int]:
-        """Return the index of the output that a result is, in a list; empty if nothing uses the result."""
+        """Return, as a list, the index of the output that holds a result; an empty list if nothing uses the result."""
         if name is None or self._uses[name] == 1:
             return []
         if self._uses[name] == 2 and name in self._returns:
@@ -179,7 +179,7 @@ class _Reading:
         raise _NotUnderstoodError
 
     def _taken(self, name: str) -> int:
-        """Return the index of an input that one operator takes and nothing else."""
+        """Return the index of an input whose only user is this operator."""
         if self._uses[name] == 2 and name in self._takes:
             return self._takes.index(name)
         raise _NotUnderstoodError

@@ -22,7 +22,7 @@ class GraphFacts:
     state: RngState = RngState()  # noqa: RUF009 - it is frozen
     """Scalars that are on the CPU in KERNELS, and on the GPU in a GRAPH."""
     is_repeatable: bool = True
-    """Whether it runs nothing but kernels of PyTorch, Inductor or Triton, so that a further launch is harmless."""
+    """Whether all kernels are PyTorch's, Inductor's or Triton's, so that a further launch is harmless."""
     is_vouched: bool = True
     """Whether it is repeatable, or the user vouches for its other operators."""
     saved: frozenset[int] = frozenset()

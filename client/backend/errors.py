@@ -6,7 +6,7 @@ import enum
 
 
 class LayoutMismatch(enum.Enum):
-    """How the inputs of a call differ from the layout that a recording can serve."""
+    """A difference between the inputs of a call and the layout of its recording."""
 
     OVERLAP = "inputs that shared memory when it was recorded lie otherwise"
     ALIGNMENT = "an input is not aligned as it was when it was recorded"
@@ -16,7 +16,7 @@ class FallbackError(Exception):
     """A recording cannot serve one call, which runs as KERNELS instead; the text is the reason."""
 
     mismatch: LayoutMismatch | None = None
-    """What another recording would have to support to serve the call, if one could."""
+    """The layout that another recording would have to support to serve the call; None: no recording could."""
 
 
 class LayoutMismatchError(FallbackError):

@@ -1,4 +1,4 @@
-"""Lists the operators that may run inside a CUDA graph, as they do nothing on the host that a later call could depend on.
+"""Lists the operators that may be captured, as they do nothing on the host that later calls depend on.
 
 A captured operator's host code runs once, when the graph is recorded. An operator that reads a Python variable, counts its calls or keeps
 a workspace would hand out old results from then on. So an operator may be captured if it is one of PyTorch's or Inductor's, if it is
@@ -63,7 +63,7 @@ PURE_HIGHER_ORDER = frozenset(
         "wrap_with_set_grad_enabled",
     }
 )  # fmt: skip
-"""Operators that take functions, and run nothing on the host but these, which are printed with the graph.
+"""Operators that take functions and run only these on the host; the functions are printed with the graph.
 
 `cond` and `while_loop` are not among them: they read a condition on the host."""
 
@@ -76,7 +76,7 @@ def is_name(text: str) -> bool:
 
 
 def not_vouched(operators: Iterable[str], by_user: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the operators that nobody vouches for, sorted; each is a `namespace::operator`."""
+    """Return the operators that neither this list nor the user vouches for, sorted; each is a `namespace::operator`."""
     vouched = OF_PYTORCH | OF_OTHERS | {*by_user}
     return tuple(sorted({each for each in operators if not _is_vouched(each, vouched)}))
 

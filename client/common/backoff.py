@@ -1,4 +1,4 @@
-"""Spaces out attempts at something that may go on failing."""
+"""Lengthens the waits between attempts that keep failing."""
 
 from __future__ import annotations
 

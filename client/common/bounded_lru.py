@@ -12,7 +12,7 @@ _V = TypeVar("_V")
 
 
 class BoundedLRU(dict[_K, _V]):
-    """A dict of at most `limit` entries, the least recently set one first; setting one more drops that one, and tells `dropped` its key.
+    """A dict of at most `limit` entries. Beyond that, setting an entry drops the least recently set one, and calls `dropped` with its key.
 
     Reading an entry is as fast as in a dict, and does not count as its use: for that, set it again.
     """

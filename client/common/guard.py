@@ -16,7 +16,7 @@ MAX_CHARACTERS = 200
 
 
 class guarded:  # noqa: N801 - it is used as `contextlib.suppress` is
-    """Runs code of ours that may fail without harm: `with guarded(report, what):`, or `result = guarded(report, what)(action)`.
+    """Runs our own code, whose exceptions are counted: `with guarded(report, what):`, or `result = guarded(report, what)(action)`.
 
     An exception ends the block, or has the call return None. It is counted in the report (None: written to standard error) as `what`, its
     type, and if `in_full` its text; each text is counted apart. Has no state of its own, so threads may share it.

@@ -31,7 +31,7 @@ def info(text: str, *values: object) -> None:
 
 
 def warning(text: str, *values: object) -> None:
-    """Log something of ours that did not work, although the program goes on. Raises nothing."""
+    """Log a failure of PyGraph after which the program goes on. Raises nothing."""
     _log(logging.WARNING, text, values)
 
 

@@ -31,10 +31,10 @@ def write(target: Path, data: bytes, suffix: str = "") -> None:
     if descriptor is not None:
         _write_into_open_file(descriptor, data)
         return
-    there = _look_at(path)
+    there = _lstat(path)
     if suffix and (there is None or stat.S_ISREG(there.st_mode)):
         path, descriptor = _follow(path.with_name(f"{path.name}{suffix}"))
-        there = _look_at(path)
+        there = _lstat(path)
     if (
         there is None or stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
     ):  # a link of another user's
@@ -48,7 +48,7 @@ def write(target: Path, data: bytes, suffix: str = "") -> None:
         _write_into_device(path, data)
 
 
-def _look_at(path: Path) -> os.stat_result | None:
+def _lstat(path: Path) -> os.stat_result | None:
     try:
         return path.lstat()
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def _follow(path: Path) -> tuple[Path, int | None]:
         own = _OWN_FILES.fullmatch(str(folder))
         if own is not None and int(own[1]) == os.getpid() and path.name.isdecimal():
             return path, int(path.name)
-        there = _look_at(path)
+        there = _lstat(path)
         if there is None or not stat.S_ISLNK(there.st_mode) or there.st_uid not in {0, os.geteuid()}:
             return path, None
         path = folder / path.readlink()

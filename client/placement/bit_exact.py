@@ -1,8 +1,8 @@
-"""Which values computed on the CPU from small inputs have the same bits when the GPU computes them; used by `gpu_recompute.py`.
+"""Finds CPU values, computed from small inputs, that have the same bits when the GPU computes them (for `gpu_recompute.py`).
 
-Taken are wrapping integer arithmetic, comparisons, logic, `where` between numbers of one dtype, and changes of shape. Not taken are
-three things that Inductor's kernels compute otherwise: index values (`torch.arange`) beyond 32 bits, index values that are cast to a
-narrower dtype, and numbers that a 16-bit float would round.
+Accepted: wrapping integer arithmetic, comparisons, logic, `where` between numbers of one dtype, and changes of shape. Refused, since
+Inductor's kernels differ there: index values (`torch.arange`) beyond 32 bits or cast to a narrower dtype, and numbers that a 16-bit float
+would round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Placement of constants: CPU values that are known at compilation go to the GPU once, instead of at every call.
+"""Places constants on the GPU: CPU values that are known at compilation go there once, instead of at every call.
 
 A constant is a literal tensor of the program (`torch.tensor([0, 2])` in a forward) or is computed from such tensors. It is computed
 here, on the CPU, with the bits of a program that is not compiled. Copies to the GPU and indices into a GPU tensor then read the GPU's

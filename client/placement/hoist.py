@@ -1,4 +1,4 @@
-"""CPU arithmetic on a graph's small inputs: it stays on the CPU, moves to the beginning of the graph, and only its results are sent.
+"""Moves CPU arithmetic on a graph's small inputs to the beginning of the graph: it stays on the CPU, and only results are sent.
 
 Examples are a bias correction from a step counter, or a table of distances from a position. Left in place, PyTorch copies each result
 while the host waits, or computes on the GPU a value that the CPU then waits for (a counter that is changed in place). Results of one dtype
@@ -48,7 +48,7 @@ _MAKERS = frozenset({aten.full.default, aten.scalar_tensor.default, prims.iota.d
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """CPU inputs that are computed with together, and the CPU values that are computed from them."""
+    """CPU inputs that meet in a computation, and the CPU values that are computed from them."""
 
     inputs: dict[Node, None] = field(default_factory=dict)
     computed: dict[Node, None] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Group:
 
     @property
     def values(self) -> tuple[Node, ...]:
-        """Inputs and computed values."""
+        """The inputs, followed by the computed values."""
         return (*self.inputs, *self.computed)
 
     @property

@@ -1,9 +1,9 @@
-"""Placement of small CPU inputs of a graph: a temperature, a learning rate, a buffer left on the CPU.
+"""Places small CPU inputs of a graph on the GPU: a temperature, a learning rate, a buffer left on the CPU.
 
-They are sent to the GPU before the captured part runs, when they have changed (`upload.py`). PyTorch copies them at every call, and
-does not capture from the first to the last of them. Three kinds of use are changed: copies to the GPU, indices into GPU tensors, and
-scalars of element-wise operators. The same uses of values computed from inputs are changed, too: the GPU computes the value if the bits are the
-same (`gpu_recompute.py`), or the CPU computes and sends it (`hoist.py`). CPU uses of an input, and a returned input, stay as they are.
+They are sent before the captured partition runs, if they have changed (`upload.py`). PyTorch copies them at every call, and captures
+nothing between the first and the last of their uses. Three kinds of use are changed: copies to the GPU, indices into GPU tensors, and
+scalars of element-wise operators. The same uses of values computed from inputs are changed, too: the GPU computes the value if the bits are
+the same (`gpu_recompute.py`), or the CPU computes and sends it (`hoist.py`). CPU uses of an input, and a returned input, stay as they are.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
 
 
 def ping(path: Path, timeout_s: float = _PING_TIMEOUT_S) -> Ping | None:
-    """Return the daemon's answer, or None if nobody answers there: that, and nothing else, is "not running"."""
+    """Return the daemon's answer; None, which means "not running", if nothing listens on the socket."""
     try:
         status, body = _ask(path, "GET", "/v1/ping", timeout_s=timeout_s)
         return decode(Ping, body) if status == http.HTTPStatus.OK else None

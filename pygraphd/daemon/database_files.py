@@ -27,7 +27,7 @@ BALLAST_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """Which file lies at a path: another one, or none, means that somebody took ours away."""
+    """The identity of the file at a path. If it has changed, somebody removed or replaced our database."""
 
     device: int
     inode: int

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, by the kernel's word (SO_PEERCRED), and whether it still lives."""
+"""Identify the process at the other end of a Unix socket by SO_PEERCRED, and find out whether it still lives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def peer_of(connection: socket.socket) -> Peer:
 def birth_of(pid: int) -> int | None:
     """Return when a process was started, in clock ticks since boot; None if there is none, or only its exit code is left.
 
-    With the pid it names a process for good: pids are used again.
+    Together with the pid it identifies a process, since pids are used again.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()

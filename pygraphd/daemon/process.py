@@ -50,7 +50,7 @@ def run(locations: Locations, config: Config) -> Exit:
 
 
 def _lock_or_find_daemon(locations: Locations) -> DaemonLock | None:
-    """Return the lock, or None once another daemon answers; raises CommandError if its holder does neither for long."""
+    """Return the lock, or None once another daemon answers; raises CommandError if its holder neither answers nor ends."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:

@@ -251,7 +251,7 @@ def rederive_entries(
 
 
 def weighed(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> dict[Key, list[Row]]:
-    """Return, by entry, one measurement of each deployment that its decision rests on, for the entries that `where` selects."""
+    """Return, for each entry that `where` selects, the measurements that its decision rests on, one for each deployment."""
     decision, measurement = tables.Decision, tables.Measurement
     query = sa.select(*sa.inspect(measurement).columns).join(
         decision,

@@ -137,7 +137,7 @@ def measurement_of(row: Row) -> Measurement:
 
 
 def summary(outcomes: Sequence[Outcome], unmeasured: int, *, dry_run: bool) -> RederiveAnswer:
-    """Return the answer that tells of all outcomes, the most frequent first."""
+    """Return the answer with the counts of all outcomes, the most frequent first."""
     kept = Counter(outcome.kept for outcome in outcomes if outcome.kept is not None)
     moves = Counter(
         (outcome.before.deployment, outcome.after.deployment)

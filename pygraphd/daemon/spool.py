@@ -30,7 +30,7 @@ _ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class SpoolState:
-    """The number of files that wait, and of files set aside as unreadable."""
+    """The number of waiting files, and of files set aside as unreadable."""
 
     waiting: int
     bad: int

@@ -43,7 +43,7 @@ class Environment(Base):
 
 
 class Graph(Base):
-    """One captured region: `schema.messages.Graph`."""
+    """One partition of a compiled graph: `schema.messages.Graph`."""
 
     __tablename__ = "graph"
     __table_args__ = _STRICT

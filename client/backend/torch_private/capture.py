@@ -20,7 +20,7 @@ def current_stream(device: torch.device) -> Callable[[], int]:
 
 
 def stream_watch(device: torch.device) -> Callable[[], Callable[[], bool]]:
-    """Return a function that returns, for the current stream of a device, a function that says whether the stream is known to be idle."""
+    """Return a factory: its result for the current stream is a function that returns whether that stream is known to be idle."""
     return functools.partial(_watch_stream, device) if device.type == "cuda" else lambda: bool
 
 
@@ -157,7 +157,7 @@ def _clean_up_after_capture(
 
 
 def release_pool(device_index: int, pool: Pool) -> None:
-    """Drop one use of a pool: its free memory goes back to the driver when the allocator next empties its cache."""
+    """Drop one reference to a pool: its free memory returns to the driver when the allocator next empties its cache."""
     torch._C._cuda_releasePool(device_index, pool)
 
 

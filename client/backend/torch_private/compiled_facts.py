@@ -110,7 +110,7 @@ def _partition_maps(compiled: Any) -> tuple[PartitionMap, ...]:
 
 
 def _outputs_of_graph(own: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return the outputs of the graph that an output of a partition is: torch 2.15 names all of them, earlier versions one or None."""
+    """Return the graph's outputs that are the same tensor as an output of a partition. Before torch 2.15 that is at most one."""
     if own is None:
         return ()
     return (own,) if isinstance(own, int) else tuple(own)

@@ -27,7 +27,7 @@ def graphs_are_split() -> bool:
 
 
 class _Splitting(threading.local):
-    """How the graph is split for which this thread generates code."""
+    """The splitting of the graph for which this thread generates code."""
 
     operators: frozenset[str] = frozenset()
     """The host operators that the graph is split around, each as `namespace::operator`."""
@@ -145,7 +145,7 @@ def _wrapped_elsewhere(partition: Runnable, metadata: object) -> Runnable:
 
 
 def somebody_wraps_partitions() -> bool:
-    """Return whether a wrapper of partitions is set, by the user or by PyGraph."""
+    """Return whether a wrapper of partitions is set, be it the user's or PyGraph's."""
     utils: Any = importlib.import_module("torch._inductor.utils")
     return utils._unstable_customized_partition_wrapper.wrapper is not None
 
