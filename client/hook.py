@@ -21,7 +21,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Leave what is compiled from now on to PyTorch; see `pygraphd.disable`."""
+    """Leave later compilations to PyTorch; see `pygraphd.disable`."""
     _hook.disable()
 
 

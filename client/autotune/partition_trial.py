@@ -211,7 +211,7 @@ class PartitionTrial:
         candidates, trial = self._candidates, self._trial
         if trial is None or candidates is None:
             return self._call(inputs)  # another thread has decided meanwhile
-        if candidates.possible == candidates.offered and trial.next_arm() is not None:
+        if candidates.possible == candidates.offered and trial.next_deployment() is not None:
             self._guarded(lambda: self._decisions.renew(self.pending))
             return trial.call(inputs)
         self._decide(trial)

@@ -45,7 +45,7 @@ class Trial:
         self._calls = 0
         self._ms = 0.0
 
-    def next_arm(self) -> Deployment | None:
+    def next_deployment(self) -> Deployment | None:
         """Return the deployment of the next call; None: the trial is over. To be asked once before each call.
 
         Noisy samples are taken again, at most `MAX_CYCLES` times.
@@ -89,7 +89,7 @@ class Trial:
         return self._sampler.measurements()
 
     def price_ms(self, deployment: Deployment) -> float:
-        """Return the host time of the calls beyond what they would have taken in `deployment`."""
+        """Return the extra host time of the trial: that of its calls less their time in `deployment`, in ms."""
         host_us = [each.host_us for each in self.measurements() if each.deployment is deployment]
         return max(0.0, self._ms - self._calls * sum(host_us) / 1e3)
 

@@ -1,7 +1,7 @@
 """The order of a trial's calls: GRAPH, KERNELS, GRAPH, with as many samples of GRAPH before KERNELS as after.
 
 Costs drift while they are measured: clocks rise, caches fill, queues grow. Half of GRAPH's samples come before those of KERNELS and half
-after, so that a steady drift adds the same to both. Knows nothing of torch.
+after, so that a steady drift adds the same to both. Needs no torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Validates a decision of another user or host: it is used at once, and timed on a few calls.
 
-If a call takes here what the entry claims, within a tolerance, the decision is kept. If not, the partition is measured anew.
+If the times agree with the cost in the entry, within a tolerance, the decision is kept. If not, the partition is measured anew.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_CALLS = 1_024
 class Validation:
     """Runs a partition by a foreign decision, and times it; call it with Inductor's list of inputs.
 
-    `cost` is the cost that the entry states for calls with the integer inputs `sizes`. `settle(holds)` is called once, with the outcome,
+    `cost` is the cost that the entry states for calls with the integer inputs `sizes`. `finish(holds)` is called once, with the outcome,
     and returns the callable that runs from then on.
     """
 
@@ -40,7 +40,7 @@ class Validation:
         cost: Cost,
         sizes: tuple[int, ...],
         candidates: Candidates,
-        settle: Callable[[Candidates, bool], Runnable],
+        finish: Callable[[Candidates, bool], Runnable],
         decisions: DecisionService,
     ) -> None:
         self._pending = pending
@@ -49,7 +49,7 @@ class Validation:
         self._sizes = sizes
         self._candidates = candidates
         self._call = candidates.runnable(deployment)
-        self._settle: Callable[[Candidates, bool], Runnable] | None = settle
+        self._finish: Callable[[Candidates, bool], Runnable] | None = finish
         self._decisions = decisions
         # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
         self._guarded = guarded(decisions.report, "checking")
@@ -60,7 +60,7 @@ class Validation:
         decisions.open(pending, self, lease=False)
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
-        if self._settle is None or not self._in_timed_call.acquire(blocking=False):
+        if self._finish is None or not self._in_timed_call.acquire(blocking=False):
             return self._call(inputs)
         try:
             return self._timed_call(inputs)
@@ -73,7 +73,7 @@ class Validation:
             self._end(holds=True)  # nothing can be compared, or timed
         elif self._guarded(self._trial.is_measured):
             self._guarded(self._judge)
-        if self._settle is None or self._trial.is_in_a_capture():
+        if self._finish is None or self._trial.is_in_a_capture():
             return self._call(inputs)
         return self._trial.call(inputs)
 
@@ -88,8 +88,8 @@ class Validation:
             self._trial = Trial(self._candidates, self._guarded, only=self._deployment)
 
     def _end(self, *, holds: bool) -> None:
-        settle, self._settle = self._settle, None
-        if settle is None:
+        finish, self._finish = self._finish, None
+        if finish is None:
             return
         self._guarded(lambda: self._decisions.validated(self._pending, holds=holds, disputed=DISPUTED))
-        self._call = self._guarded(lambda: settle(self._candidates, holds)) or self._call
+        self._call = self._guarded(lambda: finish(self._candidates, holds)) or self._call

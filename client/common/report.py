@@ -203,7 +203,7 @@ def _text(decided: Decision | Deployed) -> str:
 
 
 def claim_summary() -> None:
-    """Make this process the one that writes the summary file itself; processes that it starts write beside it."""
+    """Reserve the name of the summary file for this process; processes that it starts add a suffix to the name."""
     target = os.environ.get(SUMMARY_VARIABLE)
     if target and _OWNER_VARIABLE not in os.environ:
         os.environ[_OWNER_VARIABLE] = str(os.getpid())
@@ -214,8 +214,8 @@ def claim_summary() -> None:
 def write_summary(report: Report) -> None:
     """Write the summary if it is asked for; raises OSError if it cannot be written.
 
-    A process that was started by the one that claimed the file adds `.RANK` (or its process id) to the name, so that workers do not
-    overwrite the program's own summary. It writes nothing if it compiled nothing.
+    A child process adds `.RANK` (or its process id) to the name, so that workers do not overwrite the program's own summary. It writes
+    nothing if it compiled nothing.
     """
     target = os.environ.get(SUMMARY_VARIABLE)
     if not target:

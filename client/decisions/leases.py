@@ -30,7 +30,7 @@ LONGEST_POLL_S = 10.0
 
 
 class LeaseState(enum.Enum):
-    """Which process measures a graph."""
+    """The process that measures a graph."""
 
     OPEN = "no process has been asked yet"
     OTHERS = "another process measures it"

@@ -56,7 +56,7 @@ class CompiledGraph:
         self._known = known
         self._pair = pair
         self._beforehand = graph_facts.facts_of(facts)
-        """What is known of it before its first call; None: it has to run as KERNELS."""
+        """The facts of the graph before its first call; None: it has to run as KERNELS."""
         self._next = 0
 
     def cudagraphify(self, runnable: Runnable, kwargs: Mapping[str, Any]) -> Runnable:

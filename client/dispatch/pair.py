@@ -1,4 +1,4 @@
-"""A forward and its backward, as one object: what they share lives in it, and goes with their compiled graphs."""
+"""Holds the state that a forward and its backward share; it is freed with their compiled graphs."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class Pair:
         self._groups: dict[Sizes, LeaseGroup] = {}
 
     def lease_group(self) -> LeaseGroup:
-        """Return what the leases of both share at the latest sizes of a step."""
+        """Return the lease group of forward and backward at the latest sizes of a step."""
         return self._groups.setdefault(self.shapes.latest, LeaseGroup())

@@ -40,7 +40,7 @@ class Process(Protocol):
     """Bounds on the dynamic sizes that have decisions of their own."""
 
     def relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Relocating | None:
-        """Return a callable as relocatable graphs, if these can be had."""
+        """Return the recordings of a callable; None if it cannot be recorded."""
 
     def helper_is_coming(self) -> bool:
         """Return whether the compiled helper is about to be there."""
@@ -96,7 +96,7 @@ class Partition:
         is_usable = (
             entry is not None and entry.decision.final and entry.decision.deployment in candidates.offered
         )
-        decision = role.settled(self.graph.digest, entry.decision if entry and is_usable else None)
+        decision = role.decision_for(self.graph.digest, entry.decision if entry and is_usable else None)
         if decision is not None:
             decision = possible(decision, candidates.offered)
             # Of ranks, the leader finds out whether it holds; what all run stays, and the next program measures anew.
@@ -148,7 +148,7 @@ class Partition:
         """Deploy the decision of another user or host, and begin a trial if validation fails."""
         deployment = entry.decision.deployment
 
-        def settle(candidates: Candidates, holds: bool) -> Runnable:
+        def finish(candidates: Candidates, holds: bool) -> Runnable:
             if holds:
                 return self._deploy(candidates, deployment)
             self._reject(entry, rejection.cost_differs(entry))
@@ -159,7 +159,7 @@ class Partition:
         decisions = self._context.process.decisions
         decisions.report.count(checked=1)
         return self._run(
-            Validation(pending, deployment, expected, self._sizes, candidates, settle, decisions)
+            Validation(pending, deployment, expected, self._sizes, candidates, finish, decisions)
         )
 
     def _follow(self, candidates: Candidates) -> Runnable:

@@ -55,7 +55,7 @@ class Hook:
             self._is_enabled = True
 
     def disable(self) -> None:
-        """Take the hook out and end the runtime, recording what it knows."""
+        """Remove the hook and end the runtime, which records its results."""
         for step in [*self._undo, _forget_uploads]:
             with self._guard("disabling"):
                 step()
@@ -65,7 +65,7 @@ class Hook:
         self._undo.clear()
 
     def close(self) -> None:
-        """End the runtime: record what is left, write the summary. Never raises."""
+        """End the runtime: record the remaining results, and write the summary. Never raises."""
         runtime = self.runtime
         if not self._is_enabled or (runtime is not None and runtime.pid != os.getpid()):
             return
@@ -155,7 +155,7 @@ class Hook:
 
     @contextlib.contextmanager
     def in_backend(self) -> Iterator[None]:
-        """Mark what is compiled within as compiled by backend "pygraph"."""
+        """Mark compilations within this context as made by backend "pygraph"."""
         outer, self._local.in_backend = getattr(self._local, "in_backend", False), True
         try:
             yield

@@ -66,7 +66,7 @@ class Runtime:
         self.helper_is_coming = self.devices.helper_is_coming
         self.ranks = Ranks(self.report)
         self._pairs: MutableMapping[object, Pair] = WeakIdKeyDictionary()
-        """By the box that Inductor hands over with a forward and its backward; a pair goes with its box and its graphs."""
+        """The pairs, keyed by the box that Inductor passes with a forward and its backward. A pair is freed with its box and its graphs."""
 
     def compiled_graph(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledGraph | None:
         """Look up the partitions of a compiled graph; None: Inductor is to run it as it does without PyGraph."""
@@ -120,7 +120,7 @@ class Runtime:
         return self.devices.recordings(launch, device_index, facts)
 
     def close(self) -> None:
-        """Report and record what is left; the last thing a process does here."""
+        """Report and record the remaining graphs; called last in a process."""
         self.decisions.close()
         for reason in torch_private.graph_breaks():
             self.report.count_graph_break(reason)

@@ -59,7 +59,7 @@ _AS_GIVEN = {
     torch.float32: torch.float32,
     torch.float64: torch.float32,
 }
-"""By float dtype: the dtype that must hold a number exactly for a kernel to receive it unchanged."""
+"""For each float dtype: the dtype that must hold a number exactly, or a kernel receives another number."""
 _MAX_WIDE, _MAX_NARROW = 1 << 31, 1 << 7
 """Bounds of the absolute values of constants, for wide and narrow integers. Inductor's kernels compute index values in 32 bits."""
 
@@ -100,7 +100,7 @@ def _find(node: Node, found: Mapping[Node, BitExact], may_be_sent: Callable[[Nod
 
 
 def _is_constant(node: Node) -> bool:
-    """Whether a node that makes a tensor from numbers alone makes the same bits on a GPU."""
+    """Return whether a node that makes a tensor from numbers alone makes the same bits on a GPU."""
     dtype = fx_utils.fake(node).dtype
     if node.target is prims.iota.default:
         counted = dtype in _WIDE and all(type(each) is int for each in _iota_arguments(node))
@@ -127,7 +127,7 @@ def _constant_value(node: Node) -> object:
 
 
 def _is_exact_operator(node: Node, found: Mapping[Node, BitExact]) -> bool:
-    """Whether a node's result has the same bits on both devices, given that its inputs have."""
+    """Return whether a node's result has the same bits on both devices, given that its inputs have."""
     taken = node.all_input_nodes
     made, kinds = fx_utils.fake(node).dtype, {fx_utils.fake(each).dtype for each in taken}
     if node.target is aten.where.self:
@@ -145,7 +145,7 @@ def _is_exact_operator(node: Node, found: Mapping[Node, BitExact]) -> bool:
 
 
 def _has_alpha(node: Node) -> bool:
-    """Whether a sum has a factor `alpha` other than 1 on its second term."""
+    """Return whether a sum has a factor `alpha` other than 1 on its second term."""
     alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
     return node.target in _SUMS and alpha != 1
 
@@ -177,7 +177,7 @@ def _constant_bound(node: Node) -> int:
 
 
 def _has_narrow_scalars(node: Node) -> bool:
-    """Whether all scalars among a node's arguments are integers that each of its tensors can hold."""
+    """Return whether all scalars among a node's arguments are integers that each of its tensors can hold."""
     wide = all(fx_utils.fake(each).dtype in _WIDE for each in node.all_input_nodes)
     numbers = [
         each for each in (*node.args, *node.kwargs.values()) if isinstance(each, int | float | complex)

@@ -41,7 +41,7 @@ class PassResult:
     users: frozenset[Node] = field(default=frozenset(), compare=False)
     """The nodes on the GPU whose CPU inputs the pass has handled, changed or not."""
     lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
-    """By name of the sending node: the user's source line that takes each value."""
+    """For each sending node, by name: the user's source lines that use its values."""
 
 
 def skip_message(user: Node, reason: str) -> str:
@@ -84,12 +84,12 @@ def device(node: Node) -> torch.device | None:
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Whether a device is a CUDA device."""
+    """Return whether a device is a CUDA device."""
     return str(device.type) == "cuda"
 
 
 def is_on_gpu(node: object) -> bool:
-    """Whether any tensor that a node returns is on a CUDA device."""
+    """Return whether any tensor that a node returns is on a CUDA device."""
     values = node.meta.get("val")  # type: ignore[attr-defined]
     return any(
         isinstance(each, torch.Tensor) and is_gpu(each.device)
@@ -98,7 +98,7 @@ def is_on_gpu(node: object) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    """Whether a node is element-wise: such operators also take scalars from the CPU."""
+    """Return whether a node is element-wise: such operators also take scalars from the CPU."""
     operator = torch_private.operator_of(node)
     return (
         operator is not None
@@ -109,19 +109,19 @@ def is_pointwise(node: Node) -> bool:
 
 
 def is_on_cpu(node: Node) -> bool:
-    """Whether a node's value is a tensor on the CPU."""
+    """Return whether a node's value is a tensor on the CPU."""
     found = device(node)
     return found is not None and found.type == "cpu"
 
 
 def has_static_layout(node: Node) -> bool:
-    """Whether sizes and strides of a node's tensor are known at compilation."""
+    """Return whether sizes and strides of a node's tensor are known at compilation."""
     tensor = fake(node)
     return all(type(each) is int for each in (*tensor.size(), *tensor.stride()))
 
 
 def is_mutating(node: Node) -> bool:
-    """Whether a node writes to one of its inputs."""
+    """Return whether a node writes to one of its inputs."""
     operator = torch_private.operator_of(node)
     return operator is not None and torch_private.is_mutable(operator)
 

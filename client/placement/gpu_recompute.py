@@ -1,4 +1,4 @@
-"""Recomputing CPU values on the GPU, inside what is captured: masks from lengths, positions from an offset, and the like.
+"""Recomputes CPU values on the GPU, inside the captured partition: masks from lengths, or positions from an offset.
 
 Only values with the same bits on both devices are recomputed (`bit_exact.py`), and only their inputs are sent. Left on the CPU, each
 costs a multi-threaded CPU kernel and a copy at every call. `hoist.py` handles values that the CPU alone computes with these bits.
@@ -69,7 +69,7 @@ def _uses(values: Mapping[Node, BitExact]) -> Iterator[_Use]:
 
 
 def _is_worth_it(use: _Use) -> bool:
-    """Whether a value is contiguous, small and no scalar: PyTorch passes scalars to kernels without a wait."""
+    """Return whether a value is contiguous, small and no scalar: PyTorch passes scalars to kernels without a wait."""
     value = fx_utils.fake(use.value)
     return bool(value.dim() > 0 and value.is_contiguous() and value.nbytes <= MAX_BYTES)
 
@@ -116,7 +116,7 @@ def _unused_after(uses: Sequence[_Use], values: Mapping[Node, BitExact]) -> set[
 
 
 def _is_sendable(value: Node, unused: Collection[Node], may_be_sent: Callable[[Node], bool]) -> bool:
-    """Whether the CPU uses an input only in ways that `hoist.py` can move, and does not write to it.
+    """Return whether the CPU uses an input only in ways that `hoist.py` can move, and does not write to it.
 
     A counter that is written back differs at every call, though a value computed from it may not.
     """

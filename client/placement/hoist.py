@@ -128,7 +128,7 @@ def from_first_mutation(graph: Graph) -> frozenset[Node]:
 
 
 def is_backward(graph: Graph) -> bool:
-    """Whether a graph is a backward: it may receive on the GPU a value that its forward saved on the CPU."""
+    """Return whether a graph is a backward: it may receive on the GPU a value that its forward saved on the CPU."""
     return any(node.name.startswith("tangents_") for node in graph.find_nodes(op="placeholder"))
 
 
@@ -174,7 +174,7 @@ def with_dependencies(values: Iterable[Node]) -> Iterable[Node]:
 
 
 def is_constant_factory(node: Node) -> bool:
-    """Whether a node makes a tensor from numbers alone."""
+    """Return whether a node makes a tensor from numbers alone."""
     return node.target in _MAKERS and not node.all_input_nodes
 
 

@@ -178,7 +178,7 @@ def _scalars(graph: Graph) -> list[Node]:
 
 
 def _has_other_uses(values: Iterable[Node], users: Iterable[Node]) -> bool:
-    """Whether any value is no scalar, or any user is not element-wise."""
+    """Return whether any value is no scalar, or any user is not element-wise."""
     return any(fx_utils.fake(each).dim() for each in values) or not all(map(fx_utils.is_pointwise, users))
 
 
@@ -187,12 +187,12 @@ def _is_returned(value: Node) -> bool:
 
 
 def _is_reported_as_constant(user: Node, value: Node) -> bool:
-    """Whether `constants.py` reports the value."""
+    """Return whether `constants.py` reports the value."""
     return value.op != "placeholder" and (user.target is fx_utils.COPY or user.target in fx_utils.INDEXING)
 
 
 def _has_gpu_users(group: Group) -> bool:
-    """Whether the GPU uses a value of a group, and the CPU does more with the group than lossless casts."""
+    """Return whether the GPU uses a value of a group, and the CPU does more with the group than lossless casts."""
     on_gpu = any(fx_utils.is_on_gpu(user) for user, _ in group.uses)
     return on_gpu and any(_is_returned(each) or not _is_lossless_cast(each) for each in group.computed)
 
@@ -232,7 +232,7 @@ def _input(value: Node) -> _Input:
 
 
 def _is_lossless_cast(node: Node) -> bool:
-    """Whether a CPU node is a cast to float32 or float64, which both devices round alike."""
+    """Return whether a CPU node is a cast to float32 or float64, which both devices round alike."""
     if node.target is not torch.ops.prims.convert_element_type.default or not fx_utils.is_on_cpu(node):
         return False
     before, after = node.args

@@ -48,12 +48,12 @@ def save(counts: Mapping[str, int], left: Iterable[str], lines: Mapping[str, Seq
 
 
 def passes_ran(compiled: Any) -> bool:
-    """Whether the passes ran on a compiled graph."""
+    """Return whether the passes ran on a compiled graph."""
     return _RAN in torch_private.counted_in_compilation(compiled)
 
 
 def report_results(compiled: Any, report: Report, note_lines: Callable[[str, Sequence[str]], None]) -> None:
-    """Add to a report what was saved with a compiled graph; `note_lines` is given the source lines of each sending node."""
+    """Report the results saved with a compiled graph; `note_lines` is called with the source lines of each sending node."""
     for name, count in torch_private.counted_in_compilation(compiled).items():
         if name.startswith(_LEFT):
             report.count_left_on_cpu(name.removeprefix(_LEFT), count)

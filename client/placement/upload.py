@@ -1,8 +1,8 @@
 """`pygraphd::sent`, the operator that gives a compiled graph its small CPU values on the GPU: it sends those whose bytes have changed.
 
-It stands at the beginning of a graph, outside of what is captured, and runs at every call. A change is detected by comparing bytes.
-A tensor's version is not enough, since NumPy, `.data`, `ctypes` and other processes write without changing it. Nor is its identity:
-a Python number is a new tensor at every call. Reading a few bytes is cheaper than a call into PyTorch.
+It stands at the beginning of a graph, outside of the captured partitions, and runs at every call. A change is detected by comparing bytes.
+A tensor's version is not enough, since NumPy, `.data`, `ctypes` and other processes write without changing it. Nor is its identity: a
+Python number is a new tensor at every call. Reading a few bytes is cheaper than a call into PyTorch.
 
 Values of one dtype are packed into one copy, which is made if any of them has changed: the host time of a copy hardly depends on its size.
 A copy from pageable memory returns when CUDA has read the memory, without waiting for the GPU. Each copy is a new allocation of PyTorch's
@@ -207,10 +207,10 @@ class Sender:
         if sent is not None:
             return sent
         # The evicted memory may be allocated again just below. Concurrent threads may drop each other's copies, and send them again.
-        places = tuple(pointers[each.index] for each in pack.values)
-        cache.evict(places)
+        addresses = tuple(pointers[each.index] for each in pack.values)
+        cache.evict(addresses)
         tensor = _copy_packed(pack, contents, device)
-        cache.copies = (*cache.copies, _Copy(places, contents, tensor))
+        cache.copies = (*cache.copies, _Copy(addresses, contents, tensor))
         if (report := self.report()) is not None:
             report.count(sent=1)
         return tensor

@@ -68,7 +68,7 @@ class _Begun:
     """How the offsets of a replay follow from the generator's offset."""
 
     offsets: tuple[int, ...]
-    """What is added to the generator's offset before the replay, for each offset among the outputs."""
+    """For each offset among the outputs: its distance from the generator's offset before the replay."""
     fill: Callable[[list[Any], list[Any], list[Any]], None]
     """Makes a scalar tensor of each, in the storage of one tensor."""
 

@@ -315,7 +315,7 @@ def distance(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def is_measured(dtype: torch.dtype) -> bool:
-    """Whether the distance of a dtype is a difference of values, and not a share of elements."""
+    """Return whether the distance of a dtype is a difference of values, and not a share of elements."""
     return dtype in TOLERANCE or (
         dtype.is_floating_point and dtype.itemsize == 1 and "float4" not in str(dtype)
     )

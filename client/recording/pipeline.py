@@ -97,7 +97,7 @@ class Recorder(Protocol):
         """Give free memory back to the device."""
 
     def in_capture(self) -> bool:
-        """Whether the current stream is being captured."""
+        """Return whether the current stream is being captured."""
 
     @property
     def conditions(self) -> tuple[tuple[Callable[[], object], object], ...]:

@@ -103,7 +103,7 @@ class Recordings(_Refusing):
         self._max_recordings = max_recordings
         self._launch = launch
         self.facts = facts
-        """What the analysis of the graph found."""
+        """The facts that the analysis of the graph found."""
         self._recorder = recorder
         self._pipeline = Pipeline(launch, recorder, report, facts)
         self._report = report

@@ -119,7 +119,7 @@ class ResultCheck:
         return reason
 
     def begin(self, replay: Replay, inputs: Sequence[Any]) -> Given | None:
-        """Return the inputs for a check of the call that comes now; None if it is not to be checked. Raises nothing."""
+        """Return the inputs for a check of the next call; None if that is not to be checked. Raises nothing."""
         replay.counts.next_check = replay.counts.replays + CALLS_PER_POLL
         if self._clock() < self._due:
             return None

@@ -39,7 +39,7 @@ class Persistence(enum.Enum):
     PROCESS = enum.auto()
     """The next process may succeed: a call of the driver failed, or a bound was reached."""
     TRANSIENT = enum.auto()
-    """The reason is the setup of this process or the memory that is free. What is decided meanwhile is provisional."""
+    """The reason is the setup of this process, or a lack of free memory. Decisions taken meanwhile are provisional."""
     ONE_CALL = enum.auto()
     """Nothing is refused: the next call of the size is recorded again."""
 
@@ -89,7 +89,7 @@ class Disagreements:
 
 @dataclass(frozen=True, slots=True)
 class LayoutConstraints:
-    """What a recording has to support beyond the call that it is made of.
+    """Layouts that a recording has to support beyond that of the call it is made of.
 
     A recording serves inputs that are aligned at least as well as at its capture, and that overlap as they did there. One made with the
     worst alignment seen, and with inputs apart, serves all calls so far. So a few recordings end the mismatches.
@@ -119,7 +119,7 @@ class LayoutMismatches:
 
     @property
     def constraints(self) -> LayoutConstraints:
-        """What the next recording has to support."""
+        """The layout constraints of the next recording."""
         return LayoutConstraints(self._alignments, self._apart)
 
 

@@ -48,7 +48,7 @@ class Segment:
     positions: slice
     """The positions of its members in a list of addresses."""
     words: tuple[tuple[int, int], ...]
-    """As (index, bytes from the segment's base)."""
+    """The words that hold an address in it, as (index, bytes from the segment's base)."""
     nodes: tuple[int, ...]
 
 

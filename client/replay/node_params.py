@@ -41,8 +41,7 @@ _COLLECTIVES = ("nccl", "nvshmem", "multimem", "all_reduce", "all_gather", "redu
 _TRANSFORM = "fft"
 """Part of the names of cuFFT's kernels; other kernels that have it may be taken for one."""
 TABLES = "it holds a transform that reads tables of its plan, which PyTorch may free at any time"
-"""As of lengths with a prime factor above 127. A plan goes when PyTorch's cache of plans is full or cleared, and what reads its tables then reads
-other memory; a launch makes the plan anew."""
+"""Lengths with a prime factor above 127 have tables. PyTorch may free them; a launch makes them anew, but a replay would not."""
 
 
 @dataclass(slots=True)
@@ -54,7 +53,7 @@ class _Node:
     struct: Struct
     blocks: tuple[bytes, ...]
     scanned: tuple[range, ...]
-    """For each block, the words of it that may be addresses."""
+    """For each block, its words that may be addresses."""
     packed: bool = False
     is_transform: bool = False
     """Whether it is a kernel of cuFFT, by its name."""

@@ -46,7 +46,7 @@ class SegmentRange:
 
     span: Span
     number: int
-    """Of the segment."""
+    """The number of the segment."""
     base: int = 0
 
 

@@ -78,7 +78,7 @@ class RngCursor(Protocol):
         """Find the state among the unknown addresses in parameters, so that the driver can write it. Return whether any numbers are drawn."""
 
     def close(self) -> None:
-        """Let go of the graph that it belongs to."""
+        """Release the graph that the cursor belongs to."""
 
 
 class Generators:
@@ -215,7 +215,7 @@ class GeneratorCursor:
         everyone = (self._generator, *self._further)
         for number, each in enumerate(self._further, start=1):
             each.set_offset(each.get_offset() + number * _APART)  # they may have come equally far
-        places: list[tuple[set[int], set[int]]] = [(set(addresses), set(addresses)) for _ in everyone]
+        candidates: list[tuple[set[int], set[int]]] = [(set(addresses), set(addresses)) for _ in everyone]
         advances = [0] * len(everyone)
         for _ in range(_ROUNDS):
             offsets = self._all.get_offset()
@@ -223,13 +223,13 @@ class GeneratorCursor:
             self._synchronize()
             words = {address: self._driver.read_word(address) for address in addresses}
             advances = [end - begin for begin, end in zip(offsets, self._all.get_offset(), strict=True)]
-            for each, offset, (seeds, ends) in zip(everyone, offsets, places, strict=True):
+            for each, offset, (seeds, ends) in zip(everyone, offsets, candidates, strict=True):
                 seeds.intersection_update(a for a in addresses if words[a] == each.initial_seed())
                 ends.intersection_update(a for a in addresses if words[a] == offset)
         found: list[int] = []
         drawn_from = [number for number, by in enumerate(advances) if by]
         for number in drawn_from:
-            seeds, ends = places[number]
+            seeds, ends = candidates[number]
             if len(seeds - ends) != 1 or len(ends) != 1:
                 return None
             found += [*(seeds - ends), *ends]
@@ -238,5 +238,5 @@ class GeneratorCursor:
         return _State(word_writes(found), tuple(zip(everyone, advances, strict=True)))
 
     def close(self) -> None:
-        """Let go of PyTorch's graph."""
+        """Release PyTorch's graph."""
         self._graph.reset()

@@ -67,7 +67,7 @@ def is_held(locations: Locations) -> bool:
 
 
 def holder(locations: Locations) -> int | None:
-    """Return the pid that the last holder of the lock left, for use in a message."""
+    """Return the pid of the last holder of the lock, for messages."""
     try:
         return int(_holder_file(locations).read_text())
     except (OSError, ValueError):

@@ -3,7 +3,7 @@
 Two things have changed. Deployments were called LAUNCH (KERNELS), RELOCATE (GRAPH) and TREES (PyTorch's graphs, no choice any
 more) up to export format 1. Reasons were English sentences, not codes, up to export format 2.
 
-The functions work on JSON values before these are checked: what is not valid stays as it is, and is refused where it is read.
+The functions work on JSON values before these are checked. Invalid values stay as they are, and are refused by the reader.
 """
 
 from __future__ import annotations

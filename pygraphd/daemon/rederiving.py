@@ -100,7 +100,7 @@ class Outcome:
 
     @property
     def is_new(self) -> bool:
-        """Whether there is something to be written."""
+        """Whether the decision has changed and has to be written."""
         return self.kept is None and self.after != self.before
 
 

@@ -114,7 +114,7 @@ class Server:
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let our own user and root in, and nobody else."""
+        """Admit requests of our own user and of root only."""
         peer = _peer(request)
         if reason := why_refused(peer):
             self._cache.counters.refused += 1

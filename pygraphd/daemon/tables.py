@@ -23,7 +23,7 @@ class Base(DeclarativeBase):
 
 
 class Environment(Base):
-    """Where timings were taken: `schema.keys.Environment`, every factor a column, so that a miss can be explained."""
+    """The environment of timings: `schema.keys.Environment` with a column for each factor, so that a miss can be explained."""
 
     __tablename__ = "environment"
     __table_args__ = _STRICT

@@ -139,7 +139,7 @@ class Measured(Trial):
     def __init__(self, *measurements: Measurement) -> None:
         self._measurements = measurements
 
-    def next_arm(self) -> None:
+    def next_deployment(self) -> None:
         return None
 
     def measurements(self) -> tuple[Measurement, ...]:

@@ -1,4 +1,4 @@
-"""Finds what autograd saves for backwards."""
+"""Finds the outputs that autograd saves for backwards."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def saves_by_hooks() -> bool:
 
 
 def no_hooks_see_saved() -> tuple[Callable[[], object], object]:
-    """Return a function and the value that it returns where no hooks see what is saved; it takes no frame of Python."""
+    """Return a C function and the value that it returns where no saved-tensor hooks are set."""
     return functools.partial(torch._C._autograd._top_saved_tensors_default_hooks, True), None

@@ -102,7 +102,7 @@ RELOCATION_REQUIRED = (
 
 @functools.cache
 def missing() -> str | None:
-    """Return what this torch lacks for the hook, or None if it has everything."""
+    """Return the names that this torch lacks for the hook, as text; None if it has all."""
     output_code: Any = importlib.import_module("torch._inductor.output_code")
     fields = getattr(output_code.CompiledFxGraph, "__dataclass_fields__", {})
     return lacking(REQUIRED, [f"CompiledFxGraph.{field}" for field in REQUIRED_FIELDS if field not in fields])
@@ -110,7 +110,7 @@ def missing() -> str | None:
 
 @functools.cache
 def missing_for_passes() -> str | None:
-    """Return what this torch lacks for graph passes, or None."""
+    """Return the names that this torch lacks for graph passes, as text; None if it has all."""
     graph: Any = importlib.import_module("torch._inductor.graph")
     output_code: Any = importlib.import_module("torch._inductor.output_code")
     more = []
@@ -123,19 +123,19 @@ def missing_for_passes() -> str | None:
 
 @functools.cache
 def missing_for_partitions() -> str | None:
-    """Return what this torch lacks for splitting graphs, or None."""
+    """Return the names that this torch lacks for splitting graphs, as text; None if it has all."""
     return lacking(PARTITIONS_REQUIRED)
 
 
 @functools.cache
 def missing_for_groups() -> str | None:
-    """Return what this torch lacks for the consensus of ranks, or None. It may have no `torch.distributed` at all."""
+    """Return the names that this torch, which may have no `torch.distributed`, lacks for the consensus of ranks; None if it has all."""
     return lacking(GROUP_REQUIRED)
 
 
 @functools.cache
 def missing_for_relocation() -> str | None:
-    """Return what this torch lacks for relocatable graphs, or None."""
+    """Return the names that this torch lacks for relocatable graphs, as text; None if it has all."""
     return lacking(RELOCATION_REQUIRED)
 
 

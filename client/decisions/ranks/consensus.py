@@ -34,7 +34,7 @@ class RankRole:
     leads: bool = True
     """Whether this process looks up and measures the graphs."""
 
-    def settled(self, graph: str, own: Decision | None) -> Decision | None:
+    def decision_for(self, graph: str, own: Decision | None) -> Decision | None:
         """Return the decision for a graph; None: there is none yet. `own` is the decision that this process would propose."""
         return own
 
@@ -59,16 +59,16 @@ class Agreement:
         self._wait_limit_s = wait_limit_s
         self._failures = 0
         self._known: dict[str, Decision] = {}
-        self._claims: dict[str, bool] = {}
+        self._leads: dict[str, bool] = {}
 
-    def role(self, claim: str, graphs: Sequence[str], environment: str) -> RankRole:
-        """Return this rank's role for some graphs; one rank leads for all graphs with the same `claim`."""
-        if claim not in self._claims:
-            leads = self._attempt(graphs, lambda: self._registers.claim(claim))
+    def role(self, leader_key: str, graphs: Sequence[str], environment: str) -> RankRole:
+        """Return this rank's role for some graphs; one rank leads for all graphs with the same `leader_key`."""
+        if leader_key not in self._leads:
+            leads = self._attempt(graphs, lambda: self._registers.become_leader(leader_key))
             if leads is None:
                 return _GroupRole(self, environment, leads=False)
-            self._claims[claim] = leads
-        return _GroupRole(self, environment, leads=self._claims[claim])
+            self._leads[leader_key] = leads
+        return _GroupRole(self, environment, leads=self._leads[leader_key])
 
     def read(self, graph: str, environment: str) -> Decision | None:
         """Return the decision for a graph, if there is one."""
@@ -129,7 +129,7 @@ class _GroupRole(RankRole):
         self._environment = environment
         self.leads = leads
 
-    def settled(self, graph: str, own: Decision | None) -> Decision | None:
+    def decision_for(self, graph: str, own: Decision | None) -> Decision | None:
         return self._agreement.read(graph, self._environment) if own is None else self.propose(graph, own)
 
     def propose(self, graph: str, decision: Decision) -> Decision:

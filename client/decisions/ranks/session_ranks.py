@@ -22,14 +22,14 @@ class Ranks:
         self.groups = Groups(report)
         self._report = report
 
-    def role(self, claim: str, graphs: Sequence[Graph], environment: Environment) -> RankRole:
+    def role(self, leader_key: str, graphs: Sequence[Graph], environment: Environment) -> RankRole:
         """Return the role of this process for some graphs; without a process group it decides alone.
 
-        One rank leads for all graphs with the same `claim`: a forward and its backward, which are measured together.
+        One rank leads for all graphs with the same `leader_key`: a forward and its backward, which are measured together.
         """
         agreement = self.groups.agreement()
         if agreement is None:
             return ALONE
-        role = agreement.role(claim, [graph.digest for graph in graphs], environment.digest())
+        role = agreement.role(leader_key, [graph.digest for graph in graphs], environment.digest())
         self._report.count(**{"led" if role.leads else "followed": len(graphs)})
         return role

@@ -61,9 +61,9 @@ class Registers:
         self._name = name
         self._limit_s = limit_s
 
-    def claim(self, about: str) -> bool:
+    def become_leader(self, key: str) -> bool:
         """Make this rank the leader, unless there is one; return whether this rank leads."""
-        return self._write(f"asks/{about}", self._name) == self._name.encode()
+        return self._write(f"asks/{key}", self._name) == self._name.encode()
 
     def read(self, graph: str) -> Verdict | None:
         """Return the decision for a graph, or None."""

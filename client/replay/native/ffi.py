@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     """A tensor to make over the memory of another one."""
 
     target: int
-    """Its index in the list of made tensors."""
+    """The index of the tensor in the list of made tensors."""
     base: int
     """The index of the allocation that the tensor lies in, or ~index of an input."""
     dtype: torch.dtype | None
@@ -51,7 +51,7 @@ class Fused(Protocol):
     fused: int
     next_check: int
     used: int
-    """See `replay.Counts`."""
+    """The six counts of the calls; see `replay.Counts`."""
     table: Any
     """The executable table that `TensorOps.table` returned; None: the recording is closed, and serves no call."""
     launch: Launch
@@ -79,9 +79,9 @@ class Parts(NamedTuple):
     """For each allocation, its index among the memories of the call."""
     pieces: Sequence[Piece]
     picks: Sequence[tuple[int, int]]
-    """See `Outputs.picks`."""
+    """The source of each output; see `Outputs.picks`."""
     blank: list[Any]
-    """See `Outputs.blank`."""
+    """The outputs that are the same at each call; see `Outputs.blank`."""
     stream: Callable[[], int]
     generators: tuple[tuple[int, Any], ...]
     """Random number generators among the inputs, as (index, object). Another object does not fit the recording."""
@@ -294,7 +294,7 @@ class Helper:
         return reason
 
     def is_coming(self) -> bool:
-        """Whether it is being compiled: a recording made now would do without it until the process ends."""
+        """Return whether it is being compiled: a recording made now would do without it until the process ends."""
         path = self._path
         return path is not None and time.monotonic() < self._waited_for_until and build.may_come(path)
 

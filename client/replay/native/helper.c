@@ -85,16 +85,16 @@ static PyObject *item(PyObject *list, Py_ssize_t index) {
 
 /* --- reading lists ---------------------------------------------------------------------------------------------------------- */
 
-static PyObject *places(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+static PyObject *data_pointers(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     if (!are_lists(args, given, 1)) return NULL;
     PyObject *found = PyList_New(PyList_GET_SIZE(args[0]));
     for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(args[0]); i++) {
         void *address = NULL, *tensor = tensor_of(PyList_GET_ITEM(args[0], i));
         int failed = tensor == NULL || torch.get_data_ptr(tensor, &address) != 0;
-        PyObject *place = failed ? NULL : PyLong_FromVoidPtr(address);
-        if (place == NULL && !PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "tensor %zd has no address", i);
-        if (place == NULL) Py_CLEAR(found);
-        else PyList_SET_ITEM(found, i, place);
+        PyObject *pointer = failed ? NULL : PyLong_FromVoidPtr(address);
+        if (pointer == NULL && !PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "tensor %zd has no address", i);
+        if (pointer == NULL) Py_CLEAR(found);
+        else PyList_SET_ITEM(found, i, pointer);
     }
     return found;
 }
@@ -290,12 +290,12 @@ static PyObject *picked(const Picks *picks, PyObject *const *lists, PyObject *bl
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
      "configure(type, offset, get_data_ptr, reinterpret, view_as, destroy, wrap): the tensor type, its C++ pointer's offset, and functions."},
-    {"places", (PyCFunction)(void (*)(void))places, METH_FASTCALL, "places(tensors): return the address of each."},
+    {"data_pointers", (PyCFunction)(void (*)(void))data_pointers, METH_FASTCALL, "data_pointers(tensors): return the address of each."},
     {"plan", (PyCFunction)(void (*)(void))plan, METH_FASTCALL,
      "plan(pieces): return the plan of `fill`; a piece is (target, from, dtype, offset, size, stride), `from` a memory or ~input."},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,
      "fill(plan, memory, inputs, made): put tensors over memory and inputs into `made`."},
-    {"picks", (PyCFunction)(void (*)(void))picks, METH_FASTCALL, "picks(pairs): return the places of the outputs of a FusedReplay, each as (list, index)."},
+    {"picks", (PyCFunction)(void (*)(void))picks, METH_FASTCALL, "picks(pairs): return where a FusedReplay finds its outputs, each as (list, index)."},
     {"launcher", launcher, METH_VARARGS,
      "launcher(function, fail): return a launch function for a FusedReplay. `function` is the address of an int (*)(void *executable,\n"
      "void *stream); `fail` is called with its result if that is not 0, and raises."},

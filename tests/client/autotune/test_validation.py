@@ -84,12 +84,12 @@ class Decisions(DecisionService):
         super().__init__(told, TrustPolicy(""), report)
 
 
-def checked(run: Relocating, cost_us: float, settle: Any, report: Report) -> Validation:
+def checked(run: Relocating, cost_us: float, finish: Any, report: Report) -> Validation:
     ways, pending = (
         Candidates(run, 0, run),
         PendingGraph(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ENVIRONMENT),
     )
-    return Validation(pending, GRAPH, Cost(cost_us, cost_us), (), ways, settle, Decisions(report))
+    return Validation(pending, GRAPH, Cost(cost_us, cost_us), (), ways, finish, Decisions(report))
 
 
 class Case:
@@ -98,12 +98,12 @@ class Case:
     def __init__(self, cost_us: float = 100.0) -> None:
         self.report = Report()
         self.said: list[bool] = []
-        self.checked = checked(Relocating(run=self.run), cost_us, self.settle, self.report)
+        self.checked = checked(Relocating(run=self.run), cost_us, self.finish, self.report)
 
     def run(self, inputs: list[Any]) -> str:
         return "as decided elsewhere"
 
-    def settle(self, candidates: Candidates, holds: bool) -> Any:
+    def finish(self, candidates: Candidates, holds: bool) -> Any:
         self.said.append(holds)
         return self.run if holds else lambda inputs: "measured anew"
 
@@ -157,11 +157,11 @@ def test_calls_that_make_an_executable_do_not_count_unless_nearly_all_do(step: i
     said: list[bool] = []
     run = Relocating(range(RECORDING_CALLS, 10 * TWICE, step))
 
-    def settle(candidates: Candidates, holds: bool) -> Any:
+    def finish(candidates: Candidates, holds: bool) -> Any:
         said.append(holds)
         return run
 
-    one = checked(run, 100.0, settle, Report())
+    one = checked(run, 100.0, finish, Report())
     for _ in range(4 * TWICE):
         one([])
 
@@ -229,7 +229,7 @@ def test_an_error_of_ours_is_counted_and_changes_nothing(monkeypatch: pytest.Mon
     def fail(candidates: Candidates, holds: bool) -> Any:
         raise KeyError
 
-    case.checked._settle = fail
+    case.checked._finish = fail
 
     assert case.calls(100) == ["as decided elsewhere"] * 100
     assert case.report.failures == {"checking: KeyError": 1}

@@ -47,7 +47,7 @@ class Group:
         return Agreement(Registers(store, str(number)), self.reports[number])
 
 
-def test_one_rank_leads_for_a_claim() -> None:
+def test_one_rank_leads_for_a_key() -> None:
     group = Group()
     ranks = [group.rank(number) for number in range(4)]
 
@@ -58,7 +58,7 @@ def test_one_rank_leads_for_a_claim() -> None:
 
 def test_without_a_group_a_process_does_as_it_finds() -> None:
     assert ALONE.leads
-    assert (ALONE.settled(GRAPH, None), ALONE.settled(GRAPH, FASTER)) == (None, FASTER)
+    assert (ALONE.decision_for(GRAPH, None), ALONE.decision_for(GRAPH, FASTER)) == (None, FASTER)
     assert ALONE.propose(GRAPH, FASTER) is FASTER
     assert ALONE.wait(GRAPH, 1e9) is None
 
@@ -67,9 +67,9 @@ def test_what_a_leader_knows_is_decided_at_once() -> None:
     group = Group()
     leader, other = (group.rank(number).role(GRAPH, [GRAPH], HERE) for number in range(2))
 
-    assert other.settled(GRAPH, None) is None
-    assert leader.settled(GRAPH, FASTER) == FASTER
-    assert other.settled(GRAPH, None) == FASTER
+    assert other.decision_for(GRAPH, None) is None
+    assert leader.decision_for(GRAPH, FASTER) == FASTER
+    assert other.decision_for(GRAPH, None) == FASTER
 
 
 def test_a_leader_whose_proposal_loses_adopts_what_is_decided() -> None:
@@ -78,7 +78,7 @@ def test_a_leader_whose_proposal_loses_adopts_what_is_decided() -> None:
 
     assert other.propose(GRAPH, KERNELS) == KERNELS
 
-    assert leader.settled(GRAPH, FASTER) == KERNELS
+    assert leader.decision_for(GRAPH, FASTER) == KERNELS
     assert leader.propose(GRAPH, FASTER) == KERNELS
 
 
@@ -101,9 +101,9 @@ def test_what_was_decided_in_another_environment_is_adopted_and_marked() -> None
 
     other = group.rank(1).role(GRAPH, [GRAPH], THERE)
 
-    adopted = other.settled(GRAPH, None)
+    adopted = other.decision_for(GRAPH, None)
     assert adopted == Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER, ELSEWHERE), 1)
-    assert other.settled(OTHER, None) == long
+    assert other.decision_for(OTHER, None) == long
 
 
 def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two_failures() -> None:
@@ -113,13 +113,13 @@ def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two
     lost = Agreement(Registers(store, "1"), group.reports[1])
 
     role = lost.role(OTHER, [OTHER], HERE)
-    alone = role.settled(OTHER, None)
+    alone = role.decision_for(OTHER, None)
     assert alone is not None
     assert (role.leads, alone.deployment, alone.reason) == (False, Deployment.KERNELS, RANKS_UNREACHABLE)
     assert role.propose(OTHER, FASTER) == alone
     assert store.operations == 1
 
-    assert lost.role(GRAPH, [GRAPH], HERE).settled(GRAPH, None) == alone
+    assert lost.role(GRAPH, [GRAPH], HERE).decision_for(GRAPH, None) == alone
     operations = store.operations
     assert lost.role("c" * 64, ["d" * 64], HERE).propose("d" * 64, FASTER) == alone
     assert store.operations == operations
@@ -132,7 +132,7 @@ def test_what_is_known_is_not_asked_again() -> None:
     role.propose(GRAPH, FASTER)
     operations = store.operations
 
-    assert role.settled(GRAPH, None) == role.propose(GRAPH, KERNELS) == role.wait(GRAPH, 1e9) == FASTER
+    assert role.decision_for(GRAPH, None) == role.propose(GRAPH, KERNELS) == role.wait(GRAPH, 1e9) == FASTER
     assert store.operations == operations
 
 
@@ -199,7 +199,7 @@ class Rank:
         if self.fate.refuses:
             self.deployed = role.propose(GRAPH, KERNELS)
         else:
-            self.deployed = role.settled(GRAPH, self.fate.hit if role.leads else None)
+            self.deployed = role.decision_for(GRAPH, self.fate.hit if role.leads else None)
         self.role = role
         self.run = self.measure if role.leads else self.follower()
 

@@ -38,9 +38,9 @@ def test_who_writes_first_has_decided_for_all(ranks: list[Registers]) -> None:
 
 
 def test_one_rank_finds_out_and_remains_the_one(ranks: list[Registers]) -> None:
-    assert [rank.claim(GRAPH) for rank in ranks[::-1]] == [True, False, False, False]
-    assert [rank.claim(GRAPH) for rank in ranks] == [False, False, False, True]
-    assert ranks[0].claim("b" * 64)
+    assert [rank.become_leader(GRAPH) for rank in ranks[::-1]] == [True, False, False, False]
+    assert [rank.become_leader(GRAPH) for rank in ranks] == [False, False, False, True]
+    assert ranks[0].become_leader("b" * 64)
 
 
 class HangingStore(MemoryStore):
@@ -69,7 +69,7 @@ def test_a_store_that_hangs_is_not_waited_for(hanging: HangingStore) -> None:
     registers = Registers(hanging, "0", limit_s=0.1)
 
     for action in (
-        lambda: registers.claim(GRAPH),
+        lambda: registers.become_leader(GRAPH),
         lambda: registers.read(GRAPH),
         lambda: registers.write(GRAPH, FASTER),
     ):

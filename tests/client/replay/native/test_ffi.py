@@ -67,13 +67,13 @@ def test_it_finds_where_tensors_of_all_kinds_lie(compiled: TensorOps) -> None:
     assert leaf.grad is not None  # the Python object goes, and another one comes for the same tensor
     given_tensors = [*tensors(), leaf.grad, leaf.detach()]
 
-    places = compiled._module.places(given_tensors)  # type: ignore[attr-defined]
+    places = compiled._module.data_pointers(given_tensors)  # type: ignore[attr-defined]
 
     assert places == [each.data_ptr() for each in given_tensors]
     leaf.data = torch.ones(3)
-    assert compiled._module.places([leaf]) == [leaf.data_ptr()]  # type: ignore[attr-defined]
+    assert compiled._module.data_pointers([leaf]) == [leaf.data_ptr()]  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="not a tensor"):
-        compiled._module.places([5])  # type: ignore[attr-defined]
+        compiled._module.data_pointers([5])  # type: ignore[attr-defined]
 
 
 @settings(deadline=None)
