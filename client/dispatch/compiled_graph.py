@@ -106,11 +106,13 @@ class CompiledGraph:
         slot, process = Slot(launch), self._context.process
         relocate = (
             process.relocatable(launch, device_index, replace(facts, name=graph.name))
-            if facts is not None
+            if facts is not None and not self._facts.calls_host_operators
             else None
         )
         partition = self._partition(graph, slot, Candidates(launch, device_index, relocate))
-        if relocate is None:
+        if self._facts.calls_host_operators:
+            partition.only_kernels(_custom_operators(self._facts))
+        elif relocate is None:
             partition.only_kernels(rules.only_kernels(ReasonCode.RANDOM_STATE_UNKNOWN))
         elif self._facts.has_dynamic_sizes and self._context.role is ALONE:
             slot.run = ShapeDispatcher(
@@ -161,10 +163,14 @@ def only_kernels(facts: CompiledFacts, *, is_state_known: bool = True) -> Decisi
     if not facts.on_cuda:
         return rules.only_kernels(ReasonCode.ON_CPU)
     if facts.host_operators:
-        return rules.only_kernels(ReasonCode.CUSTOM_OPERATORS, ", ".join(facts.host_operators))
+        return _custom_operators(facts)
     if not facts.cudagraphs_asked:
         code = ReasonCode.NOT_ON_ONE_GPU if is_state_known else ReasonCode.RANDOM_STATE_UNKNOWN
         return rules.only_kernels(code)
     reason = because(ReasonCode.NOT_CAPTURED_BY_TORCH, facts.refusal or "it did not try")
     # A refusal because of another graph or a setting of the process may not come again.
     return policy.only_kernels(reason, final=facts.refused_for_good)
+
+
+def _custom_operators(facts: CompiledFacts) -> Decision:
+    return rules.only_kernels(ReasonCode.CUSTOM_OPERATORS, ", ".join(facts.host_operators))

@@ -243,9 +243,9 @@ class Pipeline:
             staged,
             self._report.count_failure,
             functools.partial(self._recapture, call, capture),
-            self._facts
-            if not torch_private.saves_by_hooks()
-            else dataclasses.replace(self._facts, saved=frozenset()),
+            dataclasses.replace(
+                self._facts, saved=_seen_by_nobody(self._facts.saved, capture.outputs, inputs)
+            ),
         )
         ready = time.perf_counter()
         try:
@@ -381,6 +381,21 @@ def _why_not_bind(inputs: Sequence[Any], device: torch.device, facts: GraphFacts
         elif value is not None and not isinstance(value, torch.Tensor | int):
             return f"input {index} is a {type(value).__name__}"
     return None
+
+
+def _seen_by_nobody(saved: frozenset[int], outputs: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:
+    """Return the saved outputs whose storages nobody else comes to see.
+
+    Hooks may see all of them. A backward may compute a gradient in place in a saved output of the same size, and return it.
+    """
+    if torch_private.saves_by_hooks():
+        return frozenset()
+    gradients = {_size(each) for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad}
+    return frozenset(at for at in saved if _size(outputs[at]) not in gradients)
+
+
+def _size(value: Any) -> tuple[Any, ...]:
+    return (value.dtype, value.numel()) if isinstance(value, torch.Tensor) else ()
 
 
 def _first_line(error: BaseException) -> str:

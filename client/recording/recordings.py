@@ -159,8 +159,11 @@ class Recordings(_Refusing):
     def replay_failed(self, inputs: list[Any], error: Exception) -> Any:
         """Run a call whose replay raised `error` before its launch. Raises `error` if it is no error of PyGraph or of the driver."""
 
+        raised = [error]
+        del error  # or its traceback, which holds this frame, would be garbage that only a collection frees
+
         def fail(_: list[Any]) -> Any:
-            raise error
+            raise raised.pop()
 
         slot = self._slots.get(self._size_of(inputs))
         return fail(inputs) if slot is None else self._replay(slot, fail, inputs)

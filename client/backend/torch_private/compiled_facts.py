@@ -57,6 +57,8 @@ class CompiledFacts:
     """Whether all operators are known to run nothing on the host, so that a further launch is harmless."""
     is_vouched: bool = True
     """Whether all operators are known to run nothing on the host, or are vouched for by the user."""
+    calls_host_operators: bool = False
+    """Whether a partition calls one of `host_operators`: neither Inductor nor PyGraph has split the graph around all of them."""
     saved: frozenset[int] = frozenset()
     """The outputs of a forward that are saved for its backward, by index; empty: not known."""
     is_split: bool = False
@@ -92,6 +94,7 @@ def facts(
         mutated_inputs=tuple(compiled.mutated_input_idxs),
         maps=_partition_maps(compiled) if is_split or not refusal else (),
         host_operators=operators,
+        calls_host_operators=bool(operators) and not is_split_around(compiled.source_code, operators),
         is_repeatable=not vouched_operators.not_vouched(named),
         is_vouched=not vouched_operators.not_vouched(named, vouched),
         saved=saved_outputs(compiled),

@@ -138,6 +138,21 @@ def test_an_operator_runs_between_partitions_once_a_call(seen: Seen) -> None:
     assert CALLS == ["counted"] * 3
 
 
+@pytest.mark.parametrize(
+    ("mode", "with_pass"), [(None, True), ("reduce-overhead", True), ("reduce-overhead", False)]
+)
+def test_it_is_known_whether_partitions_call_an_operator(
+    on_the_cpu: None, mode: str | None, with_pass: bool
+) -> None:
+    """Nothing is split where Inductor's cache keys would not say so; then no partition that calls the operator may be recorded."""
+    x = torch.randn(4, 4)
+    with splitting(with_pass=with_pass) as seen:
+        torch.testing.assert_close(torch.compile(lambda x: counted(x @ x) @ x, mode=mode)(x), (x @ x * 2) @ x)
+
+    (facts,) = seen.facts
+    assert (facts.host_operators, facts.calls_host_operators) == (("splitting::counted",), not with_pass)
+
+
 def test_a_backward_is_split_too(seen: Seen) -> None:
     x = torch.randn(4, 4, requires_grad=True)
     y = torch.randn(4, 4)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch._inductor import config
 
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Runtime
@@ -78,3 +80,29 @@ def test_who_vouches_later_is_not_held_to_what_was_said_before(
     monkeypatch.delenv(settings.GRAPH_OPS)
     careful = Runtime(session.locations)
     assert run_alone(compile_whole(careful, backward=False, box=None, **whole)) == ["launched"]
+
+
+@pytest.mark.parametrize("source", [BETWEEN, WITHIN])
+def test_a_partition_that_calls_an_operator_is_not_recorded_in_modes_with_cuda_graphs(
+    session: Runtime, relocating: list[Relocating], source: str
+) -> None:
+    """Inductor hands it over there, where a pass of the user's has kept PyGraph from splitting the graph."""
+    library = torch.library.Library("mine", "DEF")
+    library.define("op(Tensor x) -> Tensor")
+    library.impl("op", torch.clone, "CUDA")
+    compiled = Compiled(1)
+    compiled.inductor_post_grad_graph_str, compiled.source_code = TEXT, source
+    kwargs = {"is_backward": False, "cudagraphs": True, "boxed_forward_device_index": None}
+    with config.patch({"triton.cudagraphs": True}):
+        plan = session.compiled_graph(compiled, kwargs)
+        assert plan is not None
+        slots = compiled.compiled_fn_runner.partitions
+        slots[:] = [plan.cudagraphify(each, {"device_index": 0, "is_backward": False}) for each in slots]
+        plan.complete(compiled)
+
+    assert run_alone(compiled) == (["relocated"] if source == BETWEEN else ["launched"])
+    assert len(relocating) == (source == BETWEEN)
+    if source == WITHIN:
+        assert session.report.summary()["reasons"] == {
+            str(Reason(ReasonCode.CUSTOM_OPERATORS, "mine::op")): 1
+        }

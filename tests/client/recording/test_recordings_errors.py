@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
+from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.recording import pipeline, recordings
 from pygraphd.client.replay.relocation_table import BLOCK
 from tests.support.recording_case import Case, Operations, add, case
@@ -264,3 +266,23 @@ def test_no_garbage_is_collected_while_a_call_is_recorded(case: Case, *, enabled
 
     assert seen == [enabled, False, enabled]  # launched, recorded, launched to compare; then replayed
     assert after is enabled
+
+
+def test_the_error_of_a_failed_replay_is_freed_without_the_garbage_collector(case: Case) -> None:
+    """Such calls may come at every step, in a program that has switched the collector off."""
+
+    class Error(FallbackError):
+        pass
+
+    run = case.make(lambda operations, inputs: (operations.add(inputs[0], inputs[0]),))
+    for number in range(4):
+        run([case.floats(number, 1.0)])
+    error = Error("of a test")
+    seen = weakref.ref(error)
+    gc.disable()
+    try:
+        run.replay_failed([case.floats(5.0, 1.0)], error)
+        del error
+        assert seen() is None
+    finally:
+        gc.enable()

@@ -104,6 +104,17 @@ def test_hooks_that_come_later_see_what_kernels_have_made(case: Case) -> None:
     assert len({*storages(run([case.floats(6.0, 0.0)])[1:-1])}) == 1
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_may_become_a_gradient_has_a_storage_of_its_own(case: Case, size: int) -> None:
+    """A backward may compute the gradient of an input of the same size in place there, and the program sees it."""
+    run = made(case)
+    for n in range(1, 5):
+        other = case.floats(*[0.0] * size).requires_grad_()
+        outputs = run([case.floats(float(n), 0.0), other])
+    expect(outputs, 4.0)
+    assert len({*storages(outputs)}) == (COUNT + 1 if size == 2 else 2)
+
+
 # --- which outputs these are --------------------------------------------------------------------------------------
 
 
