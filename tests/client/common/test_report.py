@@ -25,7 +25,8 @@ NO_DEVICE = Decision(Deployment.KERNELS, Reason(ReasonCode.NO_DEVICE), 1)
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYGRAPH_SUMMARY", str(tmp_path / "summary.json"))
-    monkeypatch.delenv("_PYGRAPH_SUMMARY_OWNER", raising=False)
+    monkeypatch.setenv("_PYGRAPH_SUMMARY_OWNER", "")  # so that the variable is gone after the test
+    monkeypatch.delenv("_PYGRAPH_SUMMARY_OWNER")
     monkeypatch.delenv("RANK", raising=False)
     return tmp_path / "summary.json"
 
@@ -146,7 +147,8 @@ def test_without_the_variable_nothing_is_written_or_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYGRAPH_SUMMARY", raising=False)
-    monkeypatch.delenv("_PYGRAPH_SUMMARY_OWNER", raising=False)
+    monkeypatch.setenv("_PYGRAPH_SUMMARY_OWNER", "")  # so that the variable is gone after the test
+    monkeypatch.delenv("_PYGRAPH_SUMMARY_OWNER")
     monkeypatch.chdir(tmp_path)
 
     report.claim_summary()
