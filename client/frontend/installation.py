@@ -167,10 +167,11 @@ class Hook:
     def _around_post_compile(
         self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]
     ) -> None:
-        runtime, graph = self._runtime_here(), None
-        if runtime is not None and self._is_ours(runtime, graph_kwargs):
-            self._report_placement(runtime, compiled)
-            with self._guard("planning"):
+        graph = None
+        with self._guard("planning"):
+            runtime = self._runtime_here()
+            if runtime is not None and self._is_ours(runtime, graph_kwargs):
+                self._report_placement(runtime, compiled)
                 graph = runtime.compiled_graph(compiled, graph_kwargs)
         outer, self._local.graph = getattr(self._local, "graph", None), graph
         try:

@@ -157,8 +157,10 @@ class Recordings(_Refusing):
         return self._replay(slot, replay.by_steps, inputs)
 
     def replay_failed(self, inputs: list[Any], error: Exception) -> Any:
-        """Run a call whose replay raised `error` before its launch. Raises `error` if it is no error of PyGraph or of the driver."""
-
+        """Run a call whose replay raised `error` before its launch, as KERNELS. Raises what is no `Exception`, as an interrupt."""
+        known = FallbackError | DriverError | torch.OutOfMemoryError
+        if isinstance(error, Exception) and not isinstance(error, known):
+            error = FallbackError(f"a replay failed: {type(error).__name__}")
         raised = [error]
         del error  # or its traceback, which holds this frame, would be garbage that only a collection frees
 

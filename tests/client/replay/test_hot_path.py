@@ -216,6 +216,25 @@ def test_without_memory_it_runs_as_kernels(case: Case, monkeypatch: pytest.Monke
     assert len(made.replays) == 1
 
 
+def test_an_error_that_nobody_expects_has_the_call_run_as_kernels(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, run = recorded(case)
+    inputs, allocate = [case.floats(1), case.floats(2)], type(case.allocator).__call__
+    errors = [ValueError("of a test")]
+
+    def allocate_at_last(*arguments: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return allocate(*arguments)
+
+    monkeypatch.setattr(type(case.allocator), "__call__", allocate_at_last)
+    assert run(inputs)[0].tolist() == [3]
+
+    assert case.report.fallbacks == {"a replay failed: ValueError": 1}
+    assert len(made.replays) == 1
+
+
 def test_what_is_no_error_of_ours_is_raised(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     made, run = recorded(case)
     inputs = [case.floats(1), case.floats(2)]
