@@ -156,7 +156,7 @@ class Recordings(_Refusing):
             return self(inputs)
         return self._replay(slot, replay.by_steps, inputs)
 
-    def replay_failed(self, inputs: list[Any], error: Exception) -> Any:
+    def replay_failed(self, inputs: list[Any], error: BaseException) -> Any:
         """Run a call whose replay raised `error` before its launch, as KERNELS. Raises what is no `Exception`, as an interrupt."""
         known = FallbackError | DriverError | torch.OutOfMemoryError
         if isinstance(error, Exception) and not isinstance(error, known):

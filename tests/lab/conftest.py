@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.benchmarks.conftest import cores, load_package
 
 __all__ = ["cores"]
 
 load_package("tools")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the tests of the lab to `make test-all`: nobody who uses PyGraph needs it."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)

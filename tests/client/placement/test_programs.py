@@ -20,6 +20,7 @@ MODE = "reduce-overhead"
 FEW = inputs.FEW_SCALARS
 
 
+@pytest.mark.slow  # each of them is compiled and run in several ways: a minute in all
 @pytest.mark.parametrize("habit", HABITS)
 def test_each_habit_alone_stays_what_it_is(matrices_elsewhere: Report, habit: type[Habit]) -> None:
     compare((habit,), "cpu", 4, mode=MODE)
