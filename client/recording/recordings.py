@@ -271,7 +271,7 @@ class Recordings(_Refusing):
             self._pipeline.note_launch()
             return self._launch(inputs)
         # The kernels are to use the memory that recording has used, and no more of the device beside it.
-        self.trim()
+        self._trim()
         try:
             outputs = self._launch(inputs)
         except BaseException:
@@ -307,7 +307,7 @@ class Recordings(_Refusing):
             more, slot.nodes = attempt.nodes - slot.nodes, attempt.nodes
         self._log(slot, f"recorded and verified: {attempt.nodes} nodes")
         self._report.note_nodes(more)
-        self.trim()
+        self._trim()
         self._report.count(captured=1, staged=attempt.staged)
         if before is not None:
             before.close()
@@ -318,7 +318,11 @@ class Recordings(_Refusing):
         log.info("%s%s: %s", self.facts.name, f" at {slot.size}" if slot.size else "", text)
 
     def trim(self) -> None:
-        """Give back free memory and the workspaces of BLAS libraries. Raises nothing."""
+        """Give back free memory and the workspaces of BLAS libraries, once there is a recording. Raises nothing."""
+        if self._recorded():
+            self._trim()
+
+    def _trim(self) -> None:
         # An error of CUDA's is the user's to meet, in a call of theirs.
         with guarded(self._report, "giving memory back"), self._report.recording():
             self._recorder.trim()

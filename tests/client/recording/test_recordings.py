@@ -372,3 +372,21 @@ def test_what_becomes_of_a_recording_is_logged(case: Case, caplog: pytest.LogCap
         "forward abc at (3,): recording",
         f"forward abc at (3,): not recorded: {differs} (refused: PERMANENT)",
     ]
+
+
+def test_memory_is_given_back_only_once_there_is_a_recording(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that finds its decision in the cache deploys each partition while the model is being compiled."""
+    trimmed = []
+    monkeypatch.setattr(case.recorder, "trim", lambda: trimmed.append(True))
+    run = case.make(add)
+
+    run.trim()
+    assert trimmed == []
+
+    for number in range(4):
+        run([case.floats(number, 1.0), case.floats(1.0, 2.0)])
+    before = len(trimmed)
+    run.trim()
+    assert len(trimmed) == before + 1
