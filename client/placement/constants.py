@@ -2,7 +2,8 @@
 
 A constant is a literal tensor of the program (`torch.tensor([0, 2])` in a forward) or is computed from such tensors. It is computed
 here, on the CPU, with the bits of a program that is not compiled. Copies to the GPU and indices into a GPU tensor then read the GPU's
-copy; all other uses keep the CPU value. Inductor itself moves values that follow from sizes alone.
+copy; all other uses keep the CPU value. A value that follows from sizes alone (`torch.arange(n)`) is a constant, too, where Inductor does
+not move it itself: it does so in modes with CUDA graphs, and in others for indices.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from pygraphd.client.placement.fx_utils import PassResult
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 16 << 20
 """The largest constant that is kept on the GPU, in bytes."""
 MAX_COMPUTED_BYTES = 64 << 20
 """Bound of all constants and intermediate values of one graph, in bytes: they are held until the pass ends."""
 
 INPUT = "it is computed from an input of the graph"
-TOO_LARGE = "it is larger than 1 MiB"
+TOO_LARGE = "it is larger than 16 MiB"
 TOO_MANY = "the constants of this graph take more than 64 MiB"
 RUN_TIME_SIZE = "its size is known at run time only"
 RANDOM = "it is random, or not initialised"
@@ -62,7 +63,7 @@ def place_constants(graph: Graph, to_device: ToDevice) -> PassResult:
     left: list[str] = []
     for use in _uses(graph):
         found = values.value(use.value)
-        reason = found if isinstance(found, str) else values.why_not(use.value) or _why_not(use, found)
+        reason = found if isinstance(found, str) else values.why_not(use) or _why_not(use, found)
         if isinstance(found, torch.Tensor) and reason is None:
             changes.append((use, found))
         elif reason != NO_CONSTANT and use.value.op != "placeholder":  # `inputs.py` reports those
@@ -159,9 +160,12 @@ class _CompileTimeValues:
                 waiting += missing
         return self._found[node]
 
-    def why_not(self, node: Node) -> str | None:
-        """Return why the GPU's copy of a known value must not be used; None if it may be."""
-        if node not in self._constants:
+    def why_not(self, use: _Use) -> str | None:
+        """Return why a use of a known value must not read the GPU's copy; None if it may."""
+        node = use.value
+        if node not in self._constants and (
+            torch_private.cudagraphs_asked() or use.user.target is not fx_utils.COPY
+        ):
             return NO_CONSTANT
         computed = node.op == "call_function" and node.target not in _COPIES
         goes_on = any(user.op == "output" or fx_utils.is_on_cpu(user) for user in node.users)

@@ -84,7 +84,7 @@ def gradients(module: torch.nn.Module, run: Callable[..., Any], x: torch.Tensor)
 
 
 def test_outputs_look_as_those_of_the_same_code_launched(relocated: Relocated) -> None:
-    x = torch.randn(6, 40, device="cuda")
+    x = torch.randn(8, 40, device="cuda")
     with relocated.launched():
         outputs = torch.compile(mixed, mode="reduce-overhead")(x)
         launched, by = told(outputs), changed(outputs)
@@ -103,7 +103,7 @@ def test_outputs_look_as_those_of_the_same_code_launched(relocated: Relocated) -
 
 
 def test_gradients_look_as_those_of_the_same_code_launched(relocated: Relocated) -> None:
-    module, x = layers(), torch.randn(6, 40, device="cuda")
+    module, x = layers(), torch.randn(8, 40, device="cuda")
     with relocated.launched():
         found = gradients(module, torch.compile(module, mode="reduce-overhead"), x)
         launched, by = told(found), changed(found)
@@ -118,7 +118,7 @@ def test_gradients_look_as_those_of_the_same_code_launched(relocated: Relocated)
 
 
 def test_saving_one_saves_no_other(relocated: Relocated) -> None:
-    module, x = layers(), torch.randn(6, 40, device="cuda")
+    module, x = layers(), torch.randn(8, 40, device="cuda")
     run = torch.compile(module, mode="reduce-overhead")
     for _ in range(CALLS):
         found = [*gradients(module, run, x), run(x).detach()]
@@ -132,7 +132,7 @@ def test_saving_one_saves_no_other(relocated: Relocated) -> None:
 
 
 def test_a_storage_that_is_given_back_takes_nothing_with_it(relocated: Relocated) -> None:
-    module, x = layers(), torch.randn(6, 40, device="cuda")
+    module, x = layers(), torch.randn(8, 40, device="cuda")
     run = torch.compile(lambda x: (module(x).sin(), module(x).cos(), x.exp()), mode="reduce-overhead")
     for _ in range(CALLS):
         expected = [each.detach() for each in (module(x).sin(), module(x).cos(), x.exp())]
@@ -258,7 +258,7 @@ def test_forwards_that_wait_for_their_backward_keep_what_they_saved(
     module = layers()
     run = torch.compile(module, mode="reduce-overhead")
     for _ in range(CALLS):
-        batches = [torch.randn(6, 40, device="cuda") for _ in range(forwards)]
+        batches = [torch.randn(8, 40, device="cuda") for _ in range(forwards)]
         torch.testing.assert_close(
             summed(module, run, batches), summed(module, module, batches), rtol=2e-3, atol=2e-3
         )
@@ -269,7 +269,7 @@ def test_forwards_that_wait_for_their_backward_keep_what_they_saved(
 def test_a_graph_that_is_kept_keeps_what_it_saved(relocated: Relocated) -> None:
     module = layers()
     run = torch.compile(module, mode="reduce-overhead")
-    first, second = (torch.randn(6, 40, device="cuda") for _ in range(2))
+    first, second = (torch.randn(8, 40, device="cuda") for _ in range(2))
     for _ in range(CALLS):
         gradients(module, run, first)
 
@@ -297,7 +297,7 @@ def test_hooks_on_saved_tensors_may_keep_them(relocated: Relocated) -> None:
         return tensor
 
     for _ in range(CALLS):
-        x = torch.randn(6, 40, device="cuda")
+        x = torch.randn(8, 40, device="cuda")
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             mine = [each.clone() for each in gradients(module, run, x)]
         torch.testing.assert_close(mine, gradients(module, module, x), rtol=2e-3, atol=2e-3)

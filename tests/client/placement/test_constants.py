@@ -76,13 +76,28 @@ def test_copies_of_what_is_known_are_made_once() -> None:
     ]
 
 
-def test_what_sizes_alone_say_is_left_to_inductor() -> None:
+@pytest.mark.parametrize(("cudagraphs", "uses", "cuts"), [(True, 0, 1), (False, 1, 0)])
+def test_a_copy_of_a_value_of_sizes_alone_is_left_to_inductor_where_it_moves_it(
+    cudagraphs: bool, uses: int, cuts: int
+) -> None:
     build = Builder()
     x = build.input(torch.randn(6))
     positions = build.call(aten.arange.start_step, 0, 12, 2, device=torch.device("cpu"))
-    mask = build.call(aten.lt.Scalar, positions, 6)
+    sines = build.call(aten.sin.default, build.call(aten.mul.Tensor, positions, 0.5))
 
-    graph, moved = changed(build, build.call(aten.mul.Tensor, x, build.to_gpu(mask)))
+    with torch._inductor.config.patch({"triton.cudagraphs": cudagraphs}):
+        graph, moved = changed(build, build.call(aten.mul.Tensor, x, build.to_gpu(sines)))
+
+    assert moved == fx_utils.PassResult(uses, ())
+    assert len(crossings(graph)) == cuts
+
+
+def test_an_index_of_sizes_alone_is_left_to_inductor_in_every_mode() -> None:
+    build = Builder()
+    x = build.input(torch.randn(6))
+    positions = build.call(aten.arange.start_step, 0, 6, 2, device=torch.device("cpu"))
+
+    graph, moved = changed(build, build.index(x, positions))
 
     assert moved == fx_utils.PassResult(0, ())
     assert len(crossings(graph)) == 1
