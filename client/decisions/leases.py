@@ -9,13 +9,13 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.client.common.backoff import Backoff
 from pygraphd.client.decisions.rejection import Rejection
 from pygraphd.schema.keys import Environment
-from pygraphd.schema.messages import MAX_GRAPHS, Decision, Entry, Graph, Kind
+from pygraphd.schema.messages import MAX_GRAPHS, Decision, Entry, Graph
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -45,20 +45,11 @@ TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
 
 
 @dataclass(slots=True, eq=False)
-class LeaseGroup:
-    """The graphs of a pair at one size: a backward is measured by the process that measures its forward."""
-
-    forwards: set[PendingGraph] = field(default_factory=set)
-    """Pending forwards that this process may not measure yet; a backward waits for them."""
-
-
-@dataclass(slots=True, eq=False)
 class PendingGraph:
     """A partition's graph that has no decision in this process yet. Holds no callable, so that memory goes with the model."""
 
     graph: Graph
     environment: Environment
-    group: LeaseGroup = field(default_factory=LeaseGroup)
     rejected: Entry | None = None
     """The entry of the cache that is not used."""
     rejection: Rejection | None = None
@@ -73,11 +64,6 @@ class PendingGraph:
     """The decision of the process that measured it."""
     was_called: bool = False
     """Whether it was called since the latest renewal: a graph that is not called is not kept from others."""
-
-    @property
-    def follows(self) -> bool:
-        """Whether the graph is a backward that waits since another process measures its forward."""
-        return self.graph.kind is Kind.BACKWARD and bool(self.group.forwards)
 
 
 class Leases:
@@ -98,17 +84,14 @@ class Leases:
     def add(self, pending: PendingGraph) -> None:
         """Note a graph that will have to be measured."""
         self._pending[pending] = None
-        if pending.graph.kind is not Kind.BACKWARD:
-            pending.group.forwards.add(pending)
 
     def remove(self, pending: PendingGraph) -> None:
         """Forget a graph: it is decided, or its model is gone. Takes no lock, so that it may be called while garbage is collected."""
         self._pending.pop(pending, None)
-        pending.group.forwards.discard(pending)
 
     def is_left_to_others(self, pending: PendingGraph) -> bool:
-        """Return whether a graph, or its forward, waits for another process."""
-        return pending in self._pending and (pending.state is LeaseState.OTHERS or pending.follows)
+        """Return whether a graph waits for another process."""
+        return pending in self._pending and pending.state is LeaseState.OTHERS
 
     def acquire(self, pending: PendingGraph) -> Entry | LeaseState:
         """Return which process measures a graph, or the answer of the other one. Costs next to nothing between two polls."""
@@ -118,11 +101,7 @@ class Leases:
             return LeaseState.OURS
         if pending.state is LeaseState.OTHERS and not self._polls.is_due(self._clock()):
             return LeaseState.OTHERS
-        if (
-            pending.state is not LeaseState.OURS
-            and not pending.follows
-            and self._asking.acquire(blocking=False)
-        ):
+        if pending.state is not LeaseState.OURS and self._asking.acquire(blocking=False):
             try:
                 self._ask(pending)
             finally:
@@ -194,8 +173,6 @@ class Leases:
         if state is LeaseState.OTHERS and not any(each.state is state for each in list(self._pending)):
             self._polls = Backoff(FIRST_POLL_S, longest=LONGEST_POLL_S, now=self._clock())
         pending.state = state
-        if state is LeaseState.OURS:
-            pending.group.forwards.discard(pending)
 
 
 def _by_environment(graphs: Iterable[PendingGraph]) -> dict[Environment, list[PendingGraph]]:

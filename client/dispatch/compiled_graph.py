@@ -21,7 +21,6 @@ from pygraphd.client.dispatch.partition import Context, Partition
 from pygraphd.client.dispatch.shapes import DecidedSize, ShapeDispatcher
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.schema import policy
-from pygraphd.schema.messages import Kind
 from pygraphd.schema.reasons import ReasonCode, because
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import CompiledFacts, Runnable
     from pygraphd.client.decisions.decision_service import Known
-    from pygraphd.client.dispatch.pair import Pair
     from pygraphd.client.dispatch.shapes import Sizes
     from pygraphd.schema.messages import Decision, Graph
 
@@ -47,14 +45,12 @@ class CompiledGraph:
         facts: CompiledFacts,
         graphs: tuple[Graph, ...],
         known: Mapping[str, Known],
-        pair: Pair,
     ) -> None:
         """Take one of `graphs` for each partition; `known` has the entries of the cache by digest."""
         self._context = context
         self._facts = replace(facts, text="", user_kernels="")  # long, and read already
         self._graphs = graphs
         self._known = known
-        self._pair = pair
         self._beforehand = graph_facts.facts_of(facts)
         """The facts of the graph before its first call; None: it has to run as KERNELS."""
         self._next = 0
@@ -96,10 +92,7 @@ class CompiledGraph:
     # --- partitions ---
 
     def _partition(self, graph: Graph, slot: Slot, candidates: Candidates | None) -> Partition:
-        group = self._pair.lease_group()
-        return Partition(
-            self._context, graph, slot, candidates, self._known.get(graph.digest, NOTHING), group
-        )
+        return Partition(self._context, graph, slot, candidates, self._known.get(graph.digest, NOTHING))
 
     def _slot(self, graph: Graph, launch: Runnable, device_index: int, facts: GraphFacts | None) -> Slot:
         """Return the slot of a partition, which runs it as decided, by its sizes if it may have any."""
@@ -118,8 +111,7 @@ class CompiledGraph:
             slot.run = ShapeDispatcher(
                 launch,
                 process.bounds,
-                self._pair.shapes,
-                functools.partial(self._begin_by_size, partition),
+                partition.decided_by_size,
                 functools.partial(self._at_size, partition),
                 partition.decide,
                 process.report,
@@ -128,19 +120,14 @@ class CompiledGraph:
             partition.decide()  # ranks may see different sizes, and decide for all at once
         return slot
 
-    def _begin_by_size(self, partition: Partition) -> bool:
-        """Note that a partition has dynamic sizes; return whether it sets those of its step: the first partition with any does."""
-        partition.decided_by_size()
-        return partition.graph.kind is not Kind.BACKWARD and self._pair.shapes.lead()
-
-    def _at_size(self, partition: Partition, sizes: Sizes, own: Sizes) -> DecidedSize:
-        """Decide a partition at one set of sizes, of which `own` are those of its inputs."""
+    def _at_size(self, partition: Partition, sizes: Sizes) -> DecidedSize:
+        """Decide a partition at one set of sizes."""
         assert partition.candidates is not None
-        candidates = partition.candidates.at(own)
+        candidates = partition.candidates.at(sizes)
         graph, slot, process = partition.graph.at(sizes), Slot(candidates.launch), self._context.process
         process.report.count(sizes=1)
         known = process.decisions.look_up([graph], self._context.environment).get(graph.digest, NOTHING)
-        at_size = Partition(self._context, graph, slot, candidates, known, self._pair.lease_group(), own)
+        at_size = Partition(self._context, graph, slot, candidates, known, sizes)
         at_size.decide()
         return DecidedSize(slot, at_size.close)
 

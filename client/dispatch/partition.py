@@ -12,7 +12,7 @@ from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.client.autotune.validation import Validation
 from pygraphd.client.decisions import rejection, rules
 from pygraphd.client.decisions.decision_service import NOTHING
-from pygraphd.client.decisions.leases import LeaseGroup, PendingGraph
+from pygraphd.client.decisions.leases import PendingGraph
 from pygraphd.client.decisions.ranks.consensus import RankRole, possible
 from pygraphd.client.decisions.ranks.following import Follower
 from pygraphd.schema.keys import Environment
@@ -68,10 +68,9 @@ class Partition:
         slot: Slot,
         candidates: Candidates | None,
         known: Known = NOTHING,
-        group: LeaseGroup | None = None,
         sizes: Sizes = (),
     ) -> None:
-        """Decide for calls with the integer inputs `sizes`; the sizes of a backward's `graph` include those of its forward."""
+        """Decide for calls with the integer inputs `sizes`."""
         self.graph = graph
         self.entry = known.entry
         self.rejected = known.rejected
@@ -79,7 +78,6 @@ class Partition:
         self.candidates = candidates
         self._context = context
         self._slot = weakref.ref(slot)
-        self._group = group or LeaseGroup()
         self._sizes = sizes
         self._pending: PendingGraph | None = None
 
@@ -178,7 +176,7 @@ class Partition:
         return self._run(follower)
 
     def _new_pending(self) -> PendingGraph:
-        return PendingGraph(self.graph, self._context.environment, self._group, self.rejected, self.rejection)
+        return PendingGraph(self.graph, self._context.environment, self.rejected, self.rejection)
 
     def close(self) -> None:
         """Release the memory of sizes that have not come back for long, and retract the deployment from the report."""

@@ -32,7 +32,6 @@ SETUPS_PER_SIZE = 4
 NOT_YET = "dynamic sizes that had not come back often enough to be decided"
 TOO_MANY = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
 BEING_DECIDED = "called from another thread while a dynamic size was looked up"
-FORWARD_LAUNCHED = "its forward was launched for its dynamic size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +50,6 @@ class DecidedSize:
     close: Callable[[], None]
 
 
-class StepShapes:
-    """The sizes of the latest forward, by which its backward runs.
-
-    Where two steps of different sizes are in flight, a backward may be counted under the wrong forward. That is harmless.
-    """
-
-    def __init__(self) -> None:
-        self.latest: Sizes = ()
-        self.set_up: set[Sizes] = set()
-        """Sizes at which the forward is decided, or is being measured."""
-        self.has_leader = False
-        """Whether a partition of the forward sets the sizes."""
-
-    def lead(self) -> bool:
-        """Return whether the calling partition of a forward sets the sizes: the first partition with integer inputs does."""
-        leads, self.has_leader = not self.has_leader, True
-        return leads
-
-
 class ShapeDispatcher:
     """Runs a graph by its dynamic sizes; call it with the list of inputs that Inductor hands over."""
 
@@ -77,26 +57,22 @@ class ShapeDispatcher:
         self,
         launch: Runnable,
         bounds: Bounds,
-        steps: StepShapes,
-        begin: Callable[[], bool],
-        decide: Callable[[Sizes, Sizes], DecidedSize],
+        begin: Callable[[], object],
+        decide: Callable[[Sizes], DecidedSize],
         whole: Callable[[], Runnable],
         report: Report,
     ) -> None:
-        """Run undecided sizes by `launch`, and each decided size by the slot that `decide(all sizes, own sizes)` returned.
+        """Run undecided sizes by `launch`, and each decided size by the slot that `decide(sizes)` returned.
 
-        `begin` is called at the first call with integer inputs. It returns whether this partition sets the sizes in `steps`. If not, the
-        size of a call is that of its step and its own together, and it runs as KERNELS while the step's is not set up. `whole` returns the
-        callable for a graph without integer inputs, or with too many of them.
+        `begin` is called at the first call with integer inputs. `whole` returns the callable for a graph without integer inputs, or with
+        too many of them.
         """
         self._launch = launch
         self._bounds = bounds
-        self._steps = steps
         self._begin = begin
         self._decide = decide
         self._whole = whole
         self._report = report
-        self._leads = False
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._decided: dict[Sizes, DecidedSize] = {}
         self._runs: dict[Sizes, Runnable] = {}
@@ -116,19 +92,11 @@ class ShapeDispatcher:
             integers = self._find_sizes(inputs)
             if integers is None:
                 return self._step_aside(BEING_DECIDED, inputs)
-        sizes = own = tuple(map(inputs.__getitem__, integers))
-        steps = self._steps
-        if self._leads:
-            steps.latest = own
-        elif steps.has_leader:
-            step = steps.latest
-            sizes = (*step, *own)
-            if step not in steps.set_up:
-                return self._step_aside(FORWARD_LAUNCHED, inputs)
+        sizes = tuple(map(inputs.__getitem__, integers))
         if sizes != self._latest:
             self._note_change(sizes)
         run = self._runs.get(sizes)
-        return run(inputs) if run is not None else self._cold(sizes, own, inputs)
+        return run(inputs) if run is not None else self._cold(sizes, inputs)
 
     def _find_sizes(self, inputs: list[Any]) -> list[int] | None:
         """Return the indices of the integer inputs, found at the first call; None while another thread searches."""
@@ -143,11 +111,10 @@ class ShapeDispatcher:
 
     def _find(self, inputs: list[Any]) -> list[int]:
         integers = [index for index, value in enumerate(inputs) if type(value) is int]
-        sizes = len(integers) + (len(self._steps.latest) if self._steps.has_leader else 0)
-        if 0 < sizes <= MAX_SIZES:
-            self._leads = bool(self._guarded(self._begin))
+        if 0 < len(integers) <= MAX_SIZES:
+            self._guarded(self._begin)
             return integers
-        self._steps = StepShapes()  # no sizes are told from others
+        # No sizes are told from others.
         self._runs[()] = self._guarded(self._whole) or self._launch
         return []
 
@@ -159,12 +126,12 @@ class ShapeDispatcher:
         self._stays = False
         self._latest = sizes
 
-    def _cold(self, sizes: Sizes, own: Sizes, inputs: list[Any]) -> Any:
+    def _cold(self, sizes: Sizes, inputs: list[Any]) -> Any:
         if not self._deciding.acquire(blocking=False):
             return self._step_aside(BEING_DECIDED, inputs)
         try:
             reason = self._why_not_decide(sizes)
-            run = self._set_up(sizes, own) if reason is None else self._launch
+            run = self._set_up(sizes) if reason is None else self._launch
         finally:
             self._deciding.release()
         return self._step_aside(reason, inputs) if reason is not None else run(inputs)
@@ -174,16 +141,14 @@ class ShapeDispatcher:
         return self._launch(inputs)
 
     def _why_not_decide(self, sizes: Sizes) -> str | None:
-        # The step's sizes have come back when they are set up; others of its own within a step may not.
-        is_awaited = self._follows() and not self._knows_step(sizes)
         calls = self._count(sizes)
-        if calls < self._bounds.calls and not is_awaited:
+        if calls < self._bounds.calls:
             return NOT_YET
         if self._setups >= SETUPS_PER_SIZE * self._bounds.sizes:
             return TOO_MANY
         if len(self._decided) < self._bounds.sizes:
             return None
-        return TOO_MANY if calls < self._calls_to_make_room() and not is_awaited else self._make_room()
+        return TOO_MANY if calls < self._calls_to_make_room() else self._make_room()
 
     def _calls_to_make_room(self) -> int:
         """Return the number of calls at which a new size replaces a decided one. It doubles with each round of setups.
@@ -200,37 +165,20 @@ class ShapeDispatcher:
         return count
 
     def _make_room(self) -> str | None:
-        oldest = next(filter(self._is_gone, self._decided), None)
-        if oldest is None:
-            oldest = min(self._decided, key=lambda sizes: self._used.get(sizes, 0))
-            if self._used.get(oldest, 0) > self._ticks - IDLE_TICKS:
-                return TOO_MANY
+        oldest = min(self._decided, key=lambda sizes: self._used.get(sizes, 0))
+        if self._used.get(oldest, 0) > self._ticks - IDLE_TICKS:
+            return TOO_MANY
         del self._runs[oldest]
         decided = self._decided.pop(oldest)
         self._used.pop(oldest, None)
-        if self._leads:
-            self._steps.set_up.discard(oldest)
         self._guarded(decided.close)
         return None
 
-    def _follows(self) -> bool:
-        return self._steps.has_leader and not self._leads
-
-    def _knows_step(self, sizes: Sizes) -> bool:
-        step = self._steps.latest
-        return any(each[: len(step)] == step for each in (*self._decided, *self._seen))
-
-    def _is_gone(self, sizes: Sizes) -> bool:
-        """Return whether the forward runs as KERNELS at the sizes of its step, which are the first of `sizes`."""
-        return self._follows() and sizes[: len(self._steps.latest)] not in self._steps.set_up
-
-    def _set_up(self, sizes: Sizes, own: Sizes) -> Runnable:
+    def _set_up(self, sizes: Sizes) -> Runnable:
         self._setups += 1
         del self._seen[sizes]
         failed = DecidedSize(Slot(self._launch), lambda: None)
-        decided = self._guarded(lambda: self._decide(sizes, own)) or failed
+        decided = self._guarded(lambda: self._decide(sizes)) or failed
         self._decided[sizes] = decided
         self._runs[sizes] = decided.slot
-        if self._leads:
-            self._steps.set_up.add(sizes)
         return decided.slot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.weak import WeakIdKeyDictionary
@@ -17,7 +18,6 @@ from pygraphd.client.decisions.ranks.session_ranks import Ranks
 from pygraphd.client.decisions.service import Cache
 from pygraphd.client.decisions.trust import TrustPolicy
 from pygraphd.client.dispatch.compiled_graph import CompiledGraph
-from pygraphd.client.dispatch.pair import Pair
 from pygraphd.client.dispatch.partition import Context
 from pygraphd.client.dispatch.shapes import IDLE_TICKS, REMEMBERED, SETUPS_PER_SIZE
 from pygraphd.client.frontend import settings
@@ -35,6 +35,16 @@ if TYPE_CHECKING:
 SWITCHED_OFF = "PYGRAPH_RELOCATE=0"
 CANNOT_RECORD = "relocatable graphs cannot be had in this process"
 FORWARD_NOT_OURS = "its forward was compiled without PyGraph"
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Pair:
+    """What a forward and its backward share, or an inference graph alone has."""
+
+    kernel_options: tuple[tuple[str, str], ...] | None = None
+    """The options in force when the forward was compiled. A backward may be compiled at its first call, and its key must not differ."""
+    leader_graph: str | None = None
+    """The digest by which ranks elect the one that leads for both."""
 
 
 class Runtime:
@@ -66,7 +76,7 @@ class Runtime:
         self.helper_is_coming = self.devices.helper_is_coming
         self.ranks = Ranks(self.report)
         self._pairs: MutableMapping[object, Pair] = WeakIdKeyDictionary()
-        """The pairs, keyed by the box that Inductor passes with a forward and its backward. A pair is freed with its box and its graphs."""
+        """The pairs, keyed by the box that Inductor passes with a forward and its backward. A pair is freed with its box."""
 
     def compiled_graph(self, compiled: Any, graph_kwargs: Mapping[str, Any]) -> CompiledGraph | None:
         """Look up the partitions of a compiled graph; None: Inductor is to run it as it does without PyGraph."""
@@ -82,7 +92,7 @@ class Runtime:
         role = self.ranks.role(pair.leader_graph, graphs, environment)
         self.report.count(graphs=len(graphs))
         known = self.decisions.look_up(graphs, environment) if role.leads else {}
-        made = CompiledGraph(Context(self, environment, role), facts, graphs, known, pair)
+        made = CompiledGraph(Context(self, environment, role), facts, graphs, known)
         if not facts.is_backward:
             torch_private.note_ours(box)
         return made
@@ -127,11 +137,7 @@ class Runtime:
 
 
 def _kernel_options(pair: Pair, *, is_backward: bool) -> tuple[tuple[str, str], ...]:
-    """Return the options in force; for a backward, those of its forward.
-
-    A backward is compiled with its forward if the code comes from a cache, and at its first call if not; the options in force may
-    differ, and its key must not.
-    """
+    """Return the options in force; for a backward, those of its forward."""
     if is_backward and pair.kernel_options is not None:
         return pair.kernel_options
     pair.kernel_options = torch_private.kernel_options()

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pygraphd.client.decisions.leases import (
     LONGEST_POLL_S,
     TRANSITIONS,
-    LeaseGroup,
     LeaseState,
     PendingGraph,
 )
@@ -38,14 +37,13 @@ ANSWER = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
 
 @dataclass(frozen=True)
 class Key:
-    """A graph, by which each process knows one of its own; those of a `pair` share a group."""
+    """A graph, by which each process knows one of its own."""
 
     graph: str
-    pair: int
     is_backward: bool
 
 
-FORWARD, BACKWARD, OTHER = Key("a" * 64, 1, False), Key("b" * 64, 1, True), Key("c" * 64, 2, False)
+FORWARD, BACKWARD, OTHER = Key("a" * 64, False), Key("b" * 64, True), Key("c" * 64, False)
 
 
 class Process:
@@ -54,12 +52,10 @@ class Process:
     def __init__(self, leases: ProcessLeases) -> None:
         self.leases = leases
         self.graphs: dict[Key, PendingGraph] = {}
-        self.groups: dict[int, LeaseGroup] = {}
 
     def add(self, key: Key, rejected: Entry | None = None) -> None:
         kind = Kind.BACKWARD if key.is_backward else Kind.FORWARD
-        group = self.groups.setdefault(key.pair, LeaseGroup())
-        self.graphs[key] = PendingGraph(Graph(key.graph, kind, 0, 1, 1), ENVIRONMENT, group, rejected)
+        self.graphs[key] = PendingGraph(Graph(key.graph, kind, 0, 1, 1), ENVIRONMENT, rejected)
         self.leases.add(self.graphs[key])
 
     def turn(self, key: Key) -> Entry | LeaseState:
@@ -176,12 +172,11 @@ def test_a_daemon_that_goes_away_leaves_the_graph_to_whoever_asks_next(daemon: D
     assert second.turn(FORWARD) is LeaseState.OURS
 
 
-def test_only_what_is_called_is_asked_for_and_a_backward_follows_its_forward(daemon: Daemon) -> None:
+def test_only_what_is_called_is_asked_for_a_backward_as_a_forward(daemon: Daemon) -> None:
     first = interested(daemon, "first", FORWARD, BACKWARD, OTHER)
 
-    assert first.turn(BACKWARD) is LeaseState.OTHERS  # until its forward has asked
-    assert [first.turn(each) for each in (FORWARD, BACKWARD)] == [LeaseState.OURS] * 2
-    assert daemon.asked == [(FORWARD.graph,), (BACKWARD.graph,)]
+    assert [first.turn(each) for each in (BACKWARD, FORWARD)] == [LeaseState.OURS] * 2
+    assert daemon.asked == [(BACKWARD.graph,), (FORWARD.graph,)]
     assert interested(daemon, "second", OTHER).turn(OTHER) is LeaseState.OURS
 
 
@@ -217,7 +212,7 @@ def test_while_another_thread_asks_nobody_measures(daemon: Daemon) -> None:
 
 
 def test_there_may_be_more_than_fit_into_a_request(daemon: Daemon) -> None:
-    many = [Key(f"{index:064x}", index, False) for index in range(2500)]
+    many = [Key(f"{index:064x}", False) for index in range(2500)]
     first, second = (interested(daemon, name, *many) for name in ("first", "second"))
     assert {first.turn(each) for each in many} == {LeaseState.OURS}
     assert {second.turn(each) for each in many} == {LeaseState.OTHERS}
@@ -244,16 +239,6 @@ def test_an_answer_that_was_rejected_is_no_answer_however_it_is_worded(daemon: D
         process.add(FORWARD, before)
         daemon.entries[FORWARD.graph] = now
         assert (process.turn(FORWARD) == now) is taken
-
-
-def test_a_backward_is_not_measured_without_its_forward(daemon: Daemon) -> None:
-    interested(daemon, "first", FORWARD).turn(FORWARD)
-    second = interested(daemon, "second", FORWARD, BACKWARD)
-
-    assert [second.turn(each) for each in (FORWARD, BACKWARD)] == [LeaseState.OTHERS] * 2
-    assert (BACKWARD.graph,) not in daemon.asked
-    second.remove(FORWARD)  # it has taken up the answer
-    assert second.turn(BACKWARD) is LeaseState.OURS
 
 
 def test_looks_become_rare_and_cost_nothing_in_between(daemon: Daemon) -> None:

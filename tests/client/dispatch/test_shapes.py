@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.common.report import Report
 from pygraphd.client.dispatch import shapes
-from pygraphd.client.dispatch.pair import Pair
-from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, ShapeDispatcher, Sizes, StepShapes
+from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, ShapeDispatcher, Sizes
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.schema.messages import MAX_SIZES
 
@@ -20,27 +19,24 @@ LAUNCHED = "launched"
 
 
 class Case:
-    """A graph whose decided sizes return themselves. It says the sizes of its steps, unless `leads` is False."""
+    """A graph whose decided sizes return themselves."""
 
-    def __init__(self, *, leads: bool = True, steps: StepShapes | None = None, **bounds: int) -> None:
+    def __init__(self, **bounds: int) -> None:
         self.report = Report()
         self.decided: list[Sizes] = []
         self.open: set[Sizes] = set()
         self.most_open = 0
         self.wholes = 0
-        self.steps = steps or StepShapes()
         self.sized = ShapeDispatcher(
             lambda _inputs: LAUNCHED,
             Bounds(**bounds),
-            self.steps,
-            lambda: leads and self.steps.lead(),
+            lambda: None,
             self.decide,
             self.whole,
             self.report,
         )
 
-    def decide(self, sizes: Sizes, own: Sizes) -> DecidedSize:
-        assert sizes[len(sizes) - len(own) :] == own
+    def decide(self, sizes: Sizes) -> DecidedSize:
         self.decided.append(sizes)
         self.open.add(sizes)
         self.most_open = max(self.most_open, len(self.open))
@@ -60,7 +56,6 @@ def test_a_size_is_decided_when_it_has_come_back_and_others_are_launched() -> No
     assert case.calls(8, 16, 8, 24, 8, 8) == [LAUNCHED] * 4 + [(8,)] * 2
     assert case.decided == [(8,)]
     assert case.report.fallbacks == {shapes.NOT_YET: 4}
-    assert case.steps.latest == (8,)
 
 
 def test_all_integers_count_in_their_order() -> None:
@@ -163,7 +158,7 @@ def test_another_thread_is_launched_while_one_decides() -> None:
     case = Case(calls=1)
     began, go_on = threading.Event(), threading.Event()
 
-    def decide(sizes: Sizes, own: Sizes) -> DecidedSize:
+    def decide(sizes: Sizes) -> DecidedSize:
         began.set()
         assert go_on.wait(10)
         return DecidedSize(Slot(lambda _inputs: sizes), lambda: None)
@@ -198,63 +193,6 @@ def test_the_first_call_of_another_thread_is_launched_too() -> None:
     go_on.set()
     thread.join()
     assert case.calls(8) == [(8,)]
-
-
-def test_a_backward_belongs_to_the_forward_of_its_step() -> None:
-    pair = Pair()
-    assert not pair.shapes.has_leader
-    assert (pair.shapes.lead(), pair.shapes.lead(), pair.shapes.has_leader) == (True, False, True)
-
-    pair.shapes.latest = (8,)
-    eight = pair.lease_group()
-    pair.shapes.latest = (16,)
-
-    assert pair.lease_group() is not eight
-    pair.shapes.latest = (8,)
-    assert pair.lease_group() is eight
-
-
-@pytest.mark.parametrize("own", [(), (3,)], ids=str)
-def test_a_backward_is_decided_and_runs_only_where_its_forward_does(own: Sizes) -> None:
-    """It may have fewer sizes than its forward, and a forward may be called without it."""
-    forward = Case(sizes=1, calls=2)
-    backward = Case(leads=False, steps=forward.steps, sizes=1, calls=9)
-
-    def step(size: int) -> tuple[Any, Any]:
-        return forward.sized([size]), backward.sized(["a tensor", *own])
-
-    assert [step(8), step(8)] == [(LAUNCHED, LAUNCHED), ((8,), (8, *own))]
-    assert backward.report.fallbacks == {shapes.FORWARD_LAUNCHED: 1}
-    assert step(9) == (LAUNCHED, LAUNCHED)
-    for size in [16] * 3 * shapes.IDLE_TICKS:
-        forward.sized([size])  # validation, say: without a backward
-    assert forward.open == {(16,)}
-    assert step(8) == (LAUNCHED, LAUNCHED)
-    assert step(16) == ((16,), (16, *own))
-    assert backward.decided == [(8, *own), (16, *own)]
-    assert backward.open == {(16, *own)}
-
-
-def test_sizes_that_vary_within_a_step_have_to_come_back() -> None:
-    """As those of data may: else they would use up what can be set up."""
-    forward = Case(calls=1)
-    backward = Case(leads=False, steps=forward.steps, calls=3)
-
-    for size in range(200):
-        forward.calls(8)
-        backward.calls(1000 + size)
-    assert backward.decided == [(8, 1000)]
-    for _ in range(3):
-        forward.calls(8)
-        last = backward.calls(5)
-
-    assert last == [(8, 5)]
-
-
-def test_a_backward_of_a_forward_without_sizes_has_its_own() -> None:
-    backward = Case(leads=False, calls=1)
-
-    assert backward.calls(8) == [(8,)]
 
 
 def test_sizes_that_push_each_other_out_are_set_up_more_and_more_seldom() -> None:

@@ -17,10 +17,9 @@ from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.client.backend import torch_private
 from pygraphd.client.decisions.leases import PendingGraph
-from pygraphd.client.dispatch.pair import Pair
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.devices import Devices
-from pygraphd.client.frontend.runtime import Runtime, _kernel_options
+from pygraphd.client.frontend.runtime import Pair, Runtime, _kernel_options
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import (

@@ -13,7 +13,7 @@ import torch
 
 import pygraphd.client
 from pygraphd.client.analysis.graph_facts import GraphFacts
-from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, ShapeDispatcher, StepShapes
+from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, ShapeDispatcher
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.client.recording import recordings
 from pygraphd.client.recording.result_check import CALLS_PER_POLL
@@ -98,15 +98,13 @@ def test_a_call_in_steady_state_takes_few_frames(case: Case, kind: str) -> None:
 @pytest.mark.parametrize("alternate", [False, True])
 def test_a_call_with_dynamic_sizes_takes_few_frames(case: Case, *, alternate: bool) -> None:
     """Where the size differs from that of the call before, one of them notes that."""
-    made, steps = case.made(doubled, GraphFacts()), StepShapes()
+    made = case.made(doubled, GraphFacts())
 
-    def decide(_sizes: Any, own: tuple[int, ...]) -> DecidedSize:
-        return DecidedSize(Slot(made.at(own).run), lambda: None)
+    def decide(sizes: tuple[int, ...]) -> DecidedSize:
+        return DecidedSize(Slot(made.at(sizes).run), lambda: None)
 
     launch = case.recorder.compiled(doubled)
-    slot = Slot(
-        ShapeDispatcher(launch, Bounds(calls=1), steps, steps.lead, decide, lambda: launch, case.report)
-    )
+    slot = Slot(ShapeDispatcher(launch, Bounds(calls=1), lambda: None, decide, lambda: launch, case.report))
     calls = [[size, *[case.floats(i, i) for i in range(size)]] for size in (2, 5)]
     for each in calls * 4:
         slot(list(each))
