@@ -12,7 +12,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.autotune.trial import Trial, sizes_of
-from pygraphd.client.backend import headroom
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import rules
@@ -25,7 +24,7 @@ from pygraphd.schema.policy import decide
 from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from pygraphd.client.autotune.candidates import Candidates
     from pygraphd.client.backend.torch_private import Runnable
@@ -43,16 +42,8 @@ class State(enum.Enum):
     DEPLOYED = "one deployment for the rest of the process"
 
 
-TRANSITIONS: Mapping[State, frozenset[State]] = {
-    State.WARM_UP: frozenset({State.WAIT, State.MEASURE, State.DEPLOYED}),
-    State.WAIT: frozenset({State.MEASURE, State.DEPLOYED}),
-    State.MEASURE: frozenset({State.DEPLOYED}),
-    State.DEPLOYED: frozenset(),
-}
-
 WARM_UP_CALLS = 2
 FAILED = Reason(ReasonCode.MEASURING_FAILED)
-NO_MEMORY = Reason(ReasonCode.NO_MEMORY_TO_MEASURE)
 OTHER_THREAD = "called from another thread while it was measured"
 OTHER_SIZES = "called with other sizes while it was measured"
 IN_A_CAPTURE = "called within a capture of the user's"
@@ -72,12 +63,8 @@ class PartitionTrial:
         deploy: Callable[[Candidates, Deployment], object],
         warm_up_calls: int = WARM_UP_CALLS,
         role: RankRole = ALONE,
-        helper_is_coming: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Decide the graph of `pending`; `deploy` then replaces this object by the callable of the decision.
-
-        While `helper_is_coming` is true, the helper is being compiled and no trial begins: later processes will have it.
-        """
+        """Decide the graph of `pending`; `deploy` then replaces this object by the callable of the decision."""
         self.pending = pending
         self.role = role
         self.state = State.WARM_UP
@@ -86,7 +73,6 @@ class PartitionTrial:
         self._decisions = decisions
         self._deploy_here = deploy
         self._warm_up_calls = max(warm_up_calls, WARM_UP_CALLS)
-        self._helper_is_coming = helper_is_coming
         self._call: Runnable = self._warm_up
         self._trial: Trial | None = None
         self._sizes: tuple[int, ...] = ()
@@ -119,8 +105,6 @@ class PartitionTrial:
         self._guarded(lambda: self._decisions.publish(self.pending, outcome, decision))
 
     def _enter(self, state: State) -> None:
-        if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"a trial cannot go from {self.state.name} to {state.name}")
         self.state = state
         log.debug("%s: %s: %s", self.pending.graph.name, state.name, state.value)
 
@@ -130,7 +114,7 @@ class PartitionTrial:
         self.pending.calls += 1
         sizes = sizes_of(inputs)
         is_due = self._comes_back(sizes) and self.pending.calls > self._warm_up_calls
-        if is_due and not (self._can_run(Deployment.GRAPH) and self._guarded(self._helper_is_coming)):
+        if is_due and not (self._can_run(Deployment.GRAPH) and self._guarded(_helper_is_coming)):
             self._begin_measuring(sizes)
         return self._kernels(inputs)
 
@@ -159,8 +143,6 @@ class PartitionTrial:
                 self._call = self._wait
                 self._enter(State.WAIT)
                 self._decisions.report.count(waited=1)
-        elif reason := self._guarded(self._why_not_measure):
-            self._deploy(Outcome(rules.not_measured(reason, self.pending.calls)))
         else:
             assert self._candidates is not None
             self._sizes = sizes
@@ -171,10 +153,6 @@ class PartitionTrial:
 
     def _can_run(self, deployment: Deployment) -> bool:
         return self._candidates is not None and deployment in self._candidates.offered
-
-    def _why_not_measure(self) -> Reason | None:
-        assert self._candidates is not None
-        return None if headroom.is_enough_beside(self._candidates.device_index) else NO_MEMORY
 
     # --- WAIT ---
 
@@ -211,7 +189,7 @@ class PartitionTrial:
         candidates, trial = self._candidates, self._trial
         if trial is None or candidates is None:
             return self._call(inputs)  # another thread has decided meanwhile
-        if candidates.possible == candidates.offered and trial.next_deployment() is not None:
+        if candidates.possible == candidates.offered and not self._guarded(trial.is_over):
             self._guarded(lambda: self._decisions.renew(self.pending))
             return trial.call(inputs)
         self._decide(trial)
@@ -240,3 +218,10 @@ class PartitionTrial:
         if relocate is None or (reason := relocate.why_refused) is None:
             return None
         return policy.only_kernels(reason, final=relocate.refused_for_good)
+
+
+def _helper_is_coming() -> bool:
+    """Return whether the helper is being compiled; later processes will have it. Imported only where something may be recorded."""
+    from pygraphd.client.replay.native.ffi import helper
+
+    return helper.is_coming()

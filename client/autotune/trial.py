@@ -45,14 +45,8 @@ class Trial:
         self._calls = 0
         self._ms = 0.0
 
-    def next_deployment(self) -> Deployment | None:
-        """Return the deployment of the next call; None: the trial is over. To be asked once before each call.
-
-        Noisy samples are taken again, at most `MAX_CYCLES` times.
-        """
-        return None if self._guarded(self._is_over) else self._schedule.deployment
-
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Return whether the policy can decide; to be asked once before each call. Noisy samples are taken again, `MAX_CYCLES` times."""
         if not self.is_measured():
             return False
         is_noisy = rules.is_noisy(decide(self.measurements()))

@@ -19,7 +19,7 @@ from pygraphd.schema.messages import MAX_GRAPHS, Decision, Entry, Graph
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pygraphd.client.decisions.service import Cache
 
@@ -35,13 +35,6 @@ class LeaseState(enum.Enum):
     OPEN = "no process has been asked yet"
     OTHERS = "another process measures it"
     OURS = "this process measures it"
-
-
-TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
-    LeaseState.OPEN: frozenset({LeaseState.OTHERS, LeaseState.OURS}),
-    LeaseState.OTHERS: frozenset({LeaseState.OTHERS, LeaseState.OURS}),
-    LeaseState.OURS: frozenset(),
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -167,9 +160,6 @@ class Leases:
     def _enter(self, pending: PendingGraph, state: LeaseState) -> None:
         if pending not in self._pending:
             return  # decided meanwhile
-        now = pending.state
-        if state not in TRANSITIONS[now]:
-            raise RuntimeError(f"a lease cannot go from {now.name} to {state.name}")
         if state is LeaseState.OTHERS and not any(each.state is state for each in list(self._pending)):
             self._polls = Backoff(FIRST_POLL_S, longest=LONGEST_POLL_S, now=self._clock())
         pending.state = state

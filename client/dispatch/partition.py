@@ -42,9 +42,6 @@ class Process(Protocol):
     def relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Relocating | None:
         """Return the recordings of a callable; None if it cannot be recorded."""
 
-    def helper_is_coming(self) -> bool:
-        """Return whether the compiled helper is about to be there."""
-
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -138,7 +135,6 @@ class Partition:
             self._deploy,
             cached.calls if cached is not None else 0,
             context.role,
-            context.process.helper_is_coming,
         )
         return self._run(trial)
 

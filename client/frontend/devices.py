@@ -72,11 +72,3 @@ class Devices:
 
         if reason := helper.prepare(self._folder, may_compile=not self._options.readonly):
             self._report.count_failure(f"compiled helper: {reason}")
-
-    def helper_is_coming(self) -> bool:
-        """Return whether the helper is about to be there; see `ffi.Helper.is_coming`."""
-        if not self._is_helper_prepared:
-            return False
-        from pygraphd.client.replay.native.ffi import helper
-
-        return helper.is_coming()

@@ -73,7 +73,6 @@ class Runtime:
         trust = TrustPolicy(host, self.options.trust, self.options.refresh, self.options.max_age_s)
         self.decisions = DecisionService(self.cache, trust, self.report)
         self.devices = Devices(self.options, self.locations.cache, self.report)
-        self.helper_is_coming = self.devices.helper_is_coming
         self.ranks = Ranks(self.report)
         self._pairs: MutableMapping[object, Pair] = WeakIdKeyDictionary()
         """The pairs, keyed by the box that Inductor passes with a forward and its backward. A pair is freed with its box."""

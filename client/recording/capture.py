@@ -17,7 +17,6 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import TransientError
-from pygraphd.client.backend.headroom import MARGIN
 from pygraphd.client.backend.workspaces import workspaces
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
 from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks, find, merge
@@ -36,6 +35,8 @@ REUSE = "graph_capture_record_stream_reuse"
 """A setting of PyTorch's allocator that has captures use memory again before its streams are done with it."""
 BUSY = "something else is being captured"
 
+MARGIN = 1.2
+"""Factor by which memory that could be reserved has to exceed a backing allocation."""
 SHIFTS = (BLOCK, (1 << 20) + BLOCK)
 """Bytes of the two allocations that begin a shifted capture: the pools of two captures may lie a multiple of 4 GiB apart."""
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client.autotune import partition_trial, trial
+from pygraphd.client.autotune import trial
 from pygraphd.client.decisions import fingerprint
 from pygraphd.client.decisions.service import Cache
 from pygraphd.client.frontend.devices import Devices
@@ -134,7 +134,6 @@ def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Relocating]:
     monkeypatch.setattr(Runtime, "relocatable", relocatable)
     monkeypatch.setattr(Devices, "recorder", lambda self, _index: object())
     monkeypatch.setattr(trial, "Sampler", Clock)
-    monkeypatch.setattr(partition_trial.PartitionTrial, "_why_not_measure", lambda self: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     environment = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")

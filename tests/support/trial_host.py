@@ -44,11 +44,6 @@ class Host:
         self.report = Report()
         self.results: list[Outcome] = []
         self.leases: list[Entry | LeaseState] = []
-        self.calls_until_helper = 0
-
-    def helper_is_coming(self) -> bool:
-        self.calls_until_helper -= 1
-        return self.calls_until_helper >= 0
 
     def open(self, pending: PendingGraph, owner: object, *, lease: bool = True) -> None: ...
 
@@ -74,7 +69,7 @@ def trial_of(
     """Return the trial of an inference graph with this digest."""
     pending = PendingGraph(Graph(digest, Kind.INFERENCE, 0, 1, 9), ENVIRONMENT)
     told: Any = host
-    return PartitionTrial(pending, candidates, told, deploy, warm_up_calls, told, host.helper_is_coming)
+    return PartitionTrial(pending, candidates, told, deploy, warm_up_calls, told)
 
 
 def launch(inputs: list[Any]) -> str:
@@ -139,8 +134,8 @@ class Measured(Trial):
     def __init__(self, *measurements: Measurement) -> None:
         self._measurements = measurements
 
-    def next_deployment(self) -> None:
-        return None
+    def is_over(self) -> bool:
+        return True
 
     def measurements(self) -> tuple[Measurement, ...]:
         return self._measurements
@@ -157,8 +152,7 @@ def judged(one: PartitionTrial, *measurements: Measurement) -> PartitionTrial:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Find what the clock says, and always enough memory."""
+    """Find what the clock says."""
     monkeypatch.setattr(trial, "Sampler", Clock)
-    monkeypatch.setattr(PartitionTrial, "_why_not_measure", lambda self: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

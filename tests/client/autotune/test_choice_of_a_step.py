@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.client.autotune.candidates import Candidates
-from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.schema.messages import Deployment
 from tests.support.simulated import Machine
 from tests.support.trial_host import Host, trial_of
@@ -217,7 +216,6 @@ def chosen(program: Program, noise: Noise) -> tuple[Ways, bool]:
         found[digest] = deployment
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PartitionTrial, "_why_not_measure", lambda self: None)
         machine, host, calls = Machine(patch), Host(), []
         digests = [f"{number:064x}" for number in range(len(program.graphs))]
         for digest, times in zip(digests, program.graphs, strict=True):

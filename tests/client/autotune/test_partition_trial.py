@@ -10,8 +10,6 @@ import pytest
 
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import (
-    NO_MEMORY,
-    TRANSITIONS,
     WAITING,
     WARM_UP_CALLS,
     State,
@@ -19,6 +17,7 @@ from pygraphd.client.autotune.partition_trial import (
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.decision_service import Outcome
 from pygraphd.client.decisions.leases import LeaseState
+from pygraphd.client.replay.native import ffi
 from pygraphd.schema.messages import Decision, Deployment, Entry, Measurement
 from pygraphd.schema.policy import POLICY_VERSION, only_kernels
 from pygraphd.schema.reasons import Reason, ReasonCode
@@ -40,21 +39,6 @@ __all__ = ["gpu", "host"]  # fixtures
 pytestmark = pytest.mark.torch
 
 
-def test_the_table_of_transitions_is_complete_and_ends() -> None:
-    assert set(TRANSITIONS) == set(State)
-    assert TRANSITIONS[State.DEPLOYED] == frozenset()
-    assert all(State.WARM_UP not in following for following in TRANSITIONS.values())
-
-
-@pytest.mark.parametrize("state", State)
-def test_what_is_not_in_the_table_is_refused(host: Host, state: State) -> None:
-    one = partition_trial(host)
-    one.state = State.DEPLOYED
-
-    with pytest.raises(RuntimeError, match=f"DEPLOYED to {state.name}"):
-        one._enter(state)
-
-
 def test_the_first_calls_are_launched(host: Host) -> None:
     one = partition_trial(host)
 
@@ -73,9 +57,9 @@ def test_a_partition_that_was_too_short_before_waits_for_more_calls(host: Host) 
 def test_what_may_be_relocated_is_launched_until_the_helper_is_there(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.calls_until_helper = 20
+    asked = iter(range(100))
+    monkeypatch.setattr(ffi.helper, "is_coming", lambda: next(asked) < 20)
     one = partition_trial(host)
-    monkeypatch.setattr(one, "_why_not_measure", lambda: NO_MEMORY)
 
     calls = 0
     while one.state is State.WARM_UP:
@@ -93,18 +77,6 @@ def test_sizes_that_never_come_back_are_never_measured(host: Host) -> None:
     assert one.state is State.WARM_UP
 
 
-def test_without_memory_to_spare_nothing_is_tried(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = partition_trial(host)
-    monkeypatch.setattr(one, "_why_not_measure", lambda: NO_MEMORY)
-    for _ in range(10):
-        assert one([]) == "launched"
-
-    assert one.state is State.DEPLOYED
-    (result,) = host.results
-    assert result.measurements == ()
-    assert result.decision == rules.not_measured(NO_MEMORY, WARM_UP_CALLS + 1)
-
-
 def test_of_several_threads_one_begins_and_the_others_are_launched(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,11 +92,11 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
         if len(results) == 7:
             others_have_called.set()
 
-    def why_not_measure() -> Reason:
+    def acquire(_pending: object) -> Entry:
         assert others_have_called.wait(60)
-        return NO_MEMORY
+        return Entry("a" * 64, Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER), POLICY_VERSION))
 
-    monkeypatch.setattr(one, "_why_not_measure", why_not_measure)
+    monkeypatch.setattr(host, "acquire", acquire)
     threads = [threading.Thread(target=call) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -209,11 +181,8 @@ def test_a_graph_that_another_process_measures_is_launched_until_its_answer_is_t
     assert host.report.failures == {}
 
 
-def test_a_graph_that_was_left_to_nobody_is_measured_after_all(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_that_was_left_to_nobody_is_measured_after_all(host: Host) -> None:
     one = partition_trial(host)
-    monkeypatch.setattr(one, "_why_not_measure", lambda: None)
     host.leases = [LeaseState.OTHERS, LeaseState.OURS]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
@@ -225,17 +194,14 @@ def test_a_graph_that_was_left_to_nobody_is_measured_after_all(
     assert states == [State.WAIT, State.MEASURE]
 
 
-def test_an_answer_that_cannot_be_run_here_is_measured_anew(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_cannot_be_run_here_is_measured_anew(host: Host) -> None:
     one = partition_trial(host)
-    monkeypatch.setattr(one, "_why_not_measure", lambda: NO_MEMORY)
     one._candidates = Candidates(launch, 0)
     host.leases = [Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER), POLICY_VERSION))]
     for _ in range(WARM_UP_CALLS + 1):
         one([])
 
-    assert host.results[0].decision == rules.not_measured(NO_MEMORY, WARM_UP_CALLS + 1)
+    assert (one.state, host.results) == (State.MEASURE, [])
 
 
 def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
@@ -286,7 +252,6 @@ def test_who_is_interrupted_while_it_is_decided_goes_on_launched(
     host: Host, monkeypatch: pytest.MonkeyPatch, state: State
 ) -> None:
     one = partition_trial(host)
-    monkeypatch.setattr(one, "_why_not_measure", lambda: None)
     host.leases = [LeaseState.OTHERS if state is State.WAIT else LeaseState.OURS]
     host.leases.append(Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION)))
     for _ in range(WARM_UP_CALLS + 1):

@@ -72,7 +72,7 @@ def trial_of(partition: Partition, only: Deployment | None = None) -> Trial:
 def run(partition: Partition, trial: Trial, *, synchronizes: bool = True) -> int:
     """Call a partition until its trial is over; return how often."""
     calls = 0
-    while trial.next_deployment() is not None:
+    while not trial.is_over():
         result = trial.call([])
         assert result == ("graph" if partition.ran[-1] is GRAPH else "kernels")
         partition.machine.host_us += 50
@@ -144,7 +144,7 @@ def test_a_noisy_machine_is_measured_a_few_times_more(machine: Machine) -> None:
     partition = Partition(machine)
     trial = trial_of(partition)
     calls = 0
-    while trial.next_deployment() is not None:
+    while not trial.is_over():
         partition.graph_us = (20.0, 900.0)[calls % 2]
         partition.kernels_us = (200.0, 2_000.0)[calls // 2 % 2]
         trial.call([])
@@ -159,7 +159,7 @@ def test_noise_that_passes_is_outweighed(machine: Machine) -> None:
     partition = Partition(machine)
     trial = trial_of(partition)
     calls = 0
-    while trial.next_deployment() is not None:
+    while not trial.is_over():
         is_noisy = calls < 22
         partition.graph_us = 20.0 + 600 * (calls % 2) * is_noisy
         partition.kernels_us = 200.0 + 900 * (calls // 2 % 2) * is_noisy
@@ -217,6 +217,6 @@ def test_what_cannot_be_timed_costs_the_answer_and_not_the_call(
     assert [trial.call([]) for _ in range(24)] == [
         "graph" if each is GRAPH else "kernels" for each in partition.ran
     ]
-    assert trial.next_deployment() is None
+    assert trial.is_over()
     assert not decide(trial.measurements()).final
     assert set(failures) == {"an error of the driver's"}

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from pygraphd.client.decisions.leases import (
     LONGEST_POLL_S,
-    TRANSITIONS,
     LeaseState,
     PendingGraph,
 )
@@ -120,11 +119,6 @@ def interested(daemon: Daemon, name: str, *keys: Key) -> Process:
     for key in keys:
         process.add(key)
     return process
-
-
-def test_the_table_of_transitions_is_complete() -> None:
-    assert set(TRANSITIONS) == set(LeaseState)
-    assert all(LeaseState.OPEN not in following for following in TRANSITIONS.values())
 
 
 def test_one_measures_and_the_other_takes_up_the_answer(daemon: Daemon) -> None:

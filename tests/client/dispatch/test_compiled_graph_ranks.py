@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client.autotune.partition_trial import NO_MEMORY
 from pygraphd.client.decisions import fingerprint, rules
 from pygraphd.client.decisions.ranks.consensus import Agreement
 from pygraphd.client.decisions.ranks.following import Follower
@@ -238,19 +237,6 @@ def test_a_rank_that_cannot_have_what_is_decided_launches_it_and_says_so(ranks: 
     assert other.report.summary()["deployed"] == {"KERNELS": 1, "GRAPH": 0}
     assert other.report.summary()["reasons"] == {"ranks: GRAPH was decided, and cannot be had here": 1}
     assert other.report.counts["spooled"] == 0
-
-
-def test_without_memory_to_spare_on_the_leader_all_launch(
-    ranks: list[Runtime], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pygraphd.client.autotune.partition_trial import PartitionTrial
-
-    monkeypatch.setattr(PartitionTrial, "_why_not_measure", lambda self: NO_MEMORY)
-    measured, followed = pair(ranks[0]), pair(ranks[1])
-    run(*measured, 5)
-    wait_for(ranks[1], followed)
-
-    assert ranks[1].report.summary()["reasons"] == {str(NO_MEMORY): 2}
 
 
 def test_a_program_that_ends_while_it_waits_says_so(ranks: list[Runtime]) -> None:

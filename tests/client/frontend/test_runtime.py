@@ -66,19 +66,6 @@ def test_what_is_old_or_another_policys_is_not_believed(
     assert (session.decisions.trust.why_not_trusted(entry) is None) is believed
 
 
-def test_the_helper_is_coming_once_it_was_asked_for(
-    session: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pygraphd.client.replay.native.ffi.helper.is_coming", lambda: True)
-    monkeypatch.setattr("pygraphd.client.replay.native.ffi.helper.prepare", lambda _, may_compile: None)
-    monkeypatch.setattr("pygraphd.client.backend.torch_private.missing_for_relocation", lambda: None)
-    assert not session.helper_is_coming()
-
-    session.devices.prepare_helper()
-
-    assert session.helper_is_coming()
-
-
 def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
     session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
