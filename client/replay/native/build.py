@@ -6,6 +6,7 @@ that are recorded before it has finished do without the helper.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -31,6 +32,11 @@ PARTS = tuple(SOURCE.with_name(name) for name in ("fused_replay.h", "exec_table.
 _NAME = "helper"
 _COMPILERS = ("gcc", "clang", "cc")
 _SPAWN_S = 5.0
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_OWN_FOLDERS = 3
+"""Folders above a compiled file that are made here: see `_folders`."""
+_UNMAPPED = 65534
+"""The owner, in a container without root, of the folders that are root's outside."""
 
 # A shell that ends at once, so that the compiler is nobody's child and a user's os.wait() never meets it.
 _SCRIPT = (
@@ -105,13 +111,13 @@ def _folders(path: Path) -> tuple[Path, Path, Path]:
 def load(path: Path) -> ModuleType | str | None:
     """Return the compiled module, None if it is not there yet, or why it is not used."""
     try:
-        if reason := _not_ours(path):
-            return reason
-        loader = importlib.machinery.ExtensionFileLoader(_NAME, str(path))
-        spec = importlib.util.spec_from_loader(_NAME, loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
+        with contextlib.ExitStack() as opened:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            opened.callback(os.close, descriptor)
+            if reason := _not_ours(descriptor):
+                return reason
+            module = _import(descriptor)
+            opened.pop_all()  # the system's loader would take another file of this number for the same one
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001 - it is optional, and whatever happens is a reason to do without
@@ -119,12 +125,31 @@ def load(path: Path) -> ModuleType | str | None:
     return module
 
 
-def _not_ours(path: Path) -> str | None:
-    """Return why this file must not be loaded: another user may have written it. None if no other user can have."""
-    for each in (*_folders(path), path):
-        status = each.stat()
-        if status.st_uid not in {0, os.geteuid()} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"{each} can be written by others"
+def _import(descriptor: int) -> ModuleType:
+    # By the descriptor that was checked: another file may lie at its path by now.
+    loader = importlib.machinery.ExtensionFileLoader(_NAME, f"/proc/self/fd/{descriptor}")
+    spec = importlib.util.spec_from_loader(_NAME, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _not_ours(descriptor: int) -> str | None:
+    """Return why an open file must not be loaded: another user may have put it there. None if no other user can have."""
+    path = Path(f"/proc/self/fd/{descriptor}").readlink()
+    below, ours = os.fstat(descriptor), {0, os.geteuid()}
+    if below.st_uid not in ours or below.st_mode & _OTHERS or not stat.S_ISREG(below.st_mode):
+        return f"{path} can be written by others"
+    for depth, folder in enumerate(path.parents):
+        status, is_above = folder.stat(), depth >= _OWN_FOLDERS
+        # Above our own folders, others may have files beside ours, but only where the folder is sticky.
+        is_safe = is_above and status.st_mode & stat.S_ISVTX and below.st_uid in ours
+        if status.st_uid not in {*ours, _UNMAPPED if is_above else 0} or (
+            status.st_mode & _OTHERS and not is_safe
+        ):
+            return f"{folder} can be written by others"
+        below = status
     return None
 
 

@@ -6,15 +6,12 @@ import os
 import shutil
 import sys
 import time
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pygraphd.client.replay.native import build
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -141,6 +138,52 @@ def test_what_others_can_write_to_is_not_loaded(compiled: Path, tmp_path: Path, 
     open_to_others.chmod(0o777)
 
     assert build.load(copy) == f"{open_to_others} can be written by others"
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_loaded"), [(0o777, False), (0o775, False), (0o1777, True), (0o755, True)]
+)
+def test_further_up_only_sticky_folders_may_be_shared(
+    compiled: Path, tmp_path: Path, mode: int, is_loaded: bool
+) -> None:
+    copy = build.place(tmp_path / "shared" / "cache")
+    copy.parent.mkdir(parents=True, mode=0o700)
+    shutil.copy(compiled, copy)
+    (tmp_path / "shared").chmod(mode)
+
+    loaded = build.load(copy)
+
+    assert isinstance(loaded, ModuleType) is is_loaded
+    assert is_loaded or loaded == f"{tmp_path / 'shared'} can be written by others"
+
+
+def test_the_file_that_was_checked_is_loaded_whatever_replaced_it(
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = build.place(tmp_path / "cache")
+    copy.parent.mkdir(parents=True, mode=0o700)
+    shutil.copy(compiled, copy)
+    check = build._not_ours
+
+    def check_and_replace(descriptor: int) -> str | None:
+        reason = check(descriptor)
+        copy.unlink()
+        copy.write_bytes(b"another user's")
+        return reason
+
+    monkeypatch.setattr(build, "_not_ours", check_and_replace)
+
+    assert isinstance(build.load(copy), ModuleType)
+
+
+def test_what_is_refused_leaves_no_descriptor_open_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = build.place(tmp_path)
+    path.parent.mkdir(parents=True, mode=0o700)
+    os.mkfifo(path, 0o600)
+    before = len([*Path("/proc/self/fd").iterdir()])
+
+    assert "can be written by others" in str(build.load(path))
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 def test_whatever_the_umask_what_is_made_is_ours_alone(tmp_path: Path) -> None:
