@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraphd.client.replay.relocation_table import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 TOLERANCE = {
     torch.float64: 1e-9,
@@ -91,14 +91,12 @@ class Values:
         return f"output {index}" if index < count else f"input {index - count}"
 
 
-class Again(Protocol):
-    """Runs a replay and KERNELS further times on the same inputs."""
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Functions that run a replay and KERNELS further times on the same inputs, and return the values that each run leaves."""
 
-    def replays(self) -> Iterable[Values]:
-        """Return the values that further replays leave."""
-
-    def launches(self) -> Iterable[Values]:
-        """Return the values that further runs as KERNELS leave."""
+    replays: Callable[[], Iterable[Values]]
+    launches: Callable[[], Iterable[Values]]
 
 
 def compare(

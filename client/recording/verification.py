@@ -6,23 +6,29 @@ themselves, with the generator's state restored. Outputs and inputs must agree a
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.backend.torch_private import Runnable
-from pygraphd.client.recording.comparison import Disagreement, Values, compare, form, read, tolerance_of
+from pygraphd.client.recording.comparison import (
+    Again,
+    Disagreement,
+    Values,
+    compare,
+    form,
+    read,
+    tolerance_of,
+)
 from pygraphd.client.recording.stand_ins import copies_of, groups_of
 from pygraphd.client.replay.arena import lay_apart
 from pygraphd.client.replay.relocation_table import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
+    from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.recording.alias_sets import InputGroups
     from pygraphd.client.replay.replay import Replay
 
@@ -114,14 +120,15 @@ class Verification:
             return Disagreement("it writes to where it was recorded")
         if self._wrote_between:
             return Disagreement("it writes beyond its memory")
-        kept = self._kept
+        again = None
+        if launch is not None and self._kept is not None:
+            runs = functools.partial(self._runs, self._kept)
+            again = Again(functools.partial(runs, self._replay_again), functools.partial(runs, launch))
         return compare(
             Values(self._comparable(outputs), self._copies),
             Values(outputs, self._inputs),
             tolerance_of((*self._inputs, *outputs)),
-            None
-            if launch is None or kept is None
-            else _Again(self._replay_again, launch, kept, self._rewinding),
+            again,
         ) or self._misplaced(outputs)
 
     def _replay_again(self, inputs: list[Any]) -> Any:
@@ -130,14 +137,16 @@ class Verification:
         memory, _ = _guarded(self._replay)
         return self._replay.run(inputs, memory)
 
-    @contextlib.contextmanager
-    def _rewinding(self) -> Iterator[None]:
-        """Set the generator to where it was before the call, and in the end to where it was after it."""
-        self._put_generator(self._began)
-        try:
-            yield
-        finally:
-            self._put_generator(self._ended)
+    def _runs(self, inputs: Sequence[Any], run: Runnable) -> Iterator[Values]:
+        """Yield the values that further runs leave, each on copies of the inputs and with the random numbers of the call."""
+        for _ in range(REPETITIONS):
+            copies = copies_of(inputs)
+            self._put_generator(self._began)
+            try:
+                outputs = run(list(copies))
+            finally:
+                self._put_generator(self._ended)
+            yield Values(outputs, copies)
 
     def _put_generator(self, offset: Any) -> None:
         if self._generator is not None and self.random:
@@ -181,31 +190,6 @@ def _guarded(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     poison, memory, between = lay_apart(replay.memories, replay.allocate_bytes)
     poison.fill_(POISON)
     return memory, between
-
-
-@dataclass(frozen=True, slots=True)
-class _Again:
-    """Runs replay and callable again on copies of a call's inputs, within `rewinding`, so that both draw the same random numbers."""
-
-    replay: Runnable
-    launch: Runnable
-    inputs: Sequence[Any]
-    rewinding: Callable[[], contextlib.AbstractContextManager[None]]
-
-    def replays(self) -> Iterator[Values]:
-        """Yield the values that further replays leave."""
-        return self._runs(self.replay)
-
-    def launches(self) -> Iterator[Values]:
-        """Yield the values that further runs as KERNELS leave."""
-        return self._runs(self.launch)
-
-    def _runs(self, run: Runnable) -> Iterator[Values]:
-        for _ in range(REPETITIONS):
-            copies = copies_of(self.inputs)
-            with self.rewinding():
-                outputs = run(list(copies))
-            yield Values(outputs, copies)
 
 
 def _poison(
