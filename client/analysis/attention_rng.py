@@ -11,8 +11,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pygraphd.client.analysis import fx_text
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -36,6 +34,9 @@ _CALL = re.compile(
     rf"^ +(\w+) = torch\.ops\.aten\.({'|'.join(_OPERATORS)})\.default\(([^()]*)\)", re.MULTILINE
 )
 _RESULT = re.compile(r"^ +(\w+)(?:: \"[^\"]*\")? = (\w+)\[(\d+)\]", re.MULTILINE)
+_SIGNATURE = re.compile(r"^ *def forward\(self, (.*)\):?", re.MULTILINE)
+_INPUT = re.compile(r'(\w+)(?:: "[^"]*")?(?:, |$|(?=\)))')
+_RETURN = re.compile(r"^ +return \((.*)\)$", re.MULTILINE)
 _NAMED_DROPOUT = re.compile(r"dropout_p = (.*)")
 
 
@@ -45,8 +46,20 @@ def undefined_outputs(text: str) -> frozenset[int]:
         name: _unwritten(_OPERATORS[operator], arguments) for name, operator, arguments in _CALL.findall(text)
     }
     nothing = {name for name, call, item in _RESULT.findall(text) if int(item) in calls.get(call, ())}
-    names = fx_text.returned(text) or []
+    names = _returned(text) or []
     return frozenset(index for index, name in enumerate(names) if name in nothing)
+
+
+def _inputs(text: str) -> list[str] | None:
+    """Return the names of a graph's inputs in order; None if the text is not understood."""
+    signatures = _SIGNATURE.findall(text)
+    return _INPUT.findall(signatures[0]) if len(signatures) == 1 else None
+
+
+def _returned(text: str) -> list[str] | None:
+    """Return the names of a graph's outputs in order, "None" among them; None if the text is not understood."""
+    found = _RETURN.findall(text)
+    return [name.strip(",") for name in found[0].split(", ")] if len(found) == 1 else None
 
 
 def _unwritten(attention: _Attention, arguments: str) -> frozenset[int]:
@@ -146,7 +159,7 @@ class _Reading:
     """The text of one graph, and the names in it."""
 
     def __init__(self, code: str) -> None:
-        takes, returns = fx_text.inputs(code), fx_text.returned(code)
+        takes, returns = _inputs(code), _returned(code)
         if takes is None or returns is None:
             raise _NotUnderstoodError
         self._code, self._takes, self._returns = code, takes, returns
