@@ -14,7 +14,7 @@ from pygraphd.client.common import log
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import fingerprint
 from pygraphd.client.decisions.decision_service import DecisionService
-from pygraphd.client.decisions.ranks.session_ranks import Ranks
+from pygraphd.client.decisions.ranks.process_group import Groups
 from pygraphd.client.decisions.service import Cache
 from pygraphd.client.decisions.trust import TrustPolicy
 from pygraphd.client.dispatch.compiled_graph import CompiledGraph
@@ -73,7 +73,7 @@ class Runtime:
         trust = TrustPolicy(host, self.options.trust, self.options.refresh, self.options.max_age_s)
         self.decisions = DecisionService(self.cache, trust, self.report)
         self.devices = Devices(self.options, self.locations.cache, self.report)
-        self.ranks = Ranks(self.report)
+        self.groups = Groups(self.report)
         self._pairs: MutableMapping[object, Pair] = WeakIdKeyDictionary()
         """The pairs, keyed by the box that Inductor passes with a forward and its backward. A pair is freed with its box."""
 
@@ -88,7 +88,7 @@ class Runtime:
         graphs = fingerprint.graphs(facts, _kernel_options(pair, is_backward=facts.is_backward))
         environment = fingerprint.environment(facts.device_index)
         pair.leader_graph = pair.leader_graph or graphs[0].digest
-        role = self.ranks.role(pair.leader_graph, graphs, environment)
+        role = self.groups.role(pair.leader_graph, graphs, environment)
         self.report.count(graphs=len(graphs))
         known = self.decisions.look_up(graphs, environment) if role.leads else {}
         made = CompiledGraph(Context(self, environment, role), facts, graphs, known)

@@ -1,4 +1,4 @@
-"""The default process group: its store, and the agreement of its ranks."""
+"""The default process group: its store, the agreement of its ranks, and the roles of this process among them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.decisions.ranks.consensus import WAIT_LIMIT_S, Agreement
+from pygraphd.client.decisions.ranks.consensus import ALONE, WAIT_LIMIT_S, Agreement
 from pygraphd.client.decisions.ranks.write_once import OPERATION_S, Registers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pygraphd.client.common.report import Report
+    from pygraphd.client.decisions.ranks.consensus import RankRole
+    from pygraphd.schema.keys import Environment
+    from pygraphd.schema.messages import Graph
 
 PREFIX = "pygraph/2"
 """Prefix of our keys in the store. Its number changes whenever the meaning of a register does."""
@@ -73,6 +78,18 @@ class Groups:
         self._operation_s = operation_s
         self._store: GroupStore | None = None
         self._agreement: Agreement | None = None
+
+    def role(self, leader_key: str, graphs: Sequence[Graph], environment: Environment) -> RankRole:
+        """Return the role of this process for some graphs; without a process group it decides alone.
+
+        One rank leads for all graphs with the same `leader_key`: a forward and its backward.
+        """
+        agreement = self.agreement()
+        if agreement is None:
+            return ALONE
+        role = agreement.role(leader_key, [graph.digest for graph in graphs], environment.digest())
+        self._report.count(**{"led" if role.leads else "followed": len(graphs)})
+        return role
 
     def agreement(self) -> Agreement | None:
         """Return the agreement of the default process group; None without a group of several ranks."""

@@ -69,7 +69,7 @@ def sessions(folder: Path, wait_limit_s: float = 120.0) -> list[Runtime]:
     for name in ("one", "two"):
         (folder / name).mkdir(exist_ok=True)
         session = Runtime(locate({"PYGRAPHD_HOME": str(folder / name)}))
-        session.ranks.groups = TwoRanks(session, store, name, wait_limit_s)
+        session.groups = TwoRanks(session, store, name, wait_limit_s)
         made.append(session)
     return made
 
@@ -191,8 +191,8 @@ def test_a_backward_is_decided_whatever_its_forward_runs_as(ranks: list[Runtime]
     measured = pair(leader)
     digest = measured[0].compiled_fn_runner.partitions[0].run.pending.graph.digest
     environment = fingerprint.environment(0)
-    assert isinstance(other.ranks.groups, TwoRanks)
-    other.ranks.groups.agreement().propose(
+    assert isinstance(other.groups, TwoRanks)
+    other.groups.agreement().propose(
         digest, environment.digest(), rules.only_kernels(ReasonCode.OTHER, "too late")
     )
 
@@ -266,9 +266,9 @@ def test_graphs_of_before_the_group_stay_this_ranks_own(
     ranks: list[Runtime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, other = ranks
-    group, other.ranks.groups = other.ranks.groups, Groups(other.report)
+    group, other.groups = other.groups, Groups(other.report)
     own = pair(other)
-    other.ranks.groups = group
+    other.groups = group
     with monkeypatch.context() as here:
         here.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0})
         assert run(*pair(leader))[-1] == (["launched"], ["launched"])

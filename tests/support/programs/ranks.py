@@ -59,7 +59,7 @@ class Case:
         folder.mkdir(mode=0o700, exist_ok=True)
         self.name = name
         self.session = Runtime(locate({"PYGRAPHD_HOME": str(folder)}))
-        self.session.ranks.groups = Groups(self.session.report, **limits)
+        self.session.groups = Groups(self.session.report, **limits)
         self.steps: list[str] = []
 
     def compile(self, suffix: str = "") -> Pair:
