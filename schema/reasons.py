@@ -87,7 +87,6 @@ class ReasonCode(enum.StrEnum):
 
     # --- why a stored decision was not used as it was ---
     REFRESH_ASKED = "refresh_asked", "PYGRAPH_REFRESH asks to measure anew"
-    NOT_OFFERED = "not_offered", "what was decided cannot be had here"
     STORED_BY_SIZE = "stored_by_size", "each dynamic size was decided apart"
     NOT_TRUSTED = "not_trusted", "decided {}, and PYGRAPH_TRUST=local"
     OTHER_POLICY = "other_policy", "decided by another version of the policy: {}"

@@ -47,40 +47,21 @@ class Relocating(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The callables of one partition: `launch` runs it as KERNELS, `relocate` as a GRAPH; None: it cannot be recorded."""
+    """The callables of one partition: `launch` runs it as KERNELS, `relocate` as a GRAPH."""
 
     launch: Runnable
     device_index: int
-    relocate: Relocating | None = None
-
-    @property
-    def offered(self) -> tuple[Deployment, ...]:
-        """The deployments that this process can run, in the order in which they are tried."""
-        return (Deployment.KERNELS,) if self.relocate is None else (Deployment.GRAPH, Deployment.KERNELS)
-
-    @property
-    def possible(self) -> tuple[Deployment, ...]:
-        """The offered deployments without a GRAPH whose recording was refused."""
-        refuses = self.relocate is not None and self.relocate.refusal is not None
-        return (Deployment.KERNELS,) if refuses else self.offered
-
-    @property
-    def prepared(self) -> int:
-        """A number that a call changes if it does what later calls need not do."""
-        return self.relocate.prepared if self.relocate is not None else 0
+    relocate: Relocating
 
     def runnable(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment."""
-        return (
-            self.relocate.run if deployment is Deployment.GRAPH and self.relocate is not None else self.launch
-        )
+        return self.relocate.run if deployment is Deployment.GRAPH else self.launch
 
     def deploy(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment, and release the memory that the other one holds."""
-        if self.relocate is not None:
-            self.relocate.trim() if deployment is Deployment.GRAPH else self.relocate.close()
+        self.relocate.trim() if deployment is Deployment.GRAPH else self.relocate.close()
         return self.runnable(deployment)
 
     def at(self, sizes: tuple[int, ...]) -> Candidates:
         """Return the candidates for one set of dynamic sizes."""
-        return replace(self, relocate=self.relocate.at(sizes) if self.relocate is not None else None)
+        return replace(self, relocate=self.relocate.at(sizes))

@@ -17,9 +17,9 @@ from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.decision_service import Outcome
 from pygraphd.client.decisions.leases import LeaseState
-from pygraphd.client.decisions.ranks.consensus import ALONE, RankRole, possible
+from pygraphd.client.decisions.ranks.consensus import ALONE, RankRole
 from pygraphd.schema import policy
-from pygraphd.schema.messages import Decision, Deployment, Entry
+from pygraphd.schema.messages import Deployment, Entry
 from pygraphd.schema.policy import decide
 from pygraphd.schema.reasons import Reason, ReasonCode
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.decisions.decision_service import DecisionService
     from pygraphd.client.decisions.leases import PendingGraph
-    from pygraphd.schema.messages import Measurement
 
 
 class State(enum.Enum):
@@ -96,9 +95,7 @@ class PartitionTrial:
         digest = self.pending.graph.digest
         # Other ranks may have decided otherwise.
         proposed = self._guarded(lambda: self.role.propose(digest, outcome.decision))
-        decision = possible(proposed, candidates.offered) if proposed is not None else None
-        if decision is None:
-            decision = rules.not_measured(FAILED, self.pending.calls)
+        decision = proposed or rules.not_measured(FAILED, self.pending.calls)
         self._call = candidates.runnable(decision.deployment)
         self._candidates = self._trial = None
         self._guarded(lambda: self._deploy_here(candidates, decision.deployment))
@@ -114,7 +111,7 @@ class PartitionTrial:
         self.pending.calls += 1
         sizes = sizes_of(inputs)
         is_due = self._comes_back(sizes) and self.pending.calls > self._warm_up_calls
-        if is_due and not (self._can_run(Deployment.GRAPH) and self._guarded(_helper_is_coming)):
+        if is_due and not self._guarded(_helper_is_coming):
             self._begin_measuring(sizes)
         return self._kernels(inputs)
 
@@ -136,7 +133,7 @@ class PartitionTrial:
 
     def _leave_warm_up(self, sizes: tuple[int, ...]) -> None:
         lease = self._guarded(lambda: self._decisions.acquire(self.pending))
-        if isinstance(lease, Entry) and self._can_run(lease.decision.deployment):
+        if isinstance(lease, Entry):
             self._deploy(Outcome(lease.decision, adopted=lease))
         elif lease is LeaseState.OTHERS:
             if self.state is State.WARM_UP:
@@ -150,9 +147,6 @@ class PartitionTrial:
             self._trial = Trial(self._candidates, self._guarded)
             self._call = self._measure  # before the state, by which other threads find out
             self._enter(State.MEASURE)
-
-    def _can_run(self, deployment: Deployment) -> bool:
-        return self._candidates is not None and deployment in self._candidates.offered
 
     # --- WAIT ---
 
@@ -189,7 +183,7 @@ class PartitionTrial:
         candidates, trial = self._candidates, self._trial
         if trial is None or candidates is None:
             return self._call(inputs)  # another thread has decided meanwhile
-        if candidates.possible == candidates.offered and not self._guarded(trial.is_over):
+        if candidates.relocate.refusal is None and not self._guarded(trial.is_over):
             self._guarded(lambda: self._decisions.renew(self.pending))
             return trial.call(inputs)
         self._decide(trial)
@@ -203,21 +197,17 @@ class PartitionTrial:
         candidates = self._candidates
         assert candidates is not None
         # A GRAPH may have come to refuse since it was measured.
-        measurements: tuple[Measurement, ...] = tuple(
-            each for each in trial.measurements() if each.deployment in candidates.possible
+        reason = candidates.relocate.why_refused
+        measurements = tuple(
+            each for each in trial.measurements() if each.deployment is Deployment.KERNELS or reason is None
         )
         decision = decide(measurements)
         if not (decision.final or rules.is_noisy(decision)):
-            decision = self._without_choice() or rules.too_few_calls(self.pending.calls)
+            decision = rules.too_few_calls(self.pending.calls)
+            if reason is not None:
+                decision = policy.only_kernels(reason, final=candidates.relocate.refused_for_good)
         self._decisions.report.measuring_ms += trial.price_ms(decision.deployment)
         return Outcome(decision, measurements)
-
-    def _without_choice(self) -> Decision | None:
-        """Return the decision if no GRAPH can be recorded, in any process or in this one."""
-        relocate = self._candidates.relocate if self._candidates is not None else None
-        if relocate is None or (reason := relocate.why_refused) is None:
-            return None
-        return policy.only_kernels(reason, final=relocate.refused_for_good)
 
 
 def _helper_is_coming() -> bool:

@@ -67,11 +67,11 @@ class Trial:
     def call(self, inputs: list[Any]) -> Any:
         """Run the next call as the schedule has it, and time it."""
         deployment = self._schedule.deployment
-        run, prepared = self._candidates.runnable(deployment), self._candidates.prepared
+        run, prepared = self._candidates.runnable(deployment), self._candidates.relocate.prepared
         began_ns = time.perf_counter_ns()
         sample = self._guarded(lambda: self._sampler.start(deployment))
         result = run(inputs)
-        counts = self._schedule.take(steady=self._candidates.prepared == prepared)
+        counts = self._schedule.take(steady=self._candidates.relocate.prepared == prepared)
         if sample is not None:
             self._guarded(lambda: self._sampler.stop(sample, counts=counts))
         self._calls += 1

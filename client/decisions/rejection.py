@@ -32,7 +32,6 @@ class Rejection:
 
 
 REFRESHED = Rejection(Reason(ReasonCode.REFRESH_ASKED))
-NOT_OFFERED = Rejection(Reason(ReasonCode.NOT_OFFERED))
 STORED_BY_SIZE = Rejection(Reason(ReasonCode.STORED_BY_SIZE))
 
 

@@ -102,12 +102,14 @@ class CompiledGraph:
             if facts is not None and not self._facts.calls_host_operators
             else None
         )
+        if relocate is None:
+            is_custom = self._facts.calls_host_operators
+            unknown = rules.only_kernels(ReasonCode.RANDOM_STATE_UNKNOWN)
+            decision = _custom_operators(self._facts) if is_custom else unknown
+            self._partition(graph, slot, None).only_kernels(decision)
+            return slot
         partition = self._partition(graph, slot, Candidates(launch, device_index, relocate))
-        if self._facts.calls_host_operators:
-            partition.only_kernels(_custom_operators(self._facts))
-        elif relocate is None:
-            partition.only_kernels(rules.only_kernels(ReasonCode.RANDOM_STATE_UNKNOWN))
-        elif self._facts.has_dynamic_sizes and self._context.role is ALONE:
+        if self._facts.has_dynamic_sizes and self._context.role is ALONE:
             slot.run = ShapeDispatcher(
                 launch,
                 process.bounds,

@@ -13,7 +13,7 @@ from pygraphd.client.autotune.validation import Validation
 from pygraphd.client.decisions import rejection, rules
 from pygraphd.client.decisions.decision_service import NOTHING
 from pygraphd.client.decisions.leases import PendingGraph
-from pygraphd.client.decisions.ranks.consensus import RankRole, possible
+from pygraphd.client.decisions.ranks.consensus import RankRole
 from pygraphd.client.decisions.ranks.following import Follower
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Deployment, Record
@@ -88,12 +88,9 @@ class Partition:
             # A program without a group has found so; it says nothing of all sizes at once.
             self._reject(entry, rejection.STORED_BY_SIZE)
             entry = None
-        is_usable = (
-            entry is not None and entry.decision.final and entry.decision.deployment in candidates.offered
-        )
-        decision = role.decision_for(self.graph.digest, entry.decision if entry and is_usable else None)
+        own = entry.decision if entry is not None and entry.decision.final else None
+        decision = role.decision_for(self.graph.digest, own)
         if decision is not None:
-            decision = possible(decision, candidates.offered)
             # Of ranks, the leader finds out whether it holds; what all run stays, and the next program measures anew.
             if role.leads and entry and decision == entry.decision:
                 expected = self._context.process.decisions.trust.must_validate(entry) and cost.of_entry(entry)
@@ -104,8 +101,7 @@ class Partition:
         if not role.leads:
             return self._follow(candidates)
         if entry is not None:
-            is_final = entry.decision.final
-            self.rejection = rejection.NOT_OFFERED if is_final else rejection.unfinished(entry.decision)
+            self.rejection = rejection.unfinished(entry.decision)
         return self._measure(candidates, entry.decision if entry else None)
 
     def _reject(self, entry: Entry, why: rejection.Rejection) -> None:
@@ -160,7 +156,6 @@ class Partition:
         """Run KERNELS until the rank that leads has decided."""
 
         def deploy(decision: Decision) -> Runnable:
-            decision = possible(decision, candidates.offered)
             decisions.followed(pending, decision)
             return self._deploy(candidates, decision.deployment)
 
@@ -179,7 +174,7 @@ class Partition:
         decisions, pending = self._context.process.decisions, self._pending
         if pending is None or not decisions.close_one(pending):
             decisions.report.retract_deployment(self.graph, self._context.environment)
-        if self.candidates is not None and self.candidates.relocate is not None:
+        if self.candidates is not None:
             self.candidates.relocate.close()
 
     # --- what is reported and recorded of it without a trial ---
@@ -196,9 +191,10 @@ class Partition:
         """Report and record that the partition can only run as KERNELS, with the reason, unless the cache has this already."""
         role = self._context.role
         agreed = role.propose(self.graph.digest, decision)
-        self.report(
-            possible(agreed, [Deployment.KERNELS]), Source.RULE if agreed == decision else Source.GROUP
-        )
+        source = Source.RULE if agreed == decision else Source.GROUP
+        if agreed.deployment is not Deployment.KERNELS:
+            agreed = rules.not_measured(Reason(ReasonCode.RANKS_NOT_OFFERED, agreed.deployment))
+        self.report(agreed, source)
         if self.entry is None:
             self._record(decision)
 

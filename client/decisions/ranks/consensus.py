@@ -14,10 +14,10 @@ from pygraphd.client.decisions.ranks.write_once import RegisterError, Registers,
 from pygraphd.schema.reasons import Reason, ReasonCode, because
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from pygraphd.client.common.report import Report
-    from pygraphd.schema.messages import Decision, Deployment
+    from pygraphd.schema.messages import Decision
 
 MAX_FAILURES = 2
 """Failures after which a rank does not ask the group's store again."""
@@ -137,10 +137,3 @@ class _GroupRole(RankRole):
 
     def wait(self, graph: str, waited_s: float) -> Decision | None:
         return self._agreement.wait(graph, self._environment, waited_s)
-
-
-def possible(decision: Decision, offered: Collection[Deployment]) -> Decision:
-    """Return the group's decision, or a provisional one for KERNELS if this process does not offer its deployment."""
-    if decision.deployment in offered:
-        return decision
-    return rules.not_measured(Reason(ReasonCode.RANKS_NOT_OFFERED, decision.deployment))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import (
     WAITING,
     WARM_UP_CALLS,
@@ -30,7 +29,6 @@ from tests.support.trial_host import (
     gpu,
     host,
     judged,
-    launch,
     partition_trial,
 )
 
@@ -192,16 +190,6 @@ def test_a_graph_that_was_left_to_nobody_is_measured_after_all(host: Host) -> No
     states.append(one.state)
 
     assert states == [State.WAIT, State.MEASURE]
-
-
-def test_an_answer_that_cannot_be_run_here_is_measured_anew(host: Host) -> None:
-    one = partition_trial(host)
-    one._candidates = Candidates(launch, 0)
-    host.leases = [Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER), POLICY_VERSION))]
-    for _ in range(WARM_UP_CALLS + 1):
-        one([])
-
-    assert (one.state, host.results) == (State.MEASURE, [])
 
 
 def test_while_it_waits_several_threads_are_launched(host: Host) -> None:

@@ -146,7 +146,7 @@ def test_an_error_of_the_users_is_the_users(host: Host) -> None:
     def fail(inputs: list[Any]) -> None:
         raise ZeroDivisionError
 
-    one = trial_of(host, Candidates(fail, 0))
+    one = trial_of(host, Candidates(fail, 0, Relocating()))
     with pytest.raises(ZeroDivisionError):
         one([])
 

@@ -187,7 +187,7 @@ def test_a_call_within_a_timed_one_is_not_timed() -> None:
             other.join()
         return "as decided elsewhere"
 
-    case.checked._candidates.relocate._run = run  # type: ignore[union-attr]
+    case.checked._candidates.relocate._run = run  # type: ignore[attr-defined]
     case.calls(1)
 
     assert seen == ["as decided elsewhere"] * (TWICE + 1)

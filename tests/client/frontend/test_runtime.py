@@ -31,6 +31,7 @@ from pygraphd.schema.messages import (
 )
 from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.reasons import Reason, ReasonCode
+from tests.support.trial_host import Relocating
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +115,7 @@ def test_the_summary_has_the_bounds_of_what_is_kept(
 
 def undecided(session: Runtime, run: Callable[[list[Any]], None]) -> PartitionTrial:
     pending = PendingGraph(Graph("a" * 64, Kind.INFERENCE, 0, 1, 1), ENVIRONMENT)
-    return PartitionTrial(pending, Candidates(run, 0), session.decisions, lambda *_: None, 1)
+    return PartitionTrial(pending, Candidates(run, 0, Relocating()), session.decisions, lambda *_: None, 1)
 
 
 def test_an_undecided_partition_goes_with_its_model_and_is_remembered(session: Runtime) -> None:

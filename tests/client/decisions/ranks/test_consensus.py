@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +16,6 @@ from pygraphd.client.decisions.ranks.consensus import (
     MAX_FAILURES,
     WAIT_LIMIT_S,
     Agreement,
-    possible,
 )
 from pygraphd.client.decisions.ranks.following import LONGEST_S, PATIENT_CALLS, Follower
 from pygraphd.client.decisions.ranks.write_once import Registers
@@ -134,19 +132,6 @@ def test_what_is_known_is_not_asked_again() -> None:
 
     assert role.decision_for(GRAPH, None) == role.propose(GRAPH, KERNELS) == role.wait(GRAPH, 1e9) == FASTER
     assert store.operations == operations
-
-
-@pytest.mark.parametrize("decision", [FASTER, KERNELS], ids=str)
-def test_what_cannot_be_had_is_launched_with_a_reason(decision: Decision) -> None:
-    offered = (Deployment.KERNELS,)
-
-    run = possible(decision, offered)
-
-    if decision.deployment in offered:
-        assert run is decision
-    else:
-        assert run.deployment is Deployment.KERNELS
-        assert str(run.reason) == "ranks: GRAPH was decided, and cannot be had here"
 
 
 # --- any order, any delay, any failure ---------------------------------------------------------------------------
