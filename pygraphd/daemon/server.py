@@ -5,6 +5,7 @@ Knows nothing of processes, locks or SQL: see `process` and `cache`.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -14,9 +15,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
-from pygraphd.daemon.peer import peer_of, why_refused
+from pygraphd.daemon.connections import Connection, Connections, Limits, Listener, error_body
+from pygraphd.daemon.peer import why_refused
 from pygraphd.daemon.store import DiskFullError, StoreError
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import (
@@ -33,7 +34,6 @@ from pygraphd.schema.messages import (
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Awaitable, Callable
 
     from pygraphd.config import Config
@@ -51,20 +51,17 @@ _SHUTDOWN_S = 5.0
 class Server:
     """The request handlers, and the time of the last request of a client."""
 
-    def __init__(self, cache: Cache, config: Config) -> None:
+    def __init__(self, cache: Cache, config: Config, limits: Limits | None = None) -> None:
         self._cache = cache
         self._config = config
+        self._connections = Connections(limits or Limits(), self._count_invalid)
         self._started = time.monotonic()
         self.last_used = self._started
         """`time.monotonic()` of the last request but pings and statistics, which keep no daemon alive."""
 
-    async def listen(self, bound: socket.socket) -> web.AppRunner:
-        """Begin to serve on a socket that is bound already; `cleanup()` of the answer ends it."""
-        logging.getLogger("aiohttp.server").addFilter(_in_one_line)
-        runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=_SHUTDOWN_S)
-        await runner.setup()
-        await web.SockSite(runner, bound, backlog=256).start()
-        return runner
+    def listener(self) -> Listener:
+        """Return what accepts connections for these handlers."""
+        return Listener(self._application(), self._connections, _SHUTDOWN_S)
 
     def _application(self) -> web.Application:
         application = web.Application(
@@ -101,6 +98,9 @@ class Server:
             # The client hung up in the middle of its request, as one with a deadline may.
             counters.invalid += 1
             return _error(HTTPStatus.BAD_REQUEST, "the request ended early")
+        except web.RequestPayloadError as error:
+            counters.invalid += 1
+            return _error(HTTPStatus.BAD_REQUEST, f"the body is not what its headers say: {error}")
         except DiskFullError as error:
             counters.failed += 1
             return _error(HTTPStatus.INSUFFICIENT_STORAGE, str(error))
@@ -115,41 +115,60 @@ class Server:
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Admit requests of our own user and of root only."""
-        peer = _peer(request)
-        if reason := why_refused(peer):
+        connection = _connection(request)
+        self._connections.used(connection)
+        if reason := why_refused(connection.peer):
             self._cache.counters.refused += 1
             _log.warning("%s refused: %s", request.path, reason)
             return _error(HTTPStatus.FORBIDDEN, reason)
         return await handler(request)
+
+    async def _body(self, request: web.Request) -> bytes:
+        """Return the body; raises ConnectionResetError if it will not come, HTTPRequestTimeout if it does not come in time."""
+        if request.content.is_eof():
+            return await request.read()
+        connection = _connection(request)
+        if connection.ended:
+            raise ConnectionResetError("the client has closed its half")
+        connection.reading = request.content
+        limit_s = self._connections.limits.request_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await request.read()
+        except TimeoutError as error:
+            raise web.HTTPRequestTimeout(text=f"the body did not come within {limit_s:g} s") from error
+
+    def _count_invalid(self) -> None:
+        self._cache.counters.invalid += 1
 
     async def _ping(self, _request: web.Request) -> web.Response:
         return _json(encode(Ping("pygraphd", VERSION, API_VERSION, os.getpid(), CAPABILITIES)))
 
     async def _lookup(self, request: web.Request) -> web.Response:
         self.last_used = time.monotonic()
-        return _json(encode(await self._cache.lookup(await request.read())))
+        return _json(encode(await self._cache.lookup(await self._body(request))))
 
     async def _record(self, request: web.Request) -> web.Response:
         self.last_used = time.monotonic()
-        return _json(encode(await self._cache.record(await request.read(), _peer(request))))
+        return _json(encode(await self._cache.record(await self._body(request), _peer(request))))
 
     async def _lease(self, request: web.Request) -> web.Response:
         self.last_used = time.monotonic()
-        return _json(encode(self._cache.lease(await request.read(), _peer(request))))
+        return _json(encode(self._cache.lease(await self._body(request), _peer(request))))
 
     async def _prune(self, request: web.Request) -> web.Response:
         self.last_used = time.monotonic()
-        answer = await self._cache.prune(await request.read())
+        answer = await self._cache.prune(await self._body(request))
         return _json(json.dumps(answer.as_json()).encode())
 
     async def _rederive(self, request: web.Request) -> web.Response:
         self.last_used = time.monotonic()
-        answer = await self._cache.rederive(await request.read())
+        answer = await self._cache.rederive(await self._body(request))
         return _json(json.dumps(answer.as_json()).encode())
 
     async def _import(self, request: web.Request) -> web.Response:
         self.last_used = time.monotonic()
-        answer = await self._cache.add_imported(await request.read(), _peer(request))
+        answer = await self._cache.add_imported(await self._body(request), _peer(request))
         return _json(json.dumps(answer.as_json()).encode())
 
     async def _stats(self, _request: web.Request) -> web.Response:
@@ -166,20 +185,14 @@ class Server:
         return _json(json.dumps(stats).encode())
 
 
-def _in_one_line(record: logging.LogRecord) -> bool:
-    """Pass a log record on, without its traceback if the cause is a peer that does not speak HTTP."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
-        record.msg, record.args = f"{record.getMessage()}: {' '.join(str(error).split())[:200]}", ()
-        record.exc_info = None
-    return True
+def _connection(request: web.Request) -> Connection:
+    connection = request.protocol
+    assert isinstance(connection, Connection)
+    return connection
 
 
 def _peer(request: web.Request) -> Peer:
-    transport = request.transport
-    if transport is None:
-        raise ConnectionResetError("the client is gone")
-    return peer_of(transport.get_extra_info("socket"))
+    return _connection(request).peer
 
 
 def _json(body: bytes) -> web.Response:
@@ -187,6 +200,4 @@ def _json(body: bytes) -> web.Response:
 
 
 def _error(status: int, reason: str) -> web.Response:
-    return web.Response(
-        status=status, body=json.dumps({"error": reason}).encode(), content_type="application/json"
-    )
+    return web.Response(status=status, body=error_body(reason), content_type="application/json")

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
-import socket
-import stat
 import time
 from typing import TYPE_CHECKING
 
+from pygraphd.daemon.binding import Binding
 from pygraphd.daemon.cache import Cache
-from pygraphd.daemon.database_files import identity
+from pygraphd.daemon.connections import limits_of_process
 from pygraphd.daemon.leases import Leases
 from pygraphd.daemon.server import Server
 from pygraphd.daemon.store import Store, StoreError
-from pygraphd.errors import CommandError
 from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.version import VERSION
 
@@ -37,15 +33,9 @@ def serve(locations: Locations, config: Config) -> None:
     """Serve until told to stop, or unused for long; the caller holds the lock. Raises CommandError."""
     with Store(locations.database) as store:
         _rederive_outdated(store)
-        bound = _bind(locations)
-        ours = identity(locations.socket)
-        try:
+        with Binding(locations) as binding:
             cache = Cache(locations, store, Leases(config.lease.value))
-            asyncio.run(_serve_until_told(bound, cache, locations, config))
-        finally:
-            bound.close()
-            if identity(locations.socket) == ours:
-                locations.socket.unlink(missing_ok=True)
+            asyncio.run(_serve_until_told(binding, cache, locations, config))
     _log.info("stopped")
 
 
@@ -62,36 +52,19 @@ def _rederive_outdated(store: Store) -> None:
         _log.warning("%d entries of an older policy are left; run: pygraphd cache rederive", left)
 
 
-def _bind(locations: Locations) -> socket.socket:
-    """Return a socket bound to our path, mode 0600. A socket that a killed daemon left there is removed. Raises CommandError."""
-    path = locations.socket
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise CommandError(f"{path}: is in the way and no socket; move it away")
-        path.unlink()
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    umask = os.umask(0o177)
-    try:
-        bound.bind(str(path))
-    except OSError as error:
-        bound.close()
-        raise CommandError(f"{path}: cannot be bound: {error.strerror or error}") from error
-    finally:
-        os.umask(umask)
-    return bound
-
-
-async def _serve_until_told(bound: socket.socket, cache: Cache, locations: Locations, config: Config) -> None:
+async def _serve_until_told(binding: Binding, cache: Cache, locations: Locations, config: Config) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = Server(cache, config)
-    runner = await server.listen(bound)
+    server = Server(cache, config, limits_of_process())
+    listener = server.listener()
+    await listener.listen(binding.socket)
     _log.info("pygraphd %s listens on %s, database %s", VERSION, locations.socket, locations.database)
     chores = [
         asyncio.create_task(_keep_house(cache, config.housekeeping.value)),
         asyncio.create_task(_stop_when_idle(server, config.idle_exit.value, stop)),
+        asyncio.create_task(binding.watch(listener.listen, stop)),
     ]
     await stop.wait()
     # The kernel ends us if all that follows takes longer, whatever it hangs in.
@@ -99,7 +72,7 @@ async def _serve_until_told(bound: socket.socket, cache: Cache, locations: Locat
     for chore in chores:
         chore.cancel()
     await asyncio.gather(*chores, return_exceptions=True)
-    await runner.cleanup()
+    await listener.close()
     await cache.close()
 
 

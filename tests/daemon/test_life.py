@@ -187,6 +187,25 @@ def test_a_socket_that_is_not_ours_is_not_removed_at_the_end(home: Home) -> None
     assert home.locations.socket.read_text() == "somebody else's"
 
 
+def test_a_deleted_socket_is_bound_again(home: Home) -> None:
+    pid = home.start()
+    home.locations.socket.unlink()
+    home.wait_until(home.locations.socket.exists)
+    home.wait_until(lambda: control.ping(home.locations.socket) is not None)
+    assert home.status()["pid"] == pid
+    assert stat.S_IMODE(home.locations.socket.stat().st_mode) == 0o600
+    assert home.pygraphd("stop").returncode == 0
+    assert not home.locations.socket.exists()
+
+
+def test_a_daemon_without_socket_and_lock_ends_for_the_next_one(home: Home) -> None:
+    home.start()
+    home.locations.lock.unlink()
+    home.locations.socket.unlink()
+    assert home.processes[0].wait(HANGS_S) == 0
+    assert home.pygraphd("start").returncode == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order(home: Home, number: signal.Signals) -> None:
     pid = home.start()

@@ -1,0 +1,188 @@
+"""The daemon's handlers on a real socket, with small limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import socket
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from pygraphd.config import load_config
+from pygraphd.daemon.cache import Cache
+from pygraphd.daemon.connections import Limits, limits_of_process
+from pygraphd.daemon.leases import Leases
+from pygraphd.daemon.server import Server
+from pygraphd.daemon.store import Store
+from pygraphd.schema.locations import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+T = TypeVar("T")
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+PING = b"GET /v1/ping HTTP/1.1\r\nHost: x\r\n\r\n"
+LONG = Limits(connections=3, idle_s=3600.0, request_s=3600.0)
+
+
+def _serving(
+    home: Path, limits: Limits, use: Callable[[Callable[[], Awaitable[Streams]]], Awaitable[T]]
+) -> T:
+    """Run `use` with a maker of connections to a server on a socket in `home`."""
+
+    async def run() -> T:
+        locations = locate({"PYGRAPHD_HOME": str(home)})
+        cache = Cache(locations, Store(locations.database), Leases(60.0))
+        bound = socket.socket(socket.AF_UNIX)
+        bound.bind(str(locations.socket))
+        listener = Server(cache, load_config({}, {}), limits).listener()
+        await listener.listen(bound)
+        opened: list[Streams] = []
+
+        async def connect() -> Streams:
+            opened.append(await asyncio.open_unix_connection(str(locations.socket)))
+            return opened[-1]
+
+        try:
+            return await use(connect)
+        finally:
+            for _, writer in opened:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+            await listener.close()
+            await cache.close()
+
+    return asyncio.run(run())
+
+
+async def _asked(streams: Streams, request: bytes) -> tuple[int, Any]:
+    """Return status and JSON of the answer to one request."""
+    reader, writer = streams
+    writer.write(request)
+    return await _answer(reader)
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    fields = dict(line.lower().split(b": ") for line in head.split(b"\r\n")[1:] if line)
+    assert fields[b"content-type"] == b"application/json"
+    return int(head.split()[1]), json.loads(await reader.readexactly(int(fields[b"content-length"])))
+
+
+def test_idle_connections_make_room_for_new_ones(tmp_path: Path) -> None:
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        idle = [await connect() for _ in range(3)]
+        assert (await _asked(idle[0], PING))[0] == 200  # so it is not the one that has been idle longest
+        others = [await connect() for _ in range(2)]
+        assert [(await _asked(each, PING))[0] for each in others] == [200, 200]
+        assert await idle[1][0].read() == b""
+        assert await idle[2][0].read() == b""
+        assert (await _asked(idle[0], PING))[0] == 200
+
+    _serving(tmp_path, LONG, use)
+
+
+def test_connections_in_use_are_not_ended_for_new_ones(tmp_path: Path) -> None:
+    body = b'{"older_than_s": 1}'
+    head = b"POST /v1/prune HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        busy = [await connect() for _ in range(3)]
+        for each in busy:
+            # The answer shows that the first request is done; the second has begun by then.
+            each[1].write(PING + head)
+            assert (await _answer(each[0]))[0] == 200
+        status, refused = await _answer((await connect())[0])
+        assert (status, refused) == (503, {"error": "too many connections of this user"})
+        assert [(await _asked(each, body))[0] for each in busy] == [200] * 3
+
+    _serving(tmp_path, LONG, use)
+
+
+def test_an_idle_connection_ends(tmp_path: Path) -> None:
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        silent, slow = await connect(), await connect()
+        slow[1].write(PING[:20])
+        assert await silent[0].read() == b""
+        assert await slow[0].read() == b""
+
+    _serving(tmp_path, Limits(idle_s=0.1), use)
+
+
+def test_a_body_that_does_not_come_ends_the_request(tmp_path: Path) -> None:
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        status, answer = await _asked(
+            await connect(), b"POST /v3/record HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx"
+        )
+        assert (status, answer["error"]) == (408, "the body did not come within 0.1 s")
+
+    _serving(tmp_path, Limits(request_s=0.1), use)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "text"),
+    [
+        (PING, 200, ""),
+        (b"POST /v1/prune HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", 400, "give older_than_s"),
+        (b"POST /v1/prune HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{", 400, "ended early"),
+    ],
+)
+def test_half_closed_requests_get_their_answer(
+    tmp_path: Path, request_: bytes, status: int, text: str
+) -> None:
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        reader, writer = await connect()
+        writer.write(request_)
+        writer.write_eof()
+        answered, answer = await _answer(reader)
+        assert answered == status
+        assert text in answer.get("error", "")
+        assert await reader.read() == b""  # nobody waits for another request
+
+    _serving(tmp_path, LONG, use)
+
+
+def test_a_half_close_while_the_body_is_awaited_ends_the_request(tmp_path: Path) -> None:
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        reader, writer = await connect()
+        writer.write(PING + b"POST /v1/prune HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        assert (await _answer(reader))[0] == 200
+        await _asked(await connect(), PING)
+        writer.write_eof()
+        assert await _answer(reader) == (400, {"error": "the request ended early"})
+
+    _serving(tmp_path, LONG, use)
+
+
+@pytest.mark.parametrize("garbage", [b"\x00" * 100, b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\xff: \r\n\r\n"])
+def test_malformed_requests_are_answered_like_others(tmp_path: Path, garbage: bytes) -> None:
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        status, answer = await _asked(await connect(), garbage)
+        assert (status, set(answer)) == (400, {"error"})
+        assert answer["error"]
+        stats = await _asked(await connect(), PING.replace(b"ping", b"stats"))
+        assert stats[1]["invalid"] == 1
+
+    _serving(tmp_path, LONG, use)
+
+
+def test_a_body_that_is_not_gzip_as_it_says_is_the_clients_fault(tmp_path: Path) -> None:
+    head = b"POST /v1/prune HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 19\r\n\r\n"
+
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        status, answer = await _asked(await connect(), head + b'{"older_than_s": 1}')
+        assert status == 400
+        assert "the body is not what its headers say" in answer["error"]
+
+    _serving(tmp_path, LONG, use)
+
+
+def test_the_limit_fits_into_the_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert limits_of_process().connections * 2 < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
