@@ -339,13 +339,19 @@ def _check_length(name: str, items: Sequence[object]) -> None:
 
 def encode(message: Message) -> bytes:
     """Return a message as compact JSON."""
-    return json.dumps(message, default=_values, separators=(",", ":"), allow_nan=False).encode()
+    # Many entries of an answer share one decision, and `dataclasses.asdict` of each took most of the time.
+    decisions: dict[int, dict[str, Any]] = {}
 
+    def values(part: Any) -> dict[str, Any]:
+        kind: Any = type(part)
+        if kind is not Decision:
+            return {name: getattr(part, name) for name in _names(kind)}
+        if (known := decisions.get(id(part))) is None:
+            known = decisions[id(part)] = dataclasses.asdict(part)
+        return known
 
-def _values(part: Any) -> dict[str, Any]:
-    # `dataclasses.asdict` copies every value of every entry, which took a third of a lookup.
-    kind: Any = type(part)
-    return {name: getattr(part, name) for name in _names(kind)}
+    text = json.dumps(message, default=values, separators=(",", ":"), allow_nan=False, check_circular=False)
+    return text.encode()
 
 
 @functools.cache

@@ -7,6 +7,7 @@ The client does this when no daemon answers; the daemon's own lookups run the sa
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sqlite3
@@ -62,9 +63,21 @@ def read_entries(database: Path, request: LookupRequest) -> tuple[Entry, ...]:
 
 
 def select_entries(connection: sqlite3.Connection, request: LookupRequest) -> tuple[Entry, ...]:
-    """Return the entries for a request from an open database; raises sqlite3.Error."""
-    rows = connection.execute(SELECT_DECISIONS, (request.environment, json.dumps(request.graphs)))
-    return tuple(_entry(*row) for row in rows)
+    """Return the entries for a request from an open database; one that is not valid is left out. Raises sqlite3.Error."""
+    asked = (request.environment, json.dumps(request.graphs))
+    try:
+        rows = connection.execute(SELECT_DECISIONS, asked).fetchall()
+    except sqlite3.OperationalError as error:
+        if "decode" not in str(error):
+            raise
+        connection.text_factory = _replacing  # text of one row is not UTF-8, which must not hide the others
+        rows = connection.execute(SELECT_DECISIONS, asked).fetchall()
+    found = (_entry(*row) for row in rows)
+    return tuple(entry for entry in found if entry is not None)
+
+
+def _replacing(text: bytes) -> str:
+    return text.decode(errors="replace")
 
 
 def _entry(
@@ -83,8 +96,25 @@ def _entry(
     measured_at: float | None,
     host_us: float | None,
     span_us: float | None,
-) -> Entry:
-    why = Reason(ReasonCode(reason), detail)
-    why_not_other = Reason(ReasonCode(against), against_detail)
-    decision = Decision(Deployment(deployment), why, policy, bool(final), calls, why_not_other)
-    return Entry(graph, decision, uid, host, cost_us, measured_at, host_us, span_us)
+) -> Entry | None:
+    try:
+        decision = _decision(deployment, reason, detail, against, against_detail, policy, final, calls)
+        return Entry(graph, decision, uid, host, cost_us, measured_at, host_us, span_us)
+    except ValueError:
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _decision(
+    deployment: str,
+    reason: str,
+    detail: str,
+    against: str,
+    against_detail: str,
+    policy: int,
+    final: int,
+    calls: int,
+) -> Decision:
+    # Few differ among the entries of a program, and making one takes longer than reading it.
+    why, why_not_other = Reason(ReasonCode(reason), detail), Reason(ReasonCode(against), against_detail)
+    return Decision(Deployment(deployment), why, policy, bool(final), calls, why_not_other)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import sqlite3
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 from pygraphd.daemon import database_files, spool
 from pygraphd.daemon.exchange import ImportRequest
 from pygraphd.daemon.leases import Holder, Leases
-from pygraphd.daemon.pruning import PruneRequest
+from pygraphd.daemon.pruning import PruneProgress, PruneRequest
 from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.schema import offline
@@ -46,7 +47,15 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Entry
 
 HITS_DELAY_S = 2.0
-"""How long after a hit its count reaches the database, at the latest."""
+"""How long after a hit its count reaches the database, if few are waiting."""
+HITS_PORTION = 128
+"""Counts written in one transaction: few, so that a record waits for milliseconds only."""
+MAX_WAITING_HITS = 65_536
+"""Entries whose counts wait in memory. Where more are hit before that is written, the further ones are not counted."""
+_HITS_SHARE, _PRUNE_SHARE = 0.1, 0.5
+"""The share of the writer's time that counting and pruning take, at most."""
+_SPOOL_S = 0.1
+"""How long a lookup waits for the spool: less than its client waits for the lookup."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -108,13 +117,19 @@ class Cache:
         self._reading = ThreadPoolExecutor(1, "reader")
         self._hits: dict[queries.Key, tuple[int, float]] = {}
         self._read_fault: str | None = None
+        self._has_checked = False
+        self._is_closing = False
         self._writing_hits: asyncio.Task[None] | None = None
+        self._ingesting: asyncio.Task[None] | None = None
 
     async def lookup(self, body: bytes) -> LookupAnswer:
         """Answer one lookup; raises InvalidMessageError. A database that cannot be read answers with misses."""
         spooled = self.counters.spooled
         request, entries = await self._run(self._reading, self._find, body)
-        if len(entries) < len(request.graphs) and await self._spool_had_something(since=spooled):
+        is_missing = len(entries) < len(request.graphs)
+        if is_missing and await self._run(self._reading, spool.is_any_waiting, self._spool):
+            await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S)
+        if is_missing and self.counters.spooled > spooled:
             request, entries = await self._run(self._reading, self._find, body)
         self.counters.lookups += 1
         self.counters.graphs += len(request.graphs)
@@ -163,7 +178,17 @@ class Cache:
         request = decode(PruneRequest, body)
         with contextlib.suppress(StoreError):
             await self.write_hits()
-        answer = await self._run(self._writing, self._store.prune, request)
+        before, done = await self._run(self._writing, self._store.size), PruneProgress()
+        while not done.is_complete:
+            # A transaction at a time, so that nobody's record has to wait for all of them.
+            one = functools.partial(self._store.prune_some, request, done)
+            done = await self._run_gently(_PRUNE_SHARE, one)
+            if self._is_closing:
+                raise StoreError(f"pygraphd is ending; {done.entries} entries were pruned: prune once more")
+        while not request.dry_run and await self._run_gently(_PRUNE_SHARE, self._store.shrink_some):
+            if self._is_closing:
+                break  # the file stays larger than it need be
+        answer = done.answer(request, before - await self._run(self._writing, self._store.size))
         if not request.dry_run:
             _log.info("pruned %d entries", answer.entries)
         return answer
@@ -196,47 +221,76 @@ class Cache:
     async def housekeep(self) -> None:
         """Write hit counts and read the spool. A step that fails is repeated at the next housekeeping."""
         await self._run(self._writing, self._store.retry)
+        self._has_checked = False
+        self._write_hits_later()
+        await asyncio.wait({self._ingestion()})
+
+    def _ingestion(self) -> asyncio.Task[None]:
+        """Return the task that stores the records in the spool; there is one at a time."""
+        if self._ingesting is None or self._ingesting.done():
+            self._ingesting = asyncio.create_task(self._take_in_spool())
+        return self._ingesting
+
+    async def _take_in_spool(self) -> None:
+        taken = 0
         try:
-            await self.write_hits()
-            await self._take_in_spool()
+            for name in await self._run(self._reading, spool.records, self._spool):
+                # A file at a time, so that nobody's record has to wait for all of them.
+                stored = await self._run(
+                    self._writing, spool.ingest_file, self._spool / name, self._store.record
+                )
+                self.counters.spooled += stored
+                taken += stored
         except StoreError as error:
-            _log.warning("housekeeping: %s", error)
-
-    async def _spool_had_something(self, since: int) -> bool:
-        # Housekeeping may have been at it since we looked.
-        with contextlib.suppress(StoreError):
-            await self._take_in_spool()
-        return self.counters.spooled > since
-
-    async def _take_in_spool(self) -> int:
-        """Store the records in the spool; return their number. Raises StoreError."""
-        taken = await self._run(self._writing, spool.ingest, self._spool, self._store.record)
-        self.counters.spooled += taken
+            _log.warning("spool: %s", error)
         if taken:
             _log.info("stored %d records from the spool", taken)
-        return taken
 
-    async def _write_hits_soon(self) -> None:
+    def _write_hits_later(self) -> None:
+        if self._hits and (self._writing_hits is None or self._writing_hits.done()):
+            self._writing_hits = asyncio.create_task(self._write_hits_slowly())
+
+    async def _write_hits_slowly(self) -> None:
         # Soon enough for who looks at the cache next, late enough for a burst of lookups to be one write.
         await asyncio.sleep(HITS_DELAY_S)
-        self._writing_hits = None
-        with contextlib.suppress(StoreError):
-            await self.write_hits()
+        with contextlib.suppress(StoreError):  # kept until the next hit or housekeeping
+            while self._hits:
+                await self._write_some_hits(_HITS_SHARE)
 
     async def write_hits(self) -> None:
         """Add the hits counted so far to the database; raises StoreError, and then keeps them."""
-        hits, self._hits = self._hits, {}
+        for _ in range(0, len(self._hits), HITS_PORTION):
+            await self._write_some_hits()
+
+    async def _write_some_hits(self, share: float = 1.0) -> None:
+        portion = dict(itertools.islice(self._hits.items(), HITS_PORTION))
+        for key in portion:
+            del self._hits[key]
         try:
-            await self._run(self._writing, self._store.add_hits, hits)
+            await self._run_gently(share, functools.partial(self._store.add_hits, portion))
         except StoreError:
-            for (environment, graph), (count, last) in hits.items():
+            for (environment, graph), (count, last) in portion.items():
                 self._note_hit(environment, graph, count, last)
             raise
 
+    async def _run_gently(self, share: float, function: Callable[[], _T]) -> _T:
+        """Run a piece of long work on the writer's thread, then leave that to others for as long as `share` asks for."""
+        started = time.monotonic()
+        # Shielded: what has been taken from the counts must be written even if this task is cancelled.
+        result = await asyncio.shield(self._run(self._writing, function))
+        await asyncio.sleep((time.monotonic() - started) * (1 / share - 1))
+        return result
+
+    def end_long_work(self) -> None:
+        """Have prunes end after their present piece."""
+        self._is_closing = True
+
     async def close(self) -> None:
         """Finish running work, write pending hit counts, close the database."""
-        if self._writing_hits is not None:
-            self._writing_hits.cancel()
+        self.end_long_work()
+        for task in (self._writing_hits, self._ingesting):
+            if task is not None:
+                task.cancel()
         with contextlib.suppress(StoreError):
             await self.write_hits()
         await self._run(self._reading, self._reader.close)
@@ -251,7 +305,9 @@ class Cache:
         except (sqlite3.Error, OSError, ValueError) as error:
             self._note_read_fault(f"lookups fail: {error}")
             self._reader.close()
-            self._writing.submit(self._store.check)
+            if not self._has_checked:  # else each lookup would have the whole file read
+                self._has_checked = True
+                self._writing.submit(self._store.check)
             return request, ()
         self._note_read_fault(None)
         return request, entries
@@ -281,15 +337,16 @@ class Cache:
         return self._store.problems() + ([self._read_fault] if self._read_fault else [])
 
     def _note_hits(self, environment: str, entries: tuple[Entry, ...]) -> None:
-        if entries and self._writing_hits is None:
-            self._writing_hits = asyncio.create_task(self._write_hits_soon())
         now = time.time()
         for entry in entries:
             self._note_hit(environment, entry.graph, 1, now)
+        self._write_hits_later()
 
     def _note_hit(self, environment: str, graph: str, count: int, last: float) -> None:
-        known, known_last = self._hits.get((environment, graph), (0, 0.0))
-        self._hits[environment, graph] = (known + count, max(known_last, last))
+        key = (environment, graph)
+        known, known_last = self._hits.get(key, (0, 0.0))
+        if known or len(self._hits) < MAX_WAITING_HITS:
+            self._hits[key] = (known + count, max(known_last, last))
 
     async def _run(self, executor: ThreadPoolExecutor, function: Callable[[*_Args], _T], *args: *_Args) -> _T:
         return await asyncio.get_running_loop().run_in_executor(executor, function, *args)

@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_BUSY_TIMEOUT_MS = 5000
+BUSY_TIMEOUT_MS = 5000
 _WAL_BYTES = 4 * 2**20
 
 _PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=NORMAL",
     "PRAGMA foreign_keys=ON",
-    f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}",
+    f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}",
     f"PRAGMA journal_size_limit={_WAL_BYTES}",
+    # Deleting touches all indices at random places; SQLite's own 2 MB would be read again and again.
+    "PRAGMA cache_size=-32768",
 )
 
 

@@ -53,6 +53,25 @@ class PruneAnswer:
         return {"schema": 1, **dataclasses.asdict(self)}
 
 
+@dataclass(frozen=True, slots=True)
+class PruneProgress:
+    """A prune that goes on in pieces: what was deleted so far, and the row behind which the rest lies; None if nothing is left."""
+
+    entries: int = 0
+    measurements: int = 0
+    after: int | None = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all entries have been looked at."""
+        return self.after is None
+
+    def answer(self, request: PruneRequest, freed_bytes: int) -> PruneAnswer:
+        """Return the answer of a prune that is complete."""
+        freed = 0 if request.dry_run else max(freed_bytes, 0)
+        return PruneAnswer(self.entries, self.measurements, freed, request.dry_run)
+
+
 def prune_request(older_than_s: float | None, gpu: str | None, dry_run: bool) -> PruneRequest:
     """Return the request that a command's options ask for; raises UsageError if they name nothing."""
     if not older_than_s and not gpu:

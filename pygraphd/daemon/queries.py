@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -13,7 +15,7 @@ from pygraphd.daemon.rederiving import rederive
 from pygraphd.schema.keys import entry_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from pygraphd.daemon.pruning import PruneRequest
     from pygraphd.daemon.rederiving import Outcome, Row
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
 
 KEPT_MEASUREMENTS = 32
 """Newest measurements kept for each deployment of an entry, beside those that its decision rests on."""
-_CHUNK = 64
-"""Entries changed in one transaction: few, so that the log of a nearly full disk stays small."""
+CHUNK = 64
+"""Entries changed in one transaction: few, so that the log of a nearly full disk stays small, and nobody waits for long."""
+SCANNED = 2000
+"""Rows looked at in one transaction of a prune."""
 
 Key = tuple[str, str]
 """(environment digest, graph digest)."""
@@ -182,17 +186,40 @@ def add_hits(connection: sa.Connection, hits: Mapping[Key, tuple[int, float]]) -
     connection.execute(_ADD_HITS, rows)
 
 
-def prunable(connection: sa.Connection, request: PruneRequest, now: float) -> list[str]:
-    """Return the ids of the entries that a prune would delete."""
-    query = sa.select(tables.Decision.id).join(
-        tables.Environment, tables.Decision.environment == tables.Environment.id
+@dataclass(frozen=True, slots=True)
+class Prunable:
+    """Some entries that a prune deletes, and the row after which the search goes on; None: these are the last."""
+
+    ids: Sequence[str]
+    after: int | None
+
+
+def prunable(
+    connection: sa.Connection, request: PruneRequest, now: float, after: int, most: int = CHUNK
+) -> Prunable:
+    """Return the first `most` prunable entries behind the row `after` (0: all rows), looking at `SCANNED` rows at most."""
+    row = sa.literal_column("decision.rowid", sa.Integer())
+    scanned = sa.select(row.label("at")).select_from(tables.Decision).where(row > after).order_by(row)
+    last = connection.scalar(sa.select(sa.func.max(scanned.limit(SCANNED).subquery().c.at)))
+    if last is None:
+        return Prunable((), None)
+    query = (
+        sa.select(row, tables.Decision.id)
+        .join(tables.Environment, tables.Decision.environment == tables.Environment.id)
+        .where(row > after, row <= last, *_selected(request, now))
     )
+    found = connection.execute(query.order_by(row).limit(most)).all()
+    return Prunable([id_ for _, id_ in found], found[-1][0] if len(found) == most else last)
+
+
+def _selected(request: PruneRequest, now: float) -> list[sa.ColumnElement[bool]]:
+    where: list[sa.ColumnElement[bool]] = []
     if request.older_than_s:
         last_use = sa.func.max(tables.Decision.created_at, sa.func.coalesce(tables.Decision.last_hit, 0.0))
-        query = query.where(last_use < now - request.older_than_s)
+        where.append(last_use < now - request.older_than_s)
     if request.gpu:
-        query = query.where(tables.Environment.gpu.icontains(request.gpu, autoescape=True))
-    return list(connection.scalars(query))
+        where.append(tables.Environment.gpu.icontains(request.gpu, autoescape=True))
+    return where
 
 
 def _of_entries(ids: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -208,21 +235,29 @@ def count_measurements(connection: sa.Connection, ids: Sequence[str]) -> int:
 
 def chunks(ids: Sequence[str]) -> list[Sequence[str]]:
     """Return ids in portions for one transaction each."""
-    return [ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)]
+    return [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
 
 
 def delete_entries(connection: sa.Connection, ids: Sequence[str]) -> None:
-    """Delete entries and their measurements."""
+    """Delete entries, their measurements, and the graphs that no other entry names."""
+    graphs = list(
+        connection.scalars(sa.select(tables.Decision.graph).where(tables.Decision.id.in_(ids)).distinct())
+    )
     connection.execute(sa.delete(tables.Measurement).where(_of_entries(ids)))
     connection.execute(sa.delete(tables.Decision).where(tables.Decision.id.in_(ids)))
+    named = sa.exists().where(tables.Decision.graph == tables.Graph.digest)
+    connection.execute(sa.delete(tables.Graph).where(tables.Graph.digest.in_(graphs), ~named))
 
 
-def delete_orphans(connection: sa.Connection) -> None:
-    """Delete the graphs and environments that no entry names any more."""
-    graphs = sa.select(tables.Decision.graph)
-    connection.execute(sa.delete(tables.Graph).where(tables.Graph.digest.not_in(graphs)))
-    environments = sa.select(tables.Decision.environment)
-    connection.execute(sa.delete(tables.Environment).where(tables.Environment.id.not_in(environments)))
+def delete_unnamed_environments(connection: sa.Connection) -> None:
+    """Delete the environments that no entry names any more."""
+    named = sa.exists().where(tables.Decision.environment == tables.Environment.id)
+    connection.execute(sa.delete(tables.Environment).where(~named))
+
+
+def free_pages(connection: sa.Connection) -> int:
+    """Return the number of pages of the file that hold nothing."""
+    return int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
 
 
 def measured(connection: sa.Connection, policy_below: int | None = None) -> list[str]:

@@ -69,6 +69,7 @@ async def _serve_until_told(binding: Binding, cache: Cache, locations: Locations
     await stop.wait()
     # The kernel ends us if all that follows takes longer, whatever it hangs in.
     signal.alarm(_END_S)
+    cache.end_long_work()
     for chore in chores:
         chore.cancel()
     await asyncio.gather(*chores, return_exceptions=True)

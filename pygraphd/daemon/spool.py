@@ -54,20 +54,21 @@ def state(folder: Path) -> SpoolState:
 
 def waiting(folder: Path) -> Iterator[Waiting]:
     """Yield the files that the next pass would store, oldest first; changes nothing and skips unreadable files."""
-    for name in _records(folder):
+    for name in records(folder):
         with contextlib.suppress(OSError, InvalidMessageError):
             yield _read(folder / name)
 
 
-def ingest(folder: Path, store: Callable[[RecordRequest, int], int]) -> int:
-    """Store each file's records with `store`, under its owner's uid, then delete the file; return the number stored.
+def is_any_waiting(folder: Path) -> bool:
+    """Return whether a file waits to be stored."""
+    return any(map(_is_record, _names(folder)))
 
-    An error of `store` ends the pass, and the remaining files stay.
+
+def ingest_file(path: Path, store: Callable[[RecordRequest, int], int]) -> int:
+    """Store a file's records with `store`, under its owner's uid, then delete the file; return the number stored.
+
+    A file that cannot be read is set aside. An error of `store` passes, and the file stays.
     """
-    return sum(_ingest_file(folder / name, store) for name in _records(folder))
-
-
-def _ingest_file(path: Path, store: Callable[[RecordRequest, int], int]) -> int:
     try:
         file = _read(path)
     except FileNotFoundError:
@@ -116,7 +117,8 @@ def _set_aside(path: Path) -> None:
         path.rename(path.with_suffix(".bad"))
 
 
-def _records(folder: Path) -> list[str]:
+def records(folder: Path) -> list[str]:
+    """Return the names of the files of one pass, oldest first."""
     return sorted(name for name in _names(folder) if _is_record(name))[:MAX_FILES]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import sqlalchemy as sa
 
 from pygraphd.daemon import database, database_files, importing, queries
-from pygraphd.daemon.pruning import PruneAnswer
+from pygraphd.daemon.pruning import PruneProgress
 from pygraphd.daemon.rederiving import summary
 from pygraphd.schema.policy import POLICY_VERSION
 
@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
-    from pygraphd.daemon.pruning import PruneRequest
+    from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
     from pygraphd.daemon.rederiving import Outcome, RederiveAnswer, RederiveRequest
     from pygraphd.schema.messages import RecordRequest
 
 _log = logging.getLogger(__name__)
+
+_SHRUNK_PAGES = 256
+"""Pages given back in one transaction: 1 MiB."""
+_READERS_MS = 100
 
 _T = TypeVar("_T")
 
@@ -95,17 +99,44 @@ class Store:
 
     def prune(self, request: PruneRequest) -> PruneAnswer:
         """Delete entries with their measurements, also on a full disk. Raises StoreError."""
-        ids = self._write(lambda connection: queries.prunable(connection, request, time.time()))
-        measurements = self._write(lambda connection: queries.count_measurements(connection, ids))
-        if request.dry_run:
-            return PruneAnswer(len(ids), measurements, 0, dry_run=True)
-        before = self._write(queries.size)
-        for some in queries.chunks(ids):
-            self._delete(some)
-        self._write(queries.delete_orphans)
-        self._shrink()
-        self._note_fault(None)
-        return PruneAnswer(len(ids), measurements, max(before - self._write(queries.size), 0), dry_run=False)
+        before, done = self.size(), PruneProgress()
+        while not done.is_complete:
+            done = self.prune_some(request, done)
+        while not request.dry_run and self.shrink_some():
+            pass
+        return done.answer(request, before - self.size())
+
+    def prune_some(self, request: PruneRequest, done: PruneProgress) -> PruneProgress:
+        """Go on with a prune for one transaction; return its progress. Raises StoreError."""
+        assert done.after is not None
+        after, most = done.after, queries.SCANNED if request.dry_run else queries.CHUNK
+        found = self._write(
+            lambda connection: queries.prunable(connection, request, time.time(), after, most)
+        )
+        measurements = self._write(lambda connection: queries.count_measurements(connection, found.ids))
+        if not request.dry_run:
+            self._delete(found.ids, is_last=found.after is None)
+            self._note_fault(None)
+        return PruneProgress(done.entries + len(found.ids), done.measurements + measurements, found.after)
+
+    def shrink_some(self) -> bool:
+        """Give some free pages back to the file system, as far as there is room to do so; return whether there are more.
+
+        Raises StoreError. The last call reserves the ballast again.
+        """
+        free = self._write(queries.free_pages)
+        assert self._connection is not None
+        if free:
+            _vacuum(self._connection, _SHRUNK_PAGES)
+            if 0 < self._write(queries.free_pages) < free:
+                return True
+        _checkpoint(self._connection)
+        database_files.make_ballast(self._path)
+        return False
+
+    def size(self) -> int:
+        """Return the database's size in bytes. Raises StoreError."""
+        return self._write(queries.size)
 
     def rederive(self, request: RederiveRequest) -> RederiveAnswer:
         """Derive anew all decisions that rest on measurements. Raises StoreError; transactions before the fault stay."""
@@ -231,9 +262,12 @@ class Store:
         self._note_fault(fault)
         return StoreError(fault)
 
-    def _delete(self, ids: Sequence[str]) -> None:
+    def _delete(self, ids: Sequence[str], *, is_last: bool) -> None:
         def action(connection: sa.Connection) -> None:
-            queries.delete_entries(connection, ids)
+            if ids:
+                queries.delete_entries(connection, ids)
+            if is_last:
+                queries.delete_unnamed_environments(connection)
 
         try:
             self._write(action)
@@ -243,25 +277,20 @@ class Store:
             assert self._connection is not None
             _checkpoint(self._connection)
 
-    def _shrink(self) -> None:
-        """Give free pages back to the file system, as far as there is room to do so, and reserve the ballast again."""
-        if self._connection is None:
-            return
-        _vacuum(self._connection)
-        _checkpoint(self._connection)
-        database_files.make_ballast(self._path)
-
 
 def _cause(error: Exception) -> object:
     return error.orig if isinstance(error, sa.exc.DBAPIError) else error
 
 
-def _vacuum(connection: sa.Connection) -> None:
-    _outside_transaction(connection, "PRAGMA incremental_vacuum")
+def _vacuum(connection: sa.Connection, pages: int) -> None:
+    _outside_transaction(connection, f"PRAGMA incremental_vacuum({pages})")
 
 
 def _checkpoint(connection: sa.Connection) -> None:
+    # Waits for readers with the write lock held, so not for those that take long, as an export does.
+    _outside_transaction(connection, f"PRAGMA busy_timeout={_READERS_MS}")
     _outside_transaction(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
+    _outside_transaction(connection, f"PRAGMA busy_timeout={database.BUSY_TIMEOUT_MS}")
 
 
 def _outside_transaction(connection: sa.Connection, statement: str) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sqlite3
+import threading
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -11,7 +12,7 @@ from pygraphd.daemon.cache import Cache, Reader
 from pygraphd.daemon.database_files import files_set_aside
 from pygraphd.daemon.leases import Leases
 from pygraphd.daemon.peer import Peer
-from pygraphd.daemon.store import Store
+from pygraphd.daemon.store import Store, StoreError
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import LeaseRequest, LookupRequest, RecordRequest, encode
@@ -77,7 +78,7 @@ def test_hits_are_written_in_batches_and_at_the_end(
         for _ in range(3):
             await cache.lookup(_lookup_of(make_request("a")))
         assert _hits(database) == [(0,), (0,)]
-        await cache.housekeep()
+        await cache.write_hits()
         assert _hits(database) == [(0,), (3,)]
         await cache.lookup(_lookup_of(make_request("a", "b")))
 
@@ -171,5 +172,163 @@ def test_where_nothing_can_be_stored_nobody_waits_for_an_answer(
         assert [len(cache.lease(ask, ROOT).granted) for ask in asks] == [1, 0]
         monkeypatch.setattr(cache._store, "_fault", "the disk is full")
         assert [len(cache.lease(ask, ROOT).granted) for ask in asks] == [1, 1]
+
+    _with_cache(tmp_path, use)
+
+
+@pytest.mark.parametrize("damage", ["deployment = 'OTHER'", "calls = -1", "host = CAST(x'ff00' AS TEXT)"])
+def test_a_row_that_is_not_valid_hides_no_other_and_asks_for_no_check(
+    tmp_path: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    request = make_request(*map(str, range(20)))
+    bad = request.records[7].graph.digest
+
+    async def use(cache: Cache) -> None:
+        await cache.record(encode(request), ROOT)
+        connection = sqlite3.connect(tmp_path / "cache.db")
+        connection.execute(f"UPDATE decision SET {damage} WHERE graph = ?", (bad,))
+        connection.commit()
+        connection.close()
+        monkeypatch.setattr(cache._store, "check", lambda: pytest.fail("the whole file is read"))
+        found = (await cache.lookup(_lookup_of(request))).entries
+        assert {entry.graph for entry in found} == {each.graph.digest for each in request.records} - {bad}
+        assert await cache.describe() == (20, [])
+
+    _with_cache(tmp_path, use)
+
+
+def test_a_file_that_cannot_be_read_is_checked_once_a_housekeeping(
+    tmp_path: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[int] = []
+
+    async def use(cache: Cache) -> None:
+        monkeypatch.setattr(cache._store, "check", lambda: checks.append(1))
+        monkeypatch.setattr(cache._reader, "lookup", _raise)
+        for expected in (1, 2):
+            for _ in range(3):
+                assert (await cache.lookup(_lookup_of(make_request("a")))).entries == ()
+            await cache.housekeep()
+            assert len(checks) == expected
+
+    _with_cache(tmp_path, use)
+
+
+def _raise(_request: LookupRequest) -> None:
+    raise sqlite3.OperationalError("disk I/O error")
+
+
+def _transactions(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have the store's calls be noted: the names of those that begin a transaction, in order."""
+    names: list[str] = []
+    for name in ("record", "add_hits", "prune_some", "shrink_some"):
+        original = getattr(cache._store, name)
+
+        def noted(*args: object, name: str = name, original: Callable[..., object] = original) -> object:
+            names.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(cache._store, name, noted)
+    return names
+
+
+def test_a_record_is_stored_between_the_pieces_of_a_prune(
+    tmp_path: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, more = make_request(*map(str, range(300)), gpu="NVIDIA A100"), make_request("new")
+
+    async def use(cache: Cache) -> None:
+        await cache.record(encode(many), ROOT)
+        names = _transactions(cache, monkeypatch)
+        pruning = asyncio.create_task(cache.prune(b'{"gpu": "A100"}'))
+        while not names:
+            await asyncio.sleep(0)
+        stored, pruned = await cache.record(encode(more), ROOT), await pruning
+        assert (pruned.entries, pruned.measurements, stored.stored) == (300, 600, 1)
+        assert names.count("prune_some") == 6  # of 64 each, and one that finds no more
+        assert names.index("record") < names.index("shrink_some")
+        assert await cache.describe() == (1, [])
+
+    _with_cache(tmp_path, use)
+
+
+def test_an_ending_daemon_ends_a_prune_after_its_present_piece(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    async def use(cache: Cache) -> None:
+        await cache.record(encode(make_request(*map(str, range(300)))), ROOT)
+        cache.end_long_work()
+        with pytest.raises(StoreError, match="64 entries were pruned: prune once more"):
+            await cache.prune(b'{"gpu": "H200"}')
+        assert await cache.describe() == (236, [])
+
+    _with_cache(tmp_path, use)
+
+
+def test_hits_are_written_in_portions_with_records_between(
+    tmp_path: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = make_request(*map(str, range(400)))
+
+    async def use(cache: Cache) -> None:
+        await cache.record(encode(many), ROOT)
+        await cache.lookup(_lookup_of(many))
+        names = _transactions(cache, monkeypatch)
+        writing = asyncio.create_task(cache.write_hits())
+        while not names:
+            await asyncio.sleep(0)
+        await cache.record(encode(make_request("new")), ROOT)
+        await writing
+        assert (names.count("add_hits"), names.count("record")) == (4, 1)
+        assert names[-1] == "add_hits"
+
+    _with_cache(tmp_path, use)
+    assert _hits(tmp_path / "cache.db") == [(0,)] + [(1,)] * 400
+
+
+def test_waiting_hits_are_bounded(
+    tmp_path: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraphd.daemon.cache.MAX_WAITING_HITS", 2)
+
+    async def use(cache: Cache) -> None:
+        await cache.record(encode(make_request("a", "b", "c")), ROOT)
+        for _ in range(2):
+            await cache.lookup(_lookup_of(make_request("a", "b", "c")))
+        assert cache.counters.hits == 6
+
+    _with_cache(tmp_path, use)
+    assert _hits(tmp_path / "cache.db") == [(0,), (2,), (2,)]
+
+
+def test_a_miss_does_not_wait_for_the_writer_where_the_spool_is_empty(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    async def use(cache: Cache) -> None:
+        (tmp_path / "spool").mkdir()
+        done = threading.Event()
+        cache._writing.submit(done.wait)  # as a long transaction does
+        try:
+            assert (await cache.lookup(_lookup_of(make_request("a")))).entries == ()
+        finally:
+            done.set()
+
+    _with_cache(tmp_path, use)
+
+
+def test_a_miss_does_not_wait_for_all_of_a_spool(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    async def use(cache: Cache) -> None:
+        (tmp_path / "spool").mkdir()
+        (tmp_path / "spool" / "1.json").write_bytes(encode(make_request("a")))
+        done = threading.Event()
+        cache._writing.submit(done.wait)
+        try:
+            assert (await cache.lookup(_lookup_of(make_request("a")))).entries == ()
+        finally:
+            done.set()
+        await cache.housekeep()
+        assert len((await cache.lookup(_lookup_of(make_request("a")))).entries) == 1
 
     _with_cache(tmp_path, use)

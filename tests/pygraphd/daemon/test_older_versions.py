@@ -13,18 +13,24 @@ from hypothesis import strategies as st
 from pygraphd.daemon import spool
 from pygraphd.daemon.exchange import ImportAnswer, ImportRequest, read_all, write
 from pygraphd.daemon.older_versions import code_of, translated, translated_request
-from pygraphd.daemon.spool import SpoolState
+from pygraphd.daemon.spool import SpoolState, ingest_file, records
 from pygraphd.errors import UsageError
-from pygraphd.schema.messages import Decision, Deployment, LookupRequest
+from pygraphd.schema.messages import Decision, Deployment, LookupRequest, RecordRequest
 from pygraphd.schema.offline import read_entries
 from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pygraphd.daemon.exchange import Portable
     from pygraphd.daemon.store import Store
+
+
+def _ingest(folder: Path, store: Callable[[RecordRequest, int], int]) -> int:
+    return sum(ingest_file(folder / name, store) for name in records(folder))
+
 
 HEADER = '{"format":"pygraphd cache","version":1,"keys":2,"pygraphd":"0.1.0","entries":%d}\n'
 _ENTRY = (
@@ -172,7 +178,7 @@ def test_what_an_old_client_has_left_is_taken_in(tmp_path: Path, store: Store, d
     (folder / "1.json").write_bytes(left_by_a_client_of_then(*RECORDS))
     (waiting,) = spool.waiting(folder)
 
-    assert spool.ingest(folder, store.record) == 3
+    assert _ingest(folder, store.record) == 3
 
     assert spool.state(folder) == SpoolState(waiting=0, bad=0)
     decisions = found(database, waiting.request.environment.digest())
@@ -188,7 +194,7 @@ def test_what_an_old_client_has_left_is_taken_in(tmp_path: Path, store: Store, d
 def test_what_was_all_trees_is_taken_in_as_nothing(tmp_path: Path, store: Store) -> None:
     (tmp_path / "1.json").write_bytes(left_by_a_client_of_then(*RECORDS[3:]))
 
-    assert spool.ingest(tmp_path, store.record) == 0
+    assert _ingest(tmp_path, store.record) == 0
 
     assert (store.count_entries(), spool.state(tmp_path)) == (0, SpoolState(waiting=0, bad=0))
 

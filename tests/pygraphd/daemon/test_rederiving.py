@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.daemon.queries import _CHUNK
+from pygraphd.daemon.queries import CHUNK
 from pygraphd.daemon.rederiving import (
     NOT_VALID,
     Changed,
@@ -248,7 +248,7 @@ def test_rows_that_make_no_sense_harm_no_others(store: Store, database: Path, da
 
 
 def test_more_entries_than_fit_one_transaction_are_all_reached(store: Store, database: Path) -> None:
-    count = 2 * _CHUNK + 1
+    count = 2 * CHUNK + 1
     for name in range(count):
         add(store, OLD_KERNELS, FAST, name=name)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.daemon import spool
-from pygraphd.daemon.spool import SpoolState, ingest
+from pygraphd.daemon.spool import SpoolState, ingest_file, records
 from pygraphd.daemon.store import DiskFullError, Store
 from pygraphd.schema.messages import MAX_BODY_BYTES, RecordRequest, encode
 
@@ -22,6 +22,10 @@ def _leave(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
+def _ingest(folder: Path, store: Callable[[RecordRequest, int], int]) -> int:
+    return sum(ingest_file(folder / name, store) for name in records(folder))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "spool").mkdir()
@@ -33,7 +37,7 @@ def test_stores_and_deletes_what_is_valid(
 ) -> None:
     _leave(folder, "1.json", encode(make_request("a", "b")))
     _leave(folder, "2.json", encode(make_request("c")))
-    assert ingest(folder, store.record) == 3
+    assert _ingest(folder, store.record) == 3
     assert store.count_entries() == 3
     assert list(folder.iterdir()) == []
 
@@ -46,7 +50,7 @@ def test_the_owner_is_the_rows_uid(folder: Path, make_request: Callable[..., Rec
         seen.append(uid)
         return 1
 
-    assert ingest(folder, see) == 1
+    assert _ingest(folder, see) == 1
     assert seen == [os.geteuid()]
     assert not path.exists()
 
@@ -69,7 +73,7 @@ def test_sets_aside_what_is_invalid_and_goes_on(
 ) -> None:
     _leave(folder, "1.json", content)
     _leave(folder, "2.json", encode(make_request("a")))
-    assert ingest(folder, store.record) == 1
+    assert _ingest(folder, store.record) == 1
     assert [path.name for path in folder.iterdir()] == ["1.bad"]
     assert spool.state(folder) == SpoolState(waiting=0, bad=1)
 
@@ -80,7 +84,7 @@ def test_a_number_beyond_any_float_is_invalid(
     content = encode(make_request("a")).replace(b'"median_us":100.0', b'"median_us":1' + b"0" * 400)
     assert b"0" * 400 in content
     _leave(folder, "1.json", content)
-    assert ingest(folder, store.record) == 0
+    assert _ingest(folder, store.record) == 0
     assert (folder / "1.bad").exists()
 
 
@@ -91,7 +95,7 @@ def test_links_and_pipes_are_not_followed(
     (folder / "link.json").symlink_to(secret)
     os.mkfifo(folder / "pipe.json")
     (folder / "folder.json").mkdir()
-    assert ingest(folder, store.record) == 0
+    assert _ingest(folder, store.record) == 0
     assert spool.state(folder).bad == 3
     assert secret.exists()
 
@@ -101,7 +105,7 @@ def test_a_strangers_file_is_not_believed(
     folder: Path, store: Store, make_request: Callable[..., RecordRequest]
 ) -> None:
     os.chown(_leave(folder, "1.json", encode(make_request("a"))), 12345, -1)
-    assert ingest(folder, store.record) == 0
+    assert _ingest(folder, store.record) == 0
     assert spool.state(folder).bad == 1
 
 
@@ -121,7 +125,7 @@ def test_what_waits_can_be_read_and_stays(folder: Path, make_request: Callable[.
 def test_unfinished_files_are_left_alone(folder: Path, store: Store) -> None:
     _leave(folder, ".1.json", b"half")
     _leave(folder, "note.txt", b"")
-    assert ingest(folder, store.record) == 0
+    assert _ingest(folder, store.record) == 0
     assert spool.state(folder) == SpoolState(0, 0)
     assert len(list(folder.iterdir())) == 2
 
@@ -134,7 +138,7 @@ def test_files_stay_while_they_cannot_be_stored(
 
     _leave(folder, "1.json", encode(make_request("a")))
     with pytest.raises(DiskFullError):
-        ingest(folder, full)
+        _ingest(folder, full)
     assert spool.state(folder) == SpoolState(waiting=1, bad=0)
 
 
@@ -144,10 +148,10 @@ def test_one_pass_is_bounded(
     monkeypatch.setattr(spool, "MAX_FILES", 2)
     for number in range(3):
         _leave(folder, f"{number}.json", encode(make_request(str(number))))
-    assert ingest(folder, store.record) == 2
+    assert _ingest(folder, store.record) == 2
     assert [path.name for path in folder.iterdir()] == ["2.json"]
 
 
 def test_a_missing_folder_is_empty(tmp_path: Path, store: Store) -> None:
-    assert ingest(tmp_path / "none", store.record) == 0
+    assert _ingest(tmp_path / "none", store.record) == 0
     assert spool.state(tmp_path / "none") == SpoolState(0, 0)
