@@ -29,6 +29,8 @@ class GraphFacts:
     """Outputs that are saved for a backward, and that nothing else sees."""
     name: str = ""
     """The name of the graph in logs."""
+    digest: str = "0" * 64
+    """The digest of the graph, without sizes."""
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
         """Return the facts of a partition; without `maps`, the only partition has the inputs and outputs of the graph."""

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -13,15 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.common import log, summary_file
+from pygraphd.schema.keys import sized_digest
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import reason_text
 from pygraphd.schema.summary import SUMMARY_VERSION, Deployed, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pygraphd.schema.keys import Environment
-    from pygraphd.schema.messages import Decision, Graph
+    from pygraphd.schema.messages import Decision, Graph, Measurement
     from pygraphd.schema.reasons import Reason
 
 SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
@@ -58,6 +60,7 @@ class Report:
         self._deployed: Counter[Deployment] = Counter()
         self._nodes_in_graphs = 0
         self._reasons: Counter[str] = Counter()
+        self._facts: dict[str, dict[str, Any]] = {}
         self._environments: dict[str, Environment] = {}
         self._decisions: list[Deployed] = []
 
@@ -88,6 +91,14 @@ class Report:
         """Add to the number of nodes in the current recordings."""
         with self._lock:
             self._nodes_in_graphs += more
+
+    def note_graph(self, digest: str, sizes: tuple[int, ...] = (), **facts: Any) -> None:
+        """Note facts of a graph, or of a graph at dynamic sizes, for the summary. `seen_at` is the time of its first ones."""
+        if sizes:
+            digest, facts["whole"] = sized_digest(digest, sizes), digest
+        with self._lock:
+            if digest in self._facts or len(self._facts) < MAX_DECISIONS:
+                self._facts.setdefault(digest, {"seen_at": time.time()}).update(facts)
 
     def count_failure(self, reason: str) -> None:
         """Count a failure of PyGraph, after which the user's program goes on; the first of a reason is logged."""
@@ -128,21 +139,14 @@ class Report:
         decision: Decision,
         source: Source,
         because: Reason | None = None,
+        measured: Sequence[Measurement] = (),
     ) -> None:
-        """Note that a graph is deployed, and the source of its decision; `because`: see `Deployed`."""
+        """Note that a graph is deployed, the source of its decision, and its measurements; `because`: see `Deployed`."""
+        figures = [dataclasses.asdict(each) for each in measured]
+        self.note_graph(graph.digest, decided_at=time.time(), figures=figures)
         key, deployment, text = environment.digest(), decision.deployment, _text(decision)
-        deployed = Deployed(
-            graph.digest,
-            graph.kind,
-            key,
-            deployment,
-            decision.reason,
-            decision.final,
-            source,
-            graph.sizes,
-            decision.against,
-            because,
-        )
+        how = decision.deployment, decision.reason, decision.final, source
+        deployed = Deployed(graph.digest, graph.kind, key, *how, graph.sizes, decision.against, because)
         with self._lock:
             self._deployed[deployment] += 1
             self._reasons[text] += 1
@@ -192,6 +196,8 @@ class Report:
                 "recording_ms": round(self.recording_ms, 3),
                 "bounds": dict(self.bounds),
                 "daemon": {"version": self.daemon_version},
+                "program": {"pid": os.getpid(), "name": "".join(getattr(sys, "argv", ())[:1])},
+                "facts": {digest: dict(facts) for digest, facts in self._facts.items()},
                 "environments": {key: each.factors() for key, each in self._environments.items()},
                 "decisions": [dataclasses.asdict(each) for each in self._decisions],
                 "decisions_left_out": self._deployed.total() - len(self._decisions),

@@ -126,7 +126,8 @@ class DecisionService:
             source = Source.CACHE
         if runs != outcome.decision:
             source = Source.GROUP
-        self.report.record_deployment(pending.graph, pending.environment, runs, source, because)
+        how = runs, source, because, outcome.measurements
+        self.report.record_deployment(pending.graph, pending.environment, *how)
         if outcome.adopted is not None:
             self.report.count(adopted=1)
             return

@@ -98,7 +98,7 @@ class CompiledGraph:
         """Return the slot of a partition, which runs it as decided, by its sizes if it may have any."""
         slot, process = Slot(launch), self._context.process
         relocate = (
-            process.relocatable(launch, device_index, replace(facts, name=graph.name))
+            process.relocatable(launch, device_index, replace(facts, name=graph.name, digest=graph.digest))
             if facts is not None and not self._facts.calls_host_operators
             else None
         )
@@ -128,6 +128,7 @@ class CompiledGraph:
         candidates = partition.candidates.at(sizes)
         graph, slot, process = partition.graph.at(sizes), Slot(candidates.launch), self._context.process
         process.report.count(sizes=1)
+        process.report.note_graph(partition.graph.digest, sizes)
         known = process.decisions.look_up([graph], self._context.environment).get(graph.digest, NOTHING)
         at_size = Partition(self._context, graph, slot, candidates, known, sizes)
         at_size.decide()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.weak import WeakIdKeyDictionary
@@ -22,6 +23,7 @@ from pygraphd.client.dispatch.partition import Context
 from pygraphd.client.dispatch.shapes import IDLE_TICKS, REMEMBERED, SETUPS_PER_SIZE
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.devices import Devices
+from pygraphd.client.placement import provenance
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import MAX_SIZES
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 SWITCHED_OFF = "PYGRAPH_RELOCATE=0"
 CANNOT_RECORD = "relocatable graphs cannot be had in this process"
 FORWARD_NOT_OURS = "its forward was compiled without PyGraph"
+_PLACE = re.compile(r"^ *# File: (.+:\d+ in .+?), code:", re.MULTILINE)
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -90,6 +93,9 @@ class Runtime:
         pair.leader_graph = pair.leader_graph or graphs[0].digest
         role = self.groups.role(pair.leader_graph, graphs, environment)
         self.report.count(graphs=len(graphs))
+        places = [*dict.fromkeys(_PLACE.findall(facts.text))][:8]
+        for each in graphs:
+            self.report.note_graph(**asdict(each), module=provenance.module_of(compiled), places=places)
         known = self.decisions.look_up(graphs, environment) if role.leads else {}
         made = CompiledGraph(Context(self, environment, role), facts, graphs, known)
         if not facts.is_backward:

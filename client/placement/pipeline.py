@@ -47,6 +47,8 @@ class Placement:
         try:
             for count, moved in self._run_passes(graph):
                 provenance.save({count: moved.uses}, moved.left, moved.lines)
+            if not torch_private.is_in_subgraph():
+                provenance.save_module(graph)
         except Exception as error:  # noqa: BLE001 - within the user's compilation
             provenance.save_failure(f"placement: {type(error).__name__}: {error}"[:200])
 

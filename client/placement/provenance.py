@@ -7,6 +7,7 @@ is that at the time of compilation.
 from __future__ import annotations
 
 import json
+import os.path
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from pygraphd.client.backend import torch_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import torch
 
     from pygraphd.client.common.report import Report
 
@@ -25,11 +28,26 @@ _RAN = f"{_OURS}rules"
 _LEFT = f"{_OURS}left_on_cpu: "
 _LINES = f"{_OURS}lines: "
 _FAILED = f"{_OURS}failed: "
+_MODULE = f"{_OURS}module: "
 
 
 def save_that_passes_ran() -> None:
     """Save with the current compilation that the passes ran."""
     torch_private.count_in_compilation(_RAN, 1)
+
+
+def save_module(graph: torch.fx.Graph) -> None:
+    """Save with the current compilation the path of the innermost module that all of a graph is in, as Dynamo names it."""
+    names = ("nn_module_stack", "fwd_nn_module_stack")
+    stacks = (next(filter(None, map(node.meta.get, names)), None) for node in graph.nodes)
+    if paths := [[*stack.values()][-1][0].replace(".", "/") for stack in stacks if stack]:
+        torch_private.count_in_compilation(_MODULE + os.path.commonpath(paths), 1)
+
+
+def module_of(compiled: Any) -> str:
+    """Return what `save_module` has saved, with "/" for "."; empty if it is not known."""
+    names = torch_private.counted_in_compilation(compiled)
+    return next((name.removeprefix(_MODULE) for name in names if name.startswith(_MODULE)), "")
 
 
 def save_failure(reason: str) -> None:

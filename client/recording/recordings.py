@@ -307,6 +307,8 @@ class Recordings(_Refusing):
             more, slot.nodes = attempt.nodes - slot.nodes, attempt.nodes
         self._log(slot, f"recorded and verified: {attempt.nodes} nodes")
         self._report.note_nodes(more)
+        memory = sum(each.bytes for each in replay.layout.memories)
+        self._report.note_graph(self.facts.digest, slot.size, nodes=attempt.nodes, memory_bytes=memory)
         self._trim()
         self._report.count(captured=1, staged=attempt.staged)
         if before is not None:

@@ -217,7 +217,7 @@ def count_in_compilation(name: str, count: int) -> None:
 
 def counted_in_compilation(compiled: Any) -> Mapping[str, int]:
     """Return the counters of a compiled graph, whether it was compiled here or came from Inductor's caches."""
-    return cast("Mapping[str, int]", compiled.counter_deltas)
+    return cast("Mapping[str, int]", getattr(compiled, "counter_deltas", {}))
 
 
 def is_in_subgraph() -> bool:

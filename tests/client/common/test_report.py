@@ -10,7 +10,7 @@ import pytest
 
 from pygraphd.client.common import report
 from pygraphd.schema.keys import Environment
-from pygraphd.schema.messages import Decision, Deployment, Graph, Kind
+from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurement
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
 
@@ -98,6 +98,26 @@ def test_the_summary_says_how_each_graph_ran_and_where() -> None:
         }
     ]
     assert summary["decisions_left_out"] == 0
+
+
+def test_the_summary_has_the_facts_of_each_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MAX_DECISIONS", 2)
+    made = report.Report()
+    made.note_graph(GRAPH.digest, (), module="L['self']/layers", places=["model.py:7 in forward"])
+    made.note_graph(GRAPH.digest, (4, 8), nodes=12, memory_bytes=4096)
+    made.note_graph("b" * 64, nodes=1)  # beyond the bound
+    measured = Measurement(Deployment.GRAPH, 8, 50.0, 0.1, 20.0, 40.0, 0.0)
+    faster = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
+    made.record_deployment(GRAPH.at((4, 8)), ENVIRONMENT, faster, Source.MEASURED, measured=[measured])
+
+    facts = json.loads(json.dumps(made.summary()))["facts"]
+
+    whole, sized = facts[GRAPH.digest], facts[GRAPH.at((4, 8)).digest]
+    assert facts.keys() == {GRAPH.digest, GRAPH.at((4, 8)).digest}
+    assert (whole["module"], whole["places"]) == ("L['self']/layers", ["model.py:7 in forward"])
+    assert (sized["whole"], sized["nodes"], sized["memory_bytes"]) == (GRAPH.digest, 12, 4096)
+    assert sized["figures"][0]["host_us"] == 20.0
+    assert whole["seen_at"] <= sized["seen_at"] <= sized["decided_at"]
 
 
 def test_reasons_that_name_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

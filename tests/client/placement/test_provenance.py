@@ -48,3 +48,22 @@ def test_what_others_count_is_theirs() -> None:
     summary, noted = told_of(theirs)
 
     assert (summary["placed"], summary["measured"], summary["left_on_cpu"], noted) == (0, 0, {}, {})
+
+
+def test_the_module_of_a_graph_is_the_innermost_with_all_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch._dynamo.utils import counters
+
+    from pygraphd.client.placement import provenance
+
+    counted = Counter[str]()
+    monkeypatch.setitem(counters, "inductor", counted)
+    graph = torch.fx.Graph()
+    for number, path in enumerate(("layers.1.fc", None, "layers.1", "layers.12")):
+        stack = path and {f"L['self'].{part}": (f"L['self'].{part}", object) for part in ("layers", path)}
+        name = "nn_module_stack" if number % 2 else "fwd_nn_module_stack"
+        graph.placeholder(f"of_{number}").meta[name] = stack
+    provenance.save_module(graph)
+
+    assert provenance.module_of(SimpleNamespace(counter_deltas=counted)) == "L['self']/layers"
+    assert provenance.module_of(SimpleNamespace(counter_deltas={})) == ""

@@ -30,7 +30,10 @@ def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None
 
     assert [each.tolist() for each in results] == [[i + 1.0, i + 2.0] for i in range(10)]
     case.expect(captured=1, staged=0)
-    assert case.report.summary()["nodes_in_graphs"] == 1
+    summary = case.report.summary()
+    (facts,) = summary["facts"].values()
+    assert summary["nodes_in_graphs"] == facts["nodes"] == 1
+    assert facts["memory_bytes"] == 8  # two outputs of four bytes
     assert case.report.fallbacks == {recordings.NOT_YET: 1}
     assert case.recorder.captures == len(run.replays) == 1
     assert run.refusal is None
