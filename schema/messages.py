@@ -196,13 +196,20 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record for the cache: a graph, the decision for it, and the measurements that the decision rests on."""
+    """A record for the cache: a graph, the decision for it, and the measurements that the decision rests on.
+
+    `recording_us` is the host time of recording and verifying the GRAPH, in microseconds; None: nothing was recorded, or the client
+    does not say.
+    """
 
     graph: Graph
     decision: Decision
     measurements: tuple[Measurement, ...] = ()
+    recording_us: float | None = None
 
     def __post_init__(self) -> None:
+        if self.recording_us is not None:
+            check_number("recording_us", self.recording_us, maximum=MAX_MICROSECONDS)
         if len({each.deployment for each in self.measurements}) < len(self.measurements):
             raise InvalidMessageError("measurements: at most one of each deployment")
 

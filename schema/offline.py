@@ -19,8 +19,8 @@ from pygraphd.schema.reasons import Reason, ReasonCode
 if TYPE_CHECKING:
     from pathlib import Path
 
-DATABASE_VERSION = 6
-"""`PRAGMA user_version` of the tables that `SELECT_DECISIONS` reads. 1 to 5 were of versions that were never released."""
+DATABASE_VERSION = 7
+"""`PRAGMA user_version` of the tables that `SELECT_DECISIONS` reads. 1 to 6 were of versions that were never released."""
 BUSY_TIMEOUT_S = 0.1
 
 SELECT_DECISIONS = """

@@ -1,4 +1,4 @@
-"""The first tables: environment, graph, measurement, decision.
+"""The first tables: environment, graph, measurement, decision, statistic.
 
 Revision 0001. Databases are not downgraded.
 """
@@ -20,6 +20,7 @@ def upgrade() -> None:
     _create_graph()
     _create_measurement()
     _create_decision()
+    _create_statistic()
 
 
 def _create_environment() -> None:
@@ -103,6 +104,7 @@ def _create_decision() -> None:
         sa.Column("last_hit", sa.REAL(), nullable=True),
         sa.Column("host", sa.Text(), nullable=False),
         sa.Column("measured_at", sa.REAL(), nullable=True),
+        sa.Column("recording_us", sa.REAL(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("environment", "graph", name="decision_key"),
         sa.ForeignKeyConstraint(["environment"], ["environment.id"]),
@@ -111,3 +113,13 @@ def _create_decision() -> None:
         sqlite_strict=True,
     )
     op.create_index("decision_by_graph", "decision", ["graph"])
+
+
+def _create_statistic() -> None:
+    op.create_table(
+        "statistic",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("value", sa.REAL(), nullable=False),
+        sa.PrimaryKeyConstraint("name"),
+        sqlite_strict=True,
+    )

@@ -18,13 +18,15 @@ from pygraphd.schema.locations import locate
 from pygraphd.schema.version import VERSION
 
 application = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="CUDA Graphs for torch.compile where they pay off; the daemon and its cache.",
 )
 application.add_typer(cache, name="cache")
+config_commands = typer.Typer(no_args_is_help=True, help="The daemon's settings.")
+application.add_typer(config_commands, name="config")
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _IdleExit = Annotated[
@@ -95,6 +97,40 @@ def status(json: _AsJson = False) -> None:
         # They keep it from being started. One that runs has read its own, whatever they are here.
         load_config(os.environ, {})
     raise typer.Exit(Exit.OK if state.running else Exit.NOT_RUNNING)
+
+
+@application.command()
+def stats(
+    zero: Annotated[bool, typer.Option("--zero", help="Begin to count anew.")] = False,
+    json: _AsJson = False,
+) -> None:
+    """Show hits, misses by reason and the time saved, since the daemon's start and since ever."""
+    from pygraphd.cli import render
+    from pygraphd.cli.stats import collect, statistics_text
+
+    locations = locate()
+    if zero:
+        from pygraphd.cli.writing import writing
+
+        with writing(locations) as writer:
+            writer.zero_statistics()
+    found = collect(locations)
+    _say(render.as_json(found.as_json()) if json else statistics_text(found))
+
+
+@config_commands.command("show")
+def config_show(json: _AsJson = False) -> None:
+    """Show each setting that a daemon started now would have, and where it comes from: default, file or variable."""
+    from pygraphd.cli import render
+    from pygraphd.config import config_file
+
+    config = load_config(os.environ, {})
+    file = config_file(os.environ)
+    if json:
+        answer = {"schema": 1, "file": None if file is None else str(file), "settings": config.settings()}
+        _say(render.as_json(answer))
+    else:
+        _say(render.config_text(config, file))
 
 
 @application.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

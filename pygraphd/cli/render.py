@@ -8,17 +8,20 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from pygraphd.config import shown, variable
 from pygraphd.schema.durations import human_duration
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.reasons import NOT_STATED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
     from typing import Any
 
     from pygraphd.cli.catalogue import CachedEntry, EntryDetails
     from pygraphd.cli.exporting import Export
     from pygraphd.cli.status import Status
+    from pygraphd.config import Config
     from pygraphd.daemon.exchange import ImportAnswer
     from pygraphd.daemon.pruning import PruneAnswer
     from pygraphd.daemon.rederiving import RederiveAnswer
@@ -40,6 +43,7 @@ _HEADER = (
 )
 _RIGHT = frozenset(
     {"PART", "OPS", *(f"{name} us" for name in Deployment), "SAMPLES", "COST us", "HOST us", "GPU us"}
+    | {"SINCE START", "SINCE EVER"}
 )
 FIGURES = ("DEPLOYMENT", "SAMPLES", "COST us", "HOST us", "GPU us", "HIDDEN")
 """The columns of `figure_cells`."""
@@ -83,7 +87,7 @@ def status_text(status: Status) -> str:
         ("log", status.log),
     ]
     if status.running:
-        facts.extend((name, _setting(setting)) for name, setting in status.settings.items())
+        facts.extend((name, _setting(name, setting)) for name, setting in status.settings.items())
         facts.append(("since start", ", ".join(f"{count} {name}" for name, count in status.counters.items())))
     facts.extend(("problem", text) for text in status.problems)
     return pairs(facts)
@@ -310,8 +314,15 @@ def _running(status: Status) -> str:
     return f"{status.version} running, pid {status.pid}, up {human_duration(status.uptime_s or 0)}"
 
 
-def _setting(setting: dict[str, object]) -> str:
-    value = setting["value"]
-    if isinstance(value, int | float):
-        value = human_duration(value) if value else "never"
-    return f"{value} ({setting['origin']})"
+def _setting(name: str, setting: dict[str, object]) -> str:
+    return f"{shown(name, setting['value'])} ({setting['origin']})"
+
+
+def config_text(config: Config, file: Path | None) -> str:
+    """Return the settings in force, each with its origin and the variable that sets it."""
+    rows = [
+        (name, shown(name, setting["value"]), setting["origin"], variable(name))
+        for name, setting in config.settings().items()
+    ]
+    found = "no home, so no file" if file is None else f"{file}{'' if file.exists() else ' (does not exist)'}"
+    return f"{table(('SETTING', 'VALUE', 'ORIGIN', 'VARIABLE'), rows)}\n\nfile: {found}"

@@ -41,6 +41,9 @@ class Writer(Protocol):
     def add_imported(self, request: ImportRequest) -> ImportAnswer:
         """Store imported entries."""
 
+    def zero_statistics(self) -> None:
+        """Begin the statistics anew."""
+
 
 @contextlib.contextmanager
 def writing(locations: Locations) -> Iterator[Writer]:
@@ -73,6 +76,9 @@ class _Daemon:
         self._check("import")
         return control.add_imported(self._socket, request)
 
+    def zero_statistics(self) -> None:
+        control.zero_statistics(self._socket)
+
     def _check(self, what: str) -> None:
         if self._running.api != API_VERSION:
             raise CommandError(
@@ -85,6 +91,7 @@ class _Here:
         self._store = store
         self.prune = store.prune
         self.rederive = store.rederive
+        self.zero_statistics = store.zero_statistics
 
     def add_imported(self, request: ImportRequest) -> ImportAnswer:
         return self._store.add_imported(request, os.geteuid())

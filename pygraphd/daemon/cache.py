@@ -12,18 +12,21 @@ import itertools
 import logging
 import sqlite3
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from pygraphd.daemon import database_files, spool
+from pygraphd.daemon import database_files, spool, statistics
 from pygraphd.daemon.exchange import ImportRequest
 from pygraphd.daemon.leases import Holder, Leases
 from pygraphd.daemon.pruning import PruneProgress, PruneRequest
 from pygraphd.daemon.rederiving import RederiveRequest, summary
+from pygraphd.daemon.statistics import Counters, Stored
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.schema import offline
 from pygraphd.schema.messages import (
+    Entry,
     LeaseAnswer,
     LeaseRequest,
     LookupAnswer,
@@ -44,7 +47,6 @@ if TYPE_CHECKING:
     from pygraphd.daemon.pruning import PruneAnswer
     from pygraphd.daemon.rederiving import Outcome, RederiveAnswer
     from pygraphd.schema.locations import Locations
-    from pygraphd.schema.messages import Entry
 
 HITS_DELAY_S = 2.0
 """How long after a hit its count reaches the database, if few are waiting."""
@@ -62,20 +64,13 @@ _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
 
-@dataclass(slots=True)
-class Counters:
-    """Counts of requests and answers since the daemon started. Changed on the event loop's thread only."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to one lookup. `missing` has, by graph, the counter of the reason why nothing was found."""
 
-    lookups: int = 0
-    graphs: int = 0
-    hits: int = 0
-    misses: int = 0
-    records: int = 0
-    spooled: int = 0
-    leases: int = 0
-    invalid: int = 0
-    refused: int = 0
-    failed: int = 0
+    request: LookupRequest
+    entries: tuple[Entry, ...]
+    missing: dict[str, str]
 
 
 class Reader:
@@ -97,6 +92,12 @@ class Reader:
             self._identity = identity
         return offline.select_entries(self._connection, request)
 
+    def known_elsewhere(self, graphs: list[str]) -> frozenset[str]:
+        """Return those of some graphs that are known in any environment. Raises sqlite3.Error."""
+        if self._connection is None or not graphs:
+            return frozenset()
+        return statistics.known_elsewhere(self._connection, graphs)
+
     def close(self) -> None:
         """Close the connection; the next lookup opens another."""
         if self._connection is not None:
@@ -109,6 +110,10 @@ class Cache:
 
     def __init__(self, locations: Locations, store: Store, leases: Leases) -> None:
         self.counters = Counters()
+        self._written = Counters()
+        """The part of `counters` that the database has."""
+        self.counted_since = time.time()
+        """When `counters` began, in seconds since the epoch."""
         self._leases = leases
         self._spool = locations.spool
         self._store = store
@@ -125,24 +130,16 @@ class Cache:
     async def lookup(self, body: bytes) -> LookupAnswer:
         """Answer one lookup; raises InvalidMessageError. A database that cannot be read answers with misses."""
         spooled = self.counters.spooled
-        request, entries = await self._run(self._reading, self._find, body)
-        is_missing = len(entries) < len(request.graphs)
-        if is_missing and await self._run(self._reading, spool.is_any_waiting, self._spool):
+        found = await self._run(self._reading, self._find, body)
+        if found.missing and await self._run(self._reading, spool.is_any_waiting, self._spool):
             await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S)
-        if is_missing and self.counters.spooled > spooled:
-            request, entries = await self._run(self._reading, self._find, body)
-        self.counters.lookups += 1
-        self.counters.graphs += len(request.graphs)
-        self.counters.hits += len(entries)
-        self.counters.misses += len(request.graphs) - len(entries)
-        self._note_hits(request.environment, entries)
-        _log.debug(
-            "lookup in environment %.12s: %d of %d known",
-            request.environment,
-            len(entries),
-            len(request.graphs),
-        )
-        return LookupAnswer(request.environment, VERSION, entries)
+        if found.missing and self.counters.spooled > spooled:
+            found = await self._run(self._reading, self._find, body)
+        self._count(found)
+        environment, known, asked = found.request.environment, len(found.entries), len(found.request.graphs)
+        self._note_hits(environment, found.entries)
+        _log.debug("lookup in environment %.12s: %d of %d known", environment, known, asked)
+        return LookupAnswer(environment, VERSION, found.entries)
 
     async def record(self, body: bytes, peer: Peer) -> RecordAnswer:
         """Store a client's records; raises InvalidMessageError, StoreError."""
@@ -219,11 +216,15 @@ class Cache:
         return await self._run(self._writing, self._describe)
 
     async def housekeep(self) -> None:
-        """Write hit counts and read the spool. A step that fails is repeated at the next housekeeping."""
+        """Write hit counts, read the spool, write statistics. A step that fails is repeated at the next housekeeping."""
         await self._run(self._writing, self._store.retry)
         self._has_checked = False
         self._write_hits_later()
         await asyncio.wait({self._ingestion()})
+        try:
+            await self.write_statistics()
+        except StoreError as error:
+            _log.warning("statistics: %s", error)
 
     def _ingestion(self) -> asyncio.Task[None]:
         """Return the task that stores the records in the spool; there is one at a time."""
@@ -267,11 +268,45 @@ class Cache:
         for key in portion:
             del self._hits[key]
         try:
-            await self._run_gently(share, functools.partial(self._store.add_hits, portion))
+            saved = await self._run_gently(share, functools.partial(self._store.add_hits, portion))
         except StoreError:
             for (environment, graph), (count, last) in portion.items():
                 self._note_hit(environment, graph, count, last)
             raise
+        self.counters += saved
+        self._written += saved
+
+    async def write_statistics(self) -> None:
+        """Add what was counted to the statistics since ever; raises StoreError, and then keeps it."""
+        counted = self.counters - self._written
+        if counted == Counters():
+            return
+        self._written += counted
+        try:
+            await self._run(self._writing, self._store.add_statistics, counted)
+        except StoreError:
+            self._written += Counters() - counted
+            raise
+
+    async def statistics(self) -> Stored | None:
+        """Return the statistics since ever, None if they cannot be read."""
+        pending = self.counters - self._written
+        try:
+            stored = await self._run(self._writing, self._store.statistics)
+        except StoreError:
+            return None
+        stored = stored or Stored(self.counted_since, Counters())
+        total = stored.counters
+        total += pending
+        return stored
+
+    async def zero_statistics(self) -> None:
+        """Begin the statistics anew: since start, and since ever. Raises StoreError."""
+        await self._run(self._writing, self._store.zero_statistics)
+        self.counters.clear()
+        self._written.clear()
+        self.counted_since = time.time()
+        _log.info("statistics begun anew")
 
     async def _run_gently(self, share: float, function: Callable[[], _T]) -> _T:
         """Run a piece of long work on the writer's thread, then leave that to others for as long as `share` asks for."""
@@ -293,24 +328,43 @@ class Cache:
                 task.cancel()
         with contextlib.suppress(StoreError):
             await self.write_hits()
+        with contextlib.suppress(StoreError):
+            await self.write_statistics()
         await self._run(self._reading, self._reader.close)
         await self._run(self._writing, self._store.close)
         self._reading.shutdown()
         self._writing.shutdown()
 
-    def _find(self, body: bytes) -> tuple[LookupRequest, tuple[Entry, ...]]:
+    def _count(self, found: Found) -> None:
+        environment, graphs = found.request.environment, found.request.graphs
+        reasons = Counter(why for why in map(statistics.why_missed, found.entries) if why is not None)
+        reasons.update(
+            "being_measured" if self._leases.is_held(environment, graph) else why
+            for graph, why in found.missing.items()
+        )
+        hits = sum(statistics.why_missed(entry) is None for entry in found.entries)
+        self.counters += Counters(lookups=1, graphs=len(graphs), hits=hits, misses=reasons.total(), **reasons)
+
+    def _find(self, body: bytes) -> Found:
         request = decode(LookupRequest, body)
         try:
             entries = self._reader.lookup(request)
+            missing = self._why_missing(request, entries)
         except (sqlite3.Error, OSError, ValueError) as error:
             self._note_read_fault(f"lookups fail: {error}")
             self._reader.close()
             if not self._has_checked:  # else each lookup would have the whole file read
                 self._has_checked = True
                 self._writing.submit(self._store.check)
-            return request, ()
+            return Found(request, (), dict.fromkeys(request.graphs, "unreadable"))
         self._note_read_fault(None)
-        return request, entries
+        return Found(request, entries, missing)
+
+    def _why_missing(self, request: LookupRequest, entries: tuple[Entry, ...]) -> dict[str, str]:
+        found = {entry.graph for entry in entries}
+        missing = [graph for graph in request.graphs if graph not in found]
+        elsewhere = self._reader.known_elsewhere(missing)
+        return {graph: "other_environment" if graph in elsewhere else "unknown" for graph in missing}
 
     def _note_read_fault(self, fault: str | None) -> None:
         if fault is not None and self._read_fault is None:

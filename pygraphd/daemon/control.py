@@ -73,6 +73,11 @@ def stats(path: Path) -> dict[str, object]:
     return answer
 
 
+def zero_statistics(path: Path) -> None:
+    """Have the daemon begin its statistics anew; raises CommandError if it cannot."""
+    _ask_successfully(path, "POST", "/v1/stats/zero", b"", _WRITING_TIMEOUT_S)
+
+
 def prune(path: Path, request: PruneRequest) -> PruneAnswer:
     """Have the daemon delete entries; raises CommandError if it cannot."""
     body = json.dumps(request.as_json()).encode()

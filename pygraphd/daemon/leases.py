@@ -78,6 +78,11 @@ class Leases:
             if lease is not None and lease.holder.pid == peer.pid != 0:
                 del self._leases[environment, graph]
 
+    def is_held(self, environment: str, graph: str) -> bool:
+        """Return whether a process may hold the lease of a graph; one that has died without an `ask` since counts."""
+        lease = self._leases.get((environment, graph))
+        return lease is not None and lease.expires > self._clock()
+
     def _is_free(self, key: tuple[str, str], holder: Holder) -> bool:
         lease = self._leases.get(key)
         return lease is None or lease.holder.name == holder.name or lease.holder.is_dead()

@@ -82,6 +82,7 @@ def _decision_row(
         "last_hit": None,
         "host": request.origin.host,
         "measured_at": measured_at if record.measurements else None,
+        "recording_us": record.recording_us,
     }
 
 

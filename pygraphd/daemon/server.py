@@ -74,6 +74,7 @@ class Server:
                 web.post(RECORD_PATH, self._record),
                 web.post(LEASE_PATH, self._lease),
                 web.get("/v1/stats", self._stats),
+                web.post("/v1/stats/zero", self._zero_stats),
                 web.post("/v1/prune", self._prune),
                 web.post(REDERIVE_PATH, self._rederive),
                 web.post(IMPORT_PATH, self._import),
@@ -173,8 +174,11 @@ class Server:
 
     async def _stats(self, _request: web.Request) -> web.Response:
         entries, problems = await self._cache.describe()
+        ever = await self._cache.statistics()
         stats = {
             "schema": 1,
+            "since": self._cache.counted_since,
+            "since_ever": None if ever is None else ever.as_json(),
             "version": VERSION,
             "uptime_s": round(time.monotonic() - self._started, 3),
             "entries": entries,
@@ -183,6 +187,10 @@ class Server:
             **dataclasses.asdict(self._cache.counters),
         }
         return _json(json.dumps(stats).encode())
+
+    async def _zero_stats(self, _request: web.Request) -> web.Response:
+        await self._cache.zero_statistics()
+        return _json(b'{"schema": 1}')
 
 
 def _connection(request: web.Request) -> Connection:

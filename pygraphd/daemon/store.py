@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import sqlalchemy as sa
 
-from pygraphd.daemon import database, database_files, importing, queries
+from pygraphd.daemon import database, database_files, importing, queries, statistics
 from pygraphd.daemon.pruning import PruneProgress
 from pygraphd.daemon.rederiving import summary
+from pygraphd.daemon.statistics import Counters
 from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
     from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
     from pygraphd.daemon.rederiving import Outcome, RederiveAnswer, RederiveRequest
+    from pygraphd.daemon.statistics import Stored
     from pygraphd.schema.messages import RecordRequest
 
 _log = logging.getLogger(__name__)
@@ -92,10 +94,33 @@ class Store:
         self._note_fault(None)
         return answer
 
-    def add_hits(self, hits: Mapping[queries.Key, tuple[int, float]]) -> None:
-        """Add to entries' counts: (hits, time of the last) for each key. Raises StoreError."""
-        if hits:
-            self._write(lambda connection: queries.add_hits(connection, hits))
+    def add_hits(self, hits: Mapping[queries.Key, tuple[int, float]]) -> Counters:
+        """Add to entries' counts: (hits, time of the last) for each key. Return the seconds saved, which are in the statistics. Raises StoreError."""
+        if not hits:
+            return Counters()
+        now = time.time()
+
+        def action(connection: sa.Connection) -> Counters:
+            queries.add_hits(connection, hits)
+            saved = statistics.saved(connection, {key: count for key, (count, _last) in hits.items()})
+            statistics.add(connection, saved, now)
+            return saved
+
+        return self._write(action)
+
+    def add_statistics(self, counted: Counters) -> None:
+        """Add to the statistics since ever. Raises StoreError."""
+        now = time.time()
+        self._write(lambda connection: statistics.add(connection, counted, now))
+
+    def statistics(self) -> Stored | None:
+        """Return the statistics since ever, None if there are none. Raises StoreError."""
+        return self._write(statistics.read)
+
+    def zero_statistics(self) -> None:
+        """Begin the statistics anew. Raises StoreError."""
+        now = time.time()
+        self._write(lambda connection: statistics.zero(connection, now))
 
     def prune(self, request: PruneRequest) -> PruneAnswer:
         """Delete entries with their measurements, also on a full disk. Raises StoreError."""

@@ -125,3 +125,15 @@ class Decision(Base):
     """The host of the process that recorded it."""
     measured_at: Mapped[float | None]
     """The `measured_at` of the measurements that the decision rests on; NULL if it rests on none."""
+    recording_us: Mapped[float | None]
+    """Host time of recording and verifying the GRAPH, in microseconds; NULL: the client did not say."""
+
+
+class Statistic(Base):
+    """One count since ever, or the time since when: `pygraphd.daemon.statistics`."""
+
+    __tablename__ = "statistic"
+    __table_args__ = _STRICT
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[float]

@@ -65,7 +65,7 @@ def test_what_is_recorded_is_found_by_another_client(
     _, stats = home.ask("GET", "/v1/stats")
     assert (
         stats.items()
-        >= {"schema": 1, "entries": 2, "hits": 2, "misses": 1, "records": 2, "problems": []}.items()
+        >= {"schema": 1, "entries": 2, "other_policy": 2, "unknown": 1, "records": 2, "problems": []}.items()
     )
     assert stats["settings"]["idle_exit"] == {"value": 1800.0, "origin": "default"}
 

@@ -103,6 +103,42 @@ def test_each_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFix
     assert "Usage: pygraphd" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [(), ("run",), ("cache", "prune"), ("config", "show")])
+def test_h_is_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _pygraphd(*words, "-h") == 0
+    assert "Usage: pygraphd" in capsys.readouterr().out
+
+
+def test_a_shell_completes_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (
+        ("_PYGRAPHD_COMPLETE", "complete_bash"),
+        ("COMP_WORDS", "pygraphd cache ex"),
+        ("COMP_CWORD", "2"),
+    ):
+        monkeypatch.setenv(name, value)
+    assert _pygraphd() == 0
+    assert capsys.readouterr().out.split() == ["explain", "export"]
+
+
+def test_each_setting_is_shown_with_its_origin(
+    locations: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = locations.runtime / "config.toml"
+    file.write_text("max_unused = '1w'")
+    monkeypatch.setenv("PYGRAPHD_MAX_SIZE", "1GB")
+    assert _pygraphd("config", "show") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["max_size", "1", "GB", "PYGRAPHD_MAX_SIZE", "PYGRAPHD_MAX_SIZE"] in lines
+    assert ["max_unused", "7d", f"{file}:", "max_unused", "PYGRAPHD_MAX_UNUSED"] in lines
+    assert ["lease", "1m", "default", "PYGRAPHD_LEASE"] in lines
+    assert lines[-1] == ["file:", str(file)]
+    assert _pygraphd("config", "show", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["settings"]["max_size"] == {"value": 10**9, "origin": "PYGRAPHD_MAX_SIZE"}
+
+
 def test_not_running_is_code_3(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     assert _pygraphd("status", "--json") == 3
     status = json.loads(capsys.readouterr().out)

@@ -58,8 +58,8 @@ def test_the_version_of_what_is_no_database_is_unknown(database: Path) -> None:
 
 def test_a_newer_version_is_only_read(database: Path) -> None:
     connection = sqlite3.connect(database)
-    connection.execute("PRAGMA user_version=7")
+    connection.execute(f"PRAGMA user_version={DATABASE_VERSION + 1}")
     connection.close()
-    assert f"database version 7, this one writes {DATABASE_VERSION}" in str(
+    assert f"database version {DATABASE_VERSION + 1}, this one writes {DATABASE_VERSION}" in str(
         database_files.why_read_only(database)
     )
