@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pygraphd.errors import UsageError
-from pygraphd.schema.durations import parse_duration
+from pygraphd.schema.durations import human_duration, parse_duration
 from pygraphd.schema.messages import MAX_LEASE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 LOG_LEVELS = ("debug", "info", "warning")
-_DEFAULTS = {"idle_exit": 30 * 60.0, "housekeeping": 60.0, "lease": 60.0, "log": "info"}
+_DEFAULTS = {
+    "idle_exit": 30 * 60.0,
+    "housekeeping": 60.0,
+    "lease": 60.0,
+    "log": "info",
+    "max_size": 256 * 10**6,
+    "max_unused": 90 * 86400.0,
+    "metrics_port": 0,
+}
 _ENVIRONMENT_PREFIX = "PYGRAPHD_"
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*(|[kmg]i?)b?", re.IGNORECASE)
+MIN_SIZE = 10**6
+"""Bytes below which a size limit is refused: the tables alone take some hundred kilobytes."""
 
 _T = TypeVar("_T")
 
@@ -36,19 +49,28 @@ class Config:
 
     `idle_exit`: the daemon ends after this time without a request; 0: never. `housekeeping`: the interval at which the spool is read and
     hit counts are written. `lease`: the time for which a process may measure a graph alone, until it renews the lease. `log`: the least
-    severe level that is logged, one of `LOG_LEVELS`.
+    severe level that is logged, one of `LOG_LEVELS`. `max_size`: bytes of the database's used pages above which the entries unused
+    for longest are deleted. `max_unused`: the time after the last use at which an entry is deleted. `metrics_port`: the port of
+    127.0.0.1 that serves `/metrics`. 0 in these three: no limit, no port.
     """
 
     idle_exit: Setting[float]
     housekeeping: Setting[float]
     lease: Setting[float]
     log: Setting[str]
+    max_size: Setting[int]
+    max_unused: Setting[float]
+    metrics_port: Setting[int]
 
     def __post_init__(self) -> None:
         if self.housekeeping.value < 0.1:
             raise UsageError(f"housekeeping ({self.housekeeping.origin}): at least 0.1 seconds")
         if not 0.1 <= self.lease.value <= MAX_LEASE_S:
             raise UsageError(f"lease ({self.lease.origin}): between 0.1 seconds and {MAX_LEASE_S:.0f}")
+        if 0 < self.max_size.value < MIN_SIZE:
+            raise UsageError(
+                f"max_size ({self.max_size.origin}): at least {size_text(MIN_SIZE)}, or 0 for no limit"
+            )
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return the settings by name, as JSON has them."""
@@ -74,6 +96,31 @@ def config_file(environ: Mapping[str, str]) -> Path | None:
     return Path(home) / ".config" / "pygraphd" / "config.toml" if home else None
 
 
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"{_ENVIRONMENT_PREFIX}{name.upper()}"
+
+
+def shown(name: str, value: object) -> str:
+    """Return the value of a setting for people; one of an unknown name, as another version may have, as it is."""
+    if isinstance(value, str) or name not in _DEFAULTS:
+        return str(value)
+    assert isinstance(value, int | float)
+    if not value:
+        return {"idle_exit": "never", "metrics_port": "none"}.get(name, "no limit")
+    if name == "metrics_port":
+        return str(value)
+    return size_text(value) if name == "max_size" else human_duration(value)
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes in its largest unit: 256 MB, 1.5 GB."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.4g} {unit}"
+    return f"{size:.0f} bytes"
+
+
 def _first(name: str, default: Any, sources: tuple[Mapping[str, Setting[Any]], ...]) -> Setting[Any]:
     return next((source[name] for source in sources if name in source), Setting(default, "default"))
 
@@ -84,7 +131,7 @@ def _from_flags(flags: Mapping[str, str | None]) -> dict[str, Setting[Any]]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting[Any]]:
-    variables = {name: f"{_ENVIRONMENT_PREFIX}{name.upper()}" for name in _DEFAULTS}
+    variables = {name: variable(name) for name in _DEFAULTS}
     return {name: _setting(name, environ[key], key) for name, key in variables.items() if environ.get(key)}
 
 
@@ -108,7 +155,26 @@ def _read_toml(path: Path) -> dict[str, object]:
 
 
 def _setting(name: str, value: object, origin: str) -> Setting[Any]:
-    return _level(value, origin) if name == "log" else _duration(value, origin)
+    readers: dict[str, Callable[[object, str], Setting[Any]]] = {
+        "log": _level,
+        "max_size": _size,
+        "metrics_port": _port,
+    }
+    return readers.get(name, _duration)(value, origin)
+
+
+def _size(value: object, origin: str) -> Setting[int]:
+    match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
+    if match is None:
+        raise UsageError(f"{origin}: {value!r:.40} is no size: give bytes, or 256MB, 1GiB; 0 for no limit")
+    return Setting(int(float(match[1]) * _BYTES[match[2].lower()]), origin)
+
+
+def _port(value: object, origin: str) -> Setting[int]:
+    text = "" if isinstance(value, bool) else str(value).strip()
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise UsageError(f"{origin}: {value!r:.40} is no port: give 1 to 65535, or 0 for none")
+    return Setting(int(text), origin)
 
 
 def _level(value: object, origin: str) -> Setting[str]:

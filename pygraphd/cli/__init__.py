@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(words: list[str]) -> NoReturn:
-    if words[:1] == ["run"] and words[1:2] != ["--help"]:
+    if words[:1] == ["run"] and words[1:2] not in (["--help"], ["-h"]):
         # Without typer: its import would delay every script, and no word here is ours to interpret.
         from pygraphd.cli.launch import launch
 

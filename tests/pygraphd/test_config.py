@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pygraphd.config import Setting, config_file, load_config
+from pygraphd.config import Setting, config_file, load_config, shown, variable
 from pygraphd.errors import Exit, UsageError
 
 
@@ -73,3 +73,44 @@ def test_where_the_file_is_looked_for() -> None:
     )
     assert config_file({}) is None
     assert load_config({}, {}).idle_exit.origin == "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1000000", 10**6), ("256MB", 256 * 10**6), ("1.5 GiB", 3 * 2**29), ("2g", 2 * 10**9)],
+)
+def test_a_size_has_units(environ: dict[str, str], text: str, size: int) -> None:
+    environ["PYGRAPHD_MAX_SIZE"] = text
+    assert load_config(environ, {}).max_size == Setting(size, "PYGRAPHD_MAX_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("max_size", "much", "'much' is no size: give bytes, or 256MB, 1GiB; 0 for no limit"),
+        ("max_size", "-1", "is no size"),
+        ("max_size", "4k", "at least 1 MB, or 0 for no limit"),
+        ("metrics_port", "65536", "is no port: give 1 to 65535, or 0 for none"),
+        ("metrics_port", "http", "is no port"),
+        ("max_unused", "x", "no length of time"),
+    ],
+)
+def test_a_bad_limit_is_named(environ: dict[str, str], name: str, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_config(environ | {variable(name): text}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("idle_exit", 0.0, "never"),
+        ("lease", 60.0, "1m"),
+        ("max_size", 0, "no limit"),
+        ("max_size", 256 * 10**6, "256 MB"),
+        ("max_unused", 90 * 86400.0, "90d"),
+        ("metrics_port", 9100, "9100"),
+        ("of another version", [1], "[1]"),
+    ],
+)
+def test_a_value_is_shown_in_its_unit(name: str, value: object, text: str) -> None:
+    assert shown(name, value) == text
