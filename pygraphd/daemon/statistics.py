@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -111,12 +112,15 @@ def known_elsewhere(connection: sqlite3.Connection, graphs: Iterable[str]) -> fr
 
 def saved(connection: sa.Connection, hits: Mapping[tuple[str, str], int]) -> Counters:
     """Return the seconds that hits saved, as counters; `hits` has their number by environment and graph."""
-    measuring = recording = 0.0
+    measuring_us = recording_us = 0.0
+    graphs: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for (environment, graph), count in hits.items():
-        row = connection.execute(_COSTS, {"environment": environment, "graph": graph}).one()
-        measuring += count * row.measuring_us / 1e6
-        recording += count * row.recording_us / 1e6
-    return Counters(measuring_saved_s=measuring, recording_saved_s=recording)
+        graphs[environment][graph] = count
+    for environment, counts in graphs.items():
+        for row in connection.execute(_COSTS, {"environment": environment, "graphs": list(counts)}):
+            measuring_us += counts[row.graph] * row.measuring_us
+            recording_us += counts[row.graph] * (row.recording_us or 0.0)
+    return Counters(measuring_saved_s=measuring_us / 1e6, recording_saved_s=recording_us / 1e6)
 
 
 def add(connection: sa.Connection, counted: Counters, now: float) -> None:
@@ -165,12 +169,12 @@ _MEASURING_US = (
     .scalar_subquery()
 )
 _IS_USED = (tables.Decision.final == 1) & (tables.Decision.policy == POLICY_VERSION)
-_IS_OF_ENTRY = (tables.Decision.environment == sa.bindparam("environment")) & (
-    tables.Decision.graph == sa.bindparam("graph")
-)
 # A program that runs a GRAPH records it anyway; one that is told KERNELS need not.
 _RECORDING_US = sa.case((tables.Decision.deployment == "KERNELS", tables.Decision.recording_us), else_=0.0)
 _COSTS = sa.select(
-    sa.func.coalesce(sa.func.sum(_MEASURING_US), 0.0).label("measuring_us"),
-    sa.func.coalesce(sa.func.sum(_RECORDING_US), 0.0).label("recording_us"),
-).where(_IS_OF_ENTRY, _IS_USED)
+    tables.Decision.graph, _MEASURING_US.label("measuring_us"), _RECORDING_US.label("recording_us")
+).where(
+    tables.Decision.environment == sa.bindparam("environment"),
+    tables.Decision.graph.in_(sa.bindparam("graphs", expanding=True)),
+    _IS_USED,
+)
