@@ -132,7 +132,7 @@ class Regions:
             self.outputs = (told.of_partition(facts.maps, part) for part in range(facts.partitions))
         original()
         if self.way != REDUCE_OVERHEAD:
-            compiled.current_callable = torch_private.aligned(compiled, compiled.current_callable)
+            torch_private.align_inputs(compiled)
 
     def _around_cudagraphify(self, original: Any, runnable: Runnable, kwargs: Mapping[str, Any]) -> Any:
         kind = "backward" if kwargs["is_backward"] else "inference" if kwargs["is_inference"] else "forward"

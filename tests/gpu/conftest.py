@@ -169,7 +169,7 @@ class Relocated:
         self.outputs = (told.of_partition(facts.maps, part) for part in range(facts.partitions))
         torch_private.note_ours(graph_kwargs.get("boxed_forward_device_index"))
         original()
-        compiled.current_callable = torch_private.aligned(compiled, compiled.current_callable)
+        torch_private.align_inputs(compiled)
 
     @contextlib.contextmanager
     def launched(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from pygraphd.client.backend.torch_private.capture import (
 from pygraphd.client.backend.torch_private.compiled_facts import CompiledFacts, PartitionMap, facts
 from pygraphd.client.backend.torch_private.distributed import default_store
 from pygraphd.client.backend.torch_private.inductor import (
-    Cudagraphify, Runnable, aligned, compile_with_inductor, count_in_compilation, counted_in_compilation, cuda_is_set_up, cudagraphs_asked,
+    Cudagraphify, Runnable, align_inputs, compile_with_inductor, count_in_compilation, counted_in_compilation, cuda_is_set_up, cudagraphs_asked,
     graph_breaks, install, is_in_subgraph, is_ours, is_own_file, kernel_options, note_ours,
 )
 from pygraphd.client.backend.torch_private.operators import is_mutable, keep_results, lower_as, operator_of

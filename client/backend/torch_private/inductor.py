@@ -158,29 +158,16 @@ def _name(value: object) -> str:
     return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', type(kind).__qualname__)}"
 
 
-class _WithCallable:
-    """A compiled graph with another callable. Other attributes are those of the graph: which of them torch reads depends on its version."""
-
-    def __init__(self, compiled: Any, run: Runnable) -> None:
-        self._compiled = compiled
-        self.current_callable = run
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiled, name)
-
-
-def aligned(compiled: Any, run: Runnable) -> Runnable:
-    """Return `run` with misaligned inputs copied before each call, as Inductor does for graphs that it does not capture.
+def align_inputs(compiled: Any) -> None:
+    """Have misaligned inputs of a compiled graph copied before each call, as Inductor does for graphs that it does not capture.
 
     For graphs that it captures, Inductor leaves that to PyTorch's CUDA graph trees.
     """
     output_code = importlib.import_module("torch._inductor.output_code")
     utils = importlib.import_module("torch._inductor.utils")
-    made = _WithCallable(compiled, run)
     output_code.maybe_realign_inputs(
-        utils.BoxedBool(False), made, compiled.inputs_to_check, compiled.mutated_input_idxs
+        utils.BoxedBool(False), compiled, compiled.inputs_to_check, compiled.mutated_input_idxs
     )
-    return made.current_callable
 
 
 def compile_with_inductor(
