@@ -68,7 +68,7 @@ class CompiledGraph:
         facts, device_index = self._facts, self._facts.device_index
         if self._next:
             # Inductor relies on whoever captures to realign inputs.
-            compiled.current_callable = torch_private.aligned(compiled, compiled.current_callable)
+            torch_private.align_inputs(compiled)
         elif (
             facts.is_split
         ):  # around custom operators, on our request; Inductor does not capture the partitions
@@ -76,7 +76,7 @@ class CompiledGraph:
             for number, launch in enumerate(partitions):
                 partitions[number] = self.cudagraphify(launch, {"device_index": device_index})
         elif facts.refusal is None:
-            self._context.process.report.count_left_to_torch(CAPTURED_BY_OTHERS)
+            self._context.decisions.report.count_left_to_torch(CAPTURED_BY_OTHERS)
         elif (
             device_index is not None
             and self._beforehand is not None
@@ -96,9 +96,9 @@ class CompiledGraph:
 
     def _slot(self, graph: Graph, launch: Runnable, device_index: int, facts: GraphFacts | None) -> Slot:
         """Return the slot of a partition, which runs it as decided, by its sizes if it may have any."""
-        slot, process = Slot(launch), self._context.process
+        slot, context = Slot(launch), self._context
         relocate = (
-            process.relocatable(launch, device_index, replace(facts, name=graph.name, digest=graph.digest))
+            context.recordings(launch, device_index, replace(facts, name=graph.name, digest=graph.digest))
             if facts is not None and not self._facts.calls_host_operators
             else None
         )
@@ -112,11 +112,11 @@ class CompiledGraph:
         if self._facts.has_dynamic_sizes and self._context.role is ALONE:
             slot.run = ShapeDispatcher(
                 launch,
-                process.bounds,
+                context.bounds,
                 partition.decided_by_size,
                 functools.partial(self._at_size, partition),
                 partition.decide,
-                process.report,
+                context.decisions.report,
             )
         else:
             partition.decide()  # ranks may see different sizes, and decide for all at once
@@ -126,10 +126,10 @@ class CompiledGraph:
         """Decide a partition at one set of sizes."""
         assert partition.candidates is not None
         candidates = partition.candidates.at(sizes)
-        graph, slot, process = partition.graph.at(sizes), Slot(candidates.launch), self._context.process
-        process.report.count(sizes=1)
-        process.report.note_graph(partition.graph.digest, sizes)
-        known = process.decisions.look_up([graph], self._context.environment).get(graph.digest, NOTHING)
+        graph, slot, decisions = partition.graph.at(sizes), Slot(candidates.launch), self._context.decisions
+        decisions.report.count(sizes=1)
+        decisions.report.note_graph(partition.graph.digest, sizes)
+        known = decisions.look_up([graph], self._context.environment).get(graph.digest, NOTHING)
         at_size = Partition(self._context, graph, slot, candidates, known, sizes)
         at_size.decide()
         return DecidedSize(slot, at_size.close)

@@ -4,52 +4,47 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.autotune import cost
+from pygraphd.client.autotune.candidates import Relocating
 from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.client.autotune.validation import Validation
+from pygraphd.client.backend.torch_private import Runnable
 from pygraphd.client.decisions import rejection, rules
-from pygraphd.client.decisions.decision_service import NOTHING
+from pygraphd.client.decisions.decision_service import NOTHING, DecisionService
 from pygraphd.client.decisions.leases import PendingGraph
 from pygraphd.client.decisions.ranks.consensus import RankRole
 from pygraphd.client.decisions.ranks.following import Follower
+from pygraphd.client.dispatch.shapes import Bounds
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Deployment, Record
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from pygraphd.client.analysis.graph_facts import GraphFacts
-    from pygraphd.client.autotune.candidates import Candidates, Relocating
-    from pygraphd.client.backend.torch_private import Runnable
-    from pygraphd.client.common.report import Report
-    from pygraphd.client.decisions.decision_service import DecisionService, Known
-    from pygraphd.client.dispatch.shapes import Bounds, Sizes
+    from pygraphd.client.autotune.candidates import Candidates
+    from pygraphd.client.decisions.decision_service import Known
+    from pygraphd.client.dispatch.shapes import Sizes
     from pygraphd.client.dispatch.slot import Slot
     from pygraphd.schema.messages import Decision, Entry, Graph
 
 
-class Process(Protocol):
-    """The services of the process that dispatch uses: cache, report and recordings."""
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all partitions of a compiled graph share."""
 
-    report: Report
     decisions: DecisionService
     bounds: Bounds
     """Bounds on the dynamic sizes that have decisions of their own."""
-
-    def relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Relocating | None:
-        """Return the recordings of a callable; None if it cannot be recorded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The process, the environment and the role among the ranks that all partitions of a compiled graph share."""
-
-    process: Process
+    recordings: Callable[[Runnable, int, GraphFacts], Relocating | None]
+    """Returns the recordings of a callable on a device; None if it cannot be recorded."""
     environment: Environment
     role: RankRole
+    """The role of this process among the ranks."""
 
 
 class Partition:
@@ -93,7 +88,7 @@ class Partition:
         if decision is not None:
             # Of ranks, the leader finds out whether it holds; what all run stays, and the next program measures anew.
             if role.leads and entry and decision == entry.decision:
-                expected = self._context.process.decisions.trust.must_validate(entry) and cost.of_entry(entry)
+                expected = self._context.decisions.trust.must_validate(entry) and cost.of_entry(entry)
                 if expected:
                     return self._validate(candidates, entry, expected)
             self.report(decision, Source.GROUP)
@@ -127,7 +122,7 @@ class Partition:
         trial = PartitionTrial(
             pending,
             candidates,
-            context.process.decisions,
+            context.decisions,
             self._deploy,
             cached.calls if cached is not None else 0,
             context.role,
@@ -146,7 +141,7 @@ class Partition:
 
         pending = self._pending = self._new_pending()
         pending.runs = entry.decision, Source.CACHE
-        decisions = self._context.process.decisions
+        decisions = self._context.decisions
         decisions.report.count(checked=1)
         return self._run(
             Validation(pending, deployment, expected, self._sizes, candidates, finish, decisions)
@@ -159,7 +154,7 @@ class Partition:
             decisions.followed(pending, decision)
             return self._deploy(candidates, decision.deployment)
 
-        decisions, pending = self._context.process.decisions, self._new_pending()
+        decisions, pending = self._context.decisions, self._new_pending()
         pending.runs = rules.not_measured(Reason(ReasonCode.RANKS_UNDECIDED)), Source.UNFINISHED
         ask = functools.partial(self._context.role.wait, self.graph.digest)
         follower = Follower(candidates.launch, ask, deploy, decisions.report)
@@ -171,7 +166,7 @@ class Partition:
 
     def close(self) -> None:
         """Release the memory of sizes that have not come back for long, and retract the deployment from the report."""
-        decisions, pending = self._context.process.decisions, self._pending
+        decisions, pending = self._context.decisions, self._pending
         if pending is None or not decisions.close_one(pending):
             decisions.report.retract_deployment(self.graph, self._context.environment)
         if self.candidates is not None:
@@ -184,8 +179,8 @@ class Partition:
         is_cached = self.entry is not None and self.entry.decision == decision
         source = Source.CACHE if is_cached else otherwise
         because = self.rejection.reason() if self.rejection is not None and not is_cached else None
-        process = self._context.process
-        process.report.record_deployment(self.graph, self._context.environment, decision, source, because)
+        context = self._context
+        context.decisions.report.record_deployment(self.graph, context.environment, decision, source, because)
 
     def only_kernels(self, decision: Decision) -> None:
         """Report and record that the partition can only run as KERNELS, with the reason, unless the cache has this already."""
@@ -208,4 +203,4 @@ class Partition:
     def _record(self, decision: Decision) -> None:
         context = self._context
         if context.role.leads:  # one rank does so for all
-            context.process.decisions.cache.record(context.environment, [Record(self.graph, decision)])
+            context.decisions.cache.record(context.environment, [Record(self.graph, decision)])

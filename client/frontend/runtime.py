@@ -30,9 +30,7 @@ from pygraphd.schema.messages import MAX_SIZES
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from pygraphd.client.analysis.graph_facts import GraphFacts
-    from pygraphd.client.backend.torch_private import CompiledFacts, Runnable
-    from pygraphd.client.recording.recordings import Recordings
+    from pygraphd.client.backend.torch_private import CompiledFacts
 
 SWITCHED_OFF = "PYGRAPH_RELOCATE=0"
 CANNOT_RECORD = "relocatable graphs cannot be had in this process"
@@ -59,11 +57,10 @@ class Runtime:
         self.options = settings.read(os.environ)
         if self.options.log is not None:
             log.print_from(self.options.log)
-        self.bounds = self.options.sizes
         self.report = Report()
         self.report.bounds = {
-            "sizes": self.bounds.sizes,
-            "size_calls": self.bounds.calls,
+            "sizes": self.options.sizes.sizes,
+            "size_calls": self.options.sizes.calls,
             "remembered_sizes": REMEMBERED,
             "setups_per_size": SETUPS_PER_SIZE,
             "idle_ticks": IDLE_TICKS,
@@ -97,7 +94,8 @@ class Runtime:
         for each in graphs:
             self.report.note_graph(**asdict(each), module=provenance.module_of(compiled), places=places)
         known = self.decisions.look_up(graphs, environment) if role.leads else {}
-        made = CompiledGraph(Context(self, environment, role), facts, graphs, known)
+        context = Context(self.decisions, self.options.sizes, self.devices.recordings, environment, role)
+        made = CompiledGraph(context, facts, graphs, known)
         if not facts.is_backward:
             torch_private.note_ours(box)
         return made
@@ -127,12 +125,6 @@ class Runtime:
     def adopt_pairs(self, parent: Runtime) -> None:
         """Go on with the pairs of the process that this one was forked from."""
         self._pairs = parent._pairs
-
-    # --- what dispatch needs of the process ---
-
-    def relocatable(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Recordings | None:
-        """Return a callable as relocatable graphs, if these can be recorded here."""
-        return self.devices.recordings(launch, device_index, facts)
 
     def close(self) -> None:
         """Report and record the remaining graphs; called last in a process."""

@@ -127,11 +127,11 @@ def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Relocating]:
     """Have there be one, on which what is recorded is told; it refuses the partitions whose numbers are in `REFUSING`."""
     made: list[Relocating] = []
 
-    def relocatable(self: Runtime, launch: Any, device_index: int, *_: Any) -> Relocating:
+    def recordings(self: Devices, launch: Any, device_index: int, *_: Any) -> Relocating:
         made.append(Relocating("verification: output 0 differs" if len(made) in REFUSING else None))
         return made[-1]
 
-    monkeypatch.setattr(Runtime, "relocatable", relocatable)
+    monkeypatch.setattr(Devices, "recordings", recordings)
     monkeypatch.setattr(Devices, "recorder", lambda self, _index: object())
     monkeypatch.setattr(trial, "Sampler", Clock)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())

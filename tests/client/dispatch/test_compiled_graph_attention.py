@@ -9,6 +9,7 @@ import pytest
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.analysis.attention_rng import RngState
+from pygraphd.client.frontend.devices import Devices
 from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.messages import Deployment
 from tests.support.clock import Clock
@@ -116,13 +117,13 @@ def test_what_is_recorded_is_told_where_the_state_is(
     session: Runtime, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[RngState] = []
-    made: Callable[..., Any] = Runtime.relocatable
+    made: Callable[..., Any] = Devices.recordings
 
-    def relocatable(self: Runtime, *arguments: Any) -> Any:
+    def recordings(self: Devices, *arguments: Any) -> Any:
         told.append(arguments[-1].state)
         return made(self, *arguments)
 
-    monkeypatch.setattr(Runtime, "relocatable", relocatable)
+    monkeypatch.setattr(Devices, "recordings", recordings)
     box = BoxedDeviceIndex(0)
     for text, backward in ((FORWARD, False), (BACKWARD, True)):
         compiled = compile_whole(

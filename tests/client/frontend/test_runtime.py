@@ -73,7 +73,7 @@ def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
     monkeypatch.setattr(torch_private, "missing_for_relocation", lambda: "this torch lacks much")
 
     for _ in range(3):
-        assert session.relocatable(lambda inputs: None, 0, GraphFacts()) is None
+        assert session.devices.recordings(lambda inputs: None, 0, GraphFacts()) is None
 
     assert dict(session.report.failures) == {"relocatable graphs: this torch lacks much": 1}
 
@@ -99,7 +99,7 @@ def test_the_summary_has_the_bounds_of_what_is_kept(
     session = Runtime(session.locations)
     before = session.report.summary()["bounds"]
 
-    session.relocatable(lambda inputs: None, 0, GraphFacts())
+    session.devices.recordings(lambda inputs: None, 0, GraphFacts())
 
     assert before == {
         "sizes": int(asked),
