@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import tomllib
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pygraphd.errors import UsageError
 from pygraphd.schema.durations import human_duration, parse_duration
 from pygraphd.schema.messages import MAX_LEASE_S
+from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -145,7 +147,8 @@ def _from_file(path: Path | None) -> dict[str, Setting[Any]]:
 
 def _read_toml(path: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with os.fdopen(open_regular(path, follow=True), "rb") as stream:
+            return tomllib.load(stream)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:

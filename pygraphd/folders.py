@@ -5,18 +5,15 @@ A user who may write to the folder of a socket or a database can replace them, w
 
 from __future__ import annotations
 
-import os
-import stat
 from typing import TYPE_CHECKING
 
 from pygraphd.errors import CommandError
+from pygraphd.schema.ownership import REMEDY, why_not_private
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pygraphd.schema.locations import Locations
-
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def prepare_runtime(locations: Locations) -> None:
@@ -45,9 +42,7 @@ def make_private(folder: Path) -> None:
     try:
         _make(folder)
     except OSError as error:
-        raise CommandError(
-            f"{folder}: cannot be made: {error.strerror}; set PYGRAPHD_HOME to a folder of yours"
-        ) from error
+        raise CommandError(f"{folder}: cannot be made: {error.strerror}; {REMEDY}") from error
     check_private(folder)
 
 
@@ -55,20 +50,6 @@ def check_private(folder: Path) -> None:
     """Raise CommandError unless `folder` is a real folder, ours, and writable by nobody else."""
     if problem := why_not_private(folder):
         raise CommandError(problem)
-
-
-def why_not_private(folder: Path) -> str | None:
-    """Return why a folder is not private to this user, and the remedy; None if it is."""
-    status = folder.lstat()
-    if stat.S_ISLNK(status.st_mode):
-        return f"{folder}: is a symbolic link; give the folder itself"
-    if not stat.S_ISDIR(status.st_mode):
-        return f"{folder}: is not a folder; move it away"
-    if status.st_uid != os.geteuid():
-        return f"{folder}: belongs to uid {status.st_uid}, not to you ({os.geteuid()}); set PYGRAPHD_HOME to a folder of yours"
-    if status.st_mode & _WRITABLE_BY_OTHERS:
-        return f"{folder}: others can write to it (mode {stat.S_IMODE(status.st_mode):o}); run: chmod 700 {folder}"
-    return None
 
 
 def _make(folder: Path) -> None:

@@ -11,13 +11,11 @@ import functools
 import json
 import os
 import sqlite3
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pygraphd.schema.messages import Decision, Deployment, Entry, LookupRequest
+from pygraphd.schema.ownership import is_irregular
 from pygraphd.schema.reasons import Reason, ReasonCode
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DATABASE_VERSION = 7
 """`PRAGMA user_version` of the tables that `SELECT_DECISIONS` reads. 1 to 6 were of versions that were never released."""
@@ -42,6 +40,8 @@ WHERE decision.environment = ? AND decision.graph IN (SELECT value FROM json_eac
 
 def connect(database: Path, timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
     """Return a read-only connection, usable from any one thread at a time; raises sqlite3.Error."""
+    if (irregular := irregular_file(database)) is not None:
+        raise sqlite3.OperationalError(f"{irregular} is not a regular file; move it away")
     uri = f"{database.absolute().as_uri()}?mode=ro"
     wal = database.with_name(f"{database.name}-wal")
     if not os.access(database.parent, os.W_OK) and not wal.exists():
@@ -49,6 +49,13 @@ def connect(database: Path, timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connec
         # here as long as there is no log.
         uri += "&immutable=1"
     return sqlite3.connect(uri, uri=True, timeout=timeout_s, check_same_thread=False)
+
+
+def irregular_file(database: Path) -> Path | None:
+    """Return which of a database's files is a pipe or something else that SQLite would wait for; None if none is."""
+    real = os.path.realpath(database)  # where SQLite has the other files, too
+    files = (Path(f"{real}{suffix}") for suffix in ("", "-wal", "-shm", "-journal"))
+    return next((file for file in files if is_irregular(file)), None)
 
 
 def read_entries(database: Path, request: LookupRequest) -> tuple[Entry, ...]:

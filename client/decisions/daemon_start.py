@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema.locations import environ_elsewhere
+from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +56,7 @@ starting = Starting()
 
 def _is_held(lock: Path) -> bool:
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = open_regular(lock)
     except OSError:
         return False
     try:

@@ -7,7 +7,6 @@ ask the daemon again.
 
 from __future__ import annotations
 
-import stat
 import time
 import uuid
 from typing import TYPE_CHECKING, TypeVar
@@ -26,6 +25,7 @@ from pygraphd.schema.messages import (
     RecordAnswer,
     RecordRequest,
 )
+from pygraphd.schema.ownership import refuse_planted
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ class Cache:
 
     def _read_database(self, request: LookupRequest) -> tuple[Entry, ...]:
         try:
-            if not stat.S_ISREG(self._locations.database.stat().st_mode):
-                raise OSError("it is no file")
+            refuse_planted(self._locations.cache)
+            self._locations.database.stat()
             return offline.read_entries(self._locations.database, request)
         except (FileNotFoundError, NotADirectoryError):
             return ()

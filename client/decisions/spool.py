@@ -12,10 +12,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pygraphd.client.common.planted import refuse_planted
 from pygraphd.schema import messages
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import MAX_BODY_BYTES, Entry, RecordRequest
+from pygraphd.schema.ownership import open_regular, refuse_planted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 MAX_FILES = 1000
 MAX_READ = 256
-"""Files read for one answer, newest first: a few hundred milliseconds at most."""
+MAX_READ_BYTES = 2**20
+"""Files, and bytes after which no other is begun, read for one answer, newest first: a few hundred milliseconds at most."""
 
 
 class SpoolFullError(OSError):
@@ -89,17 +90,20 @@ def _replaces(decision: Decision, known: Decision, *, newer: bool) -> bool:
 
 def _requests(folder: Path) -> Iterator[tuple[RecordRequest, float]]:
     names = sorted(os.listdir(folder), reverse=True) if folder.is_dir() else []  # noqa: PTH208
+    size = 0
     for name in [name for name in names if name.endswith(".json") and not name.startswith(".")][:MAX_READ]:
+        if size >= MAX_READ_BYTES:
+            return
         with contextlib.suppress(OSError, InvalidMessageError):
             body, left_at = _read_own(folder / name)
+            size += len(body)
             yield messages.decode(RecordRequest, body), left_at
 
 
 def _read_own(path: Path) -> tuple[bytes, float]:
     """Return the content of a file and its time; raises PermissionError if it belongs to another user."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
+    with os.fdopen(open_regular(path), "rb") as file:
+        found = os.fstat(file.fileno())
         if found.st_uid not in (0, os.getuid()):
             raise PermissionError(f"{path} is somebody else's")
         return file.read(MAX_BODY_BYTES + 1), found.st_mtime

@@ -11,6 +11,8 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from pygraphd.schema import ownership
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -54,15 +56,15 @@ class Transport:
             raise TransportError("no daemon", absent=True) from error
         except TimeoutError as error:
             raise TransportError("no answer in time") from error
+        except ownership.StrangerError as error:
+            raise TransportError(str(error)) from error
         except OSError as error:
             raise TransportError(f"connection failed: {error.strerror or error}") from error
         except Exception as error:
             raise TransportError(f"connection failed: {type(error).__name__}") from error
 
     def _request(self, data: bytes, deadline: float) -> bytes:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(self._connect_s)
-            connection.connect(str(self._path))
+        with ownership.connect(self._path, self._connect_s) as connection:
             _send(connection, data, deadline)
             return _body(_receive(connection, deadline))
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from pygraphd import folders
 from pygraphd.daemon import control
 from pygraphd.daemon.lock import hung_text, is_held
-from pygraphd.errors import CommandError, NotRunningError
+from pygraphd.errors import CommandError, NotRunningError, UsageError
 from pygraphd.schema.locations import environ_elsewhere
+from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,8 @@ def start(locations: Locations, flags: Sequence[str] = ()) -> tuple[Ping, bool]:
 
 def stop(locations: Locations) -> int:
     """End the daemon, wait until its process is gone, and return its pid; raises NotRunningError, CommandError."""
+    if problem := control.stranger(locations.socket):
+        raise UsageError(problem)
     running = control.ping(locations.socket)
     if running is None:
         raise (
@@ -96,7 +99,7 @@ def _spawn(locations: Locations, flags: Sequence[str]) -> subprocess.Popen[bytes
 
 def _open_log(locations: Locations) -> int:
     try:
-        return os.open(locations.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return open_regular(locations.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 

@@ -8,10 +8,9 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pygraphd import folders
 from pygraphd.daemon import control, database_files, lock, spool
 from pygraphd.errors import CommandError
-from pygraphd.schema import offline
+from pygraphd.schema import offline, ownership
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def _file_problems(locations: Locations, waiting: spool.SpoolState) -> list[str]
         )
     for folder in dict.fromkeys((locations.runtime, locations.cache)):
         with contextlib.suppress(OSError):
-            if problem := folders.why_not_private(folder):
+            if problem := ownership.why_not_private(folder):
                 problems.append(problem)
     return problems
 

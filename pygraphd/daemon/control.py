@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 from typing import TYPE_CHECKING
 
 from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
@@ -17,6 +16,7 @@ from pygraphd.daemon.rederiving import RederiveAnswer, RederiveRequest
 from pygraphd.errors import CommandError
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import IMPORT_PATH, REDERIVE_PATH, Ping, decode
+from pygraphd.schema.ownership import StrangerError, connect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,18 +36,6 @@ class _Connection(http.client.HTTPConnection):
         self.sock = connect(self._path, self.timeout or _PING_TIMEOUT_S)
 
 
-def connect(path: Path, timeout_s: float) -> socket.socket:
-    """Return a socket connected to a daemon's path; raises OSError."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(timeout_s)
-    try:
-        connection.connect(str(path))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
 def ping(path: Path, timeout_s: float = _PING_TIMEOUT_S) -> Ping | None:
     """Return the daemon's answer; None, which means "not running", if nothing listens on the socket."""
     try:
@@ -55,6 +43,17 @@ def ping(path: Path, timeout_s: float = _PING_TIMEOUT_S) -> Ping | None:
         return decode(Ping, body) if status == http.HTTPStatus.OK else None
     except (OSError, http.client.HTTPException, InvalidMessageError):
         return None
+
+
+def stranger(path: Path) -> str | None:
+    """Return why who listens on a socket, or may at any time, is not believed: it is another user, or may be; None otherwise."""
+    try:
+        connect(path, _PING_TIMEOUT_S).close()
+    except StrangerError as error:
+        return str(error)
+    except OSError:
+        pass
+    return None
 
 
 def listener(path: Path) -> Peer | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.schema import offline
 from pygraphd.schema.offline import DATABASE_VERSION
+from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,9 @@ def identity(path: Path) -> FileIdentity | None:
 
 
 def why_read_only(path: Path) -> str | None:
-    """Return why the database may only be read: a newer pygraphd wrote it."""
+    """Return why the database may not be written: a newer pygraphd wrote it, or something lies there that is no file."""
+    if (file := offline.irregular_file(path)) is not None:
+        return f"{file}: is not a regular file; nothing is stored: move it away"
     version = stored_version(path)
     if version is None or version <= DATABASE_VERSION:
         return None
@@ -93,7 +96,7 @@ def make_ballast(path: Path) -> None:
         if file.stat().st_size == BALLAST_BYTES:
             return
     try:
-        with file.open("wb") as stream:
+        with os.fdopen(open_regular(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as stream:
             os.posix_fallocate(stream.fileno(), 0, BALLAST_BYTES)
     except OSError:
         file.unlink(missing_ok=True)

@@ -6,10 +6,13 @@ The lock file is never deleted. A second file beside it has the holder's pid, fo
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
+
+from pygraphd.schema.ownership import is_irregular, open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +45,8 @@ class DaemonLock:
 
 def acquire(locations: Locations, timeout_s: float = 0) -> DaemonLock | None:
     """Return the held lock, or None if another process still holds it after `timeout_s`; raises OSError."""
+    if is_irregular(locations.lock):
+        raise OSError(errno.ENOTSUP, "is not a regular file", str(locations.lock))
     lock = FileLock(locations.lock, mode=0o600)
     try:
         lock.acquire(timeout=timeout_s, poll_interval=0.02)
@@ -53,7 +58,7 @@ def acquire(locations: Locations, timeout_s: float = 0) -> DaemonLock | None:
 
 def is_held(locations: Locations) -> bool:
     """Return whether some process holds the lock; a lock that cannot be opened is held by nobody."""
-    if not locations.lock.exists():
+    if not locations.lock.exists() or is_irregular(locations.lock):
         return False
     lock = FileLock(locations.lock, mode=0o600)
     try:
@@ -69,7 +74,8 @@ def is_held(locations: Locations) -> bool:
 def holder(locations: Locations) -> int | None:
     """Return the pid of the last holder of the lock, for messages."""
     try:
-        return int(_holder_file(locations).read_text())
+        with os.fdopen(open_regular(_holder_file(locations))) as stream:
+            return int(stream.read(32))
     except (OSError, ValueError):
         return None
 
@@ -89,5 +95,9 @@ def _holder_file(locations: Locations) -> Path:
 def _name_holder(locations: Locations) -> None:
     path = _holder_file(locations)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(f"{os.getpid()}\n")
-    temporary.replace(path)
+    # For messages only: a full disk keeps nobody from being the daemon, or from making room.
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as stream:
+            stream.write(f"{os.getpid()}\n")
+        temporary.replace(path)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-_CREDENTIALS = struct.Struct("3i")
-_ROOT = 0
+from pygraphd.schema.ownership import ROOT, credentials
+
+if TYPE_CHECKING:
+    import socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,7 @@ class Peer:
 
 def peer_of(connection: socket.socket) -> Peer:
     """Return the process that connected, or, on a client's side, the one that listens; raises OSError."""
-    payload = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _gid = _CREDENTIALS.unpack(payload)
-    return Peer(pid, uid)
+    return Peer(*credentials(connection))
 
 
 def birth_of(pid: int) -> int | None:
@@ -43,6 +42,6 @@ def birth_of(pid: int) -> int | None:
 
 def why_refused(peer: Peer) -> str | None:
     """Return why a peer may not use this daemon: it serves its own user and root."""
-    if peer.uid in (os.geteuid(), _ROOT):
+    if peer.uid in (os.geteuid(), ROOT):
         return None
     return f"uid {peer.uid} may not use the daemon of uid {os.geteuid()}"

@@ -13,6 +13,8 @@ from pygraphd import folders
 from pygraphd.daemon import control
 from pygraphd.daemon.lock import DaemonLock, acquire, hung_text
 from pygraphd.errors import CommandError, Exit
+from pygraphd.schema import ownership
+from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
     from pygraphd.config import Config
@@ -69,7 +71,7 @@ def _lock_or_find_daemon(locations: Locations) -> DaemonLock | None:
 def _is_live(locations: Locations) -> bool:
     """Return whether a process listens on our socket although we hold the lock: the lock file was deleted."""
     try:
-        control.connect(locations.socket, timeout_s=1.0).close()
+        ownership.connect(locations.socket, timeout_s=1.0).close()
     except BlockingIOError:
         # The queue of a listener that does not accept is full.
         return True
@@ -95,6 +97,7 @@ def _start_log(locations: Locations, level: str) -> None:
         handler = logging.StreamHandler()
     else:
         try:
+            os.close(open_regular(locations.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
             handler = logging.handlers.RotatingFileHandler(locations.log, maxBytes=_LOG_BYTES, backupCount=1)
         except OSError:
             handler = logging.NullHandler()

@@ -9,13 +9,13 @@ import contextlib
 import json
 import logging
 import os
-import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.daemon.older_versions import translated_request
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import MAX_BODY_BYTES, RecordRequest, decode, read
+from pygraphd.schema.ownership import ROOT, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +25,6 @@ _log = logging.getLogger(__name__)
 
 MAX_FILES = 1000
 """Files taken in one pass; the next pass takes the rest."""
-_ROOT = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +83,8 @@ def ingest_file(path: Path, store: Callable[[RecordRequest, int], int]) -> int:
 
 
 def _read(path: Path) -> Waiting:
-    # Neither a link nor a pipe may make the daemon read, or wait for, something else.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as stream:  # noqa: PTH123 - it has been opened
-        status = os.fstat(descriptor)
+    with os.fdopen(open_regular(path), "rb") as stream:
+        status = os.fstat(stream.fileno())
         if problem := _why_refused(status):
             raise InvalidMessageError(problem)
         return Waiting(_decoded(stream.read(MAX_BODY_BYTES + 1)), status.st_uid, status.st_mtime)
@@ -103,9 +100,7 @@ def _decoded(body: bytes) -> RecordRequest:
 
 
 def _why_refused(status: os.stat_result) -> str | None:
-    if not stat.S_ISREG(status.st_mode):
-        return "not a regular file"
-    if status.st_uid not in (os.geteuid(), _ROOT):
+    if status.st_uid not in (os.geteuid(), ROOT):
         return f"belongs to uid {status.st_uid}"
     if status.st_size > MAX_BODY_BYTES:
         return f"{status.st_size} bytes, at most {MAX_BODY_BYTES} allowed"

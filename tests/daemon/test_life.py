@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.daemon import control
+from pygraphd.schema import ownership
 from pygraphd.schema.messages import encode
 
 if TYPE_CHECKING:
@@ -25,6 +27,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.daemon
 
 HANGS_S = 60
+
+
+def test_stop_leaves_the_daemon_of_a_stranger_alone(home: Home) -> None:
+    home.path.chmod(0o777)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(home.locations.socket))
+        listener.listen()
+
+        stopped = home.pygraphd("stop")
+
+    assert (stopped.returncode, stopped.stdout) == (2, "")
+    assert stopped.stderr.count("\n") == 1
+    assert "others can write to it" in stopped.stderr
 
 
 def test_start_status_stop(home: Home) -> None:
@@ -217,7 +232,7 @@ def test_a_signal_ends_it_in_order(home: Home, number: signal.Signals) -> None:
 
 def test_an_idle_connection_does_not_delay_the_end(home: Home) -> None:
     pid = home.start()
-    with control.connect(home.locations.socket, 5.0) as silent:
+    with ownership.connect(home.locations.socket, 5.0) as silent:
         silent.sendall(b"GET /v1/ping HTTP/1.1\r\n")
         os.kill(pid, signal.SIGTERM)
         assert home.processes[0].wait(HANGS_S) == 0

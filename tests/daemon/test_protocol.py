@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pygraphd import __version__
 from pygraphd.daemon import control
+from pygraphd.schema import ownership
 from pygraphd.schema.messages import (
     API_VERSION,
     MAX_BODY_BYTES,
@@ -143,7 +144,7 @@ def test_no_random_body_is_accepted_or_fatal(shared_home: Home, body: bytes, tar
     "garbage", [b"\x00" * 100, b"GET\r\n\r\n", b"POST /v3/record HTTP/1.1\r\nContent-Length: 99\r\n\r\nx"]
 )
 def test_what_is_not_http_harms_nobody(shared_home: Home, garbage: bytes) -> None:
-    with control.connect(shared_home.locations.socket, 5.0) as connection:
+    with ownership.connect(shared_home.locations.socket, 5.0) as connection:
         connection.sendall(garbage)
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(1 << 16):

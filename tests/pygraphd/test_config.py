@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ from pygraphd.errors import Exit, UsageError
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     return {"PYGRAPHD_HOME": str(tmp_path)}
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.toml")
+    with pytest.raises(UsageError, match=r"config.toml: cannot be read: is not a regular file"):
+        load_config({"PYGRAPHD_HOME": str(tmp_path)}, {})
 
 
 def test_defaults(environ: dict[str, str]) -> None:

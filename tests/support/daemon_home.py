@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.daemon import control
+from pygraphd.schema import ownership
 from pygraphd.schema.locations import Locations, locate
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Home:
 
     def ask(self, method: str, target: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
         """Send one request; returns status and JSON."""
-        with control.connect(self.locations.socket, 20.0) as connected:
+        with ownership.connect(self.locations.socket, 20.0) as connected:
             connection = http.client.HTTPConnection("pygraphd")
             connection.sock = connected
             connection.request(method, target, body)

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pygraphd.client.common.planted import refuse_planted
+from pygraphd.schema.ownership import refuse_planted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,6 +18,7 @@ import pytest
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import daemon_start, spool
 from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.transport import Transport
 from pygraphd.client.replay.native import build
 from pygraphd.daemon.lock import acquire
 from pygraphd.schema import messages, offline
@@ -248,6 +249,27 @@ def test_bad_files_in_the_spool_are_passed_over(places: Locations, tmp_path: Pat
     os.mkfifo(places.spool / "9-pipe.json")
 
     assert GRAPH in Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH])
+
+
+def test_a_daemon_in_a_folder_that_others_can_write_to_is_none_and_says_why(
+    places: Locations, peers: list[Peer]
+) -> None:
+    """Else whoever has made the folder first would answer for it."""
+    places.runtime.chmod(0o777)
+    peers.append(
+        Peer(places.socket, http(LookupAnswer(ENVIRONMENT.digest(), "9.9", (Entry(GRAPH, DECISION),))))
+    )
+    report = Report()
+    cache = Cache(places, "host", report)
+
+    assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
+    assert peers[0].requests == []
+    (reason,) = report.failures
+    assert (
+        reason
+        == f"daemon: {places.runtime}: others can write to it (mode 777); run: chmod 700 {places.runtime}"
+    )
+    assert "not started: " in str(daemon_start.ensure(Transport(places.socket)))
 
 
 @pytest.mark.usefixtures("patient")

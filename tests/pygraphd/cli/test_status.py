@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING
 
+import pytest
+
+from pygraphd.cli import lifecycle
 from pygraphd.cli.status import collect
+from pygraphd.daemon import lock
 from pygraphd.daemon.lock import acquire
 from pygraphd.daemon.store import Store
 from pygraphd.schema.locations import Locations, locate
@@ -54,6 +60,29 @@ def test_a_damaged_file_is_said_before_and_after_it_is_set_aside(tmp_path: Path)
     after = collect(locations)
     assert after.entries == 0
     assert "was damaged and set aside" in after.problems[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["cache.db", "cache.db-wal", "pygraphd.lock", "pygraphd.pid", "pygraphd.log"]
+)
+def test_no_pipe_is_waited_for(tmp_path: Path, make_request: Callable[..., RecordRequest], name: str) -> None:
+    """Not by `status`, by the store, by the lock, or by a daemon that starts its log."""
+    locations = _locations(tmp_path)
+    with Store(locations.database) as store:
+        store.record(make_request("a"), uid=0)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    is_database = name.startswith("cache.db")
+
+    assert any(f"{name} is not a regular file" in each for each in collect(locations).problems) is is_database
+    with Store(locations.database) as store:
+        assert store.can_store is not is_database
+    with contextlib.suppress(OSError):
+        held = acquire(locations)
+        assert held is not None
+        held.close()
+    os.close(lifecycle._open_log(locations))
+    assert lock.holder(locations) is None
 
 
 def test_a_folder_open_to_others_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""Checks that files, folders and the process behind a socket are this user's. Client, daemon and commands check alike.
+
+Other users may write where paths lead, as in /tmp, and put a file, a pipe or a daemon of theirs in our place.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROOT = 0
+REMEDY = "set PYGRAPHD_HOME to a folder of yours"
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_CREDENTIALS = struct.Struct("3i")
+
+
+class StrangerError(OSError):
+    """A socket's folder, or the process that listens there, is another user's. The text has the remedy."""
+
+
+def connect(path: Path, timeout_s: float) -> socket.socket:
+    """Return a socket connected to a process of this user or of root; raises StrangerError, or another OSError."""
+    if problem := why_not_private(path.parent, owners={ROOT, os.geteuid()}):
+        raise StrangerError(problem)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(str(path))
+        _pid, uid = credentials(connection)
+        if uid not in {ROOT, os.geteuid()}:
+            raise StrangerError(f"{path}: a process of uid {uid} listens there, not one of yours; {REMEDY}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of the peer: who connected or, on a client's side, who listens. Raises OSError."""
+    payload = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _gid = _CREDENTIALS.unpack(payload)
+    return pid, uid
+
+
+def why_not_private(folder: Path, owners: set[int] | None = None) -> str | None:
+    """Return why a folder may be changed by users other than `owners` (by default this one), and the remedy; raises OSError."""
+    status = folder.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return f"{folder}: is a symbolic link; give the folder itself"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{folder}: is not a folder; move it away"
+    if status.st_uid not in (owners or {os.geteuid()}):
+        return f"{folder}: belongs to uid {status.st_uid}, not to you ({os.geteuid()}); {REMEDY}"
+    if status.st_mode & _WRITABLE_BY_OTHERS:
+        return f"{folder}: others can write to it (mode {stat.S_IMODE(status.st_mode):o}); run: chmod 700 {folder}"
+    return None
+
+
+def refuse_planted(folder: Path) -> None:
+    """Raise PermissionError if a folder lies where everybody may write, and belongs to another user or is a link; raises OSError."""
+    try:
+        there, around = folder.lstat(), folder.parent.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    ours = there.st_uid in {ROOT, os.geteuid()} and not stat.S_ISLNK(there.st_mode)
+    if around.st_mode & stat.S_IWOTH and not ours:
+        raise PermissionError(f"{folder} is somebody else's")
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
+    """Open a regular file (0600 if it is made) and return its descriptor; a pipe or a device is an OSError, and never waited for."""
+    flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.ENOTSUP, "is not a regular file", str(path))
+
+
+def is_irregular(path: Path) -> bool:
+    """Return whether something lies at a path that is neither a regular file nor a link to one."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
