@@ -54,9 +54,9 @@ class Agreement:
     """One rank's view of the decisions of its group, and of those that it took alone after an error."""
 
     def __init__(self, registers: Registers, report: Report, wait_limit_s: float = WAIT_LIMIT_S) -> None:
-        self._registers = registers
+        self.registers = registers
+        self.wait_limit_s = wait_limit_s
         self._report = report
-        self._wait_limit_s = wait_limit_s
         self._failures = 0
         self._known: dict[str, Decision] = {}
         self._leads: dict[str, bool] = {}
@@ -64,31 +64,14 @@ class Agreement:
     def role(self, leader_key: str, graphs: Sequence[str], environment: str) -> RankRole:
         """Return this rank's role for some graphs; one rank leads for all graphs with the same `leader_key`."""
         if leader_key not in self._leads:
-            leads = self._attempt(graphs, lambda: self._registers.become_leader(leader_key))
+            leads = self._attempt(graphs, lambda: self.registers.become_leader(leader_key))
             if leads is None:
                 return _GroupRole(self, environment, leads=False)
             self._leads[leader_key] = leads
         return _GroupRole(self, environment, leads=self._leads[leader_key])
 
-    def read(self, graph: str, environment: str) -> Decision | None:
-        """Return the decision for a graph, if there is one."""
-        return self._adopt(graph, environment, lambda: self._registers.read(graph))
-
-    def propose(self, graph: str, environment: str, decision: Decision) -> Decision:
-        """Write a decision unless the register has one; return the decision in the register."""
-        verdict = Verdict(environment, decision)
-        adopted = self._adopt(graph, environment, lambda: self._registers.write(graph, verdict))
-        return adopted or _alone()
-
-    def wait(self, graph: str, environment: str, waited_s: float) -> Decision | None:
-        """Return the leader's decision, None if there is none yet. After the time limit, propose KERNELS."""
-        decision = self.read(graph, environment)
-        if decision is not None or waited_s < self._wait_limit_s:
-            return decision
-        late = rules.not_measured(Reason(ReasonCode.RANKS_LATE, f"{self._wait_limit_s:g} s"))
-        return self.propose(graph, environment, late)
-
-    def _adopt(self, graph: str, environment: str, action: Callable[[], Verdict | None]) -> Decision | None:
+    def adopt(self, graph: str, environment: str, action: Callable[[], Verdict | None]) -> Decision | None:
+        """Return the decision for a graph that `action` finds in its register; None: there is none yet."""
         if graph not in self._known:
             verdict = self._attempt([graph], action)
             if verdict is not None:
@@ -130,10 +113,18 @@ class _GroupRole(RankRole):
         self.leads = leads
 
     def decision_for(self, graph: str, own: Decision | None) -> Decision | None:
-        return self._agreement.read(graph, self._environment) if own is None else self.propose(graph, own)
+        if own is not None:
+            return self.propose(graph, own)
+        registers = self._agreement.registers
+        return self._agreement.adopt(graph, self._environment, lambda: registers.read(graph))
 
     def propose(self, graph: str, decision: Decision) -> Decision:
-        return self._agreement.propose(graph, self._environment, decision)
+        registers, verdict = self._agreement.registers, Verdict(self._environment, decision)
+        adopted = self._agreement.adopt(graph, self._environment, lambda: registers.write(graph, verdict))
+        return adopted or _alone()
 
     def wait(self, graph: str, waited_s: float) -> Decision | None:
-        return self._agreement.wait(graph, self._environment, waited_s)
+        limit_s, decision = self._agreement.wait_limit_s, self.decision_for(graph, None)
+        if decision is not None or waited_s < limit_s:
+            return decision
+        return self.propose(graph, rules.not_measured(Reason(ReasonCode.RANKS_LATE, f"{limit_s:g} s")))

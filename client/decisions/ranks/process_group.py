@@ -25,7 +25,7 @@ PREFIX = "pygraph/2"
 
 
 class GroupStore:
-    """The store of one process group; see `write_once.Store`.
+    """The store of one process group.
 
     Holds no reference to the user's store: on rank 0 it is the server, whose port a later group may need, and a FileStore deletes its
     file with its last user. A TCPStore serves one operation at a time, and an operation of the user's may wait there for minutes. So it
@@ -41,16 +41,8 @@ class GroupStore:
         """Return whether this wraps `store`."""
         return self._users() is store
 
-    def check(self, keys: list[str]) -> bool:  # noqa: D102 - see registers.Store
-        return bool(self._store().check(keys))
-
-    def get(self, key: str) -> bytes:  # noqa: D102 - see registers.Store
-        return bytes(self._store().get(key))
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:  # noqa: D102 - see registers.Store
-        return bytes(self._store().compare_set(key, expected, desired))
-
-    def _store(self) -> Any:
+    def connect(self) -> Any:
+        """Return a store with our keys only; raises ConnectionError if the group is gone, and in a forked child."""
         users = self._users()
         if users is None:
             raise ConnectionError("the process group is gone")
@@ -103,7 +95,7 @@ class Groups:
             self._store = GroupStore(store)
             # The process keeps its name if PyGraph is enabled anew: it goes on to lead where it has led.
             name = f"{torch.distributed.get_rank()}:{os.getpid()}"
-            registers = Registers(self._store, name, self._operation_s)
+            registers = Registers(self._store.connect, name, self._operation_s)
             self._agreement = Agreement(registers, self._report, self._wait_limit_s)
         return self._agreement
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pygraphd.schema import messages
 from pygraphd.schema.checks import InvalidMessageError, check_digest
@@ -23,19 +23,6 @@ OPERATION_S = 5.0
 """Seconds that one operation may take; tens to hundreds of microseconds are usual."""
 
 _T = TypeVar("_T")
-
-
-class Store(Protocol):
-    """The operations of `torch.distributed.Store` that are used. Each may raise anything, or never return."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are there."""
-
-    def get(self, key: str) -> bytes:
-        """Return the value of a key; waits for one that is not there."""
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a key whose value is `expected`, or that does not exist if `expected` is empty; return its value then."""
 
 
 class RegisterError(Exception):
@@ -54,10 +41,13 @@ class Verdict:
 
 
 class Registers:
-    """The registers of one group, for the rank called `name`. Every method raises RegisterError, and ends in `limit_s`."""
+    """The registers of one group, for the rank called `name`. Every method raises RegisterError, and ends in `limit_s`.
 
-    def __init__(self, store: Store, name: str, limit_s: float = OPERATION_S) -> None:
-        self._store = store
+    `connect` returns the store, a `torch.distributed.Store`. It and the store's operations may raise anything, or never return.
+    """
+
+    def __init__(self, connect: Callable[[], Any], name: str, limit_s: float = OPERATION_S) -> None:
+        self._connect = connect
         self._name = name
         self._limit_s = limit_s
 
@@ -76,10 +66,11 @@ class Registers:
 
     def _read(self, key: str) -> bytes | None:
         # `get` alone would wait for the key. What is there once stays.
-        return self._store.get(key) if self._store.check([key]) else None
+        store = self._connect()
+        return bytes(store.get(key)) if store.check([key]) else None
 
     def _write(self, key: str, value: str) -> bytes:
-        return within(self._limit_s, lambda: self._store.compare_set(key, "", value))
+        return within(self._limit_s, lambda: bytes(self._connect().compare_set(key, "", value)))
 
 
 def _decode(data: bytes) -> Verdict:

@@ -47,7 +47,7 @@ class TwoRanks(Groups):
 
     def __init__(self, session: Runtime, store: dist.Store, name: str, wait_limit_s: float) -> None:
         super().__init__(session.report)
-        self._of_two = Agreement(Registers(store, name), session.report, wait_limit_s)
+        self._of_two = Agreement(Registers(lambda: store, name), session.report, wait_limit_s)
 
     def agreement(self) -> Agreement:
         return self._of_two
@@ -190,11 +190,9 @@ def test_a_backward_is_decided_whatever_its_forward_runs_as(ranks: list[Runtime]
     leader, other = ranks
     measured = pair(leader)
     digest = measured[0].compiled_fn_runner.partitions[0].run.pending.graph.digest
-    environment = fingerprint.environment(0)
     assert isinstance(other.groups, TwoRanks)
-    other.groups.agreement().propose(
-        digest, environment.digest(), rules.only_kernels(ReasonCode.OTHER, "too late")
-    )
+    role = other.groups.agreement().role(digest, [digest], fingerprint.environment(0).digest())
+    role.propose(digest, rules.only_kernels(ReasonCode.OTHER, "too late"))
 
     assert run(*measured)[-1] == (["launched"], ["relocated"])
 

@@ -42,7 +42,7 @@ class Group:
 
     def rank(self, number: int, failing: dict[int, bool] | None = None) -> Agreement:
         store = MemoryStore(self.values, failing or {})
-        return Agreement(Registers(store, str(number)), self.reports[number])
+        return Agreement(Registers(lambda: store, str(number)), self.reports[number])
 
 
 def test_one_rank_leads_for_a_key() -> None:
@@ -108,7 +108,7 @@ def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two
     group = Group()
     group.rank(0).role(GRAPH, [GRAPH], HERE).propose(GRAPH, FASTER)
     store = MemoryStore(group.values, failing={1: False, 3: False})
-    lost = Agreement(Registers(store, "1"), group.reports[1])
+    lost = Agreement(Registers(lambda: store, "1"), group.reports[1])
 
     role = lost.role(OTHER, [OTHER], HERE)
     alone = role.decision_for(OTHER, None)
@@ -126,7 +126,7 @@ def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two
 
 def test_what_is_known_is_not_asked_again() -> None:
     store = MemoryStore()
-    role = Agreement(Registers(store, "0"), Report()).role(GRAPH, [GRAPH], HERE)
+    role = Agreement(Registers(lambda: store, "0"), Report()).role(GRAPH, [GRAPH], HERE)
     role.propose(GRAPH, FASTER)
     operations = store.operations
 

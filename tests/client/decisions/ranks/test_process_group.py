@@ -107,20 +107,20 @@ def test_a_server_is_not_kept_from_giving_up_its_port() -> None:
     users = server()
     port = users.port
     ours = GroupStore(users)
-    assert ours.compare_set("key", "", "value") == b"value"
+    assert ours.connect().compare_set("key", "", "value") == b"value"
 
     del users
     gc.collect()
 
     assert dist.TCPStore("127.0.0.1", port, None, True, LONG, wait_for_workers=False).port == port
     with pytest.raises(ConnectionError, match="gone"):
-        ours.check(["key"])
+        ours.connect().check(["key"])
 
 
 def test_a_file_is_removed_by_its_last_user(tmp_path: Path) -> None:
     users = dist.FileStore(str(tmp_path / "store"), 1)
     ours = GroupStore(users)
-    assert ours.compare_set("key", "", "value") == b"value"
+    assert ours.connect().compare_set("key", "", "value") == b"value"
 
     del users
     gc.collect()
@@ -135,9 +135,9 @@ def test_a_user_who_waits_for_a_key_holds_nothing_up() -> None:
     waiting.start()
     time.sleep(0.2)
 
-    answer = ours.compare_set("key", "", "value")
+    answer = ours.connect().compare_set("key", "", "value")
 
-    assert (answer, ours.get("key")) == (b"value", b"value")
+    assert (answer, ours.connect().get("key")) == (b"value", b"value")
     assert waiting.is_alive()  # it waits still, and nothing has waited for it
     other = dist.TCPStore("127.0.0.1", users.port, None, False, LONG, wait_for_workers=False)
     other.set("later", "now")
@@ -146,7 +146,7 @@ def test_a_user_who_waits_for_a_key_holds_nothing_up() -> None:
 
 def test_the_users_timeout_stays() -> None:
     users = server()
-    GroupStore(users).check(["key"])
+    GroupStore(users).connect().check(["key"])
 
     assert users.timeout == LONG
 
@@ -158,4 +158,4 @@ def test_a_fork_does_not_talk_over_its_parents_connection(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "getpid", lambda: parent + 1)
 
     with pytest.raises(ConnectionError, match="fork"):
-        ours.check(["key"])
+        ours.connect().check(["key"])

@@ -24,7 +24,7 @@ KERNELS = Verdict("f" * 64, Decision(Deployment.KERNELS, Reason(ReasonCode.NO_GA
 @pytest.fixture
 def ranks() -> list[Registers]:
     store = MemoryStore()
-    return [Registers(store, str(rank)) for rank in range(4)]
+    return [Registers(lambda: store, str(rank)) for rank in range(4)]
 
 
 def test_who_writes_first_has_decided_for_all(ranks: list[Registers]) -> None:
@@ -66,7 +66,7 @@ def hanging() -> Iterator[HangingStore]:
 
 
 def test_a_store_that_hangs_is_not_waited_for(hanging: HangingStore) -> None:
-    registers = Registers(hanging, "0", limit_s=0.1)
+    registers = Registers(lambda: hanging, "0", limit_s=0.1)
 
     for action in (
         lambda: registers.become_leader(GRAPH),
@@ -79,7 +79,7 @@ def test_a_store_that_hangs_is_not_waited_for(hanging: HangingStore) -> None:
 
 def test_an_error_of_the_store_is_named() -> None:
     with pytest.raises(RegisterError, match=r"^ConnectionError$"):
-        Registers(MemoryStore(failing={1: False}), "0").read(GRAPH)
+        Registers(lambda: MemoryStore(failing={1: False}), "0").read(GRAPH)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_an_error_of_the_store_is_named() -> None:
     ids=["empty", "no fields", "bad", "bytes"],
 )
 def test_a_register_that_makes_no_sense_is_an_error(value: bytes) -> None:
-    registers = Registers(MemoryStore({f"decided/{GRAPH}": value}), "0")
+    registers = Registers(lambda: MemoryStore({f"decided/{GRAPH}": value}), "0")
 
     with pytest.raises(RegisterError, match="not understood"):
         registers.read(GRAPH)
