@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.backend import vouched_operators
 from pygraphd.client.backend.torch_private.autograd import saved_outputs
 from pygraphd.client.backend.torch_private.inductor import cudagraphs_asked, inductor_config
-from pygraphd.client.backend.torch_private.operators import host_operators, operators_in
+from pygraphd.client.backend.torch_private.operators import host_operators, overloads_in
 from pygraphd.client.backend.torch_private.partitions import is_split_around, somebody_wraps_partitions
 
 if TYPE_CHECKING:
@@ -73,8 +73,11 @@ def facts(
     refusal = own_refusal or _refusal_from_outside(compiled, graph_kwargs)
     text = compiled.inductor_post_grad_graph_str
     on_cuda = "cuda" in compiled.device_types
-    operators = host_operators(text, vouched)
-    named = [*operators_in(text)]
+    overloads = overloads_in(text)
+    operators, named = (
+        host_operators(overloads, vouched),
+        [f"{space}::{name}" for space, name, _ in overloads],
+    )
     is_split = bool(refusal) and _is_split_by_us(compiled, operators)
     partitions = _partitions(compiled) if is_split or not refusal else 1
     return CompiledFacts(

@@ -19,24 +19,18 @@ Overload = tuple[str, str, str | None]
 """The namespace, name and overload of an operator; higher-order operators have no overload."""
 
 
-def host_operators(text: str, vouched: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Return the operators of a printed graph that have to run at each call, sorted, each as `namespace::operator`.
+def overloads_in(text: str) -> set[Overload]:
+    """Return the operators that a printed graph calls, except in comments, which quote the user's code."""
+    code = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return {(each[1], each[2], each[3]) for line in code for each in _OPERATOR.finditer(line)}
+
+
+def host_operators(overloads: Iterable[Overload], vouched: frozenset[str]) -> tuple[str, ...]:
+    """Return the operators that have to run at each call, sorted, each as `namespace::operator`.
 
     These are the operators that are tagged `cudagraph_unsafe`, and the operators that nobody vouches for. In modes with CUDA graphs, the
     latter count only if they are implemented in Python, where they may read or change any variable: PyTorch captures the others too.
     """
-    found = (each for line in _code_of(text) for each in _OPERATOR.finditer(line))
-    return host_operators_among(((each[1], each[2], each[3]) for each in found), vouched)
-
-
-def operators_in(text: str) -> set[str]:
-    """Return the operators of a printed graph, each as `namespace::operator`."""
-    overloads = (each.groups() for line in _code_of(text) for each in _OPERATOR.finditer(line))
-    return {f"{space}::{name}" for space, name, _ in overloads}
-
-
-def host_operators_among(overloads: Iterable[Overload], vouched: frozenset[str]) -> tuple[str, ...]:
-    """Return the host operators among `overloads`; see `host_operators`."""
     overloads = {*overloads}
     unsafe = {f"{space}::{name}" for space, name, overload in overloads if _is_unsafe(space, name, overload)}
     names = {f"{space}::{name}" for space, name, _ in overloads}
@@ -45,11 +39,6 @@ def host_operators_among(overloads: Iterable[Overload], vouched: frozenset[str])
             f"{space}::{name}" for space, name, overload in overloads if _is_in_python(space, name, overload)
         }
     return tuple(sorted(unsafe.union(vouched_operators.not_vouched(names, vouched))))
-
-
-def _code_of(text: str) -> Iterator[str]:
-    """Yield the lines of a printed graph except comments, which quote the user's code."""
-    return (line for line in text.splitlines() if not line.lstrip().startswith("#"))
 
 
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?")

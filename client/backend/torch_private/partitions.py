@@ -13,7 +13,7 @@ import torch
 from pygraphd.client.backend import vouched_operators
 from pygraphd.client.backend.torch_private import passes
 from pygraphd.client.backend.torch_private.inductor import Runnable, inductor_config
-from pygraphd.client.backend.torch_private.operators import host_operators_among, overloads_of
+from pygraphd.client.backend.torch_private.operators import host_operators, overloads_of
 from pygraphd.client.backend.torch_private.passes import current_pass, is_added, is_for_export
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _split(lowering: Any, vouched: frozenset[str]) -> tuple[frozenset[str], bool
             return frozenset(), False
         if not is_added(current_pass()) or is_for_export():  # else its cache key would not differ
             return frozenset(), False
-        operators = frozenset(host_operators_among(overloads_of(lowering.orig_gm), vouched))
+        operators = frozenset(host_operators(overloads_of(lowering.orig_gm), vouched))
         return operators, bool(operators) or len({*lowering.device_types} - {"meta"}) > 1
     except Exception:  # noqa: BLE001 - within the user's compilation: the graph stays whole
         return frozenset(), False
