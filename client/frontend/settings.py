@@ -15,8 +15,6 @@ printed | | `PYGRAPH_MAX_AGE` | `30d`, `12h`, seconds | entries measured longer 
 
 from __future__ import annotations
 
-import math
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -83,7 +81,7 @@ def read(environ: Mapping[str, str]) -> Options:
         native=_switch(NATIVE, environ, misread, default=True),
         placement=placement and relocate,  # for the sake of graphs, and of nothing else
         graph_ops=_operators(environ, misread),
-        recheck_s=_seconds(RECHECK, environ, misread, default=RECHECK_S),
+        recheck_s=_duration(RECHECK, environ, misread, default=RECHECK_S),
         max_age_s=_duration(MAX_AGE, environ, misread, default=MAX_AGE_S),
         sizes=Bounds(
             sizes=_number(SIZES, environ, misread, default=Bounds().sizes, least=0),
@@ -147,18 +145,6 @@ def _number(name: str, environ: Mapping[str, str], misread: list[str], *, defaul
         )
         return default
     return number
-
-
-def _seconds(name: str, environ: Mapping[str, str], misread: list[str], *, default: float) -> float:
-    value = environ.get(name, "").strip()
-    try:
-        seconds = float(value or default)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds <= threading.TIMEOUT_MAX:
-        misread.append(f"{name}={environ[name]} is not understood: set it to a number of seconds, or 0")
-        return default
-    return seconds
 
 
 def _duration(name: str, environ: Mapping[str, str], misread: list[str], *, default: float) -> float:

@@ -100,7 +100,7 @@ def test_seconds_between_looks(value: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("value", ["often", "-1", "nan", "inf", "1e300"])
 def test_seconds_that_are_not_understood_are_the_usual_ones(value: str) -> None:
-    said = f"PYGRAPH_RECHECK_S={value} is not understood: set it to a number of seconds, or 0"
+    said = f"PYGRAPH_RECHECK_S: {value!r} is no length of time: give seconds, or 30m, 12h, 30d, 4w"
 
     assert settings.read({RECHECK: value}) == Options(misread=(said,))
 
