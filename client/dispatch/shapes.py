@@ -104,19 +104,15 @@ class ShapeDispatcher:
             return None
         try:
             if self._integers is None:
-                self._integers = self._find(inputs)
+                integers = [index for index, value in enumerate(inputs) if type(value) is int]
+                if 0 < len(integers) <= MAX_SIZES:
+                    self._guarded(self._begin)
+                else:  # no sizes are told from others
+                    integers, self._runs[()] = [], self._guarded(self._whole) or self._launch
+                self._integers = integers
             return self._integers
         finally:
             self._deciding.release()
-
-    def _find(self, inputs: list[Any]) -> list[int]:
-        integers = [index for index, value in enumerate(inputs) if type(value) is int]
-        if 0 < len(integers) <= MAX_SIZES:
-            self._guarded(self._begin)
-            return integers
-        # No sizes are told from others.
-        self._runs[()] = self._guarded(self._whole) or self._launch
-        return []
 
     # --- sizes that are not decided ---
 
