@@ -47,13 +47,6 @@ class Report:
         self.checking_ms = 0.0
         self.recording_ms = 0.0
         self.daemon_version: str | None = None
-        self.bounds: dict[str, int] = {}
-        """The bounds in force, by name.
-
-        `sizes` and `size_calls` are settings. `remembered_sizes` have no decision yet. `setups_per_size` bounds the setups of sizes in all, as
-        a multiple of `sizes`. After `idle_ticks` changes of size an unused one may be replaced. Calls with more than `integers` are decided
-        as a whole. `recordings` and `executables` are those of a graph and of a recording.
-        """
         self._left_on_cpu: Counter[str] = Counter()
         self._graph_breaks: Counter[str] = Counter()
         self._left_to_torch: Counter[str] = Counter()
@@ -194,7 +187,6 @@ class Report:
                 "measuring_ms": round(self.measuring_ms, 3),
                 "checking_ms": round(self.checking_ms, 3),
                 "recording_ms": round(self.recording_ms, 3),
-                "bounds": dict(self.bounds),
                 "daemon": {"version": self.daemon_version},
                 "program": {"pid": os.getpid(), "name": "".join(getattr(sys, "argv", ())[:1])},
                 "facts": {digest: dict(facts) for digest, facts in self._facts.items()},

@@ -35,10 +35,8 @@ class Devices:
             return None
         from pygraphd.client.recording.attention_host import make_recordings
         from pygraphd.client.recording.recordings import MAX_RECORDINGS
-        from pygraphd.client.replay.exec_cache import MAX_EXECUTABLES
 
         most = max(self._options.sizes.sizes, MAX_RECORDINGS)
-        self._report.bounds |= {"recordings": most, "executables": MAX_EXECUTABLES}
         return make_recordings(launch, recorder, self._report, facts, most, self._options.recheck_s)
 
     def recorder(self, device_index: int) -> CudaRecorder | None:

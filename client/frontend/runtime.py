@@ -20,12 +20,10 @@ from pygraphd.client.decisions.service import Cache
 from pygraphd.client.decisions.trust import TrustPolicy
 from pygraphd.client.dispatch.compiled_graph import CompiledGraph
 from pygraphd.client.dispatch.partition import Context
-from pygraphd.client.dispatch.shapes import IDLE_TICKS, REMEMBERED, SETUPS_PER_SIZE
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.devices import Devices
 from pygraphd.client.placement import provenance
 from pygraphd.schema.locations import Locations, locate
-from pygraphd.schema.messages import MAX_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -58,14 +56,6 @@ class Runtime:
         if self.options.log is not None:
             log.print_from(self.options.log)
         self.report = Report()
-        self.report.bounds = {
-            "sizes": self.options.sizes.sizes,
-            "size_calls": self.options.sizes.calls,
-            "remembered_sizes": REMEMBERED,
-            "setups_per_size": SETUPS_PER_SIZE,
-            "idle_ticks": IDLE_TICKS,
-            "integers": MAX_SIZES,
-        }
         host = socket.gethostname()
         self.cache = Cache(self.locations, host, self.report, readonly=self.options.readonly)
         for misread in self.options.misread:

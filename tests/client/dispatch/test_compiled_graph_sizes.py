@@ -37,7 +37,6 @@ pytestmark = pytest.mark.torch
 TEXT = 'def forward(self, arg0_1: "Sym(s77)", arg1_1):\n  a = torch.ops.aten.sin.default(b)'
 GRAPH_WINS = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 50.0}
 LAUNCH_WINS = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 150.0}
-FIXED_BOUNDS = {"remembered_sizes": 64, "setups_per_size": 4, "idle_ticks": 16, "integers": 64}
 Pair = tuple[Compiled, Compiled]
 
 
@@ -116,7 +115,6 @@ def test_the_summary_says_at_which_sizes_a_graph_ran_how(
         ("forward", (16,)): "longer_on_gpu",
         ("backward", (32,)): "longer_on_gpu",
     }
-    assert summary["bounds"] == FIXED_BOUNDS | {"sizes": 8, "size_calls": 3}
     assert summary["deployed"] == {"KERNELS": 4, "GRAPH": 2}
 
 
@@ -198,7 +196,6 @@ def test_none_is_decided_apart_if_that_is_not_wanted(
 
     assert ran == [(8, "launched", "launched")] * ENOUGH
     expect(session, sizes=0, measured=0)
-    assert session.report.summary()["bounds"] == FIXED_BOUNDS | {"sizes": 0, "size_calls": 3}
 
 
 def test_relocatable_graphs_are_kept_for_the_sizes_that_run_in_them(

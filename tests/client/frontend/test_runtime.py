@@ -17,8 +17,6 @@ from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.client.backend import torch_private
 from pygraphd.client.decisions.leases import PendingGraph
-from pygraphd.client.frontend import settings
-from pygraphd.client.frontend.devices import Devices
 from pygraphd.client.frontend.runtime import Pair, Runtime, _kernel_options
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
@@ -88,29 +86,6 @@ def test_who_does_not_want_relocatable_graphs_imports_nothing_of_them() -> None:
         name for name in imported if name.startswith(tuple(f"pygraphd.client.{room}" for room in rooms))
     ] == []
     assert "pygraphd.client.autotune.partition_trial" in imported
-
-
-@pytest.mark.parametrize(("asked", "recordings"), [("3", 8), ("20", 20)])
-def test_the_summary_has_the_bounds_of_what_is_kept(
-    session: Runtime, monkeypatch: pytest.MonkeyPatch, asked: str, recordings: int
-) -> None:
-    monkeypatch.setenv(settings.SIZES, asked)
-    monkeypatch.setattr(Devices, "recorder", lambda *_: object())  # there is no driver
-    session = Runtime(session.locations)
-    before = session.report.summary()["bounds"]
-
-    session.devices.recordings(lambda inputs: None, 0, GraphFacts())
-
-    assert before == {
-        "sizes": int(asked),
-        "size_calls": 3,
-        "remembered_sizes": 64,
-        "setups_per_size": 4,
-        "idle_ticks": 16,
-        "integers": 64,
-    }
-    relocated = {"recordings": recordings, "executables": 64}
-    assert session.report.summary()["bounds"] == before | relocated
 
 
 def undecided(session: Runtime, run: Callable[[list[Any]], None]) -> PartitionTrial:
