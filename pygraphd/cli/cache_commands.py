@@ -1,4 +1,4 @@
-"""The commands of `pygraphd cache`: inspect, show, explain, prune, rederive, export, import. None of them starts the daemon."""
+"""The commands of `pygraphd cache`: inspect, show, explain, prune, delete, clear, rederive, export, import. None of them starts the daemon."""
 
 from __future__ import annotations
 
@@ -113,6 +113,50 @@ def prune(
 
 
 @cache.command()
+def delete(
+    keys: Annotated[
+        list[str],
+        typer.Argument(metavar="ID...", help="The first digits of entries' ids, or of their graphs."),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    json: _AsJson = False,
+) -> None:
+    """Delete the entries named, with their measurements; an ID that names none or several deletes nothing."""
+    from pygraphd.cli import render
+    from pygraphd.cli.catalogue import Catalogue, check_prefix
+    from pygraphd.daemon.pruning import delete_requests
+
+    locations = locate()
+    for key in keys:
+        if not key:
+            raise UsageError("delete: an ID is empty, which would name any entry")
+        check_prefix(key)
+    with Catalogue(locations.database) as catalogue:
+        ids = dict.fromkeys(map(catalogue.id_of, keys))
+    answer = _prune(locations, *delete_requests(list(ids), dry_run))
+    _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))
+
+
+@cache.command()
+def clear(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    json: _AsJson = False,
+) -> None:
+    """Delete all entries and measurements, those that wait in the spool too. Statistics stay: see `stats --zero`."""
+    from pygraphd.cli import render
+    from pygraphd.daemon.pruning import PruneRequest
+
+    locations = locate()
+    answer = _prune(locations, PruneRequest(dry_run=True, everything=True))
+    if not dry_run and answer.entries:
+        if not yes:
+            _ask(f"delete {render.pruned_text(answer)}, which is all in {locations.database}")
+        answer = _prune(locations, PruneRequest(everything=True))
+    _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))
+
+
+@cache.command()
 def rederive(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
     json: _AsJson = False,
@@ -222,12 +266,23 @@ def _age(text: str | None) -> float | None:
         raise UsageError(f"--older-than: {error}") from error
 
 
-def _prune(locations: Locations, request: PruneRequest) -> PruneAnswer:
+def _prune(locations: Locations, *requests: PruneRequest) -> PruneAnswer:
     from pygraphd.cli.writing import writing
 
     _check_there_is_a_cache(locations, "delete")
     with writing(locations) as writer:
-        return writer.prune(request)
+        first, *others = map(writer.prune, requests)
+    return sum(others, first)
+
+
+def _ask(question: str) -> None:
+    """Go on if a person says yes; raises UsageError where nobody can be asked."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(f"to {question}, give --yes (or --dry-run to only count)")
+    sys.stderr.write(f"{question}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise CommandError("nothing was deleted")
 
 
 def _rederive(locations: Locations, request: RederiveRequest) -> RederiveAnswer:
@@ -239,9 +294,11 @@ def _rederive(locations: Locations, request: RederiveRequest) -> RederiveAnswer:
 
 
 def _check_there_is_a_cache(locations: Locations, what: str) -> None:
-    from pygraphd.daemon import control
+    from pygraphd.daemon import control, spool
 
-    if not locations.database.exists() and control.ping(locations.socket) is None:
+    if locations.database.exists() or spool.is_any_waiting(locations.spool):
+        return
+    if control.ping(locations.socket) is None:
         raise CommandError(f"{locations.database}: there is no cache yet, so there is nothing to {what}")
 
 

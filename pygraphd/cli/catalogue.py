@@ -169,13 +169,20 @@ class Catalogue:
         )
         return EntryDetails(entry, factors[0], self.rows(measured.order_by(tables.Measurement.id.desc())))
 
+    def id_of(self, prefix: str) -> str:
+        """Return the id of the one entry with an id or graph digest that begins with `prefix`; raises UsageError if there is none or several."""
+        return str(self._row(prefix)["id"])
+
     def _one(self, prefix: str) -> CachedEntry:
+        return self._entry(self._row(prefix), self._medians())
+
+    def _row(self, prefix: str) -> dict[str, Any]:
         rows = self.rows(_select_entries().where(_begins_with(prefix)).limit(100))
         if not rows:
             raise UsageError(f"{prefix}: {NOT_FOUND}")
         if len(rows) > 1:
             raise UsageError(f"{prefix}: {_ambiguous([row['id'] for row in rows], 'entries')}")
-        return self._entry(rows[0], self._medians())
+        return rows[0]
 
     def _medians(self, graph: str = "") -> dict[tuple[str, str], dict[str, float]]:
         """Return the newest medians by entry and deployment, of one graph or of all."""

@@ -95,10 +95,14 @@ def status_text(status: Status) -> str:
 
 def prune_text(answer: PruneAnswer) -> str:
     """Return the outcome of a prune."""
-    what = f"{plural(answer.entries, 'entry', 'entries')} and {plural(answer.measurements, 'measurement', 'measurements')}"
     if answer.dry_run:
-        return f"would delete {what}"
-    return f"deleted {what}, {answer.freed_bytes / 1024:.0f} KiB freed"
+        return f"would delete {pruned_text(answer)}"
+    return f"deleted {pruned_text(answer)}, {answer.freed_bytes / 1024:.0f} KiB freed"
+
+
+def pruned_text(answer: PruneAnswer) -> str:
+    """Return the number of entries and measurements of a prune."""
+    return f"{plural(answer.entries, 'entry', 'entries')} and {plural(answer.measurements, 'measurement', 'measurements')}"
 
 
 def rederive_text(answer: RederiveAnswer) -> str:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from pygraphd import folders
-from pygraphd.daemon import control
+from pygraphd.daemon import control, spool
 from pygraphd.daemon.lock import acquire, hung_text
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.errors import CommandError
@@ -16,6 +16,7 @@ from pygraphd.schema.messages import API_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
     from pygraphd.daemon.lock import DaemonLock
@@ -55,7 +56,7 @@ def writing(locations: Locations) -> Iterator[Writer]:
                 yield found
             else:
                 stack.enter_context(found)
-                yield _Here(stack.enter_context(Store(locations.database)))
+                yield _Here(stack.enter_context(Store(locations.database)), locations.spool)
         except StoreError as error:
             raise CommandError(str(error)) from error
 
@@ -87,11 +88,17 @@ class _Daemon:
 
 
 class _Here:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, spool_folder: Path) -> None:
         self._store = store
-        self.prune = store.prune
+        self._spool = spool_folder
         self.rederive = store.rederive
         self.zero_statistics = store.zero_statistics
+
+    def prune(self, request: PruneRequest) -> PruneAnswer:
+        if request.everything:
+            for name in spool.records(self._spool):
+                spool.ingest_file(self._spool / name, self._store.record)
+        return self._store.prune(request)
 
     def add_imported(self, request: ImportRequest) -> ImportAnswer:
         return self._store.add_imported(request, os.geteuid())

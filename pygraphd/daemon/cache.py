@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from pygraphd.daemon import database_files, spool, statistics
+from pygraphd.daemon.evicting import Limits, age_to_evict, is_too_large
 from pygraphd.daemon.exchange import ImportRequest
 from pygraphd.daemon.leases import Holder, Leases
 from pygraphd.daemon.pruning import PruneProgress, PruneRequest
@@ -25,6 +27,7 @@ from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.statistics import Counters, Stored
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.schema import offline
+from pygraphd.schema.durations import human_duration
 from pygraphd.schema.messages import (
     Entry,
     LeaseAnswer,
@@ -56,6 +59,8 @@ MAX_WAITING_HITS = 65_536
 """Entries whose counts wait in memory. Where more are hit before that is written, the further ones are not counted."""
 _HITS_SHARE, _PRUNE_SHARE = 0.1, 0.5
 """The share of the writer's time that counting and pruning take, at most."""
+AGE_CHECK_S = 3600.0
+"""How often entries are looked for that were unused for too long; it takes a look at all of them."""
 _SPOOL_S = 0.1
 """How long a lookup waits for the spool: less than its client waits for the lookup."""
 
@@ -108,13 +113,19 @@ class Reader:
 class Cache:
     """The store and its reader, each on a thread of its own."""
 
-    def __init__(self, locations: Locations, store: Store, leases: Leases) -> None:
+    def __init__(
+        self, locations: Locations, store: Store, leases: Leases, limits: Limits | None = None
+    ) -> None:
         self.counters = Counters()
         self._written = Counters()
         """The part of `counters` that the database has."""
         self.counted_since = time.time()
         """When `counters` began, in seconds since the epoch."""
         self._leases = leases
+        self.limits = limits or Limits()
+        """The limits that housekeeping keeps; may be replaced at any time."""
+        self._next_age_check = 0.0
+        self._database = locations.database
         self._spool = locations.spool
         self._store = store
         self._reader = Reader(locations.database)
@@ -173,6 +184,14 @@ class Cache:
     async def prune(self, body: bytes) -> PruneAnswer:
         """Delete entries; raises InvalidMessageError, StoreError."""
         request = decode(PruneRequest, body)
+        if request.everything:
+            await self._empty_spool()
+        answer = await self._prune(request)
+        if not request.dry_run:
+            _log.info("pruned %d entries", answer.entries)
+        return answer
+
+    async def _prune(self, request: PruneRequest) -> PruneAnswer:
         with contextlib.suppress(StoreError):
             await self.write_hits()
         before, done = await self._run(self._writing, self._store.size), PruneProgress()
@@ -182,13 +201,14 @@ class Cache:
             done = await self._run_gently(_PRUNE_SHARE, one)
             if self._is_closing:
                 raise StoreError(f"pygraphd is ending; {done.entries} entries were pruned: prune once more")
-        while not request.dry_run and await self._run_gently(_PRUNE_SHARE, self._store.shrink_some):
-            if self._is_closing:
-                break  # the file stays larger than it need be
-        answer = done.answer(request, before - await self._run(self._writing, self._store.size))
         if not request.dry_run:
-            _log.info("pruned %d entries", answer.entries)
-        return answer
+            await self._shrink()
+        return done.answer(request, before - await self._run(self._writing, self._store.size))
+
+    async def _shrink(self) -> None:
+        # An end of the daemon leaves the file larger than it need be.
+        while await self._run_gently(_PRUNE_SHARE, self._store.shrink_some) and not self._is_closing:
+            pass
 
     async def rederive(self, body: bytes) -> RederiveAnswer:
         """Derive decisions anew; raises InvalidMessageError, StoreError."""
@@ -222,9 +242,41 @@ class Cache:
         self._write_hits_later()
         await asyncio.wait({self._ingestion()})
         try:
+            await self._evict()
             await self.write_statistics()
         except StoreError as error:
-            _log.warning("statistics: %s", error)
+            _log.warning("housekeeping: %s", error)
+
+    async def _evict(self) -> None:
+        """Delete what is over the limits, those entries first that were unused for longest. Raises StoreError."""
+        now = time.monotonic()
+        limits = self.limits
+        if now < self._next_age_check:
+            limits = dataclasses.replace(limits, unused_s=0.0)
+        else:
+            self._next_age_check = now + AGE_CHECK_S
+        if limits == Limits():
+            return
+        try:
+            age_s = await asyncio.to_thread(age_to_evict, self._database, limits, time.time())
+        except (OSError, sqlite3.Error):
+            return  # there is none, or lookups will say what is the matter with it
+        if age_s is None:
+            return
+        evicted = await self._prune(PruneRequest(older_than_s=age_s))
+        self.counters.evicted += evicted.entries
+        _log.info("evicted %d entries unused for %s", evicted.entries, human_duration(age_s))
+        if await asyncio.to_thread(is_too_large, self._database, limits):
+            for table in await self._run(self._writing, self._store.tables):
+                await self._run_gently(_PRUNE_SHARE, functools.partial(self._store.pack, table))
+            await self._shrink()
+
+    async def _empty_spool(self) -> None:
+        """Store all that waits in the spool, as far as it can be stored."""
+        before = -1
+        while before < self.counters.spooled and spool.is_any_waiting(self._spool):
+            before = self.counters.spooled
+            await asyncio.wait({self._ingestion()})
 
     def _ingestion(self) -> asyncio.Task[None]:
         """Return the task that stores the records in the spool; there is one at a time."""

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pygraphd.errors import UsageError
-from pygraphd.schema.checks import InvalidMessageError, check_bool, check_int, check_number, check_text
+from pygraphd.schema.checks import (
+    InvalidMessageError,
+    check_bool,
+    check_digest,
+    check_int,
+    check_number,
+    check_text,
+)
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_NAMED = 64
+"""Entries named in one request: few enough for one transaction."""
 _CENTURY_S = 3.2e9
 
 
@@ -15,19 +29,30 @@ _CENTURY_S = 3.2e9
 class PruneRequest:
     """Selects entries unused for `older_than_s` seconds (0: of any age) on GPUs whose name contains `gpu` ("": any).
 
-    At least one of the two is required: an empty request would mean all entries.
+    `entries` names some by their ids, and `everything` means all, those that wait in the spool too; each is given alone. At least
+    one field is required: an empty request would mean all entries.
     """
 
     older_than_s: float = 0.0
     gpu: str = ""
     dry_run: bool = False
+    entries: tuple[str, ...] = ()
+    everything: bool = False
 
     def __post_init__(self) -> None:
         check_number("older_than_s", self.older_than_s, maximum=_CENTURY_S)
         check_text("gpu", self.gpu, maximum=256)
         check_bool("dry_run", self.dry_run)
-        if not self.older_than_s and not self.gpu:
-            raise InvalidMessageError("prune: give older_than_s or gpu")
+        check_bool("everything", self.everything)
+        if len(self.entries) > MAX_NAMED:
+            raise InvalidMessageError(f"entries: {len(self.entries)} items, at most {MAX_NAMED} allowed")
+        for entry in self.entries:
+            check_digest("entries", entry)
+        ways = (bool(self.older_than_s or self.gpu), bool(self.entries), self.everything)
+        if not any(ways):
+            raise InvalidMessageError("prune: give older_than_s or gpu, or entries, or everything")
+        if sum(ways) > 1:
+            raise InvalidMessageError("prune: entries and everything are given alone")
 
     def as_json(self) -> dict[str, object]:
         """Return the body of `POST /v1/prune`."""
@@ -48,6 +73,14 @@ class PruneAnswer:
             check_int(name, getattr(self, name), maximum=2**62)
         check_bool("dry_run", self.dry_run)
 
+    def __add__(self, other: PruneAnswer) -> PruneAnswer:
+        return PruneAnswer(
+            self.entries + other.entries,
+            self.measurements + other.measurements,
+            self.freed_bytes + other.freed_bytes,
+            self.dry_run,
+        )
+
     def as_json(self) -> dict[str, object]:
         """Return the answer as JSON has it."""
         return {"schema": 1, **dataclasses.asdict(self)}
@@ -55,11 +88,15 @@ class PruneAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PruneProgress:
-    """A prune that goes on in pieces: what was deleted so far, and the row behind which the rest lies; None if nothing is left."""
+    """A prune that goes on in pieces: what was deleted so far, and the row behind which the rest lies; None if nothing is left.
+
+    `began` is the time from which ages count, in seconds since the epoch: what is used during a prune does not grow old by it.
+    """
 
     entries: int = 0
     measurements: int = 0
     after: int | None = 0
+    began: float = dataclasses.field(default_factory=time.time)
 
     @property
     def is_complete(self) -> bool:
@@ -70,6 +107,14 @@ class PruneProgress:
         """Return the answer of a prune that is complete."""
         freed = 0 if request.dry_run else max(freed_bytes, 0)
         return PruneAnswer(self.entries, self.measurements, freed, request.dry_run)
+
+
+def delete_requests(ids: Sequence[str], dry_run: bool) -> list[PruneRequest]:
+    """Return the requests that delete some entries by their ids."""
+    return [
+        PruneRequest(dry_run=dry_run, entries=tuple(ids[start : start + MAX_NAMED]))
+        for start in range(0, len(ids), MAX_NAMED)
+    ]
 
 
 def prune_request(older_than_s: float | None, gpu: str | None, dry_run: bool) -> PruneRequest:

@@ -199,6 +199,9 @@ def prunable(
     connection: sa.Connection, request: PruneRequest, now: float, after: int, most: int = CHUNK
 ) -> Prunable:
     """Return the first `most` prunable entries behind the row `after` (0: all rows), looking at `SCANNED` rows at most."""
+    if request.entries:
+        named = sa.select(tables.Decision.id).where(tables.Decision.id.in_(request.entries))
+        return Prunable(list(connection.scalars(named)), None)
     row = sa.literal_column("decision.rowid", sa.Integer())
     scanned = sa.select(row.label("at")).select_from(tables.Decision).where(row > after).order_by(row)
     last = connection.scalar(sa.select(sa.func.max(scanned.limit(SCANNED).subquery().c.at)))
@@ -254,6 +257,17 @@ def delete_unnamed_environments(connection: sa.Connection) -> None:
     """Delete the environments that no entry names any more."""
     named = sa.exists().where(tables.Decision.environment == tables.Environment.id)
     connection.execute(sa.delete(tables.Environment).where(~named))
+
+
+def tables_of(connection: sa.Connection) -> list[str]:
+    """Return the names of the tables that have an index."""
+    names = "SELECT DISTINCT tbl_name FROM sqlite_schema WHERE type = 'index'"
+    return list(connection.exec_driver_sql(names).scalars())
+
+
+def rebuild_indexes(connection: sa.Connection, table: str) -> None:
+    """Rebuild the indexes of a table: rows deleted in the order of use leave holes all over them."""
+    connection.exec_driver_sql(f'REINDEX "{table}"')
 
 
 def free_pages(connection: sa.Connection) -> int:

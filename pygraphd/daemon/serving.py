@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pygraphd.daemon.binding import Binding
 from pygraphd.daemon.cache import Cache
 from pygraphd.daemon.connections import limits_of_process
+from pygraphd.daemon.evicting import Limits
 from pygraphd.daemon.leases import Leases
 from pygraphd.daemon.server import Server
 from pygraphd.daemon.store import Store, StoreError
@@ -34,7 +35,12 @@ def serve(locations: Locations, config: Config) -> None:
     with Store(locations.database) as store:
         _rederive_outdated(store)
         with Binding(locations) as binding:
-            cache = Cache(locations, store, Leases(config.lease.value))
+            cache = Cache(
+                locations,
+                store,
+                Leases(config.lease.value),
+                Limits(config.max_size.value, config.max_unused.value),
+            )
             asyncio.run(_serve_until_told(binding, cache, locations, config))
     _log.info("stopped")
 

@@ -135,14 +135,14 @@ class Store:
         """Go on with a prune for one transaction; return its progress. Raises StoreError."""
         assert done.after is not None
         after, most = done.after, queries.SCANNED if request.dry_run else queries.CHUNK
-        found = self._write(
-            lambda connection: queries.prunable(connection, request, time.time(), after, most)
-        )
+        found = self._write(lambda connection: queries.prunable(connection, request, done.began, after, most))
         measurements = self._write(lambda connection: queries.count_measurements(connection, found.ids))
         if not request.dry_run:
             self._delete(found.ids, is_last=found.after is None)
             self._note_fault(None)
-        return PruneProgress(done.entries + len(found.ids), done.measurements + measurements, found.after)
+        return PruneProgress(
+            done.entries + len(found.ids), done.measurements + measurements, found.after, done.began
+        )
 
     def shrink_some(self) -> bool:
         """Give some free pages back to the file system, as far as there is room to do so; return whether there are more.
@@ -158,6 +158,14 @@ class Store:
         _checkpoint(self._connection)
         database_files.make_ballast(self._path)
         return False
+
+    def tables(self) -> list[str]:
+        """Return the names of the tables. Raises StoreError."""
+        return self._write(queries.tables_of)
+
+    def pack(self, table: str) -> None:
+        """Rebuild the indexes of a table without the holes that deleted rows left in their pages. Raises StoreError."""
+        self._write(lambda connection: queries.rebuild_indexes(connection, table))
 
     def size(self) -> int:
         """Return the database's size in bytes. Raises StoreError."""

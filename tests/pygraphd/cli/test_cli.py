@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sqlite3
@@ -16,7 +17,7 @@ from pygraphd.daemon.exchange import ImportAnswer
 from pygraphd.daemon.store import Store
 from pygraphd.errors import CommandError
 from pygraphd.schema.locations import Locations, locate
-from pygraphd.schema.messages import Ping
+from pygraphd.schema.messages import Ping, encode
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
@@ -172,6 +173,61 @@ def test_inspect_of_nothing(locations: Locations, capsys: pytest.CaptureFixture[
     assert _pygraphd("cache", "inspect", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"schema": 1, "entries": []}
     assert not locations.database.exists()
+
+
+def _ids(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    """Return the ids of the entries by GPU."""
+    assert _pygraphd("cache", "inspect", "--json") == 0
+    ids: dict[str, list[str]] = {}
+    for entry in json.loads(capsys.readouterr().out)["entries"]:
+        ids.setdefault(entry["gpu"], []).append(entry["id"])
+    return ids
+
+
+def test_delete_takes_the_entries_named_and_no_other(
+    filled: Locations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = _ids(capsys)
+    (first, kept), (other,) = ids["NVIDIA H200"], ids["NVIDIA A100"]
+    assert _pygraphd("cache", "delete", first[:20], "--dry-run") == 0
+    assert capsys.readouterr().out == "would delete 1 entry and 2 measurements\n"
+    for bad in ("", "zz", "0" * 64):
+        assert _pygraphd("cache", "delete", first, bad) == 2
+        assert capsys.readouterr().err
+    assert sum(map(len, _ids(capsys).values())) == 3
+    assert _pygraphd("cache", "delete", first[:20], other, first) == 0
+    assert "deleted 2 entries and 4 measurements" in capsys.readouterr().out
+    assert _ids(capsys) == {"NVIDIA H200": [kept]}
+
+
+def test_clear_asks_and_leaves_nothing_behind_that_would_come_back(
+    filled: Locations,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    make_request: Callable[..., RecordRequest],
+) -> None:
+    filled.spool.mkdir()
+    (filled.spool / "1.json").write_bytes(encode(make_request("waits")))
+    assert _pygraphd("cache", "clear") == 2
+    assert "to delete 4 entries and 8 measurements, which is all in " in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", _Answering("n\n"))
+    assert _pygraphd("cache", "clear") == 1
+    assert "nothing was deleted" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", _Answering("y\n"))
+    assert _pygraphd("cache", "clear") == 0
+    captured = capsys.readouterr()
+    assert "delete 4 entries and 8 measurements, which is all in" in captured.err
+    assert captured.out.startswith("deleted 4 entries and 8 measurements")
+    assert _ids(capsys) == {}
+    assert list(filled.spool.iterdir()) == []
+    assert _pygraphd("cache", "clear", "--yes") == 0
+
+
+class _Answering(io.StringIO):
+    """A terminal at which a person answers."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize("command", ["show", "explain"])

@@ -17,12 +17,21 @@ def test_survives_the_wire() -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b'{"dry_run": true}', b'{"older_than_s": 0, "gpu": ""}'])
 def test_a_request_that_names_nothing_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidMessageError, match="give older_than_s or gpu"):
+    with pytest.raises(InvalidMessageError, match="give older_than_s or gpu, or entries, or everything"):
         decode(PruneRequest, body)
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"older_than_s": -1}', b'{"gpu": 5}', b'{"gpu": "x", "dry_run": 1}', b"[]"]
+    "body",
+    [
+        b'{"older_than_s": -1}',
+        b'{"gpu": 5}',
+        b'{"gpu": "x", "dry_run": 1}',
+        b"[]",
+        b'{"entries": ["abc"]}',
+        b'{"everything": 1}',
+        b'{"everything": true, "gpu": "x"}',
+    ],
 )
 def test_bad_fields_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidMessageError):

@@ -1,0 +1,106 @@
+"""Limits of size and age: what was unused for longest goes first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from typing import TYPE_CHECKING
+
+from pygraphd.daemon.cache import Cache
+from pygraphd.daemon.evicting import Limits, age_to_evict, used_bytes
+from pygraphd.daemon.leases import Leases
+from pygraphd.daemon.store import Store
+from pygraphd.schema import offline
+from pygraphd.schema.locations import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pygraphd.schema.messages import RecordRequest
+
+DAY_S = 86400.0
+
+
+def fill(database: Path, request: RecordRequest) -> list[str]:
+    """Record a request as if its entries had been decided a day after each other, until today; return their graphs."""
+    with Store(database) as store:
+        store.record(request, uid=0)
+    graphs = [record.graph.digest for record in request.records]
+    now = time.time()
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.executemany(
+            "UPDATE decision SET created_at = ? WHERE graph = ?",
+            [(now - DAY_S * (len(graphs) - index), graph) for index, graph in enumerate(graphs)],
+        )
+    return graphs
+
+
+def housekeep(home: Path, limits: Limits) -> int:
+    """Keep house once, under some limits; return how many entries were evicted."""
+
+    async def run() -> int:
+        locations = locate({"PYGRAPHD_HOME": str(home)})
+        cache = Cache(locations, Store(locations.database), Leases(60.0), limits)
+        try:
+            await cache.housekeep()
+            return cache.counters.evicted
+        finally:
+            await cache.close()
+
+    return asyncio.run(run())
+
+
+def left(database: Path) -> set[str]:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return {graph for (graph,) in connection.execute("SELECT graph FROM decision")}
+
+
+def size(database: Path) -> int:
+    with contextlib.closing(offline.connect(database)) as connection:
+        return used_bytes(connection)
+
+
+def test_over_the_size_limit_what_was_unused_for_longest_goes(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    database = tmp_path / "cache.db"
+    graphs = fill(database, make_request(*map(str, range(300))))
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE decision SET last_hit = ? WHERE graph = ?", (time.time(), graphs[0]))
+    limit = size(database) * 2 // 3
+
+    evicted = housekeep(tmp_path, Limits(size=limit))
+
+    assert 0 < evicted < 200
+    assert size(database) <= limit
+    assert database.stat().st_size <= limit  # given back to the file system
+    assert left(database) == {graphs[0], *graphs[evicted + 1 :]}
+    assert housekeep(tmp_path, Limits(size=limit)) == 0
+
+
+def test_what_was_unused_for_too_long_goes(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    database = tmp_path / "cache.db"
+    graphs = fill(database, make_request("a", "b", "c", "d"))
+
+    assert housekeep(tmp_path, Limits(unused_s=30 * DAY_S)) == 0
+    assert housekeep(tmp_path, Limits(unused_s=2.5 * DAY_S)) == 2
+    assert left(database) == set(graphs[2:])
+
+
+def test_entries_of_one_moment_or_of_the_future_are_evicted_all_the_same(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    database = tmp_path / "cache.db"
+    fill(database, make_request(*map(str, range(100))))
+    for moment in (1e9, 1e11):
+        with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("UPDATE decision SET created_at = ?", (moment,))
+        age = age_to_evict(database, Limits(size=size(database) - 1), time.time())
+        assert age is not None
+        assert age > 0
+    assert age_to_evict(database, Limits(), time.time()) is None
