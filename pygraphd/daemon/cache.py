@@ -142,8 +142,10 @@ class Cache:
         """Answer one lookup; raises InvalidMessageError. A database that cannot be read answers with misses."""
         spooled = self.counters.spooled
         found = await self._run(self._reading, self._find, body)
-        if found.missing and await self._run(self._reading, spool.is_any_waiting, self._spool):
-            await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S)
+        if found.missing:
+            waits = await self._run(self._reading, spool.is_any_waiting, self._spool)
+            if waits:
+                await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S)
         if found.missing and self.counters.spooled > spooled:
             found = await self._run(self._reading, self._find, body)
         self._count(found)
