@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from pygraphd.cli import report_commands
 from pygraphd.cli.cache_commands import cache
 from pygraphd.config import load_config
 from pygraphd.errors import Exit, NotRunningError
@@ -25,6 +26,7 @@ application = typer.Typer(
     help="CUDA Graphs for torch.compile where they pay off; the daemon and its cache.",
 )
 application.add_typer(cache, name="cache")
+application.command()(report_commands.report)
 config_commands = typer.Typer(no_args_is_help=True, help="The daemon's settings.")
 application.add_typer(config_commands, name="config")
 

@@ -114,7 +114,7 @@ def explain(target: str, locations: Locations) -> Answer:
     is_file = summaries.is_file(target)
     if not is_file and not DIGITS.fullmatch(target):
         raise UsageError(f"{target}: is no file, and {NOT_FOUND}")
-    with _catalogues(locations, waiting) as catalogues:
+    with open_catalogues(locations, waiting) as catalogues:
         if is_file:
             summary = summaries.read_summary(Path(target))
             explanations = explain_summary(summary, *catalogues)
@@ -126,7 +126,7 @@ def explain(target: str, locations: Locations) -> Answer:
 
 
 @contextlib.contextmanager
-def _catalogues(locations: Locations, waiting: int) -> Iterator[tuple[Catalogue, ...]]:
+def open_catalogues(locations: Locations, waiting: int) -> Iterator[tuple[Catalogue, ...]]:
     """Open the catalogues of cache and spool, unless empty, in the order in which programs without a daemon read them."""
     kinds: list[tuple[type[Catalogue], Path]] = []
     if locations.database.exists():

@@ -44,6 +44,7 @@ _HEADER = (
 _RIGHT = frozenset(
     {"PART", "OPS", *(f"{name} us" for name in Deployment), "SAMPLES", "COST us", "HOST us", "GPU us"}
     | {"SINCE START", "SINCE EVER"}
+    | {"KERNELS", "SHARE", "SAVES ms", "MiB", "DECIDED s"}
 )
 FIGURES = ("DEPLOYMENT", "SAMPLES", "COST us", "HOST us", "GPU us", "HIDDEN")
 """The columns of `figure_cells`."""

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from pygraphd.schema.summary import Deployed
 
 _DIGITS = 12
-_SOURCES = {
+SOURCES = {
     Source.CACHE: "looked up in the cache",
     Source.MEASURED: "measured by this program",
     Source.GROUP: "another rank of the process group",
     Source.RULE: "a rule; nothing was measured",
     Source.UNFINISHED: "unfinished; the program ended before it was decided",
 }
-_NOTES = {
+NOTES = {
     "left_to_torch": "left to PyTorch",
     "left_on_cpu": "left on CPU",
     "graph_breaks": "graph break",
@@ -42,7 +42,7 @@ def answer_text(answer: Answer, now: float | None = None) -> str:
     moment = time.time() if now is None else now
     blocks = [_explanation(each, moment) for each in answer.explanations]
     return "\n\n".join(
-        [*(blocks or ["no graphs: the program compiled none"]), *_remarks(answer), *_notes(answer)]
+        [*(blocks or ["no graphs: the program compiled none"]), *_remarks(answer), *notes_text(answer.notes)]
     )
 
 
@@ -54,11 +54,11 @@ def _remarks(answer: Answer) -> Iterator[str]:
         yield f"{files} of results not in the cache yet; take them in with: pygraphd start"
 
 
-def _notes(answer: Answer) -> Iterator[str]:
+def notes_text(notes: dict[str, dict[str, int]]) -> Iterator[str]:
     """Yield one block with the summary's notes: the reasons of each kind, the most frequent first."""
     said = [
-        (_NOTES[name], f"{reason} ({times} times)" if times > 1 else reason)
-        for name, reasons in answer.notes.items()
+        (NOTES[name], f"{reason} ({times} times)" if times > 1 else reason)
+        for name, reasons in notes.items()
         for reason, times in sorted(reasons.items(), key=lambda item: -item[1])
     ]
     if said:
@@ -124,7 +124,7 @@ def _not_used(explanation: Explanation) -> Iterator[tuple[str, str]]:
 
 def _source(ran: Deployed, entry: CachedEntry | None) -> str:
     waits = ran.source is Source.CACHE and entry is not None and entry.spooled
-    return _IN_SPOOL if waits else _SOURCES[ran.source]
+    return _IN_SPOOL if waits else SOURCES[ran.source]
 
 
 def _agree(ran: Deployed, entry: CachedEntry) -> bool:

@@ -6,13 +6,13 @@ import json
 import os
 import stat
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.errors import UsageError
-from pygraphd.schema.checks import InvalidMessageError, check_int
+from pygraphd.schema.checks import InvalidMessageError, check_int, check_number, check_text
 from pygraphd.schema.keys import DIGITS, Environment
-from pygraphd.schema.messages import MAX_COUNT, read
+from pygraphd.schema.messages import MAX_COUNT, MAX_TIME, Measurement, read
 from pygraphd.schema.summary import SUMMARY_VERSION, Deployed
 
 if TYPE_CHECKING:
@@ -22,20 +22,62 @@ MAX_BYTES = 64 * 2**20
 """Bound of a file's size: several times the largest summary that a client writes."""
 NOTES = ("left_to_torch", "left_on_cpu", "graph_breaks", "fallbacks", "failures")
 """The parts of a summary that count reasons, beside the decisions; older summaries lack some."""
+COSTS = ("lookup_ms", "measuring_ms", "checking_ms", "recording_ms")
+"""The parts of a summary with the host time that PyGraph took."""
+MAX_MS = 1e12
+MAX_TEXT = 1000
+"""Characters of a module path or of a source line that are kept."""
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a process noted of one graph; None or empty: it noted nothing.
+
+    `whole` is the digest of the graph without sizes, for a graph at dynamic sizes. `module` is the path of the innermost module that has
+    all of the graph, and `places` are source lines. `nodes` is the number of kernels, copies and fills of its recording, and `memory_bytes`
+    what a replay allocates. `seen_at` and `decided_at` are seconds since the epoch.
+    """
+
+    whole: str = ""
+    partition: int = 0
+    partitions: int = 1
+    operators: int | None = None
+    module: str = ""
+    places: tuple[str, ...] = ()
+    nodes: int | None = None
+    memory_bytes: int | None = None
+    seen_at: float | None = None
+    decided_at: float | None = None
+    figures: tuple[Measurement, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("partition", "partitions", "operators", "nodes", "memory_bytes"):
+            if (value := getattr(self, name)) is not None:
+                check_int(name, value, maximum=MAX_COUNT)
+        for name in ("seen_at", "decided_at"):
+            if (value := getattr(self, name)) is not None:
+                check_number(name, value, maximum=MAX_TIME)
+        for text in (self.whole, self.module, *self.places):
+            check_text("facts", text, maximum=MAX_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The content of a summary. `environments` has each environment of a decision; `left_out` is the number of decisions not listed.
 
-    `notes` has the number of times of each reason, for each of `NOTES`.
+    `notes` has the number of times of each reason, for each of `NOTES`; `facts` those of each graph by digest. `spent_ms` has the host time
+    of each of `COSTS`. `program` and `pid` name the process; empty and None in a summary of an older version.
     """
 
     environments: dict[str, Environment]
     decisions: tuple[Deployed, ...]
     left_out: int
     notes: dict[str, dict[str, int]]
+    facts: dict[str, Facts] = field(default_factory=dict)
+    spent_ms: dict[str, float] = field(default_factory=dict)
+    program: str = ""
+    pid: int | None = None
 
 
 def is_file(target: str) -> bool:
@@ -86,8 +128,36 @@ def _summary(value: Any) -> Summary:
             tuple(read(Deployed, decision) for decision in decisions),
             check_int("decisions_left_out", value.get("decisions_left_out", 0), maximum=MAX_COUNT),
             {name: _reasons(name, value.get(name, {})) for name in NOTES},
+            _facts(value.get("facts", {})),
+            {name: check_number(name, value.get(name, 0.0), maximum=MAX_MS) for name in COSTS},
+            *_program(value.get("program", {})),
         )
     )
+
+
+def _facts(value: Any) -> dict[str, Facts]:
+    if not isinstance(value, dict):
+        raise InvalidMessageError("facts: expected an object")
+    return {digest: read(Facts, _printable_texts(facts)) for digest, facts in value.items()}
+
+
+def _printable_texts(facts: Any) -> Any:
+    """Return facts with names of modules and files that a terminal can show, cut to `MAX_TEXT`; anything else as it is."""
+    if not isinstance(facts, dict):
+        return facts
+    texts = {name: [_short(each) for each in value] for name, value in facts.items() if name == "places"}
+    return {**facts, **texts, "module": _short(facts.get("module", ""))}
+
+
+def _short(text: Any) -> Any:
+    return _printable(text)[:MAX_TEXT] if isinstance(text, str) else text
+
+
+def _program(value: Any) -> tuple[str, int | None]:
+    if not isinstance(value, dict):
+        raise InvalidMessageError("program: expected an object")
+    pid = value.get("pid")
+    return _short(str(value.get("name", ""))), None if pid is None else check_int("pid", pid, maximum=2**31)
 
 
 def _reasons(name: str, value: Any) -> dict[str, int]:

@@ -17,6 +17,7 @@ _TELL = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('P
 def _run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pygraphd", "run", *words]
     environ = {name: value for name, value in os.environ.items() if name != "PYGRAPH"}
+    environ["PYGRAPHD_HOME"] = str(cwd / "home")
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
 
 

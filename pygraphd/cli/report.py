@@ -1,0 +1,251 @@
+"""The figures of `pygraphd report`: how much of a step runs in graphs, what that saves, and what it took to find out.
+
+A summary does not know the program's steps. A step is taken to be one call of each compiled graph; of a graph that is decided by size, the
+mean over its sizes. The time of a call is the longer of its host time and its span on the GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.cli.explain import explain_summary, open_catalogues
+from pygraphd.cli.summaries import COSTS, Facts, Summary
+from pygraphd.daemon import spool
+from pygraphd.errors import CommandError
+from pygraphd.schema.messages import Deployment
+from pygraphd.schema.policy import reason_text
+from pygraphd.schema.reasons import ReasonCode
+from pygraphd.schema.summary import Deployed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pygraphd.cli.explain import Explanation
+    from pygraphd.schema.locations import Locations
+
+_NONE = Facts()
+_VARIABLE = re.compile(r"^[LG]\['(\w+)'\]")
+_OF_TORCH = re.compile(r"/(?:site|dist)-packages/|/torch/")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One compiled graph, or one of its sizes, as it ran; `times` equal ones. What is not known is None or empty.
+
+    `call_us` has the time of a call in each deployment measured, and `calls` the calls in a step.
+    """
+
+    ran: Deployed
+    times: int
+    facts: Facts
+    call_us: dict[Deployment, float]
+    calls: float
+
+    @property
+    def module(self) -> str:
+        """The path of the module, as the user writes it."""
+        path = self.facts.module.replace("/", ".")
+        return _VARIABLE.sub(lambda match: "" if match[1] == "self" else match[1], path).lstrip(".")
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The source lines: the user's own, or else those of libraries."""
+        own = tuple(place for place in self.facts.places if not _OF_TORCH.search(place))
+        return own or self.facts.places
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether it runs as GRAPH."""
+        return self.ran.deployment is Deployment.GRAPH
+
+    @property
+    def reason(self) -> str:
+        """Why it runs so, as text."""
+        return reason_text(self.ran.reason, final=self.ran.final)
+
+    @property
+    def step_ms(self) -> float | None:
+        """The time that it takes in a step."""
+        return self._ms(self.ran.deployment)
+
+    @property
+    def kernels_ms(self) -> float | None:
+        """The time that it would take in a step as KERNELS."""
+        return self._ms(Deployment.KERNELS)
+
+    @property
+    def saved_ms(self) -> float | None:
+        """The time that it saves in a step; None if it was not measured both ways."""
+        if self.step_ms is None or self.kernels_ms is None:
+            return None
+        return self.kernels_ms - self.step_ms
+
+    @property
+    def decided_s(self) -> float | None:
+        """The seconds from its compilation, or from the first call of its size, to the decision."""
+        if self.facts.seen_at is None or self.facts.decided_at is None:
+            return None
+        return max(0.0, self.facts.decided_at - self.facts.seen_at)
+
+    def _ms(self, deployment: Deployment) -> float | None:
+        us = self.call_us.get(deployment)
+        return None if us is None else us * self.calls / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The rows of a program, the longest in a step first, and its summary. `problem`: why the cache could not be asked; empty if it was."""
+
+    rows: tuple[Row, ...]
+    summary: Summary
+    problem: str = ""
+
+    @property
+    def compared(self) -> list[Row]:
+        """The rows that were measured both ways, or are known to run as KERNELS for a known time."""
+        return [row for row in self.rows if row.saved_ms is not None]
+
+    @property
+    def without_ms(self) -> float:
+        """A step's time in compiled graphs as KERNELS alone, as far as it is known."""
+        return math.fsum(row.kernels_ms or 0.0 for row in self.compared)
+
+    @property
+    def with_ms(self) -> float:
+        """A step's time in the same graphs as they ran."""
+        return math.fsum(row.step_ms or 0.0 for row in self.compared)
+
+    @property
+    def gain_ms(self) -> float:
+        """The time saved in a step."""
+        return self.without_ms - self.with_ms
+
+    @property
+    def cost_ms(self) -> float:
+        """The host time that PyGraph took, once in the process."""
+        return math.fsum(self.summary.spent_ms.values())
+
+    @property
+    def paid_back_after(self) -> int | None:
+        """The number of steps after which the gain exceeds the cost; None: never, as far as is known."""
+        return math.ceil(round(self.cost_ms / self.gain_ms, 6)) if self.gain_ms > 0 else None
+
+    def share(self, row: Row) -> float | None:
+        """Return a row's share of a step's time in compiled graphs, as far as that is known."""
+        known = math.fsum(each.step_ms or 0.0 for each in self.rows)
+        return None if row.step_ms is None or not known else row.step_ms / known
+
+    def kernels(self, *, in_graphs: bool) -> tuple[int, int, int]:
+        """Return kernels in a step, the graphs that have them, and the graphs whose kernels were not counted; in GRAPHs or outside."""
+        rows = [row for row in self.rows if row.is_graph is in_graphs]
+        counted = [row for row in rows if row.facts.nodes is not None]
+        kernels = math.fsum((row.facts.nodes or 0) * row.calls for row in counted)
+        graphs = math.fsum(row.calls for row in counted)
+        return round(kernels), round(graphs), round(math.fsum(row.calls for row in rows) - graphs)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON of `report --json`."""
+        within, graphs, unrecorded = self.kernels(in_graphs=True)
+        outside, _, uncounted = self.kernels(in_graphs=False)
+        return {
+            "schema": 1,
+            "program": self.summary.program,
+            "pid": self.summary.pid,
+            "coverage": {
+                "kernels_in_graphs": within,
+                "graphs": graphs,
+                "graphs_not_recorded": unrecorded,
+                "kernels_outside": outside,
+                "graphs_not_counted": uncounted,
+            },
+            "gain": {
+                "without_ms": self.without_ms,
+                "with_ms": self.with_ms,
+                "gain_ms": self.gain_ms,
+                "compared": len(self.compared),
+            },
+            "cost": {**self.summary.spent_ms, "paid_back_after_steps": self.paid_back_after},
+            "graphs": [self._row_json(row) for row in self.rows],
+            "left_out": self.summary.left_out,
+            "notes": self.summary.notes,
+            "problem": self.problem,
+        }
+
+    def _row_json(self, row: Row) -> dict[str, Any]:
+        facts, ran = row.facts, row.ran
+        return {
+            "graph": ran.graph,
+            "kind": ran.kind,
+            "sizes": list(ran.sizes),
+            "times": row.times,
+            "partition": facts.partition,
+            "partitions": facts.partitions,
+            "module": row.module,
+            "places": list(row.places),
+            "operators": facts.operators,
+            "kernels": facts.nodes,
+            "memory_bytes": facts.memory_bytes,
+            "deployment": ran.deployment,
+            "final": ran.final,
+            "source": ran.source,
+            "reason": dataclasses.asdict(ran.reason),
+            "against": dataclasses.asdict(ran.against),
+            "text": row.reason,
+            "call_us": row.call_us,
+            "share": self.share(row),
+            "saved_ms": row.saved_ms,
+            "decided_s": row.decided_s,
+        }
+
+
+def report(summary: Summary, locations: Locations) -> Report:
+    """Return the report of a summary. Costs that it does not have are those of cache and spool, if these can be read."""
+    try:
+        with open_catalogues(locations, spool.state(locations.spool).waiting) as catalogues:
+            return Report(_rows(summary, explain_summary(summary, *catalogues)), summary)
+    except (OSError, CommandError) as error:
+        return Report(_rows(summary, explain_summary(summary)), summary, f"the cache cannot be read: {error}")
+
+
+def _rows(summary: Summary, explanations: Iterable[Explanation]) -> tuple[Row, ...]:
+    ran = [(each, each.ran) for each in explanations]
+    explained = [(each, ran, _facts(summary.facts, ran.graph)) for each, ran in ran if ran is not None]
+    sizes = Counter(facts.whole for _, ran, facts in explained if ran.sizes and facts.whole)
+    rows = []
+    for each, ran_as, facts in explained:
+        if ran_as.reason.code is ReasonCode.DECIDED_BY_SIZE and sizes[ran_as.graph]:
+            continue  # its calls are those of its sizes
+        calls = each.times / sizes[facts.whole] if ran_as.sizes and facts.whole else float(each.times)
+        rows.append(Row(ran_as, each.times, facts, _call_us(facts, each.figures), calls))
+    return tuple(sorted(rows, key=lambda row: (-(row.step_ms or 0.0), -row.calls, row.ran.graph)))
+
+
+def _facts(known: dict[str, Facts], digest: str) -> Facts:
+    """Return the facts of a graph; of one at dynamic sizes also those of the whole, and of one without those of its largest recording."""
+    facts = known.get(digest, _NONE)
+    if facts.whole:
+        whole = known.get(facts.whole, _NONE)
+        inherited = ("partition", "partitions", "operators", "module", "places")
+        return dataclasses.replace(facts, **{name: getattr(whole, name) for name in inherited})
+    at_sizes = [each for each in known.values() if each.whole == digest and each.nodes is not None]
+    if facts.nodes is None and at_sizes:
+        largest = max(at_sizes, key=lambda each: each.nodes or 0)
+        return dataclasses.replace(facts, nodes=largest.nodes, memory_bytes=largest.memory_bytes)
+    return facts
+
+
+def _call_us(facts: Facts, figures: Sequence[dict[str, Any]]) -> dict[Deployment, float]:
+    if facts.figures:
+        return {each.deployment: max(each.host_us, each.span_us) for each in facts.figures}
+    return {Deployment(row["deployment"]): max(row["host_us"], row["span_us"]) for row in figures}
+
+
+def spent(summary: Summary) -> list[tuple[str, float]]:
+    """Return the parts of the cost that are not zero, by name, in milliseconds."""
+    names = dict(zip(COSTS, ("looking up", "measuring", "validating", "recording"), strict=True))
+    return [(names[name], ms) for name, ms in summary.spent_ms.items() if ms >= 0.05]

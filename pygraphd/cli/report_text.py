@@ -1,0 +1,131 @@
+"""The text of `pygraphd report`: three lines for all, then a table of the graphs, and below it where each comes from and why it runs so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pygraphd.cli import render
+from pygraphd.cli.render_explanations import SOURCES, notes_text
+from pygraphd.cli.report import spent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pygraphd.cli.report import Report, Row
+
+HEADER = ("#", "KIND", "RUNS AS", "KERNELS", "SHARE", "SAVES ms", "MiB", "DECIDED s")
+MAX_PLACES = 3
+_UNKNOWN = "-"
+
+
+def report_text(report: Report) -> str:
+    """Return the whole report."""
+    blocks = [render.pairs(headline(report))]
+    if report.rows:
+        blocks.append(render.table(HEADER, [cells(report, *row) for row in enumerate(report.rows, start=1)]))
+        blocks.append("\n".join(line for row in enumerate(report.rows, start=1) for line in _lines(*row)))
+    return "\n\n".join([*blocks, *remarks(report), *notes_text(report.summary.notes)])
+
+
+def headline(report: Report) -> list[tuple[str, str]]:
+    """Return the three lines: coverage, gain and cost."""
+    return [("coverage", _coverage(report)), ("gain", _gain(report)), ("cost", _cost(report))]
+
+
+def _coverage(report: Report) -> str:
+    within, graphs, unrecorded = report.kernels(in_graphs=True)
+    outside, _, uncounted = report.kernels(in_graphs=False)
+    if not report.rows:
+        return "no graphs: the program compiled none"
+    if not graphs + unrecorded:
+        counted = f"; {render.plural(outside, 'kernel', 'kernels')} a step counted" if outside else ""
+        return f"none of {render.plural(len(report.rows), 'compiled graph', 'compiled graphs')} in a GRAPH{counted}"
+    text = (
+        f"{within} of {within + outside} kernels a step in {render.plural(graphs, 'graph', 'graphs')}"
+        if not uncounted
+        else f"{within} kernels a step in {render.plural(graphs, 'graph', 'graphs')}, {outside} outside"
+    )
+    more = (
+        f"; {render.plural(uncounted, 'more graph', 'more graphs')} as KERNELS, not counted"
+        if uncounted
+        else ""
+    )
+    return text + more + (f"; {unrecorded} not recorded yet" if unrecorded else "")
+
+
+def _gain(report: Report) -> str:
+    if not report.compared:
+        return "not known: no graph was measured"
+    share = f", {report.gain_ms / report.without_ms:.1%}" if report.without_ms else ""
+    known = f"{len(report.compared)} of {render.plural(len(report.rows), 'graph', 'graphs')} measured"
+    return (
+        f"{report.gain_ms:.3f} ms a step{share}: {report.without_ms:.3f} -> {report.with_ms:.3f} ms ({known})"
+    )
+
+
+def _cost(report: Report) -> str:
+    parts = ", ".join(f"{seconds(ms)} {name}" for name, ms in spent(report.summary))
+    once = f"{seconds(report.cost_ms)} once" + (f" ({parts})" if parts else "")
+    steps = report.paid_back_after
+    paid = f"; paid back after {render.plural(steps, 'step', 'steps')}" if steps is not None else ""
+    most = max((row.facts.memory_bytes or 0 for row in report.rows if row.is_graph), default=0)
+    return once + paid + (f"; up to {_mib(most)} MiB in a call" if most else "")
+
+
+def seconds(ms: float) -> str:
+    """Return a time in seconds, or in milliseconds if it is below one second."""
+    return f"{ms / 1e3:.2f} s" if ms >= 1e3 else f"{ms:.1f} ms"
+
+
+def cells(report: Report, number: int, row: Row) -> tuple[str, ...]:
+    """Return the cells of a row under `HEADER`."""
+    share, saved, decided = report.share(row), row.saved_ms, row.decided_s
+    return (
+        str(number),
+        kind(row),
+        row.ran.deployment + ("" if row.ran.final else "?"),
+        _UNKNOWN if row.facts.nodes is None else str(row.facts.nodes),
+        _UNKNOWN if share is None else f"{share:.1%}",
+        _UNKNOWN if saved is None else f"{saved:.3f}",
+        _UNKNOWN if row.facts.memory_bytes is None else _mib(row.facts.memory_bytes),
+        _UNKNOWN if decided is None else f"{decided:.1f}",
+    )
+
+
+def kind(row: Row) -> str:
+    """Return kind, partition and sizes of a row, and the number of equal ones."""
+    part = f" {row.facts.partition + 1}/{row.facts.partitions}" if row.facts.partitions > 1 else ""
+    times = f", {row.times} alike" if row.times > 1 else ""
+    return f"{row.ran.kind}{part}{render.sizes_text(row.ran.sizes)}{times}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f}"
+
+
+def _lines(number: int, row: Row) -> Iterator[str]:
+    places = ", ".join(row.places[:MAX_PLACES]) + (", ..." if len(row.places) > MAX_PLACES else "")
+    where = f"{row.module} ({places})" if row.module and places else row.module or places
+    operators = (
+        "" if row.facts.operators is None else f", {row.facts.operators} operators in the compiled graph"
+    )
+    yield f"{number:>3}  {where or 'source not known'}"
+    yield f"     {row.ran.deployment}: {row.reason} ({SOURCES[row.ran.source]})"
+    yield f"     graph {row.ran.graph[:12]}{operators}"
+
+
+def remarks(report: Report) -> list[str]:
+    """Return the definitions of the figures, and what they leave out."""
+    said = []
+    if report.rows:
+        said.append(
+            "A step is one call of each graph (the mean over its sizes); the program may call some more often. Kernels include copies and\n"
+            "fills. A call takes the longer of its host time and its span on the GPU. MiB are what a call of a GRAPH allocates."
+        )
+    if any(row.reason for row in report.rows if not row.is_graph):
+        said.append("What to do about KERNELS: pygraphd doctor SUMMARY")
+    if report.summary.left_out:
+        said.append(f"{report.summary.left_out} more graphs are only counted in the summary")
+    if report.problem:
+        said.append(report.problem)
+    return said

@@ -1,0 +1,193 @@
+"""A report says of a summary what is known of coverage, gain and cost, and nothing else; its page refers to nothing outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.cli import report_html, summary_files
+from pygraphd.cli.report import Report, report
+from pygraphd.cli.report_text import headline, report_text
+from pygraphd.cli.summaries import read_summary
+from pygraphd.client.common.report import Report as Written
+from pygraphd.errors import UsageError
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.locations import Locations, locate
+from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurement
+from pygraphd.schema.policy import only_kernels
+from pygraphd.schema.reasons import Reason, ReasonCode
+from pygraphd.schema.summary import Source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.2", "91400")
+FASTER = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
+VOID = {"meta", "br"}
+HOSTILE = "L['self']/<script>alert(1)</script>"
+
+
+def graph(digit: str) -> Graph:
+    return Graph(digit * 64, Kind.FORWARD, 0, 1, 9)
+
+
+def measured(deployment: Deployment, host_us: float, span_us: float) -> Measurement:
+    return Measurement(deployment, 12, 999.0, 1.0, host_us, span_us, 0.0)
+
+
+def both(kernels_us: float, graph_us: float) -> list[Measurement]:
+    return [
+        measured(Deployment.KERNELS, kernels_us, 1.0),
+        measured(Deployment.GRAPH, 1.0, graph_us),
+    ]
+
+
+def a_program() -> Written:
+    """Two equal layers, a graph with two sizes, and one that is not recorded."""
+    made = Written()
+    layer, sized, custom = graph("a"), graph("b"), graph("c")
+    made.note_graph(layer.digest, module=HOSTILE, places=["/x/train.py:7 in forward"], operators=9)
+    for _ in range(2):
+        made.record_deployment(layer, HERE, FASTER, Source.MEASURED, measured=both(1000.0, 400.0))
+    made.note_graph(layer.digest, nodes=20, memory_bytes=3 * 2**20)
+    made.note_graph(sized.digest, module="L['self']/tail")
+    made.record_deployment(sized, HERE, only_kernels(Reason(ReasonCode.DECIDED_BY_SIZE)), Source.RULE)
+    for size, nodes in ((8, 4), (16, 6)):
+        made.note_graph(sized.digest, (size,), nodes=nodes, memory_bytes=1)
+        made.record_deployment(sized.at((size,)), HERE, FASTER, Source.MEASURED, measured=both(300.0, 100.0))
+    why = only_kernels(Reason(ReasonCode.CUSTOM_OPERATORS, "mine::rope"))
+    made.record_deployment(custom, HERE, why, Source.RULE)
+    made.measuring_ms, made.recording_ms = 1000.0, 400.0
+    made.count_graph_break("Tensor.item() (train.py:3)")
+    return made
+
+
+@pytest.fixture
+def locations(tmp_path: Path) -> Locations:
+    return locate({"PYGRAPHD_HOME": str(tmp_path / "home")})
+
+
+def read_back(written: Written, tmp_path: Path, locations: Locations) -> Report:
+    file = tmp_path / "summary.json"
+    file.write_text(json.dumps(written.summary()))
+    return report(read_summary(file), locations)
+
+
+def test_the_first_lines_say_what_is_known_of_a_step(tmp_path: Path, locations: Locations) -> None:
+    made = read_back(a_program(), tmp_path, locations)
+
+    lines = dict(headline(made))
+
+    # Two layers of 20 kernels, and the mean of 4 and 6 at the sizes.
+    assert (
+        lines["coverage"] == "45 kernels a step in 3 graphs, 0 outside; 1 more graph as KERNELS, not counted"
+    )
+    assert lines["gain"] == "1.400 ms a step, 60.9%: 2.300 -> 0.900 ms (3 of 4 graphs measured)"
+    assert lines["cost"] == (
+        "1.40 s once (1.00 s measuring, 400.0 ms recording); paid back after 1000 steps; up to 3.0 MiB in a call"
+    )
+    text = report_text(made)
+    assert "tail\n     GRAPH: GRAPH is faster (measured by this program)" in text
+    assert "at 8" in text
+    assert "forward, 2 alike" in text
+    assert "Tensor.item() (train.py:3)" in text
+
+
+def test_nothing_is_said_of_a_program_of_which_nothing_is_known(tmp_path: Path, locations: Locations) -> None:
+    written = Written()
+    assert dict(headline(read_back(written, tmp_path, locations)))["coverage"].startswith("no graphs")
+
+    written.record_deployment(graph("a"), HERE, only_kernels(Reason(ReasonCode.NO_DEVICE)), Source.RULE)
+    made = read_back(written, tmp_path, locations)
+
+    assert [text for _, text in headline(made)] == [
+        "none of 1 compiled graph in a GRAPH",
+        "not known: no graph was measured",
+        "0.0 ms once",
+    ]
+    assert "<svg" not in report_html.page(made)
+
+
+class Page(HTMLParser):
+    """The tags of a page; fails where one is closed that is not open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.names: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.names.update(name for name, _ in attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.names.update(name for name, _ in attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_refers_to_nothing_outside(tmp_path: Path, locations: Locations) -> None:
+    text = report_html.page(read_back(a_program(), tmp_path, locations))
+
+    page = Page()
+    page.feed(text)
+
+    assert page.open == []
+    assert page.seen.count("svg") == 2
+    assert not {"script", "link", "img", "iframe", "object", "use", "image"} & set(page.seen)
+    assert not {"src", "href", "xlink:href", "srcset", "data", "action", "style"} & page.names
+    assert not re.search(r"url\(|@import|https?:|//", re.sub(r"<title>.*?</title>|/x/train\.py", "", text))
+    assert "&lt;script&gt;" in text
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+    used, defined = set(re.findall(r"var\((--\w+)\)", text)), set(re.findall(r"(--\w+):", text))
+    assert used <= defined
+
+
+def test_a_word_names_a_file_a_process_or_the_last_summary(tmp_path: Path, locations: Locations) -> None:
+    variables = {"PYGRAPHD_HOME": str(tmp_path / "home")}
+    asked = summary_files.variable_for("/jobs/train.py", locations, variables)
+    kept = summary_files.folder(locations) / f"{os.getpid()}.train.py.json"
+    assert asked == {"PYGRAPH_SUMMARY": str(kept)}
+    for variable in ("PYGRAPH_SUMMARY", "PYGRAPH_READONLY"):
+        assert summary_files.variable_for("train.py", locations, {variable: "1"}) == {}
+    with pytest.raises(UsageError, match="no summary yet"):
+        summary_files.find("last", locations, variables)
+
+    kept.write_text("{}")
+    rank = kept.with_name(f"{kept.name}.1")
+    rank.write_text("{}")
+    os.utime(kept, ns=(1, 1))
+    os.mkfifo(kept.with_name("9.pipe.py.json"))
+
+    assert summary_files.find("last", locations, variables) == rank
+    assert summary_files.find(str(kept), locations, variables) == kept
+    assert summary_files.find(str(os.getpid()), locations, variables).name.startswith(f"{os.getpid()}.")
+    assert summary_files.of_script("elsewhere/train.py", locations, variables) == rank
+    assert summary_files.of_script("other.py", locations, variables) is None
+    with pytest.raises(UsageError, match="no process with this pid"):
+        summary_files.find("31", locations, variables)
+
+
+def test_kept_summaries_are_bounded_and_never_keep_a_script_from_running(
+    locations: Locations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary_files, "MAX_KEPT", 2)
+    summary_files.variable_for("a.py", locations, {})
+    for number in range(4):
+        (summary_files.folder(locations) / f"{number}.a.py.json").write_text("")
+    summary_files.variable_for("a.py", locations, {})
+    assert len(list(summary_files.folder(locations).iterdir())) == 1
+
+    summary_files.folder(locations).chmod(0o777)
+    assert summary_files.variable_for("a.py", locations, {}) == {}
