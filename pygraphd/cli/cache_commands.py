@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -17,7 +19,7 @@ from pygraphd.schema.durations import parse_duration
 from pygraphd.schema.locations import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator
 
     from pygraphd.daemon.exchange import ImportAnswer, Portable
     from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
@@ -40,6 +42,9 @@ _Graph = Annotated[str, typer.Option("--graph", metavar="PREFIX", help="Only gra
 def inspect(
     gpu: _Gpu = "",
     graph: _Graph = "",
+    most: Annotated[
+        int | None, typer.Option("--most", metavar="N", min=1, help="Only the newest N of these.")
+    ] = None,
     json: _AsJson = False,
 ) -> None:
     """List the entries, newest first. KERNELS? marks a provisional one: too few calls, or too noisy."""
@@ -48,14 +53,14 @@ def inspect(
 
     path = locate().database
     if not path.exists():
-        _say(render.entries_json([]) if json else f"no entries: {path} does not exist yet")
+        _say_all(render.entries_json([]) if json else [f"no entries: {path} does not exist yet"])
         return
     with Catalogue(path) as catalogue:
-        entries = catalogue.entries(gpu, graph)
-    if json:
-        _say(render.entries_json(entries))
-    else:
-        _say(render.entries_table(entries) if entries else "no entries")
+        pages = catalogue.pages(gpu, graph, most)
+        if json:
+            _say_all(render.entries_json(entry for page in pages for entry in page))
+        elif not _say_all(render.entries_table(pages)):
+            _say("no entries")
 
 
 @cache.command()
@@ -178,19 +183,16 @@ def export(
     """Write final decisions and their measurements to a file, for `cache import` on another machine or in an image."""
     from pygraphd.cli import exporting, render
     from pygraphd.cli.catalogue import Catalogue
-    from pygraphd.daemon import exchange, spool
+    from pygraphd.daemon import spool
 
     locations = locate()
     with Catalogue(locations.database) as catalogue:
-        found = exporting.export(catalogue, gpu, graph)
-    exchange.check_count(found.entries)
-    if file == "-":
-        _write_out(found.entries)
-    else:
-        _write_new(Path(file), found.entries)
+        found = exporting.Export(catalogue, gpu, graph)
+        entries = _write_out(found) if file == "-" else _write_new(Path(file), found)
     # Not into what may be the file itself.
     if sys.stderr is not None:
-        sys.stderr.write(f"{render.export_text(found, spool.state(locations.spool).waiting)}\n")
+        text = render.export_text(entries, found.left_out, spool.state(locations.spool).waiting)
+        sys.stderr.write(f"{text}\n")
 
 
 @cache.command("import")
@@ -203,34 +205,53 @@ def import_(
 ) -> None:
     """Store the entries of an exported file, unless they were decided here; an invalid file stores nothing."""
     from pygraphd.cli import render
+    from pygraphd.daemon import exchange
 
-    entries, left_out = _read(file)
-    answer = (_foreseen if dry_run else _import)(locate(), entries)
-    answer = dataclasses.replace(answer, left_out=left_out)
+    with _opened(file) as (stream, name):
+        contents = exchange.check_file(stream, name)
+        read = exchange.read_file(stream, name)
+        entries = (entry for entry in read if entry is not None)
+        answer = _foreseen(locate(), entries) if dry_run else _import(locate(), entries, contents.entries)
+    answer = dataclasses.replace(answer, left_out=contents.left_out)
     _say(render.as_json(answer.as_json()) if json else render.import_text(answer))
 
 
-def _write_out(entries: Sequence[Portable]) -> None:
+def _write_out(entries: Iterable[Portable]) -> int:
     from pygraphd.daemon import exchange
 
     if sys.stdout is None:
         raise CommandError("standard output: is closed")
+    with _buffer("w+") as buffer:
+        count = exchange.write(entries, buffer)
+        buffer.seek(0)
+        try:
+            shutil.copyfileobj(buffer, sys.stdout)
+            sys.stdout.flush()
+        except OSError as error:
+            # What is left in its buffer would fail once more when Python ends, with code 120 and a traceback.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise CommandError(f"standard output: cannot be written: {error.strerror}") from error
+    return count
+
+
+@contextlib.contextmanager
+def _buffer(mode: str) -> Iterator[Any]:
+    """Yield a file that can be rewound, as a pipe cannot; it is gone after the block."""
+    encoding = None if "b" in mode else "utf-8"
     try:
-        exchange.write(entries, sys.stdout)
-        sys.stdout.flush()
+        with tempfile.TemporaryFile(mode, encoding=encoding) as stream:
+            yield stream
     except OSError as error:
-        # What is left in its buffer would fail once more when Python ends, with code 120 and a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise CommandError(f"standard output: cannot be written: {error.strerror}") from error
+        raise CommandError(f"{tempfile.gettempdir()}: cannot be written: {error.strerror}") from error
 
 
-def _write_new(path: Path, entries: Sequence[Portable]) -> None:
+def _write_new(path: Path, entries: Iterable[Portable]) -> int:
     from pygraphd.daemon import exchange
 
     try:
         with path.open("x", encoding="utf-8") as stream:
             try:
-                exchange.write(entries, stream)
+                count = exchange.write(entries, stream)
                 stream.flush()
             except BaseException:
                 # Half a file is refused where it is read, but had better not be there: also after an interrupt.
@@ -243,20 +264,25 @@ def _write_new(path: Path, entries: Sequence[Portable]) -> None:
         raise UsageError(f"{path}: cannot be written, as there is no folder {path.parent}") from error
     except OSError as error:
         raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
+    return count
 
 
-def _read(file: str) -> tuple[list[Portable], int]:
-    from pygraphd.daemon import exchange
-
-    try:
-        if file == "-":
-            if sys.stdin is None:
+@contextlib.contextmanager
+def _opened(file: str) -> Iterator[tuple[BinaryIO, str]]:
+    """Yield a file to be imported, which is read twice, and its name in messages; raises UsageError."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if file == "-" and sys.stdin is None:
                 raise UsageError("standard input: is closed")
-            return exchange.read_all(sys.stdin.buffer, "standard input")
-        with Path(file).open("rb") as stream:
-            return exchange.read_all(stream, file)
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+            stream: BinaryIO = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
+            if not stream.seekable():
+                buffer = stack.enter_context(_buffer("w+b"))
+                shutil.copyfileobj(stream, buffer)
+                buffer.seek(0)
+                stream = buffer
+        except OSError as error:
+            raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+        yield stream, "standard input" if file == "-" else file
 
 
 def _age(text: str | None) -> float | None:
@@ -302,7 +328,7 @@ def _check_there_is_a_cache(locations: Locations, what: str) -> None:
         raise CommandError(f"{locations.database}: there is no cache yet, so there is nothing to {what}")
 
 
-def _import(locations: Locations, entries: Sequence[Portable]) -> ImportAnswer:
+def _import(locations: Locations, entries: Iterable[Portable], count: int) -> ImportAnswer:
     from pygraphd import folders
     from pygraphd.cli.writing import writing
     from pygraphd.daemon import exchange
@@ -316,12 +342,12 @@ def _import(locations: Locations, entries: Sequence[Portable]) -> ImportAnswer:
                 answer += writer.add_imported(request)
                 done += len(request.entries)
     except CommandError as error:
-        so_far = f"; {done} of {len(entries)} entries had been gone through: import the file again"
+        so_far = f"; {done} of {count} entries had been gone through: import the file again"
         raise CommandError(f"{error}{so_far if done else ''}") from error
     return answer
 
 
-def _foreseen(locations: Locations, entries: Sequence[Portable]) -> ImportAnswer:
+def _foreseen(locations: Locations, entries: Iterable[Portable]) -> ImportAnswer:
     from pygraphd.cli.catalogue import Catalogue
     from pygraphd.daemon import exchange, importing
 
@@ -333,3 +359,11 @@ def _foreseen(locations: Locations, entries: Sequence[Portable]) -> ImportAnswer
 
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
+
+
+def _say_all(texts: Iterable[str]) -> int:
+    """Print texts as they come; return their number."""
+    count = 0
+    for count, text in enumerate(texts, 1):  # noqa: B007 - the last one counts
+        _say(text)
+    return count

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
 from pygraphd.daemon import tables
-from pygraphd.daemon.queries import rows_of
+from pygraphd.daemon.queries import chunks, row_place, rows_of
 from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema import offline
 from pygraphd.schema.keys import DIGITS
+from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import is_noisy, reason_text
 from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 _T = TypeVar("_T")
 
+PAGE = 500
+"""Entries read in one transaction: neither memory nor the daemon's log grows with the length of a listing."""
 NOT_FOUND = "no entry has an id or graph that begins so; see: pygraphd cache inspect"
 
 _ENTRY = (
@@ -49,6 +53,21 @@ _ENTRY = (
     tables.Decision.environment,
     tables.Environment.gpu,
 )
+
+
+def _newest_median(deployment: str) -> sa.Label[float | None]:
+    measurement = tables.Measurement
+    query = sa.select(measurement.median_us).where(
+        measurement.environment == tables.Decision.environment,
+        measurement.graph == tables.Decision.graph,
+        measurement.deployment == deployment,
+    )
+    newest = query.order_by(measurement.id.desc()).limit(1).correlate(tables.Decision)
+    return newest.scalar_subquery().label(f"{_MEDIAN}{deployment}")
+
+
+_MEDIAN = "median of "
+_MEDIANS = tuple(_newest_median(deployment) for deployment in Deployment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,35 +148,57 @@ class Catalogue:
         """Close the file."""
         self._engine.dispose()
 
-    def entries(self, gpu: str = "", graph: str = "") -> list[CachedEntry]:
-        """Return the entries whose GPU name contains `gpu` and whose graph digest begins with `graph`, newest first."""
-        query = _select_entries().order_by(tables.Decision.created_at.desc(), tables.Decision.id)
+    def pages(self, gpu: str = "", graph: str = "", most: int | None = None) -> Iterator[list[CachedEntry]]:
+        """Yield the entries whose GPU name contains `gpu` and whose graph digest begins with `graph`, newest first.
+
+        They come `PAGE` at a time, `most` at most.
+        """
+        places = self.places(gpu, graph, newest_first=True, most=most)
+        for some in chunks(places, PAGE):
+            found = {
+                row["place"]: row for row in self.rows(_select_entries(row_place).where(row_place.in_(some)))
+            }
+            yield [self._entry(found[place]) for place in some if place in found]
+
+    def places(
+        self, gpu: str, graph: str, *, newest_first: bool = False, most: int | None = None
+    ) -> Sequence[int]:
+        """Return the row numbers of the entries that are selected, by time: 8 bytes each, whatever their number."""
+        decision = tables.Decision
+        query = sa.select(row_place).select_from(decision)
         if gpu:
-            query = query.where(tables.Environment.gpu.icontains(gpu, autoescape=True))
+            name = tables.Environment.gpu.icontains(gpu, autoescape=True)
+            query = query.where(decision.environment.in_(sa.select(tables.Environment.id).where(name)))
         if graph:
-            query = query.where(tables.Decision.graph.startswith(graph.lower(), autoescape=True))
-        medians = self._medians()
-        return [self._entry(row, medians) for row in self.rows(query)]
+            query = query.where(_begins(decision.graph, graph))
+        order = (
+            (decision.created_at.desc(), row_place.desc())
+            if newest_first
+            else (decision.created_at, row_place)
+        )
+        query = query.order_by(*order).limit(most)
+        return self.read(
+            lambda connection: array("q", connection.scalars(query.execution_options(yield_per=PAGE)))
+        )
 
     def show(self, prefix: str) -> EntryDetails:
         """Return the one entry with an id or graph digest that begins with `prefix`; raises UsageError if there is none or several."""
-        return self._details(self._one(prefix))
+        return self._details(self._entry(self._row(prefix)))
 
     def of_graph(self, graph: str) -> list[EntryDetails]:
         """Return the entries of one graph (its whole digest), one for each environment, newest first."""
-        return self._all_details(tables.Decision.graph == graph, graph)
+        return self._all_details(tables.Decision.graph == graph)
 
     def of_prefix(self, prefix: str) -> list[EntryDetails]:
         """Return the entries with an id or graph digest that begins with `prefix`, newest first; raises UsageError for several graphs."""
-        found = self.rows(_select_entries().where(_begins_with(prefix)))
-        graph = only_graph(prefix, {row["graph"] for row in found})
-        return self._all_details(_begins_with(prefix), graph) if graph is not None else []
+        graphs = sa.select(tables.Decision.graph).where(_begins_with(prefix)).distinct().limit(100)
+        found = only_graph(prefix, {row["graph"] for row in self.rows(graphs)})
+        return [] if found is None else self._all_details(_begins_with(prefix))
 
-    def _all_details(self, where: sa.ColumnElement[bool], graph: str) -> list[EntryDetails]:
+    def _all_details(self, where: sa.ColumnElement[bool]) -> list[EntryDetails]:
         query = _select_entries().where(where)
         rows = self.rows(query.order_by(tables.Decision.created_at.desc(), tables.Decision.id))
-        medians = self._medians(graph)
-        return [self._details(self._entry(row, medians)) for row in rows]
+        return [self._details(self._entry(row)) for row in rows]
 
     def _details(self, entry: CachedEntry) -> EntryDetails:
         environment, graph = entry.facts["environment"], entry.facts["graph"]
@@ -173,9 +214,6 @@ class Catalogue:
         """Return the id of the one entry with an id or graph digest that begins with `prefix`; raises UsageError if there is none or several."""
         return str(self._row(prefix)["id"])
 
-    def _one(self, prefix: str) -> CachedEntry:
-        return self._entry(self._row(prefix), self._medians())
-
     def _row(self, prefix: str) -> dict[str, Any]:
         rows = self.rows(_select_entries().where(_begins_with(prefix)).limit(100))
         if not rows:
@@ -184,22 +222,13 @@ class Catalogue:
             raise UsageError(f"{prefix}: {_ambiguous([row['id'] for row in rows], 'entries')}")
         return rows[0]
 
-    def _medians(self, graph: str = "") -> dict[tuple[str, str], dict[str, float]]:
-        """Return the newest medians by entry and deployment, of one graph or of all."""
-        measurement = tables.Measurement
-        key = (measurement.environment, measurement.graph, measurement.deployment)
-        newest = sa.select(sa.func.max(measurement.id)).group_by(*key)
-        if graph:
-            newest = newest.where(measurement.graph == graph)
-        medians: dict[tuple[str, str], dict[str, float]] = {}
-        for row in self.rows(sa.select(*key, measurement.median_us).where(measurement.id.in_(newest))):
-            medians.setdefault((row["environment"], row["graph"]), {})[row["deployment"]] = row["median_us"]
-        return medians
-
-    def _entry(self, facts: dict[str, Any], medians: dict[tuple[str, str], dict[str, float]]) -> CachedEntry:
+    def _entry(self, facts: dict[str, Any]) -> CachedEntry:
+        medians = {name: facts.pop(f"{_MEDIAN}{name}") for name in Deployment}
+        facts.pop("place", None)
         facts["final"] = bool(facts["final"])
         facts["sizes"] = [int(size) for size in facts["sizes"].split(",") if size]
-        return CachedEntry(facts, medians.get((facts["environment"], facts["graph"]), {}), self.is_spool)
+        known = {name.value: median for name, median in medians.items() if median is not None}
+        return CachedEntry(facts, known, self.is_spool)
 
     def rows(self, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
         """Return the rows of a query; raises CommandError if the file cannot be read."""
@@ -240,20 +269,27 @@ def _columns(table: type[tables.Base]) -> Sequence[sa.ColumnElement[Any]]:
     return list(sa.inspect(table).columns)
 
 
-def _select_entries() -> sa.Select[*tuple[Any, ...]]:
+def _select_entries(*more: sa.ColumnElement[Any]) -> sa.Select[*tuple[Any, ...]]:
     return (
-        sa.select(*_ENTRY)
-        .join(tables.Environment, tables.Decision.environment == tables.Environment.id)
+        sa.select(*more, *_ENTRY, *_MEDIANS)
+        .join_from(tables.Decision, tables.Environment, tables.Decision.environment == tables.Environment.id)
         .join(tables.Graph, tables.Decision.graph == tables.Graph.digest)
     )
 
 
-def _begins_with(prefix: str) -> sa.ColumnElement[bool]:
+def _begins(column: sa.orm.InstrumentedAttribute[str], prefix: str) -> sa.ColumnElement[bool]:
+    # Not LIKE, which reads every row: no index serves it where it has an escape character.
     text = prefix.lower()
-    return sa.or_(
-        tables.Decision.id.startswith(text, autoescape=True),
-        tables.Decision.graph.startswith(text, autoescape=True),
+    return (column >= text) & (column < f"{text}g")  # the first text behind all that goes on with hex digits
+
+
+def _begins_with(prefix: str) -> sa.ColumnElement[bool]:
+    by_id, by_graph = (
+        sa.select(tables.Decision.id).where(_begins(column, prefix))
+        for column in (tables.Decision.id, tables.Decision.graph)
     )
+    # Not OR beside the joins, where SQLite may begin with the environments and read all their entries.
+    return tables.Decision.id.in_(by_id.union(by_graph))
 
 
 def _ambiguous(digests: list[str], what: str) -> str:

@@ -3,73 +3,78 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from pygraphd.cli.catalogue import PAGE
 from pygraphd.daemon import tables
 from pygraphd.daemon.exchange import Portable
-from pygraphd.daemon.queries import rows_of, weighed
+from pygraphd.daemon.queries import chunks, row_place, rows_of, weighed
 from pygraphd.daemon.rederiving import NOT_VALID, decision_of, measurement_of
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Graph, Kind, Origin, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pygraphd.cli.catalogue import Catalogue
+    from pygraphd.daemon.queries import Key
     from pygraphd.daemon.rederiving import Row
 
 NOT_FINAL = "not final: whoever meets that graph measures it"
 
 
-@dataclass(frozen=True, slots=True)
 class Export:
-    """The entries to write, and the number of entries left out, by reason."""
+    """The entries whose GPU name contains `gpu` and whose graph digest begins with `graph`, oldest first, as they are read.
 
-    entries: tuple[Portable, ...]
-    left_out: Mapping[str, int]
+    `left_out` has the number of entries left out so far, by reason.
+    """
 
+    def __init__(self, catalogue: Catalogue, gpu: str = "", graph: str = "") -> None:
+        self._catalogue = catalogue
+        self._places = catalogue.places(gpu, graph)
+        self.left_out: Counter[str] = Counter()
 
-def export(catalogue: Catalogue, gpu: str = "", graph: str = "") -> Export:
-    """Return the entries whose GPU name contains `gpu` and whose graph digest begins with `graph`, oldest first."""
-    # Of one moment: a decision of the next one rests on other measurements.
-    rows, measured = catalogue.read(
-        lambda connection: (rows_of(connection, _selected(gpu, graph)), weighed(connection))
-    )
-    entries: list[Portable] = []
-    left_out: Counter[str] = Counter()
-    for row in rows:
+    def __iter__(self) -> Iterator[Portable]:
+        for some in chunks(self._places, PAGE):
+            rows, measured = self._catalogue.read(functools.partial(_page, row_place.in_(some)))
+            by_place = {row["place"]: row for row in rows}
+            for row in (by_place[place] for place in some if place in by_place):
+                if (entry := self._entry(row, measured)) is not None:
+                    yield entry
+
+    def _entry(self, row: Row, measured: Mapping[Key, Sequence[Row]]) -> Portable | None:
         if not row["final"]:
-            left_out[NOT_FINAL] += 1
-            continue
+            self.left_out[NOT_FINAL] += 1
+            return None
         try:
-            entries.append(_portable(row, measured.get((row["environment"], row["graph"]), [])))
+            return _portable(row, measured.get((row["environment"], row["graph"]), []))
         except ValueError:  # another program's deployment, or a time that is none
-            left_out[NOT_VALID] += 1
-    return Export(tuple(entries), left_out)
+            self.left_out[NOT_VALID] += 1
+            return None
 
 
-def _selected(gpu: str, graph: str) -> sa.Select[*tuple[Any, ...]]:
+def _page(
+    where: sa.ColumnElement[bool], connection: sa.Connection
+) -> tuple[list[dict[str, Any]], dict[Key, list[Row]]]:
+    # Of one moment: a decision of the next one rests on other measurements.
+    return rows_of(connection, _selected(where)), weighed(connection, where)
+
+
+def _selected(where: sa.ColumnElement[bool]) -> sa.Select[*tuple[Any, ...]]:
     decision, environment, of = tables.Decision, tables.Environment, tables.Graph
     columns = [
+        row_place,
         *sa.inspect(decision).columns,
         *(each for each in sa.inspect(environment).columns if each.name != "id"),
         *(each for each in sa.inspect(of).columns if each.name != "digest"),
     ]
-    query = (
-        sa.select(*columns)
-        .join(environment, decision.environment == environment.id)
-        .join(of, decision.graph == of.digest)
-        .order_by(decision.created_at, decision.id)
-    )
-    if gpu:
-        query = query.where(environment.gpu.icontains(gpu, autoescape=True))
-    return query.where(decision.graph.startswith(graph.lower(), autoescape=True)) if graph else query
+    query = sa.select(*columns).join_from(decision, environment, decision.environment == environment.id)
+    return query.join(of, decision.graph == of.digest).where(where)
 
 
 def _portable(row: Row, measured: Sequence[Row]) -> Portable:

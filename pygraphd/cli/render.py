@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 import time
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,11 @@ from pygraphd.schema.messages import Deployment
 from pygraphd.schema.reasons import NOT_STATED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
     from pygraphd.cli.catalogue import CachedEntry, EntryDetails
-    from pygraphd.cli.exporting import Export
     from pygraphd.cli.status import Status
     from pygraphd.config import Config
     from pygraphd.daemon.exchange import ImportAnswer
@@ -55,15 +55,32 @@ def as_json(value: object) -> str:
     return json.dumps(value, indent=2, allow_nan=False)
 
 
-def entries_json(entries: Sequence[CachedEntry]) -> str:
-    """Return a listing as JSON."""
-    return as_json({"schema": 1, "entries": [entry.as_json() for entry in entries]})
+def entries_json(entries: Iterable[CachedEntry]) -> Iterator[str]:
+    """Yield the lines of a listing as JSON, an entry at a time."""
+    yield '{\n  "schema": 1,\n  "entries": ['
+    before = ""
+    for entry in entries:
+        if before:
+            yield f"{before},"
+        before = textwrap.indent(as_json(entry.as_json()), "    ")
+    if before:
+        yield before
+    yield "  ]\n}"
 
 
-def entries_table(entries: Sequence[CachedEntry], now: float | None = None) -> str:
-    """Return a listing, one line for each entry."""
+def entries_table(pages: Iterable[Sequence[CachedEntry]], now: float | None = None) -> Iterator[str]:
+    """Yield a listing page by page, one line for each entry."""
     moment = time.time() if now is None else now
-    return table(_HEADER, [_entry_cells(entry, moment) for entry in entries])
+    widths: Sequence[int] | None = None
+    for page in pages:
+        rows = [_entry_cells(entry, moment) for entry in page]
+        if sys.stdout.isatty():
+            yield _drawn_table(_HEADER, rows)
+            continue
+        lines = [_HEADER, *rows] if widths is None else rows
+        # No narrower than the page before.
+        widths = list(map(max, _widths(_HEADER, rows), widths or map(len, _HEADER)))
+        yield _aligned(_HEADER, lines, widths)
 
 
 def entry_text(details: EntryDetails, now: float | None = None) -> str:
@@ -120,10 +137,10 @@ def rederive_text(answer: RederiveAnswer) -> str:
     return pairs(facts)
 
 
-def export_text(found: Export, spooled: int) -> str:
+def export_text(entries: int, without: Mapping[str, int], spooled: int) -> str:
     """Return the number of entries written and left out, with reasons; `spooled` is the number of files in the spool."""
-    written = f"wrote {plural(len(found.entries), 'entry', 'entries')}"
-    left_out = "".join(f"; left out {count}, {reason}" for reason, count in sorted(found.left_out.items()))
+    written = f"wrote {plural(entries, 'entry', 'entries')}"
+    left_out = "".join(f"; left out {count}, {reason}" for reason, count in sorted(without.items()))
     waiting = (
         f"; {plural(spooled, 'file waits', 'files wait')} in the spool: run `pygraphd start` first"
         if spooled
@@ -197,14 +214,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = (
-        "  ".join(
-            _padded(cell, width, name) for cell, width, name in zip(line, widths, header, strict=True)
-        ).rstrip()
-        for line in (header, *rows)
+    return _aligned(header, (header, *rows), _widths(header, rows))
+
+
+def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+
+
+def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
+    padded = (
+        (_padded(cell, width, name) for cell, width, name in zip(line, widths, header, strict=True))
+        for line in lines
     )
-    return "\n".join(lines)
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 def _padded(cell: str, width: int, column: str) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
+import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ from pygraphd.schema.messages import MAX_TIME, Origin, Record, read
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from typing import BinaryIO, TextIO
 
 FORMAT = "pygraphd cache"
@@ -29,8 +31,8 @@ FORMAT_VERSION = 3
 MAX_LINE_BYTES = 2**16
 MAX_ENTRIES = 64
 """Entries in one request: few enough to fit into a body and to delay no other request for long."""
-MOST_ENTRIES = 100_000
-"""In a file: all of them are in memory before the first is stored, some KB each."""
+_HEADER_BYTES = 256
+"""Length of a written header: it is written again, with the number of entries, after the last one."""
 IMPORTED = "import:"
 """Prefix of the host of imported entries. No host has such a name, so every client treats them as foreign."""
 
@@ -52,7 +54,7 @@ class Header:
         check_text("pygraphd", self.pygraphd, maximum=64)
         check_int("version", self.version, maximum=2**53, minimum=1)
         check_int("keys", self.keys, maximum=2**53)
-        check_int("entries", self.entries, maximum=MOST_ENTRIES)
+        check_int("entries", self.entries, maximum=2**53)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,33 +136,58 @@ def imported_host(host: str) -> str:
     return host if host.startswith(IMPORTED) else f"{IMPORTED}{host}"[:256]
 
 
-def requests(entries: Sequence[Portable]) -> Iterator[ImportRequest]:
+def requests(entries: Iterable[Portable]) -> Iterator[ImportRequest]:
     """Yield the requests that store all entries, in their order."""
-    for start in range(0, len(entries), MAX_ENTRIES):
-        yield ImportRequest(tuple(entries[start : start + MAX_ENTRIES]))
+    left = iter(entries)
+    while some := tuple(itertools.islice(left, MAX_ENTRIES)):
+        yield ImportRequest(some)
 
 
-def check_count(entries: Sequence[Portable]) -> None:
-    """Raise UsageError for more entries than a file may have."""
-    if len(entries) > MOST_ENTRIES:
-        raise UsageError(
-            f"{len(entries)} entries, at most {MOST_ENTRIES} in a file: export some with --gpu or --graph"
-        )
+def write(entries: Iterable[Portable], stream: TextIO) -> int:
+    """Write a file's lines to a stream that can be rewound, one entry in memory at a time; return the number of entries."""
+    begin, count = stream.tell(), 0
+    stream.write(_header_line(count))
+    for entry in entries:
+        stream.write(_line(entry) + "\n")
+        count += 1
+    stream.seek(begin)
+    stream.write(_header_line(count))
+    stream.seek(0, io.SEEK_END)
+    return count
 
 
-def write(entries: Sequence[Portable], stream: TextIO) -> None:
-    """Write a file's lines."""
-    header = Header(FORMAT, FORMAT_VERSION, KEY_VERSION, VERSION, len(entries))
-    lines: tuple[Header | Portable, ...] = (header, *entries)
-    for line in lines:
-        stream.write(json.dumps(dataclasses.asdict(line), separators=(",", ":"), allow_nan=False) + "\n")
+def _header_line(entries: int) -> str:
+    return (
+        _line(Header(FORMAT, FORMAT_VERSION, KEY_VERSION, VERSION, entries)).ljust(_HEADER_BYTES - 1) + "\n"
+    )
 
 
-def read_all(stream: BinaryIO, name: str) -> tuple[list[Portable], int]:
-    """Return all entries of a file, and the number of entries of an older format that decide nothing any more.
+def _line(value: Header | Portable) -> str:
+    return json.dumps(dataclasses.asdict(value), separators=(",", ":"), allow_nan=False)
 
-    Raises UsageError, with the number of the line, for a file that is not complete or not valid.
-    """
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a valid file has: entries, and entries of an older format that decide nothing any more."""
+
+    entries: int
+    left_out: int
+
+
+def check_file(stream: BinaryIO, name: str) -> Contents:
+    """Return what a file has, and rewind it; raises UsageError, with the number of the line, if it is not complete or not valid."""
+    entries = left_out = 0
+    for entry in read_file(stream, name):
+        if entry is None:
+            left_out += 1
+        else:
+            entries += 1
+    stream.seek(0)
+    return Contents(entries, left_out)
+
+
+def read_file(stream: BinaryIO, name: str) -> Iterator[Portable | None]:
+    """Yield each entry of a file as it is read; None for one of an older format that decides nothing any more. Raises UsageError as `check_file`."""
     with _refusing(name, 1):
         value = _json_line(stream)
         _check_version(value)
@@ -170,16 +197,14 @@ def read_all(stream: BinaryIO, name: str) -> tuple[list[Portable], int]:
             f"{name}: was written by pygraphd {header.pygraphd}, which names graphs otherwise, so that nothing of it would ever"
             " be found here: export it anew with this version; nothing was imported"
         )
-    found: list[Portable | None] = []
     for number in range(2, header.entries + 2):
         with _refusing(name, number):
-            found.append(_entry(_json_line(stream), header.version))
+            entry = _entry(_json_line(stream), header.version)
+        yield entry
     if stream.read(1):
         raise UsageError(
             f"{name}: goes on after {header.entries} entries, as many as it says; nothing was imported"
         )
-    entries = [entry for entry in found if entry is not None]
-    return entries, len(found) - len(entries)
 
 
 def _entry(value: Any, version: int) -> Portable | None:

@@ -15,7 +15,7 @@ from pygraphd.schema.messages import Origin, RecordRequest
 from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pygraphd.daemon.exchange import Portable
 
@@ -44,10 +44,14 @@ def add(connection: sa.Connection, entries: Sequence[Portable], uid: int, now: f
     return ImportAnswer(fates[_Fate.ADDED], fates[_Fate.REPLACED], fates[_Fate.KEPT], derived)
 
 
-def foresee(connection: sa.Connection, entries: Sequence[Portable], now: float) -> ImportAnswer:
+def foresee(connection: sa.Connection, entries: Iterable[Portable], now: float) -> ImportAnswer:
     """Return the outcome of `add` without entries derived anew, each key once. Reads only."""
-    unique = {entry.key: entry for entry in entries}
-    fates = Counter(_fate(connection, entry, now) for entry in unique.values())
+    fates: Counter[_Fate] = Counter()
+    seen: set[str] = set()
+    for entry in entries:
+        if (key := entry_id(*entry.key)) not in seen:
+            seen.add(key)
+            fates[_fate(connection, entry, now)] += 1
     return ImportAnswer(fates[_Fate.ADDED], fates[_Fate.REPLACED], fates[_Fate.KEPT], dry_run=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pygraphd.daemon.rederiving import Outcome, Row
     from pygraphd.schema.messages import Decision, Record, RecordRequest
 
+_T = TypeVar("_T")
+
 KEPT_MEASUREMENTS = 32
 """Newest measurements kept for each deployment of an entry, beside those that its decision rests on."""
 CHUNK = 64
@@ -28,6 +30,8 @@ CHUNK = 64
 SCANNED = 2000
 """Rows looked at in one transaction of a prune."""
 
+row_place = sa.literal_column("decision.rowid", sa.Integer()).label("place")
+"""The number of an entry's row, in whose order the file can be read piece by piece."""
 Key = tuple[str, str]
 """(environment digest, graph digest)."""
 
@@ -202,17 +206,16 @@ def prunable(
     if request.entries:
         named = sa.select(tables.Decision.id).where(tables.Decision.id.in_(request.entries))
         return Prunable(list(connection.scalars(named)), None)
-    row = sa.literal_column("decision.rowid", sa.Integer())
-    scanned = sa.select(row.label("at")).select_from(tables.Decision).where(row > after).order_by(row)
-    last = connection.scalar(sa.select(sa.func.max(scanned.limit(SCANNED).subquery().c.at)))
+    scanned = sa.select(row_place).select_from(tables.Decision).where(row_place > after).order_by(row_place)
+    last = connection.scalar(sa.select(sa.func.max(scanned.limit(SCANNED).subquery().c.place)))
     if last is None:
         return Prunable((), None)
     query = (
-        sa.select(row, tables.Decision.id)
+        sa.select(row_place, tables.Decision.id)
         .join(tables.Environment, tables.Decision.environment == tables.Environment.id)
-        .where(row > after, row <= last, *_selected(request, now))
+        .where(row_place > after, row_place <= last, *_selected(request, now))
     )
-    found = connection.execute(query.order_by(row).limit(most)).all()
+    found = connection.execute(query.order_by(row_place).limit(most)).all()
     return Prunable([id_ for _, id_ in found], found[-1][0] if len(found) == most else last)
 
 
@@ -237,9 +240,9 @@ def count_measurements(connection: sa.Connection, ids: Sequence[str]) -> int:
     return sum(connection.scalar(count.where(_of_entries(some))) or 0 for some in chunks(ids))
 
 
-def chunks(ids: Sequence[str]) -> list[Sequence[str]]:
+def chunks(ids: Sequence[_T], length: int = CHUNK) -> list[Sequence[_T]]:
     """Return ids in portions for one transaction each."""
-    return [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
+    return [ids[start : start + length] for start in range(0, len(ids), length)]
 
 
 def delete_entries(connection: sa.Connection, ids: Sequence[str]) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.cli.catalogue import Catalogue
+from pygraphd.cli.catalogue import CachedEntry, Catalogue
+from pygraphd.cli.exporting import Export
+from pygraphd.daemon.pruning import PruneRequest
 from pygraphd.errors import CommandError, Exit, UsageError
 from pygraphd.schema.keys import entry_id
 from pygraphd.schema.messages import Deployment
@@ -13,8 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import sqlalchemy as sa
+
     from pygraphd.daemon.store import Store
     from pygraphd.schema.messages import RecordRequest
+
+
+def listed(
+    catalogue: Catalogue, gpu: str = "", graph: str = "", most: int | None = None
+) -> list[CachedEntry]:
+    return [entry for page in catalogue.pages(gpu, graph, most) for entry in page]
 
 
 @pytest.fixture
@@ -30,7 +41,7 @@ def catalogue(
 
 
 def test_lists_newest_first_with_the_newest_medians(catalogue: Catalogue) -> None:
-    entries = catalogue.entries()
+    entries = listed(catalogue)
     assert [entry.facts["gpu"] for entry in entries] == ["NVIDIA A100", "NVIDIA A100", "NVIDIA H200"]
     assert entries[2].medians_us == {"KERNELS": 100.0, "GRAPH": 100.0}
     assert [entry.facts["final"] for entry in entries] == [True, False, True]
@@ -38,11 +49,11 @@ def test_lists_newest_first_with_the_newest_medians(catalogue: Catalogue) -> Non
 
 def test_filters(catalogue: Catalogue, make_request: Callable[..., RecordRequest]) -> None:
     digest = make_request("a").records[0].graph.digest
-    assert len(catalogue.entries(gpu="a100")) == 2
-    assert len(catalogue.entries(graph=digest[:10].upper())) == 2
-    assert len(catalogue.entries(gpu="H200", graph=digest)) == 1
-    assert catalogue.entries(gpu="_") == []
-    assert catalogue.entries(graph=digest[1:]) == []
+    assert len(listed(catalogue, gpu="a100")) == 2
+    assert len(listed(catalogue, graph=digest[:10].upper())) == 2
+    assert len(listed(catalogue, gpu="H200", graph=digest)) == 1
+    assert listed(catalogue, gpu="_") == []
+    assert listed(catalogue, graph=digest[1:]) == []
 
 
 def test_shows_one_entry_with_everything(
@@ -93,4 +104,78 @@ def test_a_damaged_cache_is_said(database: Path) -> None:
         Catalogue(database) as catalogue,
         pytest.raises(CommandError, match="file is not a database; `pygraphd start`"),
     ):
-        catalogue.entries()
+        listed(catalogue)
+
+
+def _steps(catalogue: Catalogue, use: Callable[[Catalogue], object]) -> int:
+    """Return the steps that SQLite takes for `use`, in hundreds: they grow with the number of rows read."""
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    with catalogue._engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.set_progress_handler(count, 100)
+    use(catalogue)
+    return steps
+
+
+@pytest.mark.parametrize("what", ["show", "show by id", "explain", "inspect --graph", "export --graph"])
+def test_one_graph_is_read_by_the_index(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest], what: str
+) -> None:
+    request = make_request("0")
+    graph = request.records[0].graph.digest
+    uses: dict[str, Callable[[Catalogue], object]] = {
+        "show": lambda catalogue: catalogue.show(graph[:16]),
+        "show by id": lambda catalogue: catalogue.show(entry_id(request.environment.digest(), graph)[:16]),
+        "explain": lambda catalogue: catalogue.of_prefix(graph[:16]),
+        "inspect --graph": lambda catalogue: listed(catalogue, graph=graph[:16]),
+        "export --graph": lambda catalogue: list(Export(catalogue, graph=graph[:16])),
+    }
+    steps = []
+    for number in (50, 1000):
+        store.record(make_request(*map(str, range(number))), uid=0)
+        with Catalogue(database) as catalogue:
+            steps.append(_steps(catalogue, uses[what]))
+    assert steps[1] <= steps[0] + 2
+
+
+def test_a_listing_is_read_page_by_page(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraphd.cli.catalogue.PAGE", 10)
+    store.record(make_request(*map(str, range(35))), uid=0)
+    with Catalogue(database) as catalogue:
+        pages = catalogue.pages()
+        first = next(pages)
+        store.prune(PruneRequest(gpu="H200"))  # no transaction is open between pages, so it can be written
+        assert (len(first), [len(page) for page in pages]) == (10, [0, 0, 0])
+    store.record(make_request(*map(str, range(35))), uid=0)
+    with Catalogue(database) as catalogue:
+        assert [len(page) for page in catalogue.pages()] == [10, 10, 10, 5]
+        assert len(listed(catalogue, most=12)) == 12
+
+
+def test_an_export_has_one_page_in_memory(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraphd.cli.exporting.PAGE", 10)
+    store.record(make_request(*map(str, range(35))), uid=0)
+    with Catalogue(database) as catalogue:
+        reads, read = [], catalogue.read
+
+        def counted(action: Callable[[sa.Connection], object]) -> object:
+            reads.append(action)
+            return read(action)
+
+        monkeypatch.setattr(catalogue, "read", counted)
+        entries = iter(Export(catalogue))
+        next(entries)
+        assert len(reads) == 2  # the order, and one page
+        assert len(list(entries)) == 34
+        assert len(reads) == 5

@@ -388,19 +388,6 @@ def test_half_an_export_is_taken_away(
     assert not file.exists()
 
 
-def test_more_entries_than_a_file_may_have_are_not_begun(
-    filled: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(exchange, "MOST_ENTRIES", 2)
-    file = tmp_path / "known.jsonl"
-    assert _pygraphd("cache", "export", str(file)) == 2
-    assert capsys.readouterr().err == (
-        "pygraphd: 3 entries, at most 2 in a file: export some with --gpu or --graph\n"
-    )
-    assert not file.exists()
-    assert _pygraphd("cache", "export", str(file), "--gpu", "H200") == 0
-
-
 class _FullAfterOne:
     """Stores one request."""
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -43,7 +44,7 @@ _MEASUREMENT = {
 
 
 def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
-    header, line = render.entries_table([_ENTRY], now=1000.0 + 3 * 86400).splitlines()
+    header, line = "\n".join(render.entries_table([[_ENTRY]], now=1000.0 + 3 * 86400)).splitlines()
     assert header.split() == (
         [
             "ID",
@@ -91,18 +92,18 @@ def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
 def test_a_terminal_gets_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "400")
-    text = render.entries_table([_ENTRY], now=1000.0)
+    text = "\n".join(render.entries_table([[_ENTRY]], now=1000.0))
     assert "18 % faster than [bold]KERNELS[/bold]" in text
     assert "123.5" in text
 
 
 def test_a_decision_that_is_not_final_is_marked() -> None:
     entry = CachedEntry(_FACTS | {"final": False}, {})
-    assert " GRAPH? " in render.entries_table([entry], now=1000.0)
+    assert " GRAPH? " in "\n".join(render.entries_table([[entry]], now=1000.0))
 
 
 def test_a_listing_as_json() -> None:
-    value = json.loads(render.entries_json([_ENTRY]))
+    value = json.loads("\n".join(render.entries_json([_ENTRY])))
     medians = {"KERNELS": 123.456, "GRAPH": 99.04}
     said = {"text": "18 % faster than [bold]KERNELS[/bold]", "medians_us": medians, "provisional": ""}
     assert value == {"schema": 1, "entries": [_FACTS | said]}
@@ -113,7 +114,7 @@ def test_an_entry_is_as_old_as_what_it_rests_on(measured_at: float | None, age: 
     """Which is what PYGRAPH_MAX_AGE looks at; a decision may have been derived anew since."""
     entry = CachedEntry(_FACTS | {"measured_at": measured_at, "created_at": 1000.0 + 2 * 86400}, {})
 
-    assert f" {age} " in render.entries_table([entry], now=1000.0 + 3 * 86400)
+    assert f" {age} " in "\n".join(render.entries_table([[entry]], now=1000.0 + 3 * 86400))
     text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0 + 3 * 86400)
     assert ("measured     3d ago" in text.splitlines()) is (measured_at is not None)
 
@@ -154,7 +155,7 @@ def test_one_entry_says_everything() -> None:
 def test_dynamic_sizes_are_said() -> None:
     entry = CachedEntry(_FACTS | {"sizes": [8, -1]}, {})
 
-    assert "  8 x -1  " in render.entries_table([entry], now=1000.0)
+    assert "  8 x -1  " in "\n".join(render.entries_table([[entry]], now=1000.0))
     text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0)
     assert "backward, partition 1 of 3, 12 operators, at 8 x -1\n" in text
 
@@ -224,3 +225,11 @@ def test_what_a_derivation_changed_and_why_it_did_not() -> None:
         "kept              1: too few calls to measure",
         "left alone        5 that rest on no measurement",
     ]
+
+
+def test_a_listing_has_one_header_and_columns_that_fit_all_its_pages() -> None:
+    wide = dataclasses.replace(_ENTRY, facts={**_ENTRY.facts, "gpu": "a GPU with a longer name"})
+    lines = "\n".join(render.entries_table([[_ENTRY], [wide], [_ENTRY]], now=1000.0)).splitlines()
+    assert len(lines) == 4
+    assert lines[2].index("a GPU") == lines[1].index("NVIDIA") == lines[0].index("GPU  ")
+    assert len(lines[3]) == len(lines[2])

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from pygraphd.cli.catalogue import Catalogue
-from pygraphd.cli.exporting import NOT_FINAL, export
+from pygraphd.cli.exporting import NOT_FINAL, Export
 from pygraphd.daemon import tables
 from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
 from pygraphd.daemon.importing import foresee
@@ -59,7 +59,7 @@ def exported(path: Path, *recorded: RecordRequest, **filters: str) -> tuple[Port
         for request in recorded:
             store.record(request, UID)
     with Catalogue(path) as catalogue:
-        return export(catalogue, **filters).entries
+        return tuple(Export(catalogue, **filters))
 
 
 def entry_of(database: Path, request: RecordRequest, index: int = 0) -> Entry:
@@ -88,7 +88,7 @@ def test_what_is_imported_is_as_it_was_but_nobodys_here(
     assert (after.host, after.uid) == ("import:host-a", 0)
     assert dataclasses.replace(after, host="host-a", uid=UID) == before
     with Catalogue(database) as catalogue:
-        back = export(catalogue).entries
+        back = tuple(Export(catalogue))
     assert {each.origin for each in back} == {Origin("import:host-a", "0.1.0")}
     assert [dataclasses.replace(each, origin=Origin("host-a", "0.1.0")) for each in back] == list(entries)
 
@@ -114,17 +114,17 @@ def test_what_is_not_final_or_not_valid_is_left_out_and_counted(
         "DELETE FROM measurement WHERE graph = (SELECT graph FROM decision WHERE final ORDER BY id DESC)",
     )
     with Catalogue(there) as catalogue:
-        found = export(catalogue)
-    assert (len(found.entries), found.left_out) == (1, {NOT_FINAL: 1, NOT_VALID: 2})
+        found = Export(catalogue)
+    assert (len(list(found)), found.left_out) == (1, {NOT_FINAL: 1, NOT_VALID: 2})
 
 
 def test_filters(there: Path, make_request: RequestMaker) -> None:
     other = make_request("b", gpu="NVIDIA A100")
     assert len(exported(there, make_request("a"), other)) == 2
     with Catalogue(there) as catalogue:
-        (by_gpu,) = export(catalogue, gpu="a100").entries
-        (by_graph,) = export(catalogue, graph=other.records[0].graph.digest[:8].upper()).entries
-        assert export(catalogue, gpu="100%").entries == ()
+        (by_gpu,) = Export(catalogue, gpu="a100")
+        (by_graph,) = Export(catalogue, graph=other.records[0].graph.digest[:8].upper())
+        assert list(Export(catalogue, gpu="100%")) == []
     assert by_gpu == by_graph
     assert by_gpu.environment == other.environment
 
@@ -322,7 +322,7 @@ def test_an_export_is_of_one_moment(store: Store, database: Path, make_request: 
 
     with Catalogue(database) as catalogue:
         assert catalogue.read(action) == [50.0, 50.0]
-        assert {each.median_us for each in export(catalogue).entries[0].record.measurements} == {70.0}
+        assert {each.median_us for each in next(iter(Export(catalogue))).record.measurements} == {70.0}
 
 
 def test_a_rule_that_rests_on_no_measurement_is_carried_too(

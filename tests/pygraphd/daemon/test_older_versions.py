@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.daemon import spool
-from pygraphd.daemon.exchange import ImportAnswer, ImportRequest, read_all, write
+from pygraphd.daemon.exchange import ImportAnswer, ImportRequest, read_file, write
 from pygraphd.daemon.older_versions import code_of, translated, translated_request
 from pygraphd.daemon.spool import SpoolState, ingest_file, records
 from pygraphd.errors import UsageError
@@ -71,7 +71,9 @@ def exported(*records: str) -> bytes:
 
 
 def read(data: bytes) -> tuple[list[Portable], int]:
-    return read_all(io.BytesIO(data), "old.jsonl")
+    found = list(read_file(io.BytesIO(data), "old.jsonl"))
+    entries = [entry for entry in found if entry is not None]
+    return entries, len(found) - len(entries)
 
 
 def found(database: Path, environment: str) -> dict[str, Decision]:

@@ -115,7 +115,8 @@ def test_a_graph_is_stored_with_its_sizes(
     at_sizes = dataclasses.replace(record, graph=record.graph.at((8, -1)))
     store.record(dataclasses.replace(request, records=(record, at_sizes)), uid=0)
     with Catalogue(database) as catalogue:
-        found = {entry.facts["graph"]: entry.facts["sizes"] for entry in catalogue.entries()}
+        (page,) = catalogue.pages()
+    found = {entry.facts["graph"]: entry.facts["sizes"] for entry in page}
     assert found == {record.graph.digest: [], at_sizes.graph.digest: [8, -1]}
 
 

@@ -1,0 +1,73 @@
+"""A cache file with as many entries as asked for, written straight into the tables: through a daemon a million would take an hour."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sqlite3
+import time
+from typing import TYPE_CHECKING
+
+from pygraphd.daemon.store import Store
+from pygraphd.schema.keys import Environment, entry_id
+from pygraphd.schema.messages import Deployment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_PORTION = 10_000
+_OLD_S = 90 * 86_400.0
+KNOWN = Environment("NVIDIA H200", "9.0", 132, 143771, "none", "2.11.0", "3.6.0", "13.0", "580.159.04", "91900")
+"""Made up, and nothing depends on it: only its size is like a real one's."""
+OLD = Environment("NVIDIA A100", "8.0", 108, 81920, "none", "2.11.0", "3.6.0", "13.0", "580.159.04", "91900")
+"""The environment of the entries that a prune deletes."""
+_Row = tuple[str | int | float | None, ...]
+
+
+def digest(number: int) -> str:
+    """Return the graph digest of an entry."""
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+def fill(database: Path, entries: int, old: int) -> None:
+    """Make a database with the entries 0 to `entries`, of which the last `old` ones are 90 days old and of environment `OLD`."""
+    Store(database).close()
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous=OFF")
+        for environment in (KNOWN, OLD):
+            row = {"id": environment.digest(), **environment.factors()}
+            names = ", ".join(row)
+            marks = ", ".join("?" * len(row))
+            connection.execute(f"INSERT INTO environment ({names}) VALUES ({marks})", tuple(row.values()))
+        for start in range(0, entries, _PORTION):
+            numbers = range(start, min(start + _PORTION, entries))
+            _insert(connection, numbers, entries - old)
+
+
+def _insert(connection: sqlite3.Connection, numbers: range, first_old: int) -> None:
+    now, ids = time.time(), {environment: environment.digest() for environment in (KNOWN, OLD)}
+    graphs: list[_Row] = []
+    decisions: list[_Row] = []
+    measurements: list[_Row] = []
+    for number in numbers:
+        is_old, graph = number >= first_old, digest(number)
+        environment, at = ids[OLD if is_old else KNOWN], now - _OLD_S * is_old
+        graphs.append((graph, "forward", 0, 1, 100, ""))
+        decisions.append(_decision(environment, graph, at))
+        measurements.extend(_measurements(environment, graph, at))
+    connection.execute("BEGIN")
+    for table, rows in (("graph", graphs), ("decision", decisions), ("measurement", measurements)):
+        connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+    connection.execute("COMMIT")
+
+
+def _decision(environment: str, graph: str, at: float) -> _Row:
+    chosen = (Deployment.KERNELS.value, "no_gain", "", "not_stated", "", 1, 1, 24)
+    return (entry_id(environment, graph), environment, graph, *chosen, 0, at, 0, None, "benchmark", at)
+
+
+def _measurements(environment: str, graph: str, at: float) -> Iterator[_Row]:
+    for deployment in Deployment:
+        costs = (12, 100.0, 1.0, 90.0, 100.0, 0.5)
+        yield (None, environment, graph, deployment.value, *costs, "benchmark", "0", 0, at, 1.0, 1.0)
