@@ -18,10 +18,19 @@ if TYPE_CHECKING:
 
 _PORTION = 10_000
 _OLD_S = 90 * 86_400.0
-KNOWN = Environment("NVIDIA H200", "9.0", 132, 143771, "none", "2.11.0", "3.6.0", "13.0", "580.159.04", "91900")
+KNOWN = Environment(
+    "NVIDIA H200", "9.0", 132, 143771, "none", "2.11.0", "3.6.0", "13.0", "580.159.04", "91900"
+)
 """Made up, and nothing depends on it: only its size is like a real one's."""
 OLD = Environment("NVIDIA A100", "8.0", 108, 81920, "none", "2.11.0", "3.6.0", "13.0", "580.159.04", "91900")
 """The environment of the entries that a prune deletes."""
+_COLUMNS = {
+    "graph": "digest, kind, partition, partitions, operators, sizes",
+    "decision": "id, environment, graph, deployment, reason, detail, against, against_detail, policy, final, calls, uid,"
+    " created_at, hits, last_hit, host, measured_at",
+    "measurement": "environment, graph, deployment, samples, median_us, mad_us, host_us, span_us, busy, host, version, uid,"
+    " measured_at, host_mad_us, span_mad_us",
+}
 _Row = tuple[str | int | float | None, ...]
 
 
@@ -47,18 +56,17 @@ def fill(database: Path, entries: int, old: int) -> None:
 
 def _insert(connection: sqlite3.Connection, numbers: range, first_old: int) -> None:
     now, ids = time.time(), {environment: environment.digest() for environment in (KNOWN, OLD)}
-    graphs: list[_Row] = []
-    decisions: list[_Row] = []
-    measurements: list[_Row] = []
+    rows: dict[str, list[_Row]] = {table: [] for table in _COLUMNS}
     for number in numbers:
         is_old, graph = number >= first_old, digest(number)
         environment, at = ids[OLD if is_old else KNOWN], now - _OLD_S * is_old
-        graphs.append((graph, "forward", 0, 1, 100, ""))
-        decisions.append(_decision(environment, graph, at))
-        measurements.extend(_measurements(environment, graph, at))
+        rows["graph"].append((graph, "forward", 0, 1, 100, ""))
+        rows["decision"].append(_decision(environment, graph, at))
+        rows["measurement"].extend(_measurements(environment, graph, at))
     connection.execute("BEGIN")
-    for table, rows in (("graph", graphs), ("decision", decisions), ("measurement", measurements)):
-        connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+    for table, columns in _COLUMNS.items():
+        marks = ", ".join("?" * len(columns.split(",")))
+        connection.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", rows[table])
     connection.execute("COMMIT")
 
 
@@ -70,4 +78,4 @@ def _decision(environment: str, graph: str, at: float) -> _Row:
 def _measurements(environment: str, graph: str, at: float) -> Iterator[_Row]:
     for deployment in Deployment:
         costs = (12, 100.0, 1.0, 90.0, 100.0, 0.5)
-        yield (None, environment, graph, deployment.value, *costs, "benchmark", "0", 0, at, 1.0, 1.0)
+        yield (environment, graph, deployment.value, *costs, "benchmark", "0", 0, at, 1.0, 1.0)
