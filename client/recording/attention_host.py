@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
-    from pygraphd.client.recording.pipeline import Recorder
+    from pygraphd.client.recording.capture import CudaRecorder
     from pygraphd.client.replay.replay import Replay
     from pygraphd.client.replay.rng import PhiloxRange
 
@@ -38,7 +38,7 @@ _CPU = torch.device("cpu")
 
 def make_recordings(
     launch: Runnable,
-    recorder: Recorder,
+    recorder: CudaRecorder,
     report: Report,
     facts: GraphFacts,
     max_recordings: int = MAX_RECORDINGS,
@@ -82,7 +82,7 @@ class WithHostState(Recordings):
     def __init__(
         self,
         launch: Runnable,
-        recorder: Recorder,
+        recorder: CudaRecorder,
         report: Report,
         facts: GraphFacts,
         max_recordings: int = MAX_RECORDINGS,

@@ -107,7 +107,7 @@ class Capture:
 
 
 class CudaRecorder:
-    """Captures calls on one CUDA device; see `pipeline.Recorder`."""
+    """Captures calls on one CUDA device, and answers questions of a recording about that device."""
 
     def __init__(self, driver: Driver, device_index: int) -> None:
         self.driver = driver
@@ -136,7 +136,11 @@ class CudaRecorder:
         backing: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
-        """Capture one call; see `pipeline.Recorder`. Exceptions of the callable pass through."""
+        """Capture one call. Raises `TransientError` if nothing can be captured now, `DriverError`, and what the callable raises.
+
+        If it raises, nothing has run and nothing is left. A capture that `is_shifted` has its allocations at other addresses modulo
+        4 GiB. Outputs with `reserves` lie in these. The backing allocation has `backing` bytes, if the device has them.
+        """
         with _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise TransientError(reason)
@@ -274,7 +278,7 @@ class CudaRecorder:
 
     @property
     def conditions(self) -> tuple[tuple[Callable[[], object], object], ...]:
-        """Functions in C, and the values that they return where a call can be replayed; see `pipeline.Recorder`."""
+        """Functions in C, and the values that they return where a call can be replayed: outside of captures, with its device current."""
         outside = (self.in_capture, False)
         return (outside,) if self._is_only_device else ((self._current_device, self._device_index), outside)
 

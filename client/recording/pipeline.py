@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -33,18 +33,16 @@ from pygraphd.client.replay.stream_affinity import OTHER_STREAM
 from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pygraphd.client.analysis.graph_facts import GraphFacts
-    from pygraphd.client.backend.driver import Driver
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
-    from pygraphd.client.recording.capture import Capture
+    from pygraphd.client.recording.capture import Capture, CudaRecorder
     from pygraphd.client.recording.comparison import Disagreement
     from pygraphd.client.recording.output_reserves import OutputReserve
     from pygraphd.client.recording.size_slot import LayoutConstraints
     from pygraphd.client.recording.stand_ins import StandIns
-    from pygraphd.client.recording.verification import Generator
 
 NO_MEMORY_TO_VERIFY = "not enough free memory to verify a recording"
 INTERRUPTED = "its capture was ended by another thread, as by one that waits for the whole device"
@@ -55,56 +53,6 @@ _RETRIED = frozenset({OTHER_STREAM, INTERRUPTED, NEW_THREAD, UNDECIDABLE, CAPTUR
 """Reasons that lie in the stream or thread of a call or in chance: the next call of the size is recorded again."""
 MAX_RETRIES = 3
 """Times a callable is recorded again for one of these reasons. Then its size is refused, since each capture is expensive."""
-
-
-class Recorder(Protocol):
-    """Captures calls on one device, and answers questions of the recording about that device."""
-
-    @property
-    def driver(self) -> Driver:
-        """The driver that its graphs belong to."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its graphs."""
-
-    @property
-    def generator(self) -> Generator | None:
-        """The random number generator of the device."""
-
-    def capture(
-        self,
-        launch: Runnable,
-        inputs: list[Any],
-        reserves: Sequence[OutputReserve] = (),
-        *,
-        backing: int = 0,
-        is_shifted: bool = False,
-    ) -> Capture:
-        """Capture one call. Raises `NotRelocatableError`, `DriverError` or RuntimeError; then nothing has run, and nothing is left.
-
-        A capture that `is_shifted` has its allocations at other addresses modulo 4 GiB. Outputs with `reserves` lie in these.
-        The backing allocation has `backing` bytes, if the device has them.
-        """
-
-    def free_bytes(self) -> int:
-        """Return how many bytes could be allocated now."""
-
-    def why_not(self) -> str | None:
-        """Return why nothing can be captured now; `capture` raises `TransientError` for it."""
-
-    def trim(self) -> None:
-        """Give free memory back to the device."""
-
-    def in_capture(self) -> bool:
-        """Return whether the current stream is being captured."""
-
-    @property
-    def conditions(self) -> tuple[tuple[Callable[[], object], object], ...]:
-        """Functions and the values that they return where a call can be replayed: outside of captures, with its device current."""
-
-    def on_device(self) -> contextlib.AbstractContextManager[object] | None:
-        """Return a context in which the device is the current one; None if it is already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +103,7 @@ class _NoMemoryError(TransientError):
 class Pipeline:
     """Makes the recordings of one callable."""
 
-    def __init__(self, launch: Runnable, recorder: Recorder, report: Report, facts: GraphFacts) -> None:
+    def __init__(self, launch: Runnable, recorder: CudaRecorder, report: Report, facts: GraphFacts) -> None:
         """Record `launch`, which runs the kernels."""
         self._launch = launch
         self._recorder = recorder

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
-    from pygraphd.client.recording.pipeline import Attempt, Costs, Recorder
+    from pygraphd.client.recording.capture import CudaRecorder
+    from pygraphd.client.recording.pipeline import Attempt, Costs
     from pygraphd.client.replay.native.ffi import Fused
     from pygraphd.client.replay.replay import Replay
     from pygraphd.client.replay.rng import PhiloxRange
@@ -92,7 +93,7 @@ class Recordings(_Refusing):
     def __init__(
         self,
         launch: Runnable,
-        recorder: Recorder,
+        recorder: CudaRecorder,
         report: Report,
         facts: GraphFacts = GraphFacts(),  # noqa: B008 - it is frozen
         max_recordings: int = MAX_RECORDINGS,

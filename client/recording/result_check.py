@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
-    from pygraphd.client.recording.pipeline import Recorder
+    from pygraphd.client.recording.capture import CudaRecorder
     from pygraphd.client.replay.replay import Replay
 
 CALLS_PER_POLL = 256
@@ -79,7 +79,7 @@ class ResultCheck:
     def __init__(
         self,
         launch: Runnable,
-        recorder: Recorder,
+        recorder: CudaRecorder,
         report: Report,
         facts: GraphFacts,
         interval_s: float,

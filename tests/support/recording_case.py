@@ -365,9 +365,8 @@ class Case:
         recheck_s: float = 0.0,
     ) -> Recordings:
         launch = self.recorder.compiled(body)
-        made = attention_host.make_recordings(
-            launch, self.recorder, self.report, facts, max_recordings, recheck_s
-        )
+        recorder: Any = self.recorder
+        made = attention_host.make_recordings(launch, recorder, self.report, facts, max_recordings, recheck_s)
         self._made.append(made)
         return made
 
