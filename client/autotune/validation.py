@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pygraphd.client.decisions.leases import PendingGraph
     from pygraphd.schema.messages import Deployment
 
-DISPUTED = "measured anew, since a call takes over 20 % more or less here than where that was decided"
 MAX_CALLS = 1_024
 """The number of calls after which a decision that could not be timed is kept."""
 
@@ -91,5 +90,5 @@ class Validation:
         finish, self._finish = self._finish, None
         if finish is None:
             return
-        self._guarded(lambda: self._decisions.validated(self._pending, holds=holds, disputed=DISPUTED))
+        self._guarded(lambda: self._decisions.validated(self._pending, holds=holds))
         self._call = self._guarded(lambda: finish(self._candidates, holds)) or self._call

@@ -15,8 +15,7 @@ from pygraphd.client.autotune.partition_trial import (
     PartitionTrial,
     State,
 )
-from pygraphd.client.autotune.trial import Trial
-from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
+from pygraphd.client.autotune.trial import RECORDING_CALLS, SAMPLES, Trial
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.leases import LeaseState, PendingGraph
 from pygraphd.schema.keys import Environment

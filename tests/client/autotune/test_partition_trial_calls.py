@@ -15,7 +15,7 @@ from pygraphd.client.autotune.partition_trial import (
     WARM_UP_CALLS,
     State,
 )
-from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
+from pygraphd.client.autotune.trial import RECORDING_CALLS, SAMPLES
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.decision_service import Outcome
 from pygraphd.schema.messages import Deployment, Measurement

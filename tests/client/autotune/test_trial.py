@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pygraphd.client.autotune.candidates import Candidates
-from pygraphd.client.autotune.trial import MAX_WAIT, Trial
-from pygraphd.client.autotune.trial_schedule import MAX_CYCLES, RECORDING_CALLS, SAMPLES
+from pygraphd.client.autotune.trial import MAX_CYCLES, MAX_WAIT, RECORDING_CALLS, SAMPLES, Trial
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import decide
 from tests.support.simulated import Machine

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.autotune.trial_schedule import (
+from pygraphd.client.autotune.trial import (
     MAX_CYCLES,
     MAX_UNSTEADY,
     RECORDING_CALLS,
@@ -19,6 +20,8 @@ from pygraphd.schema.messages import Deployment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.torch
 
 KERNELS, GRAPH = Deployment.KERNELS, Deployment.GRAPH
 

@@ -12,7 +12,7 @@ import torch
 from pygraphd.client.autotune import trial
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.cost import Cost
-from pygraphd.client.autotune.trial_schedule import RECORDING_CALLS, SAMPLES
+from pygraphd.client.autotune.trial import RECORDING_CALLS, SAMPLES
 from pygraphd.client.autotune.validation import MAX_CALLS, Validation
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.decision_service import DecisionService

@@ -17,7 +17,7 @@ import pytest
 
 from pygraphd.cli.catalogue import Catalogue
 from pygraphd.cli.exporting import export
-from pygraphd.client.autotune.validation import DISPUTED
+from pygraphd.client.decisions.decision_service import DISPUTED
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.daemon import control

@@ -13,8 +13,8 @@ import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.autotune import partition_trial
-from pygraphd.client.autotune.validation import DISPUTED
 from pygraphd.client.decisions import leases
+from pygraphd.client.decisions.decision_service import DISPUTED
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.messages import Decision, Deployment
