@@ -27,6 +27,7 @@ application = typer.Typer(
 )
 application.add_typer(cache, name="cache")
 application.command()(report_commands.report)
+application.command()(report_commands.doctor)
 config_commands = typer.Typer(no_args_is_help=True, help="The daemon's settings.")
 application.add_typer(config_commands, name="config")
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pygraphd.errors import Exit, UsageError
 from pygraphd.schema.locations import locate
+
+if TYPE_CHECKING:
+    from pygraphd.schema.locations import Locations
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -36,3 +41,56 @@ def report(
     if html:
         report_html.write(Path(html), report_html.page(made))
     sys.stdout.write(f"{render.as_json(made.as_json()) if json else report_text(made)}\n")
+
+
+def doctor(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="[SCRIPT|SUMMARY]",
+            help="A script that was run by `pygraphd run`, or a summary as for `report`; without one, the newest.",
+        ),
+    ] = "",
+    json: _AsJson = False,
+) -> None:
+    """Check what PyGraph needs here, and say what keeps a program's kernels out of CUDA graphs; exit code 1 if a check fails."""
+    from pygraphd.cli import doctor_text, render
+    from pygraphd.cli.doctor import checks
+    from pygraphd.cli.doctor_patterns import findings
+    from pygraphd.cli.doctor_probe import probe
+    from pygraphd.cli.summaries import read_summary
+
+    locations = locate()
+    source = _summary_of(target, locations)
+    summary = None if source is None else read_summary(source)
+    made = checks(locations, probe())
+    patterns = [] if summary is None else findings(summary)
+    if json:
+        answer = {
+            "schema": 1,
+            "checks": [{**dataclasses.asdict(each), "ok": each.is_ok} for each in made],
+            "summary": None if source is None else str(source),
+            "patterns": [dataclasses.asdict(each) for each in patterns],
+        }
+        sys.stdout.write(f"{render.as_json(answer)}\n")
+    else:
+        sys.stdout.write(f"{doctor_text.checks_text(made)}\n")
+        if summary is not None and source is not None:
+            sys.stdout.write(f"\n{doctor_text.findings_text(patterns, source, summary.program)}\n")
+    raise typer.Exit(Exit.OK if all(each.is_ok for each in made) else Exit.ERROR)
+
+
+def _summary_of(target: str, locations: Locations) -> Path | None:
+    """Return the summary that an argument of `doctor` names; None: there is none yet, and none was asked for. Raises UsageError."""
+    from pygraphd.cli import summary_files
+
+    if target.endswith(".py"):
+        if (found := summary_files.of_script(target, locations, os.environ)) is not None:
+            return found
+        raise UsageError(f"{target}: has left no summary yet; run it by: pygraphd run {target}")
+    try:
+        return summary_files.find(target or summary_files.LAST, locations, os.environ)
+    except UsageError:
+        if target:
+            raise
+        return None

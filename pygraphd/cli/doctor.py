@@ -1,0 +1,214 @@
+"""The checks of `pygraphd doctor`: driver, torch, helper, daemon, folders, permissions, memory. Each is OK, or says what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.cli import status
+from pygraphd.schema import ownership
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pygraphd.schema.locations import Locations
+
+TORCH = ((2, 11), (2, 15))
+"""The oldest and the newest version of torch that is supported."""
+MIN_GPU_BYTES = 2**30
+MIN_DISK_BYTES = 64 * 2**20
+_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding: what was looked at, what was found, and what to do; `remedy` is empty if it is fine."""
+
+    name: str
+    found: str
+    remedy: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing is to be done."""
+        return not self.remedy
+
+
+def checks(locations: Locations, probed: Mapping[str, Mapping[str, Any]]) -> list[Check]:
+    """Return all checks; `probed` has the answers of `doctor_probe.probe`. Starts nothing, makes nothing, raises nothing."""
+    return [
+        _driver(probed.get("driver", {})),
+        *_torch(probed),
+        _recording(probed),
+        _helper(probed.get("helper", {})),
+        *_daemon(locations),
+        *_folders(locations),
+        *_devices(Path("/dev")),
+        *_gpu_memory(probed.get("torch", {})),
+    ]
+
+
+def _driver(found: Mapping[str, Any]) -> Check:
+    if "error" in found or not found:
+        return Check(
+            "driver",
+            str(found.get("error", "not asked")),
+            "install NVIDIA's driver, or start the container with --gpus all; without one every graph runs as KERNELS",
+        )
+    if found["status"]:
+        code = found["status"]
+        return Check(
+            "driver",
+            f"cuInit fails with {code}",
+            "nvidia-smi says more; 100: no GPU is visible (CUDA_VISIBLE_DEVICES), 803: reboot after an update",
+        )
+    return Check("driver", f"up to CUDA {found['cuda']}")
+
+
+def _torch(probed: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
+    found = probed.get("torch")
+    if found is None:
+        return
+    if "error" in found:
+        yield Check("torch", str(found["error"]), "install torch 2.11 to 2.15 for this Python")
+        return
+    gpus = ", ".join(found["gpus"]) or "no GPU"
+    text = f"{found['version']}, CUDA {found['cuda'] or 'none'}, {gpus}"
+    if not found["cuda"]:
+        yield Check(
+            "torch", text, "this build has no CUDA; install one of https://pytorch.org for your driver"
+        )
+    elif not found["gpus"]:
+        yield Check("torch", text, "torch sees no GPU: the driver may be older than its CUDA")
+    elif not TORCH[0] <= _version(found["version"]) <= TORCH[1]:
+        yield Check(
+            "torch", text, "PyGraph was tested with torch 2.11 to 2.15; other versions may be left alone"
+        )
+    else:
+        yield Check("torch", text)
+    hook = probed.get("hook", {})
+    missing = hook.get("error") or hook.get("missing")
+    if missing:
+        yield Check(
+            "hook", str(missing), "use torch 2.11 to 2.15; until then PyGraph does nothing in a program"
+        )
+    elif hook:
+        yield Check("hook", "torch has the names that it needs")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
+
+
+def _recording(probed: Mapping[str, Mapping[str, Any]]) -> Check:
+    found, lacks = probed.get("recording"), probed.get("hook", {}).get("relocation")
+    if found is None:
+        return Check("recording", "not asked, as an earlier stage failed", "mend that first")
+    if reason := lacks or found.get("error"):
+        return Check("recording", str(reason), "graphs run as KERNELS until the driver and torch have these")
+    return Check("recording", "the driver has the calls that a relocatable graph needs")
+
+
+def _helper(found: Mapping[str, Any]) -> Check:
+    if "error" in found or not found:
+        return Check(
+            "helper",
+            str(found.get("error", "not asked")),
+            "without it the same is done more slowly in Python",
+        )
+    if found["state"] == "loaded":
+        return Check("helper", f"compiled: {found['path']}")
+    if found["state"] == "refused":
+        return Check(
+            "helper", str(found["why"]), f"delete {found['path']}; the next program compiles it anew"
+        )
+    if not found["compiler"]:
+        return Check("helper", "no C compiler", "install gcc or clang, or set CC; Triton needs one, too")
+    if not found["headers"]:
+        return Check("helper", f"no Python.h in {found['include']}", "install the headers of this Python")
+    log = Path(f"{found['path']}.log")
+    if log.exists():
+        return Check("helper", "its compilation failed", f"{log} says why; delete that file to try again")
+    return Check("helper", "not compiled yet; the first program that records a graph has it compiled")
+
+
+def _daemon(locations: Locations) -> Iterator[Check]:
+    state = status.collect(locations)
+    for problem in state.problems:
+        yield Check("daemon", problem, 'see docs/daemon.md, "When things go wrong"')
+    entries = "unknown" if state.entries is None else str(state.entries)
+    if state.running:
+        yield Check("daemon", f"{state.version} runs as pid {state.pid}, {entries} entries")
+    elif state.spool_waiting:
+        waiting = f"not running; {state.spool_waiting} files wait in the spool"
+        yield Check("daemon", waiting, "pygraphd start")
+    else:
+        yield Check("daemon", f"not running, {entries} entries; a program starts one when it needs it")
+
+
+def _folders(locations: Locations) -> Iterator[Check]:
+    mounts = _mounts()
+    for name, folder in {"runtime": locations.runtime, "cache": locations.cache}.items():
+        if name == "cache" and folder == locations.runtime:
+            continue  # PYGRAPHD_HOME
+        yield from _folder(f"{name} folder", folder, mounts)
+
+
+def _folder(name: str, folder: Path, mounts: Iterable[tuple[str, str]]) -> Iterator[Check]:
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if there == folder and (problem := ownership.why_not_private(folder)) is not None:
+        yield Check(name, problem, "as it says; programs go on without the cache until then")
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield Check(
+            name, f"{there}: you may not write to it", "chmod u+rwx, or set PYGRAPHD_HOME to another folder"
+        )
+    elif (kind := _kind_of_mount(there, mounts)) in _NETWORK:
+        remedy = "SQLite's WAL needs a local disk: set XDG_CACHE_HOME or PYGRAPHD_HOME to a local folder"
+        yield Check(name, f"{folder} is on {kind}", remedy)
+    elif (free := shutil.disk_usage(there).free) < MIN_DISK_BYTES:
+        yield Check(
+            name,
+            f"{folder}: {free / 2**20:.0f} MiB free",
+            "free some: pygraphd cache prune, or others' files",
+        )
+    else:
+        yield Check(
+            name, f"{folder}{'' if there == folder else ' will be made'}, {free / 2**30:.1f} GiB free"
+        )
+
+
+def _mounts() -> list[tuple[str, str]]:
+    """Return folder and kind of each mounted file system."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+        return [(fields[1], fields[2]) for line in lines if len(fields := line.split()) > 2]
+    return []
+
+
+def _kind_of_mount(folder: Path, mounts: Iterable[tuple[str, str]]) -> str:
+    real = folder.resolve()
+    held = [(len(place), kind) for place, kind in mounts if real.is_relative_to(place)]
+    return max(held, default=(0, ""))[1]
+
+
+def _devices(folder: Path) -> Iterator[Check]:
+    found = sorted(folder.glob("nvidia[0-9c]*"))
+    closed = [str(path) for path in found if not os.access(path, os.R_OK | os.W_OK)]
+    if closed:
+        names = ", ".join(closed)
+        yield Check(
+            "permissions", f"{names}: you may not open them", "join the group that `ls -l` shows for them"
+        )
+    elif found:
+        yield Check("permissions", f"{len(found)} device files of NVIDIA's can be opened")
+
+
+def _gpu_memory(found: Mapping[str, Any]) -> Iterator[Check]:
+    for index, (free, total) in enumerate(found.get("memory", ())):
+        text = f"GPU {index}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        needs = "a recording needs room beside the model: end other programs, or use smaller batches at first"
+        yield Check("memory", text, needs if free < MIN_GPU_BYTES else "")

@@ -1,0 +1,103 @@
+"""What `pygraphd doctor` runs in a Python of its own, as commands import neither torch nor the hook, and a driver may hang.
+
+Each stage prints one line of JSON, so that a time limit tells the stage that hung.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PROBE_S = 120.0
+"""Seconds for all stages; importing torch from a cold network disk takes half a minute."""
+STAGES = ("driver", "torch", "hook", "recording", "helper")
+
+_PROBE = """
+import ctypes, json, os, shutil, sysconfig
+from pathlib import Path
+
+def stage(name, find):
+    print(json.dumps({"begins": name}), flush=True)
+    try:
+        found = find()
+    except BaseException as error:
+        found = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps({"stage": name, **found}), flush=True)
+
+def driver():
+    cuda, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    status = cuda.cuInit(0)
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    return {"status": status, "cuda": f"{version.value // 1000}.{version.value % 1000 // 10}"}
+
+def gpus():
+    import torch
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    memory = [torch.cuda.mem_get_info(index) for index in range(count)]
+    names = [torch.cuda.get_device_name(index) for index in range(count)]
+    return {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": names, "memory": memory}
+
+def hook():
+    from pygraphd.client.backend import torch_private
+    return {"missing": torch_private.missing(), "relocation": torch_private.missing_for_relocation()}
+
+def recording():
+    from pygraphd.client.backend import driver
+    driver.load()
+    return {}
+
+def helper():
+    from pygraphd.client.replay.native import build
+    from pygraphd.schema.locations import locate
+    path = build.place(locate().cache)
+    found = build.load(path)
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    state = "absent" if found is None else "refused" if isinstance(found, str) else "loaded"
+    why = found if isinstance(found, str) else ""
+    return {"path": str(path), "state": state, "why": why, "compiler": compiler, "headers": headers.exists(), "include": str(headers.parent)}
+
+for name, find in (("driver", driver), ("torch", gpus), ("hook", hook), ("recording", recording), ("helper", helper)):
+    stage(name, find)
+"""
+
+
+def probe(environ: Mapping[str, str] | None = None, limit_s: float = PROBE_S) -> dict[str, dict[str, Any]]:
+    """Return what each stage found, by name: facts, or an `error`. A stage that hangs has one, and later ones are missing."""
+    environ = os.environ if environ is None else environ
+    command = [sys.executable, "-c", _PROBE]
+    try:
+        ended = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=limit_s,
+            env={**environ, "PYGRAPH_DISABLE": "1"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return _read(error.stdout or b"", f"no answer within {limit_s:g} s")
+    except OSError as error:
+        return {STAGES[0]: {"error": f"{sys.executable} cannot be run: {error.strerror}"}}
+    return _read(ended.stdout, f"Python ended with code {ended.returncode}")
+
+
+def _read(output: bytes, otherwise: str) -> dict[str, dict[str, Any]]:
+    """Read the lines of a probe; a stage that began and did not end has the error `otherwise`."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError):  # torch may print, too
+            said = json.loads(line)
+            if isinstance(said, dict) and said.get("begins") in STAGES:
+                found[said["begins"]] = {"error": otherwise}
+            elif isinstance(said, dict) and said.get("stage") in STAGES:
+                found[said.pop("stage")] = said
+    return found or {STAGES[0]: {"error": otherwise}}

@@ -1,0 +1,173 @@
+"""The doctor says of each check what to do, and of each pattern in a summary the remedy. A torch that hangs or dies is a finding."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.cli import doctor_probe, main, summary_files
+from pygraphd.cli.doctor import Check, checks
+from pygraphd.cli.doctor_patterns import findings
+from pygraphd.cli.doctor_text import findings_text
+from pygraphd.cli.summaries import Facts, Summary
+from pygraphd.schema.locations import Locations, locate
+from pygraphd.schema.messages import Deployment, Kind
+from pygraphd.schema.reasons import Reason, ReasonCode
+from pygraphd.schema.summary import Deployed, Source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOUND: dict[str, dict[str, Any]] = {
+    "driver": {"status": 0, "cuda": "13.0"},
+    "torch": {"version": "2.13.0+cu130", "cuda": "13.0", "gpus": ["NVIDIA H100"], "memory": [[2**36, 2**37]]},
+    "hook": {"missing": None, "relocation": None},
+    "recording": {},
+    "helper": {"path": "/c/helper.so", "state": "loaded", "why": "", "compiler": "cc", "headers": True, "include": "/i"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Locations:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("PYGRAPHD_HOME", str(home))
+    return locate()
+
+
+def to_do(locations: Locations, **probed: dict[str, Any]) -> list[Check]:
+    return [
+        each for each in checks(locations, SOUND | probed) if not each.is_ok and each.name != "permissions"
+    ]
+
+
+def test_a_sound_machine_has_nothing_to_do(locations: Locations) -> None:
+    assert to_do(locations) == []
+    assert not locations.database.exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "facts", "remedy"),
+    [
+        ("driver", {"error": "no libcuda.so.1"}, "--gpus all"),
+        ("driver", {"status": 803}, "reboot"),
+        ("torch", {"cuda": None, "gpus": []}, "has no CUDA"),
+        ("torch", {"gpus": []}, "torch sees no GPU"),
+        ("torch", {"version": "2.9.1"}, "2.11 to 2.15"),
+        ("torch", {"memory": [[2**20, 2**37]]}, "room beside the model"),
+        ("hook", {"missing": "torch lacks x"}, "does nothing"),
+        ("hook", {"relocation": "torch lacks y"}, "KERNELS"),
+        ("recording", {"error": "the driver is too old"}, "KERNELS"),
+        ("helper", {"state": "refused", "why": "others may write it"}, "delete /c/helper.so"),
+        ("helper", {"state": "absent", "compiler": None}, "install gcc"),
+        ("helper", {"state": "absent", "headers": False}, "install the headers"),
+    ],
+)
+def test_each_fault_has_a_remedy(
+    locations: Locations, stage: str, facts: dict[str, Any], remedy: str
+) -> None:
+    (check,) = to_do(locations, **{stage: SOUND[stage] | facts})
+
+    assert remedy in check.remedy
+
+
+def test_a_folder_that_others_may_write_to_is_found(locations: Locations) -> None:
+    locations.cache.chmod(0o777)
+
+    assert any("chmod 700" in each.found for each in to_do(locations) if each.name == "runtime folder")
+
+
+def test_a_torch_that_dies_or_hangs_is_told_by_its_stage(tmp_path: Path) -> None:
+    torch = tmp_path / "torch.py"
+    torch.write_text("import os\nos._exit(7)\n")
+
+    assert doctor_probe.probe({"PYTHONPATH": str(tmp_path)})["torch"] == {"error": "Python ended with code 7"}
+
+    torch.write_text("import time\ntime.sleep(600)\n")
+    found = doctor_probe.probe({"PYTHONPATH": str(tmp_path)}, limit_s=0.5)
+    assert [*found.values()][-1] == {"error": "no answer within 0.5 s"}
+
+
+# --- patterns ---
+
+
+def ran(
+    code: ReasonCode, detail: str = "", graph: str = "a", deployment: Deployment = Deployment.KERNELS
+) -> Deployed:
+    return Deployed(graph * 64, Kind.FORWARD, "e" * 64, deployment, Reason(code, detail), True, Source.RULE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "pattern"),
+    [
+        ("graph_breaks", "Unsupported Tensor.item() call with capture_scalar_outputs=False (a.py:3)", "host reads"),
+        ("graph_breaks", "Data-dependent branching (a.py:4)", "host reads"),
+        ("graph_breaks", "Call to `print` (a.py:5)", "graph breaks"),
+        ("left_on_cpu", "index of the CPU: it is a mask (a.py:6)", "CPU tensors"),
+        ("fallbacks", "more dynamic sizes than are decided apart (PYGRAPH_SIZES)", "sizes that do not come back"),
+        ("fallbacks", "dynamic sizes that had not come back often enough to be decided", "sizes that do not come back"),
+        ("fallbacks", "first call of a size", None),
+        ("fallbacks", "called with other sizes while it was measured", None),
+        ("fallbacks", "out of memory in a replay", "memory"),
+        ("fallbacks", "called while the user captures the stream", "disturbed captures"),
+        ("left_to_torch", "PYGRAPH_RELOCATE=0", "left to PyTorch"),
+        ("failures", "daemon: no daemon", "the daemon"),
+        ("failures", "anything", "other reasons"),
+    ],
+)  # fmt: skip
+def test_each_reason_has_its_pattern(kind: str, text: str, pattern: str | None) -> None:
+    found = findings(Summary({}, (), 0, {kind: {text: 3}}))
+
+    assert [(each.name, each.seen) for each in found] == ([(pattern, ((text, 3),))] if pattern else [])
+    assert all(each.remedy for each in found)
+
+
+def test_graphs_that_run_as_kernels_have_theirs_with_their_lines(tmp_path: Path) -> None:
+    decisions = (
+        ran(ReasonCode.CUSTOM_OPERATORS, "mine::rope", "b"),
+        ran(ReasonCode.CANNOT_BE_RECORDED, "it holds an operator that nobody vouches for", "c"),
+        ran(ReasonCode.DECIDED_BY_SIZE, graph="d"),
+        ran(ReasonCode.DECIDED_BY_SIZE, graph="f"),
+        ran(ReasonCode.NO_GAIN),
+        ran(ReasonCode.FASTER, deployment=Deployment.GRAPH),
+    )
+    facts = {"b" * 64: Facts(places=("model.py:7 in forward",)), "1" * 64: Facts(whole="f" * 64)}
+
+    found = findings(Summary({}, decisions, 0, {}, facts))
+    text = findings_text(found, tmp_path / "s.json", "train.py")
+
+    assert [(each.name, len(each.seen)) for each in found] == [
+        ("unvouched operators", 2),
+        ("sizes that do not come back", 1),
+    ]
+    assert "mine::rope (model.py:7 in forward)" in text
+
+
+# --- the command ---
+
+
+def test_the_command_takes_a_script(
+    locations: Locations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor", "train.py"])
+    assert caught.value.code == 2
+    assert "pygraphd run train.py" in capsys.readouterr().err
+
+    summary_files.variable_for("train.py", locations, {})
+    written = {"schema": 2, "environments": {}, "decisions": [], "graph_breaks": {"print (train.py:3)": 1}}
+    (summary_files.folder(locations) / "12.train.py.json").write_text(json.dumps(written))
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor", "train.py", "--json"])
+
+    answer = json.loads(capsys.readouterr().out)
+    assert caught.value.code == 1
+    assert [each["name"] for each in answer["patterns"]] == ["graph breaks"]
+    assert {"torch", "driver", "daemon", "cache folder"} - {each["name"] for each in answer["checks"]} <= {
+        "cache folder"
+    }
+    assert "broken" in next(each["found"] for each in answer["checks"] if each["name"] == "torch")
