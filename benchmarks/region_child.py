@@ -258,7 +258,7 @@ def have_helper() -> None:
     if reason := helper.prepare(locate().cache):
         raise BenchmarkError(f"no compiled helper: {reason}")
     if not helper.wait(_COMPILER_S):
-        raise BenchmarkError("the C compiler did not end: look at what it says beside the cache")
+        raise BenchmarkError(f"no compiled helper: {helper.reason or 'the C compiler did not end'}")
 
 
 def main(arguments: list[str], conditions: Conditions | None = None) -> int:

@@ -111,9 +111,15 @@ class PartitionTrial:
         self.pending.calls += 1
         sizes = sizes_of(inputs)
         is_due = self._comes_back(sizes) and self.pending.calls > self._warm_up_calls
-        if is_due and not self._guarded(_helper_is_coming):
+        if is_due and not self._guarded(self._helper_is_coming):
             self._begin_measuring(sizes)
         return self._kernels(inputs)
+
+    def _helper_is_coming(self) -> bool:
+        """Return whether the helper is being compiled. Imports it only where something may be recorded."""
+        from pygraphd.client.replay.native.ffi import helper
+
+        return helper.is_coming(self._decisions.report.count_failure)
 
     def _comes_back(self, sizes: tuple[int, ...]) -> bool:
         """Remember the sizes of a call; return whether an earlier call had them."""
@@ -208,10 +214,3 @@ class PartitionTrial:
                 decision = policy.only_kernels(reason, final=candidates.relocate.refused_for_good)
         self._decisions.report.measuring_ms += trial.price_ms(decision.deployment)
         return Outcome(decision, measurements)
-
-
-def _helper_is_coming() -> bool:
-    """Return whether the helper is being compiled; later processes will have it. Imported only where something may be recorded."""
-    from pygraphd.client.replay.native.ffi import helper
-
-    return helper.is_coming()

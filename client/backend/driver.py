@@ -158,7 +158,7 @@ class Driver:
         """Bind the calls; raises DriverError (code 0) for a driver that lacks one."""
         self._calls = {name: _bind(library, name, signature) for name, signature in _SIGNATURES.items()}
         self._launch = self._calls["cuGraphLaunch"]
-        self.launch_address: int | None = self.address_of(self._launch)
+        self.launch_address: int | None = _address_of(self._launch)
         """The address of cuGraphLaunch, an int (*)(executable, stream); None: only `launch` may call it."""
         self._write_words = self._calls["cuStreamBatchMemOp_v2"]
         self._sizes: dict[tuple[int, str], tuple[int, ...]] = {}
@@ -319,14 +319,9 @@ class Driver:
         failed = self._calls["cuPointerGetAttribute"](byref(value), _POINTER_ATTRIBUTE_MEMORY_TYPE, address)
         return None if failed else MemoryType(value.value)
 
-    def writer(self, node_type: NodeType) -> Any:
-        """Return the call that writes a node's parameters into an executable: (executable, node, address[, context])."""
-        return self._calls[_WRITERS[node_type]]
-
-    @staticmethod
-    def address_of(call: Any) -> int:
-        """Return the address of a driver call that `writer` has returned."""
-        return ctypes.cast(call, c_void_p).value or 0
+    def writer(self, node_type: NodeType) -> int:
+        """Return the address of the call that writes a node's parameters into an executable: (executable, node, address[, context])."""
+        return _address_of(self._calls[_WRITERS[node_type]])
 
     def write_node(self, node_type: NodeType, node: int, parameters: int) -> None:
         """Write the parameters at an address into a node of a graph, for executables that are instantiated later."""
@@ -343,6 +338,10 @@ _GRAPH_WRITERS = {
     NodeType.MEMCPY: "cuGraphMemcpyNodeSetParams",
     NodeType.MEMSET: "cuGraphMemsetNodeSetParams",
 }
+
+
+def _address_of(call: Any) -> int:
+    return ctypes.cast(call, c_void_p).value or 0
 
 
 def _bind(library: ctypes.CDLL, name: str, signature: tuple[Any, ...]) -> Any:

@@ -21,12 +21,11 @@ class Devices:
     """Makes the recordings of callables, with one recorder for each GPU."""
 
     def __init__(self, options: Options, cache_folder: Path, report: Report) -> None:
-        """Compile the helper into `cache_folder`."""
+        """Make recordings as the options say, with the helper that is compiled into `cache_folder`."""
         self._options = options
         self._folder = cache_folder
         self._report = report
         self._recorders: dict[int, CudaRecorder | None] = {}
-        self._is_helper_prepared = False
 
     def recordings(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Recordings | None:
         """Return a callable as relocatable graphs, if these can be recorded here."""
@@ -50,23 +49,21 @@ class Devices:
         from pygraphd.client.recording.capture import CudaRecorder
 
         try:
-            if reason := torch_private.missing_for_relocation():
+            if reason := torch_private.missing_for_relocation() or self.prepare_helper():
                 raise driver.DriverError(reason, 0)
-            recorder = CudaRecorder(driver.load(), device_index)
+            return CudaRecorder(driver.load(), device_index)
         except driver.DriverError as error:
             self._report.count_failure(f"relocatable graphs: {error}")
             return None
-        self.prepare_helper()
-        return recorder
 
-    def prepare_helper(self) -> None:
-        """Start the compiler of the helper unless that was done. No call waits for it, so this is best done early."""
-        if not (self._options.relocate and self._options.native) or self._is_helper_prepared:
-            return
-        if torch_private.missing_for_relocation():
-            return
-        self._is_helper_prepared = True
+    def prepare_helper(self) -> str | None:
+        """Start the compiler of the helper unless that was done; return why there will be no helper.
+
+        No call waits for it, so this is best done early.
+        """
+        if not self._options.relocate or torch_private.missing_for_relocation():
+            return None
         from pygraphd.client.replay.native.ffi import helper
 
-        if reason := helper.prepare(self._folder, may_compile=not self._options.readonly):
-            self._report.count_failure(f"compiled helper: {reason}")
+        reason = helper.prepare(self._folder, may_compile=not self._options.readonly)
+        return f"compiled helper: {reason}" if reason else None

@@ -4,8 +4,7 @@
 `PYGRAPH_READONLY` | 1 | the cache is read and never added to, and no daemon is started | | `PYGRAPH_TRUST` | `all`, `verify`, `local` |
 decisions of other users and hosts are believed; validated on a few calls (default); not used | | `PYGRAPH_REFRESH` | 1 | the cache is
 ignored: all graphs are measured anew, and the results replace its entries | | `PYGRAPH_RELOCATE` | 0 | all graphs are left to PyTorch,
-which runs them as without PyGraph | | `PYGRAPH_NATIVE` | 0 | the compiled helper is neither compiled nor loaded: replays do its work in
-Python | | `PYGRAPH_PLACEMENT` | 0 | CPU values in a graph stay there; PyTorch captures around them | | `PYGRAPH_GRAPH_OPS` |
+which runs them as without PyGraph | | `PYGRAPH_PLACEMENT` | 0 | CPU values in a graph stay there; PyTorch captures around them | | `PYGRAPH_GRAPH_OPS` |
 `namespace,namespace::operator` | custom operators that may run inside CUDA graphs, as they do nothing on the host | | `PYGRAPH_SIZES` | a
 number | how many dynamic sizes of a graph are decided at a time; 8 by default, 0: none | | `PYGRAPH_SIZE_CALLS` | a number | from which
 call on a dynamic size is decided; 3 by default | | `PYGRAPH_RECHECK_S` | seconds | time between two checks of a graph's results; 600 by
@@ -32,7 +31,6 @@ TRUST = "PYGRAPH_TRUST"
 READONLY = "PYGRAPH_READONLY"
 REFRESH = "PYGRAPH_REFRESH"
 RELOCATE = "PYGRAPH_RELOCATE"
-NATIVE = "PYGRAPH_NATIVE"
 PLACEMENT = "PYGRAPH_PLACEMENT"
 GRAPH_OPS = "PYGRAPH_GRAPH_OPS"
 RECHECK = "PYGRAPH_RECHECK_S"
@@ -56,7 +54,6 @@ class Options:
     readonly: bool = False
     refresh: bool = False
     relocate: bool = True
-    native: bool = True
     placement: bool = True
     graph_ops: frozenset[str] = frozenset()
     recheck_s: float = RECHECK_S
@@ -78,7 +75,6 @@ def read(environ: Mapping[str, str]) -> Options:
         readonly=_switch(READONLY, environ, misread),
         refresh=_switch(REFRESH, environ, misread),
         relocate=relocate,
-        native=_switch(NATIVE, environ, misread, default=True),
         placement=placement and relocate,  # for the sake of graphs, and of nothing else
         graph_ops=_operators(environ, misread),
         recheck_s=_duration(RECHECK, environ, misread, default=RECHECK_S),

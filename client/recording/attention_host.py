@@ -199,15 +199,15 @@ class WithHostState(Recordings):
 
     def _learn(self, read: Sequence[int], drawn: PhiloxRange | None) -> _Begun | None:
         """Return how the state of a replay follows from the generator's; None if it does not."""
-        if drawn is None:
+        ops = helper.ops(self._report.count_failure)
+        if drawn is None or ops is None:
             return None
         seeds, offsets = read[: len(self._state.seeds)], read[len(self._state.seeds) :]
         follows = all(drawn.before <= each < drawn.after for each in offsets)
         if not follows or any(each != _signed(drawn.seed) for each in seeds):
             return None
         pieces = [Piece(index, 0, None, index, (), ()) for index in range(len(offsets))]
-        fill = helper.ops(self._report.count_failure).filling(pieces)
-        return _Begun(tuple(each - drawn.before for each in offsets), fill)
+        return _Begun(tuple(each - drawn.before for each in offsets), ops.filling(pieces))
 
     def _known(self, begun: _Begun, drawn: PhiloxRange) -> Sequence[torch.Tensor]:
         seed = self._seed

@@ -15,11 +15,11 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import MemoryType
-from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.backend.errors import NotRelocatableError, TransientError
 from pygraphd.client.recording.alias_sets import AliasSets, input_groups
 from pygraphd.client.recording.false_pointers import CapturedCall, find_false_pointers
 from pygraphd.client.replay.exec_cache import Executables
-from pygraphd.client.replay.graph_exec import Segments
+from pygraphd.client.replay.graph_exec import moving_segments
 from pygraphd.client.replay.layout import Layout, Memory
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.node_params import TABLES, Parameters
@@ -118,7 +118,6 @@ def _build(
     table = _relocation_table(driver, parameters, [*segments, *in_place], first, groups, recapture)
     table, sizes = in_pieces(table, first_scratch, sets.scratch, SCRATCH)
     memories = (*memories, *(Memory((max(size, LEAST_SCRATCH),), (1,), torch.uint8) for size in sizes))
-    bases = [*(span.start for _, span in groups), *bases, *[0] * len(sizes)]  # 0: a piece is in no capture
     layout = Layout(
         tuple(group for group, _ in groups),
         memories,
@@ -130,7 +129,7 @@ def _build(
     means = replay_device(device, note)
     _learn_random_state(capture, parameters, segments, means)
     parameters.candidates.clear()  # one for each argument, and of use only to the search
-    moving = Segments(layout.groups, table, bases)
+    moving = moving_segments(layout.groups, table, [*bases, *[0] * len(sizes)])  # 0: a piece is in no capture
     executables = Executables(driver, capture.graph, parameters, moving, means.ops, means.stream(), note)
     try:
         replay = Replay(driver, capture.graph, executables, layout, means, capture.cursor)
@@ -189,10 +188,13 @@ def _learn_random_state(
 
 
 def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:
-    """Return the functions of torch for replays on a device; `note` is called with the reason if the helper cannot be used."""
+    """Return the functions of torch and of the helper for replays on a device; `note`: see `Helper.ops`. Raises TransientError without it."""
+    ops = helper.ops(note)
+    if ops is None:
+        raise TransientError(helper.reason or "the compiled helper is still being compiled")
     return Device(
         torch_private.allocator(device),
-        helper.ops(note),
+        ops,
         torch_private.current_stream(device),
         torch_private.stream_watch(device),
     )

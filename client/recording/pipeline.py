@@ -204,7 +204,7 @@ class Pipeline:
             raise
         elapsed_ms = ((captured - began) * 1e3, (ready - captured) * 1e3, (time.perf_counter() - ready) * 1e3)
         capture.let_go()
-        self.costs = Costs(built.nodes, len(built.replay.memories), *elapsed_ms)
+        self.costs = Costs(built.nodes, len(built.replay.layout.memories), *elapsed_ms)
         return Attempt(built.replay, verification, built.unreferenced, len(staged), built.nodes)
 
     def _capture(self, call: Call) -> tuple[StandIns, Capture]:
@@ -273,7 +273,7 @@ class Pipeline:
     ) -> Verification:
         """Replay on copies of the inputs."""
         copies = stand_ins.bytes_to_copy(call.inputs, call.groups)
-        memory = sum(memory.bytes for memory in built.replay.memories)
+        memory = sum(memory.bytes for memory in built.replay.layout.memories)
         # With as much again for the call itself, which must get its memory.
         self._make_sure_of((4 if is_doubted else 1) * copies + (3 if is_doubted else 2) * memory)
         generator, given = self._recorder.generator, generators_in(call.inputs).values()

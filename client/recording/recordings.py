@@ -24,6 +24,7 @@ from pygraphd.client.recording.pipeline import Pipeline
 from pygraphd.client.recording.result_check import ResultCheck
 from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot
 from pygraphd.client.replay.native.ffi import helper
+from pygraphd.client.replay.replay import as_fallback
 from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
@@ -123,12 +124,12 @@ class Recordings(_Refusing):
 
     @property
     def run(self) -> Runnable:
-        """The callable for steady state: the compiled helper, which calls this object where it cannot serve a call, or this object."""
+        """The callable for steady state: the helper, which calls this object where it cannot serve a call; until it is loaded, this object."""
         conditions = self._recorder.conditions
         if self.facts.saved:
             conditions = (*conditions, torch_private.no_hooks_see_saved())
         ops = helper.ops(self._report.count_failure)
-        return ops.running(self._fused, self._integers, conditions, self) or self
+        return self if ops is None else ops.running(self._fused, self._integers, conditions, self)
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         on_device = self._recorder.on_device()
@@ -159,14 +160,12 @@ class Recordings(_Refusing):
 
     def replay_failed(self, inputs: list[Any], error: BaseException) -> Any:
         """Run a call whose replay raised `error` before its launch, as KERNELS. Raises what is no `Exception`, as an interrupt."""
-        known = FallbackError | DriverError | torch.OutOfMemoryError
-        if isinstance(error, Exception) and not isinstance(error, known):
-            error = FallbackError(f"a replay failed: {type(error).__name__}")
         raised = [error]
         del error  # or its traceback, which holds this frame, would be garbage that only a collection frees
 
         def fail(_: list[Any]) -> Any:
-            raise raised.pop()
+            with as_fallback:
+                raise raised.pop()
 
         slot = self._slots.get(self._size_of(inputs))
         return fail(inputs) if slot is None else self._replay(slot, fail, inputs)
@@ -235,10 +234,17 @@ class Recordings(_Refusing):
             slot.refusal = None
         if reason := self._why_no_more(slot.size):
             return reason
-        if helper.is_coming():
+        if helper.ops(self._report.count_failure) is None:
+            return self._without_helper(slot)
+        return IN_A_CAPTURE if self._recorder.in_capture() else None
+
+    def _without_helper(self, slot: SizeSlot) -> str:
+        """Refuse a size if the helper cannot be had; return why a call is not recorded."""
+        if helper.reason is None:
             self._postponed += 1
             return HELPER_IS_COMING
-        return IN_A_CAPTURE if self._recorder.in_capture() else None
+        slot.refusal = Refusal(helper.reason, Persistence.PROCESS, ReasonCode.NO_HELPER)
+        return helper.reason
 
     def _may_be_over(self, slot: SizeSlot, refusal: Refusal) -> bool:
         if refusal.persistence is not Persistence.TRANSIENT or self._recorder.in_capture():

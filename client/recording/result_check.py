@@ -163,5 +163,5 @@ class ResultCheck:
         return is_here and mine is not right and form(mine) == form(right)
 
     def _has_memory_for(self, replay: Replay, inputs: Sequence[Any]) -> bool:
-        needed = 2 * bytes_to_copy(inputs) + 3 * sum(each.bytes for each in replay.memories)
+        needed = 2 * bytes_to_copy(inputs) + 3 * sum(each.bytes for each in replay.layout.memories)
         return 2 * needed <= self._recorder.free_bytes()

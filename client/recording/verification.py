@@ -187,7 +187,7 @@ class Verification:
 
 def _guarded(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return poisoned memory for a replay, and the guard blocks between its allocations, which are poisoned too."""
-    poison, memory, between = lay_apart(replay.memories, replay.allocate_bytes)
+    poison, memory, between = lay_apart(replay.layout.memories, replay.allocate_bytes)
     poison.fill_(POISON)
     return memory, between
 

@@ -1,4 +1,4 @@
-"""The segments of a recording, and their addresses in a call: inputs, and memory that the call allocates."""
+"""The segments of a recording: inputs, and memory that the call allocates."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.backend.errors import LayoutMismatch, LayoutMismatchError
+from pygraphd.client.backend.errors import FallbackError, LayoutMismatch, LayoutMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from pygraphd.client.replay.relocation_table import RelocationTable
 
@@ -27,17 +27,6 @@ class InputGroup:
     recorded: int
     """The address of the base when it was recorded."""
 
-    def base(self, addresses: Sequence[int]) -> int:
-        """Return the address of the base in view of those of the members; raises `LayoutMismatchError`."""
-        base = addresses[0] - self.members[0][1]
-        if len(addresses) > 1 and any(
-            address - offset != base for address, (_, offset) in zip(addresses, self.members, strict=True)
-        ):
-            raise LayoutMismatchError(LayoutMismatch.OVERLAP)
-        if (base - self.recorded) % self.alignment:
-            raise LayoutMismatchError(LayoutMismatch.ALIGNMENT)
-        return base
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -45,66 +34,58 @@ class Segment:
 
     group: InputGroup
     """The group of inputs, or one allocation of the call as a group of its own, which fits at any alignment."""
-    positions: slice
-    """The positions of its members in a list of addresses."""
+    is_input: bool
     words: tuple[tuple[int, int], ...]
     """The words that hold an address in it, as (index, bytes from the segment's base)."""
     nodes: tuple[int, ...]
 
 
-class Segments:
-    """The segments in which a node holds an address: first those of inputs, then those of allocations.
+def moving_segments(
+    groups: Sequence[InputGroup], table: RelocationTable, bound: Sequence[int]
+) -> list[Segment]:
+    """Return the segments in which a node holds an address: first those of inputs, then those of allocations.
 
-    Others may lie anywhere, and nothing is written for them. A list of addresses has one for each member of each segment in turn.
+    Others may lie anywhere, and nothing is written for them. `bound` are the addresses of the allocations when they were recorded.
     """
+    memories = [InputGroup(((memory, 0),), 1, address) for memory, address in enumerate(bound)]
+    return [
+        Segment(group, number < len(groups), table.words[number], table.nodes[number])
+        for number, group in enumerate([*groups, *memories])
+        if table.words[number]
+    ]
 
-    def __init__(self, groups: Sequence[InputGroup], table: RelocationTable, bound: Sequence[int]) -> None:
-        """Take the segments of `groups`, and one for each allocation; `bound` are their addresses when they were recorded."""
-        memories = (InputGroup(((memory, 0),), 1, 0) for memory in range(len(bound) - len(groups)))
-        self.segments: list[Segment] = []
-        self.inputs: list[int] = []
-        """The index of each member that is an input."""
-        self.memories: list[int] = []
-        """The index of each member that is an allocation."""
-        self.bound: list[int] = []
-        """The address of each member when it was recorded."""
-        for number, group in enumerate([*groups, *memories]):
-            if table.words[number]:
-                begin = len(self.bound)
-                self.bound += [bound[number] + offset for _, offset in group.members]
-                indices = self.inputs if number < len(groups) else self.memories
-                indices += [index for index, _ in group.members]
-                positions = slice(begin, len(self.bound))
-                self.segments.append(Segment(group, positions, table.words[number], table.nodes[number]))
 
-    def addresses(self, inputs: Sequence[Any], memory: Sequence[Any]) -> list[int]:
-        """Return the addresses of the members in a call; raises what an object that is no tensor raises."""
-        return [
-            *[inputs[index].data_ptr() for index in self.inputs],
-            *[memory[index].data_ptr() for index in self.memories],
-        ]
+def mismatch(segments: Iterable[Segment], inputs: Sequence[Any]) -> FallbackError:
+    """Return why inputs do not fit a recording with these segments; raises what an object that is no tensor raises."""
+    for group in [segment.group for segment in segments if segment.is_input]:
+        bases = {inputs[index].data_ptr() - offset for index, offset in group.members}
+        if len(bases) > 1:
+            return LayoutMismatchError(LayoutMismatch.OVERLAP)
+        if (bases.pop() - group.recorded) % group.alignment:
+            return LayoutMismatchError(LayoutMismatch.ALIGNMENT)
+    return FallbackError("the compiled helper does not find where its inputs lie")
 
-    def moved(self, since: Sequence[int] | None, now: Sequence[int]) -> Iterator[tuple[Segment, int]]:
-        """Return the segments with other addresses `now` than `since` (None: all), with their bases; raises `LayoutMismatchError`."""
-        for segment in self.segments:
-            addresses = now[segment.positions]
-            if since is None or since[segment.positions] != addresses:
-                yield segment, segment.group.base(addresses)
 
-    def numbers(self, writes: Sequence[Sequence[int]]) -> array.array[int]:
-        """Return the segments as the numbers that `exec_table.h` reads; each write is (function, node, parameters[, context])."""
-        segments = self.segments
-        sizes = [(len(each.group.members), len(each.words), len(each.nodes)) for each in segments]
-        columns: list[list[tuple[int, ...]]] = [
-            [member for segment in segments for member in segment.group.members],
-            [
-                (members, each.group.recorded, each.group.alignment, words, nodes)
-                for each, (members, words, nodes) in zip(segments, sizes, strict=True)
-            ],
-            [word for segment in segments for word in segment.words],
-            [(node,) for segment in segments for node in segment.nodes],
-            [(*each, 0)[:4] for each in writes],
-        ]
-        flat = itertools.chain.from_iterable(itertools.chain.from_iterable(columns))
-        numbers = (len(self.inputs), *map(len, columns), *flat, *self.bound)
-        return array.array("Q", (number % _MODULUS for number in numbers))
+def table_numbers(segments: Sequence[Segment], writes: Iterable[Sequence[int]]) -> array.array[int]:
+    """Return the segments as the numbers that `exec_table.h` reads; each write is (function, node, parameters[, context])."""
+    columns: list[list[tuple[int, ...]]] = [
+        [member for each in segments for member in each.group.members],
+        [
+            (
+                len(each.group.members),
+                each.group.recorded,
+                each.group.alignment,
+                len(each.words),
+                len(each.nodes),
+            )
+            for each in segments
+        ],
+        [word for each in segments for word in each.words],
+        [(node,) for each in segments for node in each.nodes],
+        [(*each, 0)[:4] for each in writes],
+        [(each.group.recorded + offset,) for each in segments for _, offset in each.group.members],
+    ]
+    inputs = sum(len(each.group.members) for each in segments if each.is_input)
+    counts = [inputs, *map(len, columns[:-1])]
+    flat = itertools.chain.from_iterable(itertools.chain.from_iterable(columns))
+    return array.array("Q", (number % _MODULUS for number in itertools.chain(counts, flat)))

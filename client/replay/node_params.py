@@ -24,7 +24,7 @@ from pygraphd.client.backend.driver import (
 from pygraphd.client.backend.errors import NotRelocatableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pygraphd.client.backend.driver import Driver
 
@@ -118,39 +118,29 @@ class Parameters:
         """Return the number of nodes that can be written."""
         return len(self._nodes)
 
-    def write(self, executable: int, nodes: Iterable[int]) -> None:
-        """Write the words of some nodes into an executable; raises DriverError, with some of them written."""
-        for index in nodes:
-            call, arguments, name = self._writes[index]
-            code = call(executable, *arguments)
-            if code:
-                raise DriverError(name, code)
-
-    def writes_by_address(self) -> tuple[tuple[int, ...], ...]:
-        """Return how each node is written: the driver's function, the node, and where its parameters are, with a context for some."""
-        address = self._driver.address_of
-        return tuple((address(call), *arguments) for call, arguments, _ in self._writes)
-
     def fail_to_write(self, code: int, node: int) -> NoReturn:
         """Raise DriverError with the code that a write of a node has returned."""
-        raise DriverError(self._writes[node][2], code)
+        raise DriverError(f"writing a {self._nodes[node].node_type.name} node", code)
 
     def write_graph(self) -> None:
         """Write all words into the graph itself, so that it is instantiated with them; raises DriverError."""
-        for node, (_, (handle, struct, *_), _) in zip(self._nodes, self._writes, strict=True):
+        for node, (_, handle, struct, *_) in zip(self._nodes, self.writes, strict=True):
             self._driver.write_node(node.node_type, handle, struct)
 
     def _lay_out(self) -> None:
         """Make room for all blocks, put them there, and work out how each node is written."""
         self._kept: list[Any] = []
-        self._writes: list[tuple[Callable[..., int], tuple[int, ...], str]] = []
+        self.writes: list[tuple[int, ...]] = []
+        """How each node is written: the address of the driver's function, the node, that of its parameters, and a context for some."""
         laid_out = _laid_out(self._nodes)
         self._memory = (ctypes.c_uint64 * max(len(laid_out) // WORD, 1))()
         self.words = memoryview(self._memory).cast("B").cast("Q")
         first = ctypes.addressof(self._memory)
         ctypes.memmove(first, laid_out, len(laid_out))
         for node, begin in zip(self._nodes, self._begins, strict=True):
-            self._place(node, first + begin * WORD)
+            struct = self._struct_address(node, [first + (begin + each) * WORD for each in node.begins[:-1]])
+            context = () if node.node_type is NodeType.KERNEL else (self._context,)
+            self.writes.append((self._driver.writer(node.node_type), node.handle, struct, *context))
 
     def _candidates(self) -> Iterator[tuple[range, int]]:
         for index, (node, first) in enumerate(zip(self._nodes, self._begins, strict=True)):
@@ -158,16 +148,6 @@ class Parameters:
                 if scanned:
                     at = first + begin
                     yield range(at + scanned.start, at + scanned.stop, scanned.step), index
-
-    def _place(self, node: _Node, at: int) -> None:
-        """Work out how a node is written whose blocks lie in the array, from an address on."""
-        addresses = [at + begin * WORD for begin in node.begins[:-1]]
-        arguments: tuple[int, ...] = (node.handle, self._struct_address(node, addresses))
-        if node.node_type is not NodeType.KERNEL:
-            arguments = (*arguments, self._context)
-        self._writes.append(
-            (self._driver.writer(node.node_type), arguments, f"writing a {node.node_type.name} node")
-        )
 
     def _struct_address(self, node: _Node, addresses: Sequence[int]) -> int:
         if node.node_type is not NodeType.KERNEL:

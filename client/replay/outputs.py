@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,16 +11,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.replay.native.ffi import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pygraphd.client.replay.native.ffi import TensorOps
-
-
-class Output(Protocol):
-    """Describes how one output is made at each call."""
-
-    def make(self, inputs: Sequence[Any], memory: Sequence[Any]) -> Any:
-        """Return the output; `memory` holds the allocations of the call."""
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +19,6 @@ class Fixed:
     """An output that is the same object at every call: None, a number, or a constant of the module."""
 
     value: Any
-
-    def make(self, _inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
-        """Return it."""
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +30,12 @@ class Empty:
     dtype: torch.dtype
     device: torch.device
 
-    def make(self, _inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
-        """Return a new one."""
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
-
 
 @dataclass(frozen=True, slots=True)
 class Input:
     """An output that is one of the inputs."""
 
     index: int
-
-    def make(self, inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
-        """Return it."""
-        return inputs[self.index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +50,12 @@ class View:
     keeps_dtype: bool = False
     """Whether the input has the same dtype."""
 
-    def make(self, inputs: Sequence[Any], _memory: Sequence[Any]) -> Any:
-        """Return a tensor over the input's storage."""
-        return torch_private.reinterpret(inputs[self.index], self.dtype, self.size, self.stride, self.offset)
-
 
 @dataclass(frozen=True, slots=True)
 class Whole:
     """An output that is a whole allocation of the call."""
 
     memory: int
-
-    def make(self, _inputs: Sequence[Any], memory: Sequence[Any]) -> Any:
-        """Return it."""
-        return memory[self.memory]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,44 +68,49 @@ class Part:
     offset: int
     dtype: torch.dtype
 
-    def make(self, _inputs: Sequence[Any], memory: Sequence[Any]) -> Any:
-        """Return a tensor over the memory's storage."""
-        return torch_private.reinterpret(memory[self.memory], self.dtype, self.size, self.stride, self.offset)
+
+Output = Fixed | Empty | Input | View | Whole | Part
+"""How one output is made at each call."""
 
 
 class Outputs:
-    """All outputs of a recording. Allocations and inputs are returned as they are; the other outputs, `made`, are made at each call."""
+    """All outputs of a recording. Allocations and inputs are returned as they are; the other outputs are made at each call."""
 
     def __init__(self, outputs: Sequence[Output], dtypes: Sequence[torch.dtype], *, as_tuple: bool) -> None:
         """Describe the outputs of calls; `dtypes` are those of the allocations."""
         self.all = tuple(outputs)
-        self.made = tuple(each for each in outputs if not isinstance(each, Whole | Input))
-        self._dtypes = tuple(dtypes)
-        unmade = iter(range(len(self.made)))
+        self._as_tuple = as_tuple
+        made = [each for each in outputs if not isinstance(each, Whole | Input)]
+        unmade = iter(range(len(made)))
         self._picks = [
             (0, each.memory) if isinstance(each, Whole)
             else (2, each.index) if isinstance(each, Input)
             else (1, next(unmade))
             for each in outputs
         ]  # fmt: skip
-        self._as_tuple = as_tuple
-        self._blank = [each.value if isinstance(each, Fixed) else None for each in self.made]
-
-    def blank(self) -> list[Any]:
-        """Return a list for `made` that holds the outputs that are the same at each call, and None for the others."""
-        return self._blank.copy()
-
-    def making(self, ops: TensorOps) -> Making:
-        """Return the maker of `made`."""
-        return Making(self.made, self._dtypes, ops)
+        self.blank = [each.value if isinstance(each, Fixed) else None for each in made]
+        """For each made output the object that it is at each call, or None."""
+        pieces = [_piece(index, each, dtypes) for index, each in enumerate(made)]
+        self.pieces = [piece for piece in pieces if piece is not None]
+        """The made outputs that are tensors over memory or inputs; the helper makes them."""
+        self._others = {
+            index: each
+            for index, (each, piece) in enumerate(zip(made, pieces, strict=True))
+            if piece is None and not isinstance(each, Fixed)
+        }
 
     @property
     def picks(self) -> Sequence[tuple[int, int]] | None:
-        """The source of each output, as (0: memories, 1: `made`, 2: inputs; index); None if the callable returns no tuple."""
-        return self._picks if self._as_tuple else None
+        """The source of each output, as (0: memories, 1: made outputs, 2: inputs; index); None if the helper cannot return them."""
+        return self._picks if self._as_tuple and not self._others else None
 
-    def gather(self, *lists: list[Any]) -> Any:
-        """Return the outputs of a call in their order, from three lists: memories, `made` and inputs."""
+    def gather(self, fill: Callable[..., None], memory: list[Any], inputs: list[Any]) -> Any:
+        """Return the outputs of a call in their order; `fill` is `TensorOps.filling(pieces)`."""
+        made = self.blank.copy()
+        fill(memory, inputs, made)
+        for index, each in self._others.items():
+            made[index] = _made(each, memory, inputs)
+        lists = (memory, made, inputs)
         found = [lists[which][index] for which, index in self._picks]
         return tuple(found) if self._as_tuple else found
 
@@ -144,33 +120,25 @@ class Outputs:
         return output.memory if isinstance(output, Whole | Part) else None
 
 
-class Making:
-    """Makes the outputs `Outputs.made` at each call. Nearly all are tensors over memory, which one call of `TensorOps` makes."""
+def _piece(index: int, output: Output, dtypes: Sequence[torch.dtype]) -> Piece | None:
+    """Return the tensor that the helper is to make for an output; None if it makes no such output."""
+    if isinstance(output, Part):
+        base, keeps_dtype = output.memory, output.dtype == dtypes[output.memory]
+    elif isinstance(output, View):
+        base, keeps_dtype = ~output.index, output.keeps_dtype
+    else:
+        return None
+    dtype = None if keeps_dtype else output.dtype
+    try:
+        torch_private.dtype_code(dtype)
+    except LookupError:  # libtorch's stable C interface does not know it
+        return None
+    return Piece(index, base, dtype, output.offset, output.size, output.stride)
 
-    def __init__(self, made: Sequence[Output], dtypes: Sequence[torch.dtype], ops: TensorOps) -> None:
-        self._made = made
-        self._pieces = pieces = list[Piece]()
-        self._others: list[int] = []
-        for index, each in enumerate(made):
-            if isinstance(each, Part):
-                dtype = None if each.dtype == dtypes[each.memory] else each.dtype
-                pieces.append(Piece(index, each.memory, dtype, each.offset, each.size, each.stride))
-            elif isinstance(each, View):
-                dtype = None if each.keeps_dtype else each.dtype
-                pieces.append(Piece(index, ~each.index, dtype, each.offset, each.size, each.stride))
-            elif not isinstance(each, Fixed):
-                self._others.append(index)
-        self._fill = ops.filling(pieces) if pieces else None
 
-    @property
-    def pieces(self) -> Sequence[Piece] | None:
-        """The tensors to make over memory and inputs; None if there are outputs of another kind."""
-        return None if self._others else self._pieces
-
-    def fill(self, made: list[Any], inputs: list[Any], memory: list[Any]) -> list[Any]:
-        """Make the outputs of one call, put them into `made`, a copy of `Outputs.blank`, and return that."""
-        if self._fill is not None:
-            self._fill(memory, inputs, made)
-        for index in self._others:
-            made[index] = self._made[index].make(inputs, memory)
-        return made
+def _made(output: Any, memory: Sequence[Any], inputs: Sequence[Any]) -> torch.Tensor:
+    """Return an output that the helper does not make."""
+    if isinstance(output, Empty):
+        return torch.empty_strided(output.size, output.stride, dtype=output.dtype, device=output.device)
+    base = memory[output.memory] if isinstance(output, Part) else inputs[output.index]
+    return torch_private.reinterpret(base, output.dtype, output.size, output.stride, output.offset)

@@ -1,14 +1,12 @@
 """The hot path: binds a recording to the inputs of a call and to fresh memory, launches it, and makes the outputs.
 
-`builder` has prepared everything that is the same at each call. Where the compiled helper is loaded it serves a call by itself
-(`native.ffi.Fused`). Where the helper cannot serve a call, the same steps in Python serve it, or raise the reason.
+`builder` has prepared everything that is the same at each call. The compiled helper serves a call by itself (`native.ffi.Fused`). The
+steps in Python serve recordings with staged inputs or unusual outputs, and verification; and they raise the reason if a call does not fit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +21,7 @@ from pygraphd.client.replay.stream_affinity import StreamAffinity
 if TYPE_CHECKING:
     from pygraphd.client.backend.driver import Driver
     from pygraphd.client.replay.exec_cache import Executables
-    from pygraphd.client.replay.layout import Layout, Memory
+    from pygraphd.client.replay.layout import Layout
     from pygraphd.client.replay.native.ffi import Fused, Launch
     from pygraphd.client.replay.rng import PhiloxRange, RngCursor
 
@@ -31,21 +29,17 @@ CLOSED = "its recording has gone for others"
 OTHER_GENERATOR = "it draws random numbers from another generator than when it was recorded"
 
 
-@dataclass(slots=True)
-class Counts:
-    """Counts the calls of a recording. A `Fused` recording counts its own calls."""
+class _AsFallback:
+    def __enter__(self) -> None: ...
 
-    replays: int = 0
-    relocated: int = 0
-    """Replays for which a node was written."""
-    written: int = 0
-    """Nodes written into an executable."""
-    fused: int = 0
-    """Replays that the compiled helper served by itself."""
-    next_check: int = sys.maxsize
-    """The value of `replays` from which on `Recordings` serves the call itself, to check results (`result_check.py`)."""
-    used: int = 0
-    """The number of the latest call, counted over all recordings; see `TensorOps.tick`."""
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        known = FallbackError | DriverError | torch.OutOfMemoryError
+        if isinstance(error, Exception) and not isinstance(error, known):
+            raise FallbackError(f"a replay failed: {type(error).__name__}") from error
+
+
+as_fallback = _AsFallback()
+"""Context in which an unexpected error is raised as a `FallbackError`: before a launch, the inputs of a call can be given to the kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,50 +52,21 @@ class Device:
     watch_stream: Callable[[], Callable[[], bool]]
 
 
-class _Steps:
-    """Allocates the memory of a call and makes its outputs, step by step."""
+def drawing_launch(cursor: RngCursor, driver: Driver) -> Launch:
+    """Return the launch function of a graph that draws random numbers. It raises `FallbackError` or `DriverError`, with the generator as it was."""
 
-    def __init__(self, layout: Layout, device: Device) -> None:
-        memories, outputs = layout.memories, layout.outputs
-        # The allocator takes the smallest gap that is large enough, and leaves fewer behind if large allocations come first.
-        self.targets = sorted(range(len(memories)), key=lambda index: -memories[index].bytes)
-        self.arguments = [(memories[at].size, memories[at].stride, memories[at].dtype) for at in self.targets]
-        self.making = outputs.making(device.ops)
-        self.blank = outputs.blank()
-        self._allocate = device.allocate
-        self._outputs = outputs
-
-    def memory(self) -> list[torch.Tensor]:
-        """Return new memory, in the order of the layout."""
-        memory: list[Any] = [None] * len(self.targets)
-        for index, arguments in zip(self.targets, self.arguments, strict=True):
-            memory[index] = self._allocate(*arguments)
-        return memory
-
-    def outputs(self, memory: list[Any], inputs: list[Any]) -> Any:
-        """Return the outputs of a call on its memory."""
-        return self._outputs.gather(memory, self.making.fill(self.blank.copy(), inputs, memory), inputs)
-
-
-class _Drawing:
-    """Launches a graph that draws random numbers."""
-
-    def __init__(self, cursor: RngCursor, driver: Driver) -> None:
-        self._cursor = cursor
-        self._driver = driver
-
-    def launch(self, executable: int, stream: int) -> PhiloxRange:
-        """Launch on the current stream, whose handle is given; raises `FallbackError` or `DriverError`, with the generator as it was."""
-        cursor = self._cursor
+    def launch(executable: int, stream: int) -> PhiloxRange:
         with cursor.affinity.lock:
             cursor.affinity.enter(stream)
             drawn = cursor.advance(stream)
             try:
-                self._driver.launch(executable, stream)
+                driver.launch(executable, stream)
             except DriverError:
                 cursor.take_back(drawn)
                 raise
             return drawn
+
+    return launch
 
 
 class Replay:
@@ -122,14 +87,20 @@ class Replay:
         self.layout = layout
         self._device = device
         self._cursor = cursor
-        self._start: Launch = driver.launch if cursor is None else _Drawing(cursor, driver).launch
+        self._start: Launch = driver.launch if cursor is None else drawing_launch(cursor, driver)
         self._staging = StreamAffinity(driver, device.watch_stream) if layout.staged else None
         self._executables: Executables | None = executables
-        self._steps = _Steps(layout, device)
-        self.fused = self._fuse(executables)
-        """Serves calls without Python; None: there is no compiled helper, or it cannot serve this layout."""
-        self.counts: Counts | Fused = self.fused or Counts()
-        self._lock: Any = self.fused or threading.Lock()
+        memories, outputs = layout.memories, layout.outputs
+        # The allocator takes the smallest gap that is large enough, and leaves fewer behind if large allocations come first.
+        self._order = sorted(range(len(memories)), key=lambda index: -memories[index].bytes)
+        self._allocations = [
+            (memories[at].size, memories[at].stride, memories[at].dtype) for at in self._order
+        ]
+        self._fill = device.ops.filling(outputs.pieces)
+        self.counts = self._fuse(executables)
+        """The counts of the calls; as a context manager, it holds off calls of other threads."""
+        self.fused = self.counts if outputs.picks is not None and not layout.staged else None
+        """Serves calls without Python; None: the compiled helper cannot serve this layout."""
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Serve a call, clear its list of inputs, and return the outputs.
@@ -141,31 +112,35 @@ class Replay:
 
     def drawing(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
         """Serve a call as `__call__` does, and return also the range of random numbers that it was given, if it draws any."""
-        done = self.fused(inputs) if self.fused is not None else None
+        with as_fallback:
+            done = self.fused(inputs) if self.fused is not None else None
         return done or self.by_steps(inputs)
 
     def by_steps(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
         """Serve a call as `drawing` does, but step by step in Python, which raises the reason if the call does not fit."""
         if any(inputs[index] is not generator for index, generator in self.layout.generators):
             raise FallbackError(OTHER_GENERATOR)
-        with self._lock:
-            memory = self._steps.memory()
-            drawn = self._launch(inputs, memory, self._device.stream())
-            outputs = self._steps.outputs(memory, inputs)
-        inputs.clear()
-        return outputs, drawn
+        return self._run(inputs)
 
     def memory(self) -> list[torch.Tensor]:
-        """Allocate the memory of one call."""
-        return self._steps.memory()
+        """Allocate the memory of one call, and return it in the order of the layout."""
+        memory: list[Any] = [None] * len(self._order)
+        for index, arguments in zip(self._order, self._allocations, strict=True):
+            memory[index] = self._device.allocate(*arguments)
+        return memory
 
     def run(self, inputs: list[Any], memory: list[torch.Tensor]) -> Any:
         """Serve a call on memory from `memory()`; see `__call__`."""
-        with self._lock:
-            self._launch(inputs, memory, self._device.stream())
-            result = self._steps.outputs(memory, inputs)
+        return self._run(inputs, memory)[0]
+
+    def _run(self, inputs: list[Any], memory: list[Any] | None = None) -> tuple[Any, PhiloxRange | None]:
+        with self.counts:
+            with as_fallback:
+                memory = self.memory() if memory is None else memory
+            drawn = self._launch(inputs, memory, self._device.stream())
+            outputs = self.layout.outputs.gather(self._fill, memory, inputs)
         inputs.clear()
-        return result
+        return outputs, drawn
 
     def _launch(self, inputs: list[Any], memory: list[Any], stream: int) -> PhiloxRange | None:
         executables = self._executables
@@ -176,16 +151,11 @@ class Replay:
             self._staging.enter(stream)
         if self._cursor is not None:
             self._cursor.affinity.expect(stream)
-        try:
+        with as_fallback:
             executable, written = executables.bind(inputs, memory, stream)
             if self._staging is not None:
                 for index, buffer in self.layout.staged:
                     buffer.copy_(inputs[index].detach())
-        except (FallbackError, DriverError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            # Nothing has run yet, so these inputs, whatever they are, can be given to the kernels.
-            raise FallbackError(f"a replay failed: {type(error).__name__}") from error
         drawn: PhiloxRange | None = self._start(executable, stream)
         counts = self.counts
         counts.replays += 1
@@ -196,40 +166,32 @@ class Replay:
 
     # --- the compiled helper ---
 
-    def _fuse(self, executables: Executables) -> Fused | None:
-        steps, layout = self._steps, self.layout
-        pieces, picks = steps.making.pieces, layout.outputs.picks
-        if executables.native is None or layout.staged or pieces is None or picks is None:
-            return None
+    def _fuse(self, executables: Executables) -> Fused:
+        outputs, cursor = self.layout.outputs, self._cursor
         return self._device.ops.fused(
             Parts(
                 self._device.allocate,
-                tuple(steps.arguments),
-                tuple(steps.targets),
-                pieces,
-                picks,
-                steps.blank,
+                tuple(self._allocations),
+                tuple(self._order),
+                outputs.pieces,
+                outputs.picks or (),
+                outputs.blank,
                 self._device.stream,
-                layout.generators,
-                executables.native,
+                self.layout.generators,
+                executables.table,
                 self._fused_launch(),
-                self._cursor.affinity.expect if self._cursor is not None else None,
+                None if cursor is None else cursor.affinity.expect,
             )
         )
 
     def _fused_launch(self) -> Launch:
-        """Return the launch function of `fused`: that of the driver, or a Python function where each launch needs preparation."""
+        """Return the launch function of the helper: that of the driver, or a Python function where each launch needs preparation."""
         driver = self._driver
         if self._cursor is not None or driver.launch_address is None:
             return self._start
-        return self._device.ops.launching(driver.launch_address, driver.fail_launch) or self._start
+        return self._device.ops.launching(driver.launch_address, driver.fail_launch)
 
     # --- what others ask, and the end ---
-
-    @property
-    def memories(self) -> tuple[Memory, ...]:
-        """The allocations that a call makes."""
-        return self.layout.memories
 
     def allocate_bytes(self, size: int) -> torch.Tensor:
         """Allocate `size` bytes as a call does."""
@@ -248,20 +210,18 @@ class Replay:
 
     def forget_random_numbers(self) -> None:
         """Stop advancing the generator: the graph draws no random numbers."""
-        with self._lock:
+        with self.counts:
             cursor, self._cursor = self._cursor, None
             self._start = self._driver.launch
-            if self.fused is not None:
-                self.fused.launch, self.fused.expect = self._fused_launch(), None
+            self.counts.launch, self.counts.expect = self._fused_launch(), None
         if cursor is not None:
             cursor.close()
 
     def close(self) -> None:
         """Destroy the executables and the graph; launches under way go on, and calls from now on do not fit."""
-        with self._lock:
+        with self.counts:
             executables, self._executables = self._executables, None
-            if self.fused is not None:
-                self.fused.table = None
+            self.counts.table = None
         if executables is not None:
             with contextlib.suppress(DriverError), self._driver.relaxed():
                 executables.close()

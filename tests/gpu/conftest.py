@@ -70,25 +70,13 @@ class Watched:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have every test look at tensors by the compiled helper, and not those that happen to come late enough."""
+    """Have the compiled helper for every test, and not those that happen to come late enough."""
     from pygraphd.client.replay.native.ffi import helper
 
     assert helper.prepare(tmp_path_factory.mktemp("helper")) is None
     assert helper.wait(60)
     yield
     helper.forget()
-
-
-@pytest.fixture(params=["compiled", "python"])
-def either_helper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run a test with the compiled helper, and without it."""
-    from pygraphd.client.replay.native.ffi import PythonOps, helper
-
-    if request.param == "python":
-        monkeypatch.setattr(helper, "_ops", None)
-        monkeypatch.setattr(helper, "_path", None)
-    yield
-    assert isinstance(helper.ops(lambda reason: None), PythonOps) is (request.param == "python")
 
 
 @pytest.fixture(autouse=True)

@@ -91,7 +91,7 @@ def main(number: int, world: int, folder: Path) -> None:
     training.again(run, WARM_UP_CALLS)
     session = our_session()
     # Who has the compiled helper does not wait for those that do not have it yet.
-    wait_until(lambda: not helper.is_coming(), "the compiled helper")
+    wait_until(lambda: not helper.is_coming(print), "the compiled helper")
     meet(folder, "compiled", number, world)
     training.again(run, 1)
     meet(folder, "asked", number, world)

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
     from tests.gpu.conftest import Relocated
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.usefixtures("either_helper"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 CALLS = 8
 

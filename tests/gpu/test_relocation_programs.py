@@ -64,7 +64,6 @@ def test_recurrent_layers_elsewhere_keep_the_state_of_their_dropout(relocated: R
     relocated.expect_all_captured()
 
 
-@pytest.mark.usefixtures("either_helper")
 def test_a_thousand_kept_results_stay_right(relocated: Relocated) -> None:
     run = compiled(affine)
     inputs = [torch.full((100,), float(i), device="cuda") for i in range(1000)]
@@ -106,7 +105,6 @@ def test_inputs_may_be_freed_right_after_the_call(relocated: Relocated) -> None:
     relocated.expect_all_captured()
 
 
-@pytest.mark.usefixtures("either_helper")
 def test_a_cache_is_changed_in_place(relocated: Relocated) -> None:
     def step(cache: torch.Tensor, position: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         cache.index_copy_(0, position, value)
@@ -175,7 +173,6 @@ def test_training_goes_as_without_graphs(
     assert len(relocated.made) == 2
 
 
-@pytest.mark.usefixtures("either_helper")
 def test_two_forwards_before_a_backward(relocated: Relocated) -> None:
     mine, plain = network(), network()
     run = compiled(mine)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from pygraphd.client.replay.native.ffi import TensorOps
     from tests.support.recorder import Recorder
 
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
@@ -268,8 +269,8 @@ def emulator_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def emulator(emulator_library: Path) -> Iterator[Emulator]:
-    """Return the driver; the test fails if a graph or an executable is left behind, or written to before its upload."""
+def emulator(emulator_library: Path, loaded_helper: TensorOps) -> Iterator[Emulator]:
+    """Return the driver, with the helper loaded; the test fails if a graph or an executable is left behind, or written to before its upload."""
     library = ctypes.CDLL(str(emulator_library))
     for name, (arguments, result) in _SIGNATURES.items():
         call = getattr(library, name)
@@ -282,15 +283,3 @@ def emulator(emulator_library: Path) -> Iterator[Emulator]:
     library.emulator_forget_memory()
     assert emulator.live() == before
     assert emulator.early_writes() == early
-
-
-@pytest.fixture(scope="session")
-def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cache folder in which the compiled helper is; `helper` has to be told of it."""
-    from pygraphd.client.replay.native.ffi import Helper
-
-    folder = tmp_path_factory.mktemp("helper")
-    helper = Helper()
-    assert helper.prepare(folder) is None
-    assert helper.wait(60)
-    return folder

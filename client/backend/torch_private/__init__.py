@@ -31,5 +31,5 @@ from pygraphd.client.backend.torch_private.requirements import (
 )
 from pygraphd.client.backend.torch_private.tensors import (
     Allocator, allocations_by, allocator, configure_helper, copy_all, dtype_code, memory_at, missing_for_helper, reinterpret,
-    reinterpreter, viewed_like,
+    viewed_like,
 )

@@ -55,10 +55,8 @@ def reinterpret(
 ) -> torch.Tensor:
     """Return a tensor over the storage of `tensor` that is no view to autograd; `offset` is in elements of `dtype`."""
     same = tensor if tensor.dtype == dtype else tensor.view(dtype)
-    return reinterpreter()(same, size, stride, offset)
-
-
-Reinterpreter = Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor]
+    made: torch.Tensor = torch._C._dynamo.guards._reinterpret_tensor(same, size, stride, offset)
+    return made
 
 
 def viewed_like(plain: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -66,12 +64,6 @@ def viewed_like(plain: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if like.is_conj():
         plain = torch._conj(plain)
     return torch._neg_view(plain) if like.is_neg() else plain
-
-
-def reinterpreter() -> Reinterpreter:
-    """Return torch's function of (tensor, size, strides, offset) that does as `reinterpret` without changing the dtype."""
-    fast: Reinterpreter = torch._C._dynamo.guards._reinterpret_tensor
-    return fast
 
 
 def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:

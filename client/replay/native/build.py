@@ -1,7 +1,7 @@
 """Compiles `helper.c` once for each user, Python and content of its sources, and loads it. Needs no torch.
 
-The compiler is the one that Triton uses, so every user of Inductor's kernels has it, and Python's headers. No call waits for it: graphs
-that are recorded before it has finished do without the helper.
+The compiler is the one that Triton uses, so every user of Inductor's kernels has it, and Python's headers. No call waits for it: until
+it has finished, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -55,13 +55,17 @@ def place(cache: Path) -> Path:
     )
 
 
-def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | None:
+def compile_once(
+    path: Path, environ: Mapping[str, str] | None = None, *, may_compile: bool = True
+) -> str | None:
     """Start the compiler unless the file exists; return why it cannot be compiled, or None. Raises OSError."""
     if path.exists():
         return None
+    if not may_compile:
+        return f"{path} is not there, and this process may not write it"
     log = _log(path)
     if log.exists() and time.time() - log.stat().st_mtime < _TRY_AGAIN_S:
-        return f"it could not be compiled; {log} says why, and once that file is deleted it is tried again"
+        return why_it_failed(path)
     log.unlink(missing_ok=True)  # it would say that this one has failed
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "this Python has no GIL, and the helper relies on it"
@@ -81,21 +85,15 @@ def compile_once(path: Path, environ: Mapping[str, str] | None = None) -> str | 
     return None
 
 
-def may_come(path: Path) -> bool:
-    """Return whether the compiler may still be at work."""
-    return not _is_there(path) and not _is_there(_log(path))
-
-
-def why_not_there(path: Path) -> str | None:
-    """Return why there is no compiled file, where this process may not make one; None if the file exists."""
-    return None if path.exists() else f"{path} is not there, and this process may not write it"
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a folder that may not be searched
-        return False
+def why_it_failed(path: Path) -> str | None:
+    """Return why there will be no compiled file; None if the compiler has not failed, or cannot be known to have."""
+    log = _log(path)
+    with contextlib.suppress(OSError):  # of a folder that may not be searched
+        if log.exists():
+            return (
+                f"it could not be compiled; {log} says why, and once that file is deleted it is tried again"
+            )
+    return None
 
 
 def _log(path: Path) -> Path:
@@ -120,7 +118,7 @@ def load(path: Path) -> ModuleType | str | None:
             opened.pop_all()  # the system's loader would take another file of this number for the same one
     except FileNotFoundError:
         return None
-    except Exception as error:  # noqa: BLE001 - it is optional, and whatever happens is a reason to do without
+    except Exception as error:  # noqa: BLE001 - whatever happens is a reason to do without
         return f"{path} cannot be loaded: {error}"
     return module
 

@@ -1,6 +1,6 @@
 /* The executable table of one graph: finds the executable that is bound to the addresses of a call, or writes them into one.
  *
- * Part of `helper.c`. The steps and their order are those of `ExecutableTable` in `client/replay/exec_cache.py`, which gives the reasons. */
+ * Part of `helper.c`. `client/replay/exec_cache.py` gives the reasons of its rules. */
 
 #define MOST_EXECUTABLES 64
 #define MOST_SEEN 256

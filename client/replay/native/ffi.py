@@ -1,4 +1,4 @@
-"""The interface of the compiled helper, which does the work of a replay in one call, and the same operations in Python.
+"""The interface of the compiled helper, which does the work of a replay in one call.
 
 A replay compares the addresses of its inputs, and makes tensors over memory. In Python that takes 0.1 us for each tensor compared, and
 1 us for each tensor made, at every call.
@@ -7,10 +7,9 @@ A replay compares the addresses of its inputs, and makes tensors over memory. In
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.replay.native import build
@@ -43,15 +42,19 @@ Launch = Callable[[int, int], Any]
 
 
 class Fused(Protocol):
-    """A recording that the compiled helper serves, with counts of its calls. As a context manager, it holds off calls of other threads."""
+    """A recording of the compiled helper, with counts of its calls. As a context manager, it holds off calls of other threads."""
 
     replays: int
     relocated: int
+    """Replays for which a node was written."""
     written: int
+    """Nodes written into an executable."""
     fused: int
+    """Replays that the compiled helper served by itself."""
     next_check: int
+    """The value of `replays` from which on `Recordings` serves the call itself, to check results (`result_check.py`)."""
     used: int
-    """The six counts of the calls; see `replay.Counts`."""
+    """The number of the latest call, counted over all recordings; see `TensorOps.tick`."""
     table: Any
     """The executable table that `TensorOps.table` returned; None: the recording is closed, and serves no call."""
     launch: Launch
@@ -90,144 +93,35 @@ class Parts(NamedTuple):
     expect: Callable[[int], None] | None
 
 
-class TensorOps(Protocol):
-    """Operations on many tensors at once."""
-
-    def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
-        """Return a function of (memories, inputs, made) that makes the pieces, and puts each into the list `made`."""
-
-    def fused(self, parts: Parts) -> Fused | None:
-        """Return a recording that serves calls by itself; None if Python has to take each step of a call."""
-
-    def running(
-        self,
-        replays: dict[tuple[int, ...], Fused],
-        integers: list[int],
-        conditions: tuple[tuple[Callable[[], object], object], ...],
-        owner: Any,
-    ) -> Callable[[list[Any]], Any] | None:
-        """Return a callable that serves each call by one of `replays`, found by the integer inputs; None if Python has to find it.
-
-        It calls `owner(inputs)` where there is no replay, where the replay has reached `next_check`, or where a function in `conditions`
-        does not return the value beside it. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
-        `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
-        """
-
-    def tick(self) -> int:
-        """Return the next number in the order of all calls."""
-
-    def table(
-        self,
-        numbers: array[int],
-        words: memoryview,
-        executable: int,
-        limits: tuple[int, int, int],
-        make: Callable[[int], int | None],
-        fail: Callable[[int, int], NoReturn],
-    ) -> Any:
-        """Return an executable table that holds `executable`; None: use the table in Python, `exec_cache.ExecutableTable`.
-
-        `numbers` comes from `Segments.numbers`. `limits` are the maximum number of executables, `WORTH` and `IDLE_CALLS`. `make` makes
-        another executable on a stream. `fail` is called with the error code of a write and the number of the node.
-        """
-
-    def bind(
-        self, table: Any, inputs: list[Any], memory: list[Any], stream: int, /
-    ) -> tuple[int, int] | None:
-        """Return an executable bound to the addresses of a call, and the number of nodes written; None if the call does not fit."""
-
-    def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
-        """Return a launch function for `Fused` that calls the driver's function at an address; None if Python has to call it.
-
-        `fail` is called with the code that the driver returns, if that is not 0.
-        """
-
-
-class PythonOps:
-    """`TensorOps` in Python, without the helper."""
-
-    def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
-        """See `TensorOps`."""
-        same = [piece for piece in pieces if piece.dtype is None]
-        same.sort(key=lambda piece: piece.base < 0)
-        own, others = (
-            [each.base for each in same if each.base >= 0],
-            [~each.base for each in same if each.base < 0],
-        )
-        columns = [each.size for each in same], [each.stride for each in same], [each.offset for each in same]
-        targets, reinterpreter = [each.target for each in same], torch_private.reinterpreter()
-        viewed = [(piece, piece.dtype) for piece in pieces if piece.dtype is not None]
-
-        def fill(memory: list[Any], inputs: list[Any], made: list[Any]) -> None:
-            where = [*map(memory.__getitem__, own), *map(inputs.__getitem__, others)]
-            for target, tensor in zip(targets, map(reinterpreter, where, *columns), strict=True):
-                made[target] = tensor
-            for each, dtype in viewed:
-                base = memory[each.base] if each.base >= 0 else inputs[~each.base]
-                made[each.target] = torch_private.reinterpret(
-                    base, dtype, each.size, each.stride, each.offset
-                )
-
-        return fill
-
-    def fused(self, parts: Parts) -> Fused | None:
-        """See `TensorOps`."""
-        del parts
-        return None
-
-    def running(self, *arguments: Any) -> None:
-        """See `TensorOps`."""
-        del arguments
-
-    def tick(self) -> int:
-        """See `TensorOps`."""
-        return next(_ticks)
-
-    def table(self, *arguments: Any) -> Any:
-        """See `TensorOps`."""
-        del arguments
-
-    def bind(self, *arguments: Any) -> NoReturn:
-        """See `TensorOps`; there are no tables to call it with."""
-        raise NotImplementedError(arguments)
-
-    def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
-        """See `TensorOps`."""
-        del function, fail
-        return None
-
-
-_ticks = itertools.count(1)
-
-
-class NativeOps:
-    """The compiled helper, a module made of `helper.c`."""
+class TensorOps:
+    """The functions of the compiled helper, a module made of `helper.c`."""
 
     def __init__(self, module: Any) -> None:
-        self.bind, self.tick = module.bind, module.tick
         self._module = module
+        self.tick: Callable[[], int] = module.tick
+        """Returns the next number in the order of all calls."""
+        self.bind: Callable[[Any, list[Any], list[Any], int], tuple[int, int] | None] = module.bind
+        """Does what `Executables.bind` does for a table, inputs, memories and a stream; returns None if the call does not fit."""
+        self.launching: Callable[[int, Callable[[int], None]], Launch] = module.launcher
+        """Returns a launch function for `Fused` that calls the driver's function at an address; `fail` is called with its code unless that is 0."""
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
-        """See `TensorOps`."""
-        plan = self._plan(pieces)
-        return PythonOps().filling(pieces) if plan is None else functools.partial(self._module.fill, plan)
+        """Return a function of (memories, inputs, made) that makes the pieces, and puts each into the list `made`.
+
+        Raises LookupError if the helper cannot make a tensor of one of the dtypes.
+        """
+        return functools.partial(self._module.fill, self._plan(pieces))
 
     def _plan(self, pieces: Sequence[Piece]) -> Any:
-        """Return the plan of the helper for these pieces; None if it cannot make one of them."""
-        try:
-            told = [piece._replace(dtype=torch_private.dtype_code(piece.dtype)) for piece in pieces]
-        except LookupError:
-            return None
+        coded = [piece._replace(dtype=torch_private.dtype_code(piece.dtype)) for piece in pieces]
         # Those of one type over one memory in a row: that is then seen as of this type once.
-        told.sort(key=lambda piece: (piece.base, piece.dtype))
-        return self._module.plan([tuple(piece) for piece in told])
+        coded.sort(key=lambda piece: (piece.base, piece.dtype))
+        return self._module.plan([tuple(piece) for piece in coded])
 
-    def fused(self, parts: Parts) -> Fused | None:
-        """See `TensorOps`."""
-        module, plan = self._module, self._plan(parts.pieces)
-        if plan is None:
-            return None
-        made: Fused = module.FusedReplay(*parts._replace(pieces=plan, picks=module.picks([*parts.picks])))
+    def fused(self, parts: Parts) -> Fused:
+        """Return a recording that serves calls by itself; raises LookupError as `filling` does."""
+        plan, picks = self._plan(parts.pieces), self._module.picks([*parts.picks])
+        made: Fused = self._module.FusedReplay(*parts._replace(pieces=plan, picks=picks))
         return made
 
     def running(
@@ -236,8 +130,13 @@ class NativeOps:
         integers: list[int],
         conditions: tuple[tuple[Callable[[], object], object], ...],
         owner: Any,
-    ) -> Callable[[list[Any]], Any] | None:
-        """See `TensorOps`."""
+    ) -> Callable[[list[Any]], Any]:
+        """Return a callable that serves each call by one of `replays`, found by the integer inputs.
+
+        It calls `owner(inputs)` where there is no replay, where the replay has reached `next_check`, or where a function in `conditions`
+        does not return the value beside it. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
+        `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
+        """
         return functools.partial(self._module.run, replays, integers, conditions, owner)
 
     def table(
@@ -247,85 +146,83 @@ class NativeOps:
         executable: int,
         limits: tuple[int, int, int],
         make: Callable[[int], int | None],
-        fail: Callable[[int, int], NoReturn],
+        fail: Callable[[int, int], None],
     ) -> Any:
-        """See `TensorOps`."""
+        """Return an executable table that holds `executable`; `exec_cache` says what it does.
+
+        `numbers` comes from `graph_exec.table_numbers`. `limits` are the maximum number of executables, `WORTH` and `IDLE_CALLS`. `make`
+        makes another executable on a stream. `fail` is called with the error code of a write and the number of the node, and raises.
+        """
         return self._module.table(numbers, words, executable, *limits, make, fail)
 
-    def launching(self, function: int, fail: Callable[[int], NoReturn]) -> Launch | None:
-        """See `TensorOps`."""
-        made: Launch = self._module.launcher(function, fail)
-        return made
 
-
-def _configure(module: Any) -> str | None:
-    try:
-        return torch_private.configure_helper(module)
-    except Exception as error:  # noqa: BLE001 - tensors may be anything within modes of the user's
-        return f"it cannot be tried: {error}"
-
-
-COMPILING_S = 10.0
-"""Seconds for which trials are put off until the compiler has finished; it takes 0.4 s on one core."""
+COMPILING_S = 120.0
+"""Seconds after which the compiler is given up: it takes 0.4 s on one core, and somebody may have ended it."""
+NOT_ASKED_FOR = "nobody has asked for it"
 
 
 class Helper:
-    """The compiled helper of a process."""
+    """The compiled helper of a process: not asked for, being compiled, loaded, or not to be had."""
 
     def __init__(self) -> None:
-        self._path: Path | None = None
-        self._ops: TensorOps | None = None
-        self._waited_for_until = 0.0
-
-    def prepare(self, cache: Path, *, may_compile: bool = True) -> str | None:
-        """Start to compile it unless that was done before, or may not be done; return why it will not be loaded, or None."""
-        if self._path is not None or self._ops is not None:
-            return None
-        try:
-            if reason := torch_private.missing_for_helper():
-                return reason
-            path = build.place(cache)
-            reason = build.compile_once(path) if may_compile else build.why_not_there(path)
-        except Exception as error:  # noqa: BLE001 - it is optional, and must not be in the way of anything
-            return f"it cannot be compiled: {error}"
-        if reason is None:
-            self._path = path
-            self._waited_for_until = time.monotonic() + COMPILING_S
-        return reason
-
-    def is_coming(self) -> bool:
-        """Return whether it is being compiled: a recording made now would do without it until the process ends."""
-        path = self._path
-        return path is not None and time.monotonic() < self._waited_for_until and build.may_come(path)
-
-    def ops(self, note: Callable[[str], None]) -> TensorOps:
-        """Return the helper if it is loaded by now, else the same in Python; `note` is called with the reason if it cannot be used."""
-        path = self._path
-        if self._ops is None and path is not None:
-            self._load(path, note)
-        return self._ops or PythonOps()
-
-    def _load(self, path: Path, note: Callable[[str], None]) -> None:
-        module: Any = build.load(path)
-        if module is None:
-            return  # it is being compiled
-        self._path = None
-        reason = module if isinstance(module, str) else _configure(module)
-        if reason is None:
-            self._ops = NativeOps(module)
-        else:
-            note(f"compiled helper: {reason}")
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until it is compiled, for a benchmark or a test; return whether it is."""
-        end = time.monotonic() + timeout_s
-        while self._path is not None and not self._path.exists() and time.monotonic() < end:
-            time.sleep(0.02)
-        return self._ops is not None or (self._path is not None and self._path.exists())
+        self.forget()
 
     def forget(self) -> None:
         """Reset to the state at the start of a process."""
-        self._path = self._ops = None
+        self._path: Path | None = None
+        self._ops: TensorOps | None = None
+        self._waited_for_until = 0.0
+        self.reason: str | None = NOT_ASKED_FOR
+        """Why it cannot be used; None: it is loaded, or is being compiled."""
+
+    def prepare(self, cache: Path, *, may_compile: bool = True) -> str | None:
+        """Start to compile it unless that was done before, or may not be done; return why it cannot be used, as `reason` does."""
+        if self.reason is NOT_ASKED_FOR:
+            path = None
+            try:
+                path = build.place(cache)
+                reason = torch_private.missing_for_helper()
+                reason = reason or build.compile_once(path, may_compile=may_compile)
+            except Exception as error:  # noqa: BLE001 - where it cannot be had, programs run as without PyGraph
+                reason = f"it cannot be compiled: {error}"
+            self._path, self._waited_for_until = path, time.monotonic() + COMPILING_S
+            self.reason = reason  # last: other threads may ask meanwhile, and get their own answer
+        return self.reason
+
+    def ops(self, note: Callable[[str], None]) -> TensorOps | None:
+        """Return the helper, which is loaded as soon as it is compiled; None: it is being compiled, or `reason` says why there is none.
+
+        `note` is called once, with the reason, if it turns out only now that there will be none.
+        """
+        if self._ops is None and self.reason is None and self._path is not None:
+            self.reason = self._load(self._path)
+            if self.reason is not None:
+                note(f"compiled helper: {self.reason}")
+        return self._ops
+
+    def is_coming(self, note: Callable[[str], None]) -> bool:
+        """Return whether it is being compiled; for `note` see `ops`."""
+        return self.ops(note) is None and self.reason is None
+
+    def _load(self, path: Path) -> str | None:
+        """Load it if it is compiled; return why it will never be."""
+        module: Any = build.load(path)
+        if module is None:
+            late = f"not compiled within {COMPILING_S:g} s"
+            return build.why_it_failed(path) or (late if time.monotonic() > self._waited_for_until else None)
+        try:
+            reason = module if isinstance(module, str) else torch_private.configure_helper(module)
+        except Exception as error:  # noqa: BLE001 - tensors may be anything within modes of the user's
+            return f"it cannot be tried: {error}"
+        self._ops = TensorOps(module) if reason is None else None
+        return reason
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is compiled, for a benchmark or a test; return whether it is loaded."""
+        end = time.monotonic() + timeout_s
+        while self.is_coming(lambda _: None) and time.monotonic() < end:
+            time.sleep(0.02)
+        return self._ops is not None
 
 
 helper = Helper()

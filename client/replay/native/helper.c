@@ -1,8 +1,7 @@
 /* Does the work of a replay on hundreds of tensors in one call: reads their addresses, and makes tensors.
  *
  * Built by `client/replay/native/build.py` with nothing but a C compiler and Python's headers. `configure` receives four functions of
- * libtorch's stable C interface, the function that wraps a tensor in a Python object, and the offset of the tensor in that object.
- * `client/replay/native/ffi.py` does the same in Python. */
+ * libtorch's stable C interface, the function that wraps a tensor in a Python object, and the offset of the tensor in that object. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -301,7 +300,7 @@ static PyMethodDef methods[] = {
      "void *stream); `fail` is called with its result if that is not 0, and raises."},
     {"table", table, METH_VARARGS,
      "table(numbers, words, executable, limit, worth, idle, make, fail): return the table of a graph with one executable, and `limit` at\n"
-     "most; `numbers`: see `Segments.numbers`. make(stream) returns another executable or None, fail(code, node) raises."},
+     "most; `numbers`: see `table_numbers`. make(stream) returns another executable or None, fail(code, node) raises."},
     {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL,
      "bind(table, inputs, memory, stream): return (executable, number of nodes written), or None if the call does not fit."},
     {"tick", tick, METH_NOARGS, "tick(): return the next number in the order of all calls."},

@@ -56,7 +56,7 @@ def test_what_may_be_relocated_is_launched_until_the_helper_is_there(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = iter(range(100))
-    monkeypatch.setattr(ffi.helper, "is_coming", lambda: next(asked) < 20)
+    monkeypatch.setattr(ffi.helper, "is_coming", lambda _: next(asked) < 20)
     one = partition_trial(host)
 
     calls = 0

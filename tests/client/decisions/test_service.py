@@ -409,7 +409,7 @@ assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
 assert cache.lease(ENVIRONMENT, [GRAPH]) is None
 cache.record(ENVIRONMENT, [RECORD])
 assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
-assert build.may_come(places.cache / "compiled" / "x.so")
+assert build.why_it_failed(places.cache / "compiled" / "x.so") is None
 print(*sorted(report.failures), sep="; ")
 """
 

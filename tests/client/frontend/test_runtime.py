@@ -18,6 +18,8 @@ from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.client.backend import torch_private
 from pygraphd.client.decisions.leases import PendingGraph
 from pygraphd.client.frontend.runtime import Pair, Runtime, _kernel_options
+from pygraphd.client.replay.native import build
+from pygraphd.client.replay.native.ffi import helper
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import (
@@ -32,7 +34,7 @@ from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.trial_host import Relocating
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.torch
@@ -63,6 +65,45 @@ def test_what_is_old_or_another_policys_is_not_believed(
     )
 
     assert (session.decisions.trust.why_not_trusted(entry) is None) is believed
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    helper.forget()
+    yield
+    helper.forget()
+
+
+def test_the_helper_is_coming_from_when_it_was_asked_for_until_it_is_there(
+    session: Runtime, forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_private, "missing_for_relocation", lambda: None)
+    monkeypatch.setattr(build, "_spawn", lambda _: None)
+    note = session.report.count_failure
+    assert not helper.is_coming(note)
+
+    assert session.devices.prepare_helper() is None
+    assert helper.is_coming(note)
+
+    build._log(build.place(session.locations.cache)).write_text("error: no such thing")
+    for _ in range(3):
+        assert not helper.is_coming(note)
+    assert dict(session.report.failures) == {f"compiled helper: {helper.reason}": 1}
+
+
+def test_without_a_compiler_relocatable_graphs_are_missing_with_one_reason(
+    session: Runtime, forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_private, "missing_for_relocation", lambda: None)
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    session.devices.prepare_helper()
+    assert not session.report.failures  # nothing was compiled for a GPU so far
+
+    for device in (0, 1, 0, 1):
+        assert session.devices.recorder(device) is None
+
+    (failure,) = session.report.failures
+    assert failure.startswith("relocatable graphs: compiled helper: no C compiler")
 
 
 def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,10 @@ from hypothesis import strategies as st
 from pygraphd.client.analysis.attention_rng import RngState
 from pygraphd.client.recording import recordings
 from pygraphd.client.recording.attention_host import NOT_SENT, ON_THE_GPU, READ_BACK, WithHostState
-from pygraphd.client.replay.native.ffi import helper
 from tests.support.recording_case import Case
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from tests.support.emulator import Allocator, Emulator
     from tests.support.recording_case import Operations
@@ -121,18 +118,7 @@ def attend_twice(operations: Operations, inputs: list[Any]) -> Any:
     return operations.add(inputs[0], inputs[0]), first, seed, torch.empty((), dtype=torch.int64), second
 
 
-@pytest.fixture(params=["by Python", "by the helper"])
-def either_way(request: pytest.FixtureRequest, compiled_helper: Path) -> Iterator[None]:
-    helper.forget()
-    if request.param == "by the helper":
-        if shutil.which("cc") is None:
-            pytest.skip("needs a C compiler")
-        assert helper.prepare(compiled_helper) is None
-    yield
-    helper.forget()
-
-
-def test_what_is_handed_out_stays_what_it_is(either_way: None, case: Case) -> None:
+def test_what_is_handed_out_stays_what_it_is(case: Case) -> None:
     run = case.make(attend_twice, state=replace(AHEAD, offsets=(1, 4)))
     seen = []
     for _ in range(8):

@@ -15,13 +15,10 @@ from pygraphd.client.recording import builder
 from pygraphd.client.recording.builder import NOTHING, build
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import CapturedCall
-from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.relocation_table import BLOCK, Share, Span
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tests.support.emulator import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -55,33 +52,6 @@ def test_what_lies_where_it_lay_is_not_written_again(recorder: Recorder) -> None
     other = recorder.floats(100, 200)
     assert replay.run([a, other], memory)[0].tolist() == [202, 404]
     assert (replay.counts.relocated, replay.counts.written) == (2, 3)
-    replay.close()
-
-
-def test_inputs_that_move_together_are_looked_at_together(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Columns overlap as one group: what it takes to bind them must not grow with their square."""
-    looks: list[int] = []
-    base = InputGroup.base
-
-    def noting(group: InputGroup, places: Sequence[int]) -> int:
-        looks.append(len(places))
-        return base(group, places)
-
-    rows, out = recorder.allocator.tensor(torch.ones(2, 64)), recorder.arena.allocate(2)
-    columns = rows.unbind(1)
-    recorder.graph.scale(rows[0, :2], out, 2.0)
-    replay = recorder.built([*columns], [out]).replay
-    memory = replay.memory()
-    monkeypatch.setattr(InputGroup, "base", noting)
-
-    replay.run([*recorder.allocator.tensor(rows).unbind(1)], memory)
-
-    assert (max(looks), len(looks)) == (
-        64,
-        4,
-    )  # once for the nodes and once for the words, and so for the output
     replay.close()
 
 
@@ -207,7 +177,7 @@ def test_scratch_comes_in_pieces(recorder: Recorder, monkeypatch: pytest.MonkeyP
 
     made = [replay([recorder.floats(each, 1)])[0].tolist() for each in (3, 4, 5)]
 
-    assert [memory.bytes // BLOCK for memory in replay.memories[1:]] == [3, 3, 5]
+    assert [memory.bytes // BLOCK for memory in replay.layout.memories[1:]] == [3, 3, 5]
     assert made == [[each * 128, 128] for each in (3, 4, 5)]
     replay.close()
 
@@ -218,7 +188,7 @@ def test_scratch_is_asked_for_where_no_small_tensor_is(recorder: Recorder) -> No
     recorder.graph.scale(first, out, 3.0)
     replay = recorder.built([a], [out]).replay
 
-    assert [memory.bytes for memory in replay.memories] == [8, (1 << 20) + BLOCK]
+    assert [memory.bytes for memory in replay.layout.memories] == [8, (1 << 20) + BLOCK]
     assert replay([recorder.floats(3, 4)])[0].tolist() == [18, 24]
     replay.close()
 
@@ -235,7 +205,7 @@ def test_what_no_node_has_an_address_in_takes_no_memory(
     graph.scale(second, out, 5.0)
     replay = recorder.built([a], [out]).replay
 
-    assert [memory.bytes for memory in replay.memories] == [8, 2 * BLOCK]
+    assert [memory.bytes for memory in replay.layout.memories] == [8, 2 * BLOCK]
     assert replay([recorder.floats(3, 4)])[0].tolist() == [90, 120]
     replay.close()
 
@@ -272,7 +242,7 @@ def test_without_temporaries_that_nodes_know_of_there_is_no_scratch(recorder: Re
     recorder.graph.scale(a, out, 2.0)
     replay = recorder.built([a], [out]).replay
 
-    assert [memory.bytes for memory in replay.memories] == [8]
+    assert [memory.bytes for memory in replay.layout.memories] == [8]
     assert replay([recorder.floats(3, 4)])[0].tolist() == [6, 8]
     replay.close()
 

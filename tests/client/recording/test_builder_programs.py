@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.builder import NOTHING
-from pygraphd.client.replay.native.ffi import PythonOps, helper
 from tests.support.builder_case import SIZE, Step, plain, readable, record
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.emulator import Allocator, Emulator
 
 pytestmark = pytest.mark.torch
@@ -37,7 +34,6 @@ STEPS = st.lists(
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@pytest.mark.parametrize("by", ["the helper", pytest.param("Python", marks=pytest.mark.slow)])
 @given(
     steps=STEPS,
     moves=st.lists(
@@ -49,13 +45,8 @@ def test_any_program_gives_what_it_gives_when_launched(
     allocator: Allocator,
     steps: list[Step],
     moves: list[tuple[int, int, int]],
-    by: str,
-    compiled_helper: Path,
 ) -> None:
     """Temporaries share memory, inputs stay or move, all old memory is poisoned."""
-    helper.forget()
-    if by == "the helper":
-        assert helper.prepare(compiled_helper) is None
     steps = readable(steps, 3)
     inputs = [allocator.tensor(torch.rand(SIZE)) for _ in range(3)]
     recorder = Recorder(emulator, allocator, emulator.arena(256))
@@ -79,8 +70,6 @@ def test_any_program_gives_what_it_gives_when_launched(
             assert torch.equal(output, expected[number])
         assert all(map(torch.equal, inputs, mine))
         assert recorder.arena.untouched()
-    assert isinstance(helper.ops(recorder.notes.append), PythonOps) is (by == "Python")
     assert recorder.notes == []
-    helper.forget()
     built.replay.close()
     allocator.check()

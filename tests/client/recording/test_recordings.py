@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,15 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording import recordings
-from pygraphd.client.replay.node_params import Parameters
+from pygraphd.client.replay.native import build
+from pygraphd.client.replay.native.ffi import helper
+from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.recording_case import Case, Operations, RngCursor, add, case
 from tests.support.stepped_clock import SteppedClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from pathlib import Path
 
 
 __all__ = ["case"]  # fixtures
@@ -41,14 +45,12 @@ def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None
 
 def test_it_is_not_recorded_while_the_helper_is_coming(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the calls meanwhile are told from such that are what later ones will be."""
-    left = 3
-
-    def is_coming() -> bool:
-        nonlocal left
-        left -= 1
-        return left >= 0
-
-    monkeypatch.setattr("pygraphd.client.replay.native.ffi.helper.is_coming", is_coming)
+    load, asked = build.load, itertools.count()
+    monkeypatch.setattr(build, "load", lambda path: load(path) if next(asked) >= 3 else None)
+    assert helper._path is not None
+    path = helper._path
+    helper.forget()
+    helper.prepare(path.parents[2])
     run, prepared = case.make(add), []
     for _ in range(6):
         before = run.prepared
@@ -58,6 +60,36 @@ def test_it_is_not_recorded_while_the_helper_is_coming(case: Case, monkeypatch: 
     assert prepared == [0, 1, 1, 1, 2, 0]  # at last a capture and its executable
     assert case.report.fallbacks == {recordings.NOT_YET: 1, recordings.HELPER_IS_COMING: 3}
     case.expect(captured=1, staged=0)
+
+
+def test_where_the_helper_turns_out_not_to_come_it_is_refused_for_this_process(
+    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(build, "_spawn", lambda _: None)
+    helper.forget()
+    assert helper.prepare(tmp_path) is None
+    runs = [case.make(add) for _ in range(2)]
+
+    def called() -> None:
+        for run in runs:
+            assert run.run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+
+    for _ in range(3):
+        called()
+    assert [run.refusal for run in runs] == [None, None]
+
+    build._log(build.place(tmp_path)).write_text("error: no such thing")
+    for _ in range(3):
+        called()
+
+    assert helper.reason is not None
+    assert [run.why_refused for run in runs] == [Reason(ReasonCode.NO_HELPER, helper.reason)] * 2
+    assert not any(run.refused_for_good for run in runs)
+    assert case.report.fallbacks == {
+        recordings.NOT_YET: 2, recordings.HELPER_IS_COMING: 4, helper.reason: 6
+    }  # fmt: skip
+    assert case.report.failures == {f"compiled helper: {helper.reason}": 1}
+    assert case.recorder.captures == 0
 
 
 def test_what_recording_takes_is_counted_once_and_not_the_call_that_is_launched_meanwhile(
@@ -152,26 +184,6 @@ def test_who_draws_no_random_numbers_is_tried_while_another_stream_does(
 
     case.expect(captured=1)
     assert set(case.report.fallbacks) == {recordings.NOT_YET}
-
-
-def test_after_an_interrupt_while_addresses_are_written_calls_are_right(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    run = case.make(add)
-    for i in range(3):
-        run([case.floats(i), case.floats(1)])
-    with monkeypatch.context() as patch:
-        patch.setattr(Parameters, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run([case.floats(7), case.floats(1)])
-
-    for i in range(3):
-        (result,) = run([case.floats(i), case.floats(2)])
-        assert result.tolist() == [i + 2.0]
-    case.expect(captured=1)
 
 
 def test_an_input_that_no_node_shows_is_staged(case: Case) -> None:

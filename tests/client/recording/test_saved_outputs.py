@@ -60,7 +60,7 @@ def test_what_is_saved_lies_side_by_side_and_what_the_user_sees_by_itself(case: 
     assert len({*addresses}) == COUNT + 1  # the last is the first one again
     assert not any(each._is_view() for each in replayed[0])
     (replay,) = run.replays
-    assert len(replay.memories) == 2
+    assert len(replay.layout.memories) == 2
     case.expect(captured=1)
 
 

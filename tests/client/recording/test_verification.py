@@ -13,6 +13,8 @@ from pygraphd.client.recording import comparison, verification
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.stand_ins import copies_of, stand_ins_for
 from pygraphd.client.replay.addresses import extent
+from pygraphd.client.replay.layout import Layout
+from pygraphd.client.replay.outputs import Outputs
 from pygraphd.client.replay.relocation_table import BLOCK
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ def test_old_memory_holds_indices_from_the_end_and_no_numbers(given_inputs: list
 class Missed:
     """A replay that reads its index where it was recorded, and not where the call has it."""
 
-    memories = ()
+    layout = Layout((), (), Outputs((), (), as_tuple=True))
 
     def __init__(self, stand_in: torch.Tensor, *, writes: bool = False) -> None:
         self._stand_in = stand_in

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,14 +16,11 @@ from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.replay import exec_cache
 from pygraphd.client.replay.exec_cache import FEW_EXECUTABLES, MAX_EXECUTABLES, ONE_LESS, WORTH
-from pygraphd.client.replay.native.ffi import PythonOps, helper
 from pygraphd.client.replay.node_params import Parameters
-from tests.support.interrupts import interrupting
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     from pygraphd.client.replay.replay import Replay
     from tests.support.emulator import Allocator, Emulator
@@ -31,17 +29,6 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
 ]
-
-
-@pytest.fixture(params=["the helper", "Python"])
-def by(request: pytest.FixtureRequest, compiled_helper: Path) -> Iterator[str]:
-    """Have tables be the compiled helper's, or Python's."""
-    helper.forget()
-    if request.param == "the helper":
-        assert helper.prepare(compiled_helper) is None
-    yield request.param
-    assert isinstance(helper.ops(pytest.fail), PythonOps) is (request.param == "Python")
-    helper.forget()
 
 
 @pytest.fixture
@@ -77,7 +64,7 @@ class Doubling:
 
 
 @pytest.fixture
-def doubling(by: str, recorder: Recorder) -> Iterator[Doubling]:
+def doubling(recorder: Recorder) -> Iterator[Doubling]:
     case = Doubling(recorder)
     yield case
     case.replay.close()
@@ -117,7 +104,7 @@ def test_what_never_comes_back_costs_no_executable_of_what_takes_turns(doubling:
     assert doubling.replay.executables == len(places) + 1
 
 
-def test_where_few_nodes_follow_what_moves_it_is_cheaper_to_write_them(by: str, recorder: Recorder) -> None:
+def test_where_few_nodes_follow_what_moves_it_is_cheaper_to_write_them(recorder: Recorder) -> None:
     case = Doubling(recorder, WORTH - 1)
 
     assert [case.round(case.places(2)) for _ in range(6)] == [2 * (WORTH - 1)] * 6
@@ -175,8 +162,39 @@ def test_where_another_executable_cannot_be_had_one_is_enough(
     assert [note.split(":")[0] for note in recorder.notes] == [ONE_LESS]
 
 
+def test_an_interrupt_while_another_executable_is_made_leaves_none_bound_to_old_addresses(
+    doubling: Doubling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Parameters) -> None:
+        raise KeyboardInterrupt
+
+    first, second = doubling.places(2)
+    doubling.round([first, second])
+    with monkeypatch.context() as patch:
+        patch.setattr(Parameters, "write_graph", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            doubling.written(first)
+
+    assert doubling.written(second) == 0
+    assert [doubling.round([first, second]) for _ in range(3)] == [WORTH, 0, 0]
+    assert doubling.replay.executables == 2
+
+
+def test_a_recording_that_is_dropped_takes_its_table_along(recorder: Recorder) -> None:
+    """At once: the table holds what makes its executables, and no collection of garbage sees it."""
+    case = Doubling(recorder)
+    places = case.places(2)
+    for _ in range(2):
+        case.round(places)
+    gone = weakref.ref(case.replay._executables)
+
+    del case
+
+    assert gone() is None
+
+
 def test_another_executable_is_made_where_it_is_bound_as_the_memory_of_the_capture_is_gone(
-    by: str, recorder: Recorder
+    recorder: Recorder,
 ) -> None:
     a, out = recorder.floats(1, 2), recorder.arena.allocate(3)
     recorder.graph.set(out, 0)
@@ -198,7 +216,7 @@ def test_another_executable_is_made_where_it_is_bound_as_the_memory_of_the_captu
     replay.close()
 
 
-def test_only_nodes_that_follow_what_has_moved_are_written(by: str, recorder: Recorder) -> None:
+def test_only_nodes_that_follow_what_has_moved_are_written(recorder: Recorder) -> None:
     inputs = [recorder.floats(i, i) for i in range(10)]
     replay = recorder.doubling(inputs)
     memory = replay.memory()
@@ -213,7 +231,7 @@ def test_only_nodes_that_follow_what_has_moved_are_written(by: str, recorder: Re
     replay.close()
 
 
-def test_for_what_no_node_reads_nothing_is_done(by: str, recorder: Recorder) -> None:
+def test_for_what_no_node_reads_nothing_is_done(recorder: Recorder) -> None:
     a, unused = recorder.floats(1, 2), recorder.floats(0, 0)
     replay = recorder.doubling([a, unused], [a] * WORTH)
     memory = replay.memory()
@@ -228,7 +246,7 @@ def test_for_what_no_node_reads_nothing_is_done(by: str, recorder: Recorder) -> 
 
 
 def test_inputs_that_do_not_fit_are_told_however_often_they_come_and_nothing_is_done(
-    by: str, recorder: Recorder
+    recorder: Recorder,
 ) -> None:
     storage = recorder.allocator.tensor(torch.zeros(256))
     a, worse = storage[64:66], [storage[67 + 4 * number :][:2] for number in range(3)]
@@ -258,53 +276,40 @@ def test_what_could_not_be_written_is_not_taken_for_bound(doubling: Doubling, no
     assert doubling.written(first) == WORTH
 
 
-@pytest.mark.parametrize("again", [0, 1, 2])
-@pytest.mark.parametrize("where", ["_rebound", "_follow"])
-def test_what_an_interrupt_has_left_half_written_is_written_again(
-    emulator: Emulator, allocator: Allocator, again: int, where: str
-) -> None:
-    """Before any instruction of what writes: nodes are those of the addresses before, or of those that it was to be bound to."""
-    helper.forget()
-    code, interrupts = getattr(exec_cache.ExecutableTable, where).__code__, 0
-    for instruction in range(1, 200, 3):
-        recorder = Recorder(emulator, allocator)
-        sets = [[recorder.floats(i, i), recorder.floats(-i, i)] for i in range(3)]
-        replay = recorder.doubling(sets[0])
-        memory = replay.memory()
-        replay.run([*sets[0]], memory)
-        try:
-            with interrupting(code, instruction):
-                replay.run([*sets[1]], memory)
-        except KeyboardInterrupt:
-            interrupts += 1
-        for values in (sets[again], sets[2], sets[0]):
-            results = replay.run([*values], memory)
-            assert [each.tolist() for each in results] == [(2 * each).tolist() for each in values]
-        replay.close()
+class Model:
+    """The executables of a graph, each as what its nodes refer to, and the rules by which one is picked."""
 
-    assert interrupts > 10
+    def __init__(self, nodes: int, most: int, idle: int) -> None:
+        self.bound: list[tuple[object, ...]] = [(None,) * nodes]
+        self._used = [0]
+        self._seen: set[tuple[object, ...]] = set()
+        self._most, self._idle = most, idle
+        self._calls = 0
 
+    def written(self, now: tuple[object, ...], *, fits: bool) -> int:
+        """Return how many nodes are written for a call whose nodes refer to `now`."""
+        self._calls += 1
+        if not fits:
+            return 0
+        picked, written = (self.bound.index(now), 0) if now in self.bound else self._rebound(now)
+        self.bound[picked], self._used[picked] = now, self._calls
+        return written
 
-def test_an_interrupt_between_nodes_leaves_them_to_be_written(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    helper.forget()
-    case = Doubling(recorder)
-    first, second = case.places(2)
-    case.written(first)
+    def _rebound(self, now: tuple[object, ...]) -> tuple[int, int]:
+        picked, written = 0, self._differ(0, now)
+        if now in self._seen and written >= WORTH:
+            if len(self.bound) < self._most:
+                self.bound.append(now)
+                self._used.append(0)
+                return len(self.bound) - 1, written
+            oldest = min(range(1, len(self.bound)), key=self._used.__getitem__, default=0)
+            picked = oldest if self._calls - self._used[oldest] > self._idle else 0
+            written = self._differ(picked, now)
+        self._seen.add(now)
+        return picked, written
 
-    def interrupted(parameters: Parameters, executable: int, nodes: Iterable[int]) -> None:
-        write(parameters, executable, [min(nodes)])
-        raise KeyboardInterrupt
-
-    write = Parameters.write
-    with monkeypatch.context() as patch:
-        patch.setattr(Parameters, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            case.written(second)
-
-    assert case.written(first) == WORTH
-    case.replay.close()
+    def _differ(self, executable: int, now: tuple[object, ...]) -> int:
+        return sum(each != at for each, at in zip(now, self.bound[executable], strict=True))
 
 
 CALL = st.tuples(
@@ -324,10 +329,9 @@ CALL = st.tuples(
     idle=st.sampled_from([3, 256]),
     most=st.integers(1, 5),
 )
-def test_whatever_comes_results_are_right_and_both_tables_do_the_same(
+def test_whatever_comes_results_are_right_and_the_table_keeps_its_rules(
     emulator: Emulator,
     allocator: Allocator,
-    compiled_helper: Path,
     calls: list[Any],
     times: int,
     nodes: int,
@@ -339,23 +343,20 @@ def test_whatever_comes_results_are_right_and_both_tables_do_the_same(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exec_cache, "IDLE_CALLS", idle)
         patch.setattr(exec_cache, "most_executables", lambda _: most)
-        replays = [_summing(emulator, allocator, nodes, each) for each in (compiled_helper, None)]
-        memories = [replays[0].memory() for _ in range(3)]
-        for first, second, memory, kind in calls * times:
-            inputs = [singles[first], *_overlapping(pairs[second])]
-            if kind == "apart":
-                inputs[2] = _overlapping(pairs[(second + 1) % 7])[1]
-            if kind == "misaligned":
-                inputs[0] = pairs[second][1:9]
-            for replay in replays:
-                _run(replay, inputs, memories[memory], fits=kind == "fits")
-            mine, other = (
-                (each.counts.replays, each.counts.relocated, each.counts.written) for each in replays
-            )
-            assert mine == other
-            assert replays[0].executables == replays[1].executables <= most
-    for replay in replays:
-        replay.close()
+        replay = _summing(emulator, allocator, nodes)
+    model, memories = Model(nodes, most, idle), [replay.memory() for _ in range(3)]
+    for first, second, memory, kind in calls * times:
+        inputs = [singles[first], *_overlapping(pairs[second])]
+        if kind == "apart":
+            inputs[2] = _overlapping(pairs[(second + 1) % 7])[1]
+        if kind == "misaligned":
+            inputs[0] = pairs[second][1:9]
+        before = replay.counts.written
+        _run(replay, inputs, memories[memory], fits=kind == "fits")
+        referred = tuple((second, memory) if node % 2 else (first, second, memory) for node in range(nodes))
+        assert replay.counts.written - before == model.written(referred, fits=kind == "fits")
+        assert replay.executables == len(model.bound) <= most
+    replay.close()
     allocator.check()
 
 
@@ -363,11 +364,8 @@ def _overlapping(memory: torch.Tensor) -> list[torch.Tensor]:
     return [memory[:8], memory[4:12]]
 
 
-def _summing(emulator: Emulator, allocator: Allocator, nodes: int, cache: Path | None) -> Replay:
+def _summing(emulator: Emulator, allocator: Allocator, nodes: int) -> Replay:
     """Record a graph that adds the third input, which overlaps the second one, to the first one and to the second one in turn."""
-    helper.forget()
-    if cache is not None:
-        assert helper.prepare(cache) is None
     recorder = Recorder(emulator, allocator)
     recorded = [allocator.tensor(torch.rand(8)), *_overlapping(allocator.tensor(torch.rand(16)))]
     outputs = [recorder.arena.allocate(8) for _ in range(nodes)]
@@ -375,7 +373,6 @@ def _summing(emulator: Emulator, allocator: Allocator, nodes: int, cache: Path |
         recorder.graph.add(recorded[number % 2], recorded[2], output)
     replay = recorder.built(recorded, outputs).replay
     assert recorder.notes == []
-    helper.forget()
     return replay
 
 

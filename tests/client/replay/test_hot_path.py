@@ -17,7 +17,6 @@ from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, ShapeDispatcher
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.client.recording import recordings
 from pygraphd.client.recording.result_check import CALLS_PER_POLL
-from pygraphd.client.replay.native.ffi import helper
 from tests.support import emulator
 from tests.support.recording_case import Case, Operations, accumulate, add
 
@@ -39,13 +38,10 @@ SAVED = 60
 
 
 @pytest.fixture
-def case(compiled_helper: Path, emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
-    helper.forget()
-    assert helper.prepare(compiled_helper) is None
+def case(emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
     case = Case(emulator, allocator)
     yield case
     case.close()
-    helper.forget()
 
 
 def frames_of(call: Callable[[], Any]) -> list[str]:

@@ -28,12 +28,21 @@ def replace(parameters: Parameters, old: torch.Tensor, new: torch.Tensor) -> lis
     return [node for _, node in found]
 
 
+def write(parameters: Parameters, executable: int, nodes: list[int]) -> None:
+    """Write some nodes as the compiled helper does."""
+    for node in nodes:
+        function, *arguments = parameters.writes[node]
+        call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * (1 + len(arguments)))(function)
+        if code := call(executable, *arguments):
+            parameters.fail_to_write(code, node)
+
+
 def run_with(emulator: Emulator, graph: Graph, old: torch.Tensor, new: torch.Tensor) -> list[int]:
     """Run a graph once with `new` in place of `old`; return the nodes that were written."""
     executable = emulator.driver.instantiate(graph.handle, 0)
     parameters = Parameters(emulator.driver, graph.handle)
     nodes = replace(parameters, old, new)
-    parameters.write(executable, nodes)
+    write(parameters, executable, nodes)
     emulator.driver.launch(executable, 0)
     emulator.driver.destroy_executable(executable)
     emulator.driver.destroy_graph(graph.handle)
@@ -150,7 +159,7 @@ def test_a_failed_write_is_an_error_that_names_it(emulator: Emulator) -> None:
     emulator.fail_at(1)
 
     with pytest.raises(DriverError, match="writing a KERNEL node failed with CUresult 999"):
-        parameters.write(executable, [0])
+        write(parameters, executable, [0])
 
     emulator.driver.destroy_executable(executable)
     emulator.driver.destroy_graph(graph.handle)

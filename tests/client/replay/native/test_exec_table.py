@@ -13,12 +13,11 @@ import torch
 
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.replay.native.ffi import Piece, helper
-from tests.support.native import by_the_helper  # noqa: F401
 
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
-    pytest.mark.usefixtures("by_the_helper"),
+    pytest.mark.usefixtures("loaded_helper"),
 ]
 
 BELOW = (1 << 64) - 8

@@ -1,10 +1,9 @@
-"""The compiled helper and Python say the same of tensors, and make the same; which of them does, and why, is told."""
+"""The compiled helper finds and makes tensors as torch does; whether there is one, and why not, is told."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,10 @@ from hypothesis import strategies as st
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.torch_private import tensors as private_tensors
 from pygraphd.client.replay.native import build
-from pygraphd.client.replay.native.ffi import Helper, Piece, PythonOps
+from pygraphd.client.replay.native.ffi import NOT_ASKED_FOR, Helper, Piece, TensorOps
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from pygraphd.client.replay.native.ffi import TensorOps
 
 pytestmark = [
     pytest.mark.torch,
@@ -29,24 +26,17 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cache folder in which the helper is compiled."""
-    folder = tmp_path_factory.mktemp("cache")
-    helper = Helper()
-    assert helper.prepare(folder) is None
-    assert helper.wait(60)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def compiled(cache: Path) -> TensorOps:
-    helper, notes = Helper(), list[str]()
-    assert helper.prepare(cache) is None
-    ops = helper.ops(notes.append)
-    assert not isinstance(ops, PythonOps)
-    assert notes == []
+def loaded(helper: Helper) -> TensorOps:
+    ops = helper.ops(pytest.fail)
+    assert isinstance(ops, TensorOps)
     return ops
+
+
+@pytest.fixture(scope="module")
+def compiled(compiled_helper: Path) -> TensorOps:
+    helper = Helper()
+    assert helper.prepare(compiled_helper) is None
+    return loaded(helper)
 
 
 def tensors() -> list[Any]:
@@ -67,18 +57,18 @@ def test_it_finds_where_tensors_of_all_kinds_lie(compiled: TensorOps) -> None:
     assert leaf.grad is not None  # the Python object goes, and another one comes for the same tensor
     given_tensors = [*tensors(), leaf.grad, leaf.detach()]
 
-    places = compiled._module.data_pointers(given_tensors)  # type: ignore[attr-defined]
+    places = compiled._module.data_pointers(given_tensors)
 
     assert places == [each.data_ptr() for each in given_tensors]
     leaf.data = torch.ones(3)
-    assert compiled._module.data_pointers([leaf]) == [leaf.data_ptr()]  # type: ignore[attr-defined]
+    assert compiled._module.data_pointers([leaf]) == [leaf.data_ptr()]
     with pytest.raises(TypeError, match="not a tensor"):
-        compiled._module.data_pointers([5])  # type: ignore[attr-defined]
+        compiled._module.data_pointers([5])
 
 
 @settings(deadline=None)
 @given(st.data())
-def test_both_make_the_same_tensors(compiled: TensorOps, data: st.DataObject) -> None:
+def test_it_makes_the_tensors_that_torch_makes(compiled: TensorOps, data: st.DataObject) -> None:
     memory = [torch.arange(64, dtype=dtype) for dtype in (torch.float32, torch.int64)]
     inputs = [torch.nn.Parameter(torch.rand(8, 9)[1:]), None, torch.rand(70, requires_grad=True) * 2]
     sizes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
@@ -93,7 +83,10 @@ def test_both_make_the_same_tensors(compiled: TensorOps, data: st.DataObject) ->
     other = one.copy()
 
     compiled.filling(pieces)(memory, inputs, one)
-    PythonOps().filling(pieces)(memory, inputs, other)
+    for each in pieces:
+        tensor: Any = memory[each.base] if each.base >= 0 else inputs[~each.base]
+        dtype = each.dtype or tensor.dtype
+        other[each.target] = torch_private.reinterpret(tensor, dtype, each.size, each.stride, each.offset)
 
     assert one[0] is other[0] is None
     for mine, right in zip(one[1:], other[1:], strict=True):
@@ -114,7 +107,7 @@ def test_what_cannot_be_picked_is_an_error_and_no_crash(
     compiled: TensorOps, picks: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        compiled._module.picks(picks)  # type: ignore[attr-defined]
+        compiled._module.picks(picks)
 
 
 def test_what_it_makes_goes_when_nobody_holds_it(compiled: TensorOps) -> None:
@@ -165,26 +158,12 @@ def test_what_cannot_be_made_is_an_error_and_no_crash(
 )  # fmt: skip
 def test_a_piece_that_is_none_is_refused_at_once(compiled: TensorOps, piece: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
-        compiled._module.plan([piece])  # type: ignore[attr-defined]
-
-
-def test_a_dtype_that_libtorch_has_no_code_for_is_left_to_python(
-    compiled: TensorOps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(dtype: torch.dtype | None) -> int:
-        raise LookupError(str(dtype))
-
-    monkeypatch.setattr(torch_private, "dtype_code", none)
-    made: list[Any] = [None]
-
-    compiled.filling([Piece(0, 0, torch.int16, 1, (3,), (1,))])([torch.zeros(4)], [], made)
-
-    assert (made[0].dtype, made[0].size()) == (torch.int16, (3,))
+        compiled._module.plan([piece])
 
 
 @pytest.mark.parametrize("where", ["missing_for_helper", "configure_helper"])
-def test_an_error_in_trying_it_is_a_reason_to_do_without(
-    cache: Path, where: str, monkeypatch: pytest.MonkeyPatch
+def test_an_error_in_trying_it_is_the_reason_that_there_is_none(
+    compiled_helper: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("tensors are odd here")
@@ -192,78 +171,72 @@ def test_an_error_in_trying_it_is_a_reason_to_do_without(
     monkeypatch.setattr(torch_private, where, fail)
     helper, notes = Helper(), list[str]()
 
-    reason = helper.prepare(cache)
+    reason = helper.prepare(compiled_helper)
 
-    assert isinstance(helper.ops(notes.append), PythonOps)
+    assert helper.ops(notes.append) is None
     assert "tensors are odd here" in (reason or notes[0])
+    assert helper.prepare(compiled_helper) == helper.reason
 
 
-def test_until_it_is_compiled_python_does(tmp_path: Path) -> None:
-    helper, notes = Helper(), list[str]()
-    assert isinstance(helper.ops(notes.append), PythonOps)
-    assert not helper.wait(0)
+def test_there_is_none_until_it_is_compiled(tmp_path: Path) -> None:
+    helper = Helper()
+    assert (helper.ops(pytest.fail), helper.reason) == (None, NOT_ASKED_FOR)
+    assert not helper.wait(60)
     assert helper.prepare(tmp_path) is None
     assert helper.prepare(tmp_path) is None
 
     assert helper.wait(60)
-    assert not isinstance(helper.ops(notes.append), PythonOps)
+    assert loaded(helper) is loaded(helper)
 
-    assert notes == []
-    assert helper.wait(0)
     helper.forget()
-    assert isinstance(helper.ops(notes.append), PythonOps)
+    assert (helper.ops(pytest.fail), helper.reason) == (None, NOT_ASKED_FOR)
 
 
-def test_it_is_coming_until_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    helper = Helper()
-    assert not helper.is_coming()
-    monkeypatch.setattr(build, "_spawn", lambda _: None)
-    assert helper.prepare(tmp_path) is None
-    assert helper.is_coming()
-
-    assert helper._path is not None
-    helper._path.touch()
-
-    assert not helper.is_coming()
-
-
-@pytest.mark.parametrize("way", ["too long", "fails", "not allowed"])
-def test_it_is_waited_for_no_longer_than_it_may_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+def test_while_the_compiler_is_at_work_there_is_no_reason(
+    tmp_path: Path, compiled_helper: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helper = Helper()
     monkeypatch.setattr(build, "_spawn", lambda _: None)
-    if way == "too long":
-        monkeypatch.setattr("pygraphd.client.replay.native.ffi.COMPILING_S", 0.0)
-    helper.prepare(tmp_path, may_compile=way != "not allowed")
-    if way == "fails":
-        assert helper.is_coming()
-        build._log(build.place(tmp_path)).write_text("error: no such thing")
+    assert helper.prepare(tmp_path) is None
+    for _ in range(3):
+        assert (helper.ops(pytest.fail), helper.reason) == (None, None)
 
-    assert not helper.is_coming()
+    shutil.copy(build.place(compiled_helper), build.place(tmp_path))
+
+    loaded(helper)
 
 
-def test_a_compiler_that_fails_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper, notes = Helper(), list[str]()
+    monkeypatch.setattr(build, "_spawn", lambda _: None)
+    monkeypatch.setattr("pygraphd.client.replay.native.ffi.COMPILING_S", -1.0)
+    assert helper.prepare(tmp_path) is None
+
+    assert not any(helper.ops(notes.append) for _ in range(3))
+
+    assert notes == [f"compiled helper: {helper.reason}"]
+    assert "not compiled within" in notes[0]
+
+
+def test_a_compiler_that_fails_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "false")
     helper = Helper()
     assert helper.prepare(tmp_path) is None
 
-    end = time.monotonic() + 60
-    while helper.is_coming() and time.monotonic() < end:
-        time.sleep(0.01)
+    assert not helper.wait(60)
 
-    assert not helper.is_coming()
+    assert "could not be compiled" in str(helper.reason)
+    assert Helper().prepare(tmp_path) == helper.reason
 
 
-def test_who_may_not_write_uses_what_is_there(cache: Path, tmp_path: Path) -> None:
-    helper, notes = Helper(), list[str]()
-    assert helper.prepare(cache, may_compile=False) is None
-    assert not isinstance(helper.ops(notes.append), PythonOps)
+def test_who_may_not_write_uses_what_is_there(compiled_helper: Path, tmp_path: Path) -> None:
+    helper = Helper()
+    assert helper.prepare(compiled_helper, may_compile=False) is None
+    loaded(helper)
 
     without = Helper()
     assert "is not there" in str(without.prepare(tmp_path, may_compile=False))
-    assert isinstance(without.ops(notes.append), PythonOps)
-    assert notes == []
+    assert without.ops(pytest.fail) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -275,18 +248,10 @@ def test_what_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
     assert helper.prepare(tmp_path) is None
 
     for _ in range(3):
-        assert isinstance(helper.ops(notes.append), PythonOps)
+        assert helper.ops(notes.append) is None
 
     assert len(notes) == 1
     assert "cannot be loaded" in notes[0]
-
-
-def test_where_tensors_cannot_be_found_it_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    helper = Helper()
-    monkeypatch.setattr(torch_private, "missing_for_helper", lambda: "this torch keeps tensors elsewhere")
-
-    assert helper.prepare(cache) == "this torch keeps tensors elsewhere"
-    assert isinstance(helper.ops(lambda _: None), PythonOps)
 
 
 def test_a_folder_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError
-from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.relocation_table import BLOCK
 from pygraphd.client.replay.rng import PhiloxRange
-from tests.support.native import by_the_helper
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 
     from pygraphd.client.replay.replay import Replay
     from tests.support.emulator import Emulator
-
-__all__ = ["by_the_helper"]  # fixtures
 
 pytestmark = [
     pytest.mark.torch,
@@ -109,7 +105,7 @@ class Case:
 
 
 @pytest.fixture
-def case(by_the_helper: None, emulator: Emulator, blocks: Blocks) -> Iterator[Case]:
+def case(emulator: Emulator, blocks: Blocks) -> Iterator[Case]:
     case = Case(emulator, blocks)
     case.warm_up()
     yield case
@@ -130,15 +126,6 @@ def test_inputs_that_have_moved_are_bound_to_in_one_go(case: Case) -> None:
 
     assert case.replay.counts.fused == before + 1
     assert case.replay.counts.written > written
-
-
-def test_by_python_none_is(emulator: Emulator, blocks: Blocks) -> None:
-    helper.forget()
-    case = Case(emulator, blocks)
-    case.warm_up()
-
-    case.expect(fused=0)
-    case.replay.close()
 
 
 def test_outputs_that_are_kept_are_not_written_to(case: Case) -> None:
@@ -240,10 +227,10 @@ class RngCursor:
 
 def drawing(case: Case) -> RngCursor:
     """Have its graph draw random numbers."""
-    from pygraphd.client.replay.replay import _Drawing
+    from pygraphd.client.replay.replay import drawing_launch
 
     cursor = RngCursor()
-    launch = _Drawing(cursor, case.emulator.driver).launch
+    launch = drawing_launch(cursor, case.emulator.driver)
     case.replay._start = launch
     assert case.replay.fused is not None
     case.replay.fused.launch, case.replay.fused.expect = launch, cursor.affinity.expect
@@ -257,7 +244,7 @@ def test_the_driver_launches_without_python(case: Case, monkeypatch: pytest.Monk
 
 
 def test_what_draws_random_numbers_is_launched_by_what_advances_them(
-    by_the_helper: None, emulator: Emulator, blocks: Blocks
+    emulator: Emulator, blocks: Blocks
 ) -> None:
     """Until it is known to draw none."""
     cursor, recorder = RngCursor(), Recorder(emulator, blocks)  # type: ignore[arg-type] # it gives out memory, too
@@ -334,7 +321,7 @@ CALLS = st.lists(
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(calls=CALLS)
 def test_any_calls_give_what_they_give_step_by_step(
-    by_the_helper: None, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, calls: list[Any]
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, calls: list[Any]
 ) -> None:
     blocks = Blocks(256)
     monkeypatch.setattr(torch_private, "allocator", lambda _device: blocks)
