@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pygraphd.cli.catalogue import CachedEntry, EntryDetails
-    from pygraphd.cli.status import Status
+    from pygraphd.cli.status import Process, Status
     from pygraphd.config import Config
     from pygraphd.daemon.exchange import ImportAnswer
     from pygraphd.daemon.pruning import PruneAnswer
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.reasons import Reason
 
 _DIGITS = 12
+MAX_GRAPHS_SHOWN = 3
 _HEADER = (
     "ID",
     "GRAPH",
@@ -107,8 +108,30 @@ def status_text(status: Status) -> str:
     if status.running:
         facts.extend((name, _setting(name, setting)) for name, setting in status.settings.items())
         facts.append(("since start", ", ".join(f"{count} {name}" for name, count in status.counters.items())))
+        facts.extend(("process", _process(each)) for each in status.processes)
+        if status.processes_left_out:
+            facts.append(("process", f"and {status.processes_left_out} more"))
     facts.extend(("problem", text) for text in status.problems)
     return pairs(facts)
+
+
+def _process(process: Process) -> str:
+    """Return a process in one line: program, what it measures and waits for, and when it last asked."""
+    who = f"{process.pid} {process.program}" if process.pid else "in other pid namespaces"
+    doing = [
+        f"{what} {plural(count, 'graph', 'graphs')} ({_digits(graphs, count)})"
+        for what, count, graphs in (
+            ("measures", process.measuring, process.measures),
+            ("waits for", process.waiting, process.waits_for),
+        )
+        if count
+    ]
+    return f"{who}: {', '.join(doing) or 'measures nothing'}; last asked {human_duration(process.idle_s)} ago"
+
+
+def _digits(graphs: Sequence[str], count: int) -> str:
+    shown = [graph[:_DIGITS] for graph in graphs[:MAX_GRAPHS_SHOWN]]
+    return " ".join([*shown, *(["..."] if count > len(shown) else [])])
 
 
 def prune_text(answer: PruneAnswer) -> str:

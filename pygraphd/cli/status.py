@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.daemon import control, database_files, lock, spool
 from pygraphd.errors import CommandError
 from pygraphd.schema import offline, ownership
+from pygraphd.schema.checks import InvalidMessageError, check_digest, check_int, check_number, check_text
+from pygraphd.schema.messages import MAX_COUNT, MAX_TIME, read
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
@@ -18,6 +20,31 @@ if TYPE_CHECKING:
 
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import Ping
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that the daemon serves: what it measures and waits for, as numbers of graphs and the first digests.
+
+    `pid` is 0 for all processes of other pid namespaces.
+    """
+
+    pid: int
+    program: str
+    requests: int
+    idle_s: float
+    measuring: int
+    measures: tuple[str, ...]
+    waiting: int
+    waits_for: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_text("program", self.program, maximum=MAX_PROGRAM)
+        for name in ("pid", "requests", "measuring", "waiting"):
+            check_int(name, getattr(self, name), maximum=MAX_COUNT)
+        check_number("idle_s", self.idle_s, maximum=MAX_TIME)
+        for graph in (*self.measures, *self.waits_for):
+            check_digest("graph", graph)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +65,16 @@ class Status:
     counters: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     """The running daemon's settings by name: value and origin."""
+    processes: list[Process] = field(default_factory=list)
+    """The processes that the running daemon serves, the latest to ask first."""
+    processes_left_out: int = 0
 
     def as_json(self) -> dict[str, object]:
         """Return the state as `status --json` has it."""
         return {"schema": 1, **dataclasses.asdict(self)}
 
 
+MAX_PROGRAM = 80
 _COUNTERS = ("lookups", "graphs", "hits", "misses", "records", "spooled", "invalid", "refused", "failed")
 
 
@@ -109,6 +140,8 @@ def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
         problems=[*(map(str, told) if isinstance(told, list) else ()), *problems],
         counters={name: _whole(stats.get(name)) or 0 for name in _COUNTERS},
         settings=settings if isinstance(settings := stats.get("settings"), dict) else {},
+        processes=_processes(stats.get("processes")),
+        processes_left_out=_whole(stats.get("processes_left_out")) or 0,
     )
 
 
@@ -130,6 +163,13 @@ def _count_entries(path: Path) -> tuple[int | None, str | None]:
             ), database_files.why_read_only(path)
     except sqlite3.Error as error:
         return None, f"{path}: cannot be read: {error}; `pygraphd start` sets a damaged file aside"
+
+
+def _processes(told: object) -> list[Process]:
+    """Return the processes that a daemon tells of; none if it is of another version, or tells nonsense."""
+    with contextlib.suppress(InvalidMessageError):
+        return [read(Process, each) for each in told] if isinstance(told, list) else []
+    return []
 
 
 def _whole(value: object) -> int | None:

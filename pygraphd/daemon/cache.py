@@ -22,6 +22,7 @@ from pygraphd.daemon import database_files, spool, statistics
 from pygraphd.daemon.evicting import Limits, age_to_evict, is_too_large
 from pygraphd.daemon.exchange import ImportRequest
 from pygraphd.daemon.leases import Holder, Leases
+from pygraphd.daemon.processes import Processes
 from pygraphd.daemon.pruning import PruneProgress, PruneRequest
 from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.statistics import Counters, Stored
@@ -122,6 +123,7 @@ class Cache:
         self.counted_since = time.time()
         """When `counters` began, in seconds since the epoch."""
         self._leases = leases
+        self.processes = Processes(leases)
         self.limits = limits or Limits()
         """The limits that housekeeping keeps; may be replaced at any time."""
         self._next_age_check = 0.0
@@ -173,6 +175,7 @@ class Cache:
         granted = request.graphs
         if self._store.can_store:  # else no answer would come that the others could wait for
             granted = self._leases.ask(request.environment, request.graphs, Holder.of(request.holder, peer))
+        self.processes.note_lease(peer, request.environment, request.graphs, granted)
         self.counters.leases += len(granted)
         _log.debug(
             "lease in environment %.12s: %d of %d granted to pid %d",

@@ -83,6 +83,14 @@ class Leases:
         lease = self._leases.get((environment, graph))
         return lease is not None and lease.expires > self._clock()
 
+    def by_pid(self) -> dict[int, list[str]]:
+        """Return the graphs that each process may measure now."""
+        self._drop_old()
+        held: dict[int, list[str]] = {}
+        for (_, graph), lease in self._leases.items():
+            held.setdefault(lease.holder.pid, []).append(graph)
+        return held
+
     def _is_free(self, key: tuple[str, str], holder: Holder) -> bool:
         lease = self._leases.get(key)
         return lease is None or lease.holder.name == holder.name or lease.holder.is_dead()

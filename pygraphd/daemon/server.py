@@ -142,19 +142,23 @@ class Server:
     def _count_invalid(self) -> None:
         self._cache.counters.invalid += 1
 
+    def _note_use(self, request: web.Request) -> None:
+        self.last_used = time.monotonic()
+        self._cache.processes.note(_peer(request))
+
     async def _ping(self, _request: web.Request) -> web.Response:
         return _json(encode(Ping("pygraphd", VERSION, API_VERSION, os.getpid(), CAPABILITIES)))
 
     async def _lookup(self, request: web.Request) -> web.Response:
-        self.last_used = time.monotonic()
+        self._note_use(request)
         return _json(encode(await self._cache.lookup(await self._body(request))))
 
     async def _record(self, request: web.Request) -> web.Response:
-        self.last_used = time.monotonic()
+        self._note_use(request)
         return _json(encode(await self._cache.record(await self._body(request), _peer(request))))
 
     async def _lease(self, request: web.Request) -> web.Response:
-        self.last_used = time.monotonic()
+        self._note_use(request)
         return _json(encode(self._cache.lease(await self._body(request), _peer(request))))
 
     async def _prune(self, request: web.Request) -> web.Response:
@@ -175,6 +179,7 @@ class Server:
     async def _stats(self, _request: web.Request) -> web.Response:
         entries, problems = await self._cache.describe()
         ever = await self._cache.statistics()
+        processes, left_out = self._cache.processes.describe()
         stats = {
             "schema": 1,
             "since": self._cache.counted_since,
@@ -184,6 +189,8 @@ class Server:
             "entries": entries,
             "problems": problems,
             "settings": self._config.settings(),
+            "processes": processes,
+            "processes_left_out": left_out,
             **dataclasses.asdict(self._cache.counters),
         }
         return _json(json.dumps(stats).encode())

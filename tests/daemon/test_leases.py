@@ -83,6 +83,30 @@ def test_of_many_processes_one_measures(home: Home, make_request: Callable[..., 
     assert home.ask("GET", "/v1/stats")[1]["leases"] == 3
 
 
+def test_status_says_who_measures_and_who_waits(
+    home: Home, make_request: Callable[..., RecordRequest]
+) -> None:
+    home.start()
+    request = make_request("a")
+    processes = [_start(home, request) for _ in range(2)]
+    try:
+        measures = [len(_granted(process)) for process in processes]
+        told = {
+            each["pid"]: each for each in json.loads(home.pygraphd("status", "--json").stdout)["processes"]
+        }
+        text = home.pygraphd("status").stdout
+    finally:
+        _end(processes)
+
+    digest = request.records[0].graph.digest
+    assert sorted(measures) == [0, 1]
+    for process, count in zip(processes, measures, strict=True):
+        found = told[process.pid]
+        assert (found["measures"], found["waits_for"]) == (([digest], []) if count else ([], [digest]))
+    assert f"measures 1 graph ({digest[:12]})" in text
+    assert f"waits for 1 graph ({digest[:12]})" in text
+
+
 def test_a_measurer_that_is_killed_frees_its_graphs(
     home: Home, make_request: Callable[..., RecordRequest]
 ) -> None:
