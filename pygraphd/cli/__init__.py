@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from pygraphd.cli.output import NobodyReadsError, complain, standard_output
 from pygraphd.errors import CommandError, Exit
 
 if TYPE_CHECKING:
@@ -15,8 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
+    except NobodyReadsError as error:
+        sys.exit(error.exit_code)
     except CommandError as error:
-        sys.stderr.write(f"pygraphd: {error}\n")
+        complain(f"pygraphd: {error}")
         sys.exit(error.exit_code)
 
 
@@ -28,5 +31,6 @@ def _run(words: list[str]) -> NoReturn:
         launch(words[1:])
     from pygraphd.cli.commands import application
 
-    application(words, prog_name="pygraphd")
+    with standard_output():
+        application(words, prog_name="pygraphd")
     sys.exit(Exit.OK)

@@ -9,6 +9,7 @@ import textwrap
 import time
 from typing import TYPE_CHECKING
 
+from pygraphd.cli.output import printable
 from pygraphd.config import shown, variable
 from pygraphd.schema.durations import human_duration
 from pygraphd.schema.messages import Deployment
@@ -228,11 +229,12 @@ def plural(count: int, one: str, many: str) -> str:
 def pairs(facts: Sequence[tuple[str, str]]) -> str:
     """Return names and values in two aligned columns."""
     width = max(len(name) for name, _value in facts)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)
+    return "\n".join(f"{name:<{width}}  {printable(value)}" for name, value in facts)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table: drawn by rich on a terminal, aligned columns without colour codes elsewhere."""
+    rows = [tuple(map(printable, row)) for row in rows]
     return _drawn_table(header, rows) if sys.stdout.isatty() else _plain_table(header, rows)
 
 
@@ -268,7 +270,7 @@ def _drawn_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     for row in rows:
         # As text, not markup: a reason may hold square brackets.
         drawn.add_row(*map(Text, row))
-    console = Console(width=max(shutil.get_terminal_size().columns, 80))
+    console = Console(width=max(shutil.get_terminal_size().columns, 80), color_system=None)
     with console.capture() as captured:
         console.print(drawn)
     return captured.get().rstrip("\n")

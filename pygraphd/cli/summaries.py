@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pygraphd.cli.output import printable
 from pygraphd.errors import UsageError
 from pygraphd.schema.checks import InvalidMessageError, check_int, check_number, check_text
 from pygraphd.schema.keys import DIGITS, Environment
@@ -150,7 +151,7 @@ def _printable_texts(facts: Any) -> Any:
 
 
 def _short(text: Any) -> Any:
-    return _printable(text)[:MAX_TEXT] if isinstance(text, str) else text
+    return printable(text)[:MAX_TEXT] if isinstance(text, str) else text
 
 
 def _program(value: Any) -> tuple[str, int | None]:
@@ -165,13 +166,8 @@ def _reasons(name: str, value: Any) -> dict[str, int]:
         raise InvalidMessageError(f"{name}: expected an object")
     reasons: Counter[str] = Counter()
     for reason, times in value.items():
-        reasons[_printable(reason)] += check_int(name, times, maximum=MAX_COUNT)
+        reasons[printable(reason)] += check_int(name, times, maximum=MAX_COUNT)
     return dict(reasons)
-
-
-def _printable(text: str) -> str:
-    """Return a reason without characters that a terminal might interpret; it can hold file names and error texts."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _checked(summary: Summary) -> Summary:

@@ -17,6 +17,7 @@ import pytest
 from pygraphd.daemon import control
 from pygraphd.schema import ownership
 from pygraphd.schema.messages import encode
+from tests.support.daemon_home import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -275,3 +276,14 @@ def test_a_user_without_a_passwd_entry(home: Home) -> None:
         check=False,
     )
     assert "running, pid" in inside.stdout
+
+
+def test_start_with_closed_output_starts_and_says_nothing(home: Home) -> None:
+    """And no file gets the number of standard output, into which somebody might print."""
+    closed = [*COMMAND, "start"]
+    started = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&- 2>&- <&-', "sh", *closed], env=home.environ, check=False, timeout=60
+    )
+
+    assert started.returncode == 0
+    assert home.pygraphd("stop").returncode == 0

@@ -1,0 +1,101 @@
+"""Standard output of the commands: printable text only, and one error where it cannot be written.
+
+Rows, answers and files may hold anything, escape codes for a terminal included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from pygraphd.errors import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return a text with a question mark for each character that a terminal might interpret, but those to keep."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else "?" for each in text)
+
+
+class NobodyReadsError(CommandError):
+    """The other end of the pipe is closed, as after `| head`. There is nothing to say."""
+
+
+class StandardOutput:
+    """Writes printable lines to a stream, or nowhere if standard output is closed; raises CommandError where it cannot."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text; control characters are replaced, and characters that the stream's encoding lacks."""
+        if self._stream is None:
+            return len(text)
+        shown = printable(text, keep="\n\t")
+        if not shown.isascii():
+            encoding = self._stream.encoding or "utf-8"
+            shown = shown.encode(encoding, "replace").decode(encoding)
+        try:
+            return self._stream.write(shown)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def flush(self) -> None:
+        """See that all is written; raises CommandError if standard output is closed."""
+        if self._stream is None:
+            raise CommandError("standard output: is closed")
+        self.end()
+
+    def end(self) -> None:
+        """Write the rest, if anybody is to have it."""
+        try:
+            if self._stream is not None:
+                self._stream.flush()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return self._stream is not None and self._stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _failed(self, error: OSError) -> CommandError:
+        assert self._stream is not None
+        # The rest would fail once more when Python ends, with code 120 and a traceback.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        if isinstance(error, BrokenPipeError):
+            return NobodyReadsError()
+        return CommandError(f"standard output: cannot be written: {error.strerror}")
+
+
+@contextlib.contextmanager
+def standard_output() -> Iterator[None]:
+    """Have the block print to a `StandardOutput`."""
+    # Of descriptors that are closed, the next files to be opened would get the numbers, and what is printed.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    before = sys.stdout
+    output = StandardOutput(before)
+    sys.stdout = cast(TextIO, output)
+    try:
+        yield
+    finally:
+        sys.stdout = before
+        output.end()
+
+
+def complain(text: str) -> None:
+    """Print one line to standard error, if that can be written."""
+    with contextlib.suppress(OSError, AttributeError):
+        sys.stderr.write(f"{printable(text)}\n")
+        sys.stderr.flush()

@@ -1,0 +1,112 @@
+"""Every command ends in order where standard output is full, closed, or read by nobody; and nothing but text is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.cli import main, render
+from pygraphd.cli.output import printable
+from pygraphd.daemon.store import Store
+from pygraphd.schema.locations import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pygraphd.schema.messages import RecordRequest
+
+HOSTILE = "a\x1b]0;b\x07\x9b31m\ud800\u202e\r\nc"
+COMMANDS = {
+    "--help": 0,
+    "--version": 0,
+    "status": 3,
+    "stats": 0,
+    "cache inspect": 0,
+    "cache show GRAPH": 0,
+    "cache explain GRAPH": 0,
+    "cache prune --gpu H200 --dry-run": 0,
+    "cache rederive": 0,
+}
+"""Each with its exit code where standard output is in order."""
+LATE = ("cli.commands", "cli.status", "cli.stats", "cli.explain", "cli.render_explanations", "cli.writing")
+
+
+@pytest.fixture
+def commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_request: Callable[..., RecordRequest]
+) -> dict[str, int]:
+    for module in LATE:  # once, and not in every fork
+        importlib.import_module(f"pygraphd.{module}")
+    monkeypatch.setenv("PYGRAPHD_HOME", str(tmp_path))
+    with Store(locate().database) as store:
+        store.record(make_request("a", "b"), uid=0)
+    graph = make_request("a").records[0].graph.digest
+    return {words.replace("GRAPH", graph): code for words, code in COMMANDS.items()}
+
+
+def _ended(words: list[str], output: int | None, folder: Path) -> tuple[int, str]:
+    """Return exit code and errors of a command in a fork whose standard output is a descriptor, or closed."""
+    errors = folder / "errors"
+    if (child := os.fork()) == 0:
+        code = 120  # as Python's, where the last flush fails
+        with contextlib.suppress(BaseException), errors.open("w") as sys.stderr:
+            os.close(1)
+            if output is not None:
+                os.dup2(output, 1)
+            sys.stdout = None if output is None else os.fdopen(1, "w")
+            try:
+                main(words)
+            except SystemExit as ended:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+                code = ended.code if isinstance(ended.code, int) else 1
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), errors.read_text()
+
+
+def test_output_that_is_full_is_one_line(commands: dict[str, int], tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = {words: _ended(words.split(), full.fileno(), tmp_path) for words in commands}
+
+    said = "pygraphd: standard output: cannot be written: No space left on device\n"
+    assert ended == dict.fromkeys(commands, (1, said))
+
+
+def test_output_that_nobody_reads_is_no_error_to_speak_of(commands: dict[str, int], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = {words: _ended(words.split(), writer, tmp_path) for words in commands}
+    finally:
+        os.close(writer)
+
+    assert ended == dict.fromkeys(commands, (1, ""))
+
+
+def test_output_that_is_closed_is_wanted_by_nobody(commands: dict[str, int], tmp_path: Path) -> None:
+    ended = {words: _ended(words.split(), None, tmp_path) for words in commands}
+
+    said = (1, "pygraphd: standard output: is closed\n")
+    assert ended == {words: said if "--help" in words else (code, "") for words, code in commands.items()}
+
+
+def test_text_that_a_terminal_might_interpret_is_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert printable(HOSTILE) == "a?]0;b??31m??\u202e??c".replace("\u202e", "")
+    assert render.pairs([("x", HOSTILE)]).isprintable()
+    assert render.table(["X"], [[HOSTILE]]).count("\n") == 1
+    monkeypatch.setattr("pygraphd.cli.commands.VERSION", HOSTILE)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert "\x1b" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["cache", "explain", f"{tmp_path}\x1b[2J"])
+    assert "\x1b" not in capsys.readouterr().err
