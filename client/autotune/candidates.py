@@ -16,12 +16,8 @@ class Relocating(Protocol):
     """A callable that runs as relocatable graphs: `recordings.Recordings`, which this room does not import."""
 
     @property
-    def refusal(self) -> str | None:
-        """Why the callable could not be recorded so far, as text; None if it was, or may be."""
-
-    @property
     def why_refused(self) -> Reason | None:
-        """The reason of the refusal as it is stored: a code with a detail."""
+        """Why the callable could not be recorded so far; None if it was, or may be."""
 
     @property
     def refused_for_good(self) -> bool:

@@ -189,7 +189,7 @@ class PartitionTrial:
         candidates, trial = self._candidates, self._trial
         if trial is None or candidates is None:
             return self._call(inputs)  # another thread has decided meanwhile
-        if candidates.relocate.refusal is None and not self._guarded(trial.is_over):
+        if candidates.relocate.why_refused is None and not self._guarded(trial.is_over):
             self._guarded(lambda: self._decisions.renew(self.pending))
             return trial.call(inputs)
         self._decide(trial)

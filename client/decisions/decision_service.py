@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from pygraphd.client.common import log
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.leases import Leases
-from pygraphd.client.decisions.rejection import Rejection
 from pygraphd.schema.messages import Decision, Entry, Measurement, Record
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
@@ -37,13 +36,13 @@ class Known:
 
     entry: Entry | None = None
     rejected: Entry | None = None
-    rejection: Rejection | None = None
+    rejection: Reason | None = None
 
     @property
     def text(self) -> str:
         """The state in words, for the log."""
         if self.rejection is not None:
-            return str(self.rejection.why)
+            return str(self.rejection)
         return "unknown" if self.entry is None else self.entry.decision.deployment
 
 
@@ -121,13 +120,12 @@ class DecisionService:
         """Report the deployment of a graph, and record the result in the cache. Called once for a graph."""
         if not self.close_one(pending):
             return  # the process has ended meanwhile
-        because = pending.rejection.reason(outcome.measurements) if pending.rejection is not None else None
         source = Source.MEASURED if outcome.measurements else Source.RULE
         if outcome.adopted is not None:
             source = Source.CACHE
         if runs != outcome.decision:
             source = Source.GROUP
-        how = runs, source, because, outcome.measurements
+        how = runs, source, pending.rejection, outcome.measurements
         self.report.record_deployment(pending.graph, pending.environment, *how)
         if outcome.adopted is not None:
             self.report.count(adopted=1)
@@ -179,7 +177,6 @@ class DecisionService:
         decision, source = pending.runs or (rules.too_few_calls(pending.calls), Source.UNFINISHED)
         if left:
             decision = rules.not_measured(LEFT_TO_ANOTHER, pending.calls)
-        because = pending.rejection.reason() if pending.rejection is not None else None
-        self.report.record_deployment(pending.graph, pending.environment, decision, source, because)
+        self.report.record_deployment(pending.graph, pending.environment, decision, source, pending.rejection)
         if not left and pending.runs is None and pending.known_calls < pending.calls:
             self._unrecorded.append((pending.environment, Record(pending.graph, decision)))

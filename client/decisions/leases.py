@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.client.common.backoff import Backoff
-from pygraphd.client.decisions.rejection import Rejection
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import MAX_GRAPHS, Decision, Entry, Graph
+from pygraphd.schema.reasons import Reason
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PendingGraph:
     environment: Environment
     rejected: Entry | None = None
     """The entry of the cache that is not used."""
-    rejection: Rejection | None = None
+    rejection: Reason | None = None
     """Why `rejected` is not used as it is."""
     known_calls: float = -1.0
     """The number of calls in the entry of the cache; -1: there is no entry."""

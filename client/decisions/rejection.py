@@ -2,65 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.schema.durations import human_duration
-from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.reasons import Reason, ReasonCode, because
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pygraphd.schema.messages import Decision, Entry, Measurement
+    from pygraphd.schema.messages import Decision, Entry
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """A reason not to use a stored decision. If it is about the cost of a deployment, `costs` names that deployment."""
-
-    why: Reason
-    costs: Deployment | None = None
-
-    def reason(self, measurements: Sequence[Measurement] = ()) -> Reason:
-        """Return the reason, with the cost measured here if it is about a cost."""
-        here = next((each.median_us for each in measurements if each.deployment is self.costs), None)
-        if here is None:
-            return self.why
-        return because(self.why.code, f"{self.why.detail}, {here:.1f} us here")
+REFRESHED = Reason(ReasonCode.REFRESH_ASKED)
+STORED_BY_SIZE = Reason(ReasonCode.STORED_BY_SIZE)
 
 
-REFRESHED = Rejection(Reason(ReasonCode.REFRESH_ASKED))
-STORED_BY_SIZE = Rejection(Reason(ReasonCode.STORED_BY_SIZE))
-
-
-def not_trusted(entry: Entry) -> Rejection:
+def not_trusted(entry: Entry) -> Reason:
     """Return why another user's or host's decision is not used under PYGRAPH_TRUST=local."""
-    return Rejection(because(ReasonCode.NOT_TRUSTED, _by(entry)))
+    return because(ReasonCode.NOT_TRUSTED, _by(entry))
 
 
-def other_policy(decision: Decision) -> Rejection:
+def other_policy(decision: Decision) -> Reason:
     """Return why a decision of another version of the policy is not used."""
-    return Rejection(because(ReasonCode.OTHER_POLICY, f"{decision.policy}, and this is {POLICY_VERSION}"))
+    return because(ReasonCode.OTHER_POLICY, f"{decision.policy}, and this is {POLICY_VERSION}")
 
 
-def unfinished(decision: Decision) -> Rejection:
+def unfinished(decision: Decision) -> Reason:
     """Return why a decision that is not final is not used."""
-    return Rejection(because(ReasonCode.NOT_FINAL, f"{decision.calls} calls"))
+    return because(ReasonCode.NOT_FINAL, f"{decision.calls} calls")
 
 
-def cost_differs(entry: Entry) -> Rejection:
+def cost_differs(entry: Entry) -> Reason:
     """Return why a foreign decision is not used: its cost did not hold here."""
-    deployment = entry.decision.deployment
-    return Rejection(
-        because(ReasonCode.COST_DIFFERS, f"{deployment} {entry.cost_us:.1f} us {_by(entry)}"), deployment
+    return because(
+        ReasonCode.COST_DIFFERS, f"{entry.decision.deployment} {entry.cost_us:.1f} us {_by(entry)}"
     )
 
 
-def too_old(age_s: float) -> Rejection:
+def too_old(age_s: float) -> Reason:
     """Return why a decision is not used that was measured `age_s` seconds ago."""
-    return Rejection(because(ReasonCode.TOO_OLD, human_duration(age_s)))
+    return because(ReasonCode.TOO_OLD, human_duration(age_s))
 
 
 def _by(entry: Entry) -> str:

@@ -12,8 +12,8 @@ from pygraphd.client.decisions import rejection
 from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
-    from pygraphd.client.decisions.rejection import Rejection
     from pygraphd.schema.messages import Entry
+    from pygraphd.schema.reasons import Reason
 
 
 class Trust(enum.StrEnum):
@@ -36,11 +36,11 @@ class TrustPolicy:
     refresh: bool = False
     max_age_s: float = 0.0
 
-    def why_rejected(self, entry: Entry) -> Rejection | None:
+    def why_rejected(self, entry: Entry) -> Reason | None:
         """Return why a stored decision is not used; None if it is used."""
         return rejection.REFRESHED if self.refresh else self.why_not_trusted(entry)
 
-    def why_not_trusted(self, entry: Entry) -> Rejection | None:
+    def why_not_trusted(self, entry: Entry) -> Reason | None:
         """Return why a decision is not used that another process took while this one waited; None if it is used."""
         if self.trust is Trust.LOCAL and self._is_foreign(entry):
             return rejection.not_trusted(entry)

@@ -99,7 +99,7 @@ class Partition:
             self.rejection = rejection.unfinished(entry.decision)
         return self._measure(candidates, entry.decision if entry else None)
 
-    def _reject(self, entry: Entry, why: rejection.Rejection) -> None:
+    def _reject(self, entry: Entry, why: Reason) -> None:
         self.entry, self.rejected, self.rejection = None, entry, why
 
     def _run(self, run: Runnable) -> Runnable:
@@ -178,7 +178,7 @@ class Partition:
         """Report a deployment that was not measured here: that of the cache, or another one with the source `otherwise`."""
         is_cached = self.entry is not None and self.entry.decision == decision
         source = Source.CACHE if is_cached else otherwise
-        because = self.rejection.reason() if self.rejection is not None and not is_cached else None
+        because = None if is_cached else self.rejection
         context = self._context
         context.decisions.report.record_deployment(self.graph, context.environment, decision, source, because)
 
