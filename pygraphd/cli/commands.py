@@ -148,8 +148,14 @@ def _start_in_background(idle_exit: str | None) -> None:
     from pygraphd.cli import lifecycle
 
     flags = [] if idle_exit is None else ["--idle-exit", idle_exit]
-    running, started = lifecycle.start(locate(), flags)
+    running, started = lifecycle.start(locate(), flags, _say_aside)
     _say(f"{'started' if started else 'already running'} (pid {running.pid})")
+
+
+def _say_aside(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def _say(text: str) -> None:

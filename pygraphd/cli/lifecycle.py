@@ -13,30 +13,37 @@ from typing import TYPE_CHECKING
 
 from pygraphd import folders
 from pygraphd.daemon import control
-from pygraphd.daemon.lock import hung_text, is_held
+from pygraphd.daemon.lock import Activity, activity_of_holder, hung_text, is_held
 from pygraphd.errors import CommandError, NotRunningError, UsageError
 from pygraphd.schema.locations import environ_elsewhere
 from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import Ping
 
 START_S = 10.0
-STOP_S = 10.0
+SAY_S = 2.0
+STOP_S = 15.0
+"""Longer than an ending daemon may take."""
 _POLL_S = 0.02
 
 
-def start(locations: Locations, flags: Sequence[str] = ()) -> tuple[Ping, bool]:
-    """Return the running daemon and whether it had to be started; `flags` go to it. Raises CommandError."""
+def start(
+    locations: Locations, flags: Sequence[str] = (), say: Callable[[str], None] = lambda text: None
+) -> tuple[Ping, bool]:
+    """Return the running daemon and whether it had to be started; `flags` go to it. Raises CommandError.
+
+    `say` is told once if that takes long because the database is being checked.
+    """
     if running := control.ping(locations.socket):
         return running, False
     folders.prepare_runtime(locations)
     folders.prepare_cache(locations)
     process = _spawn(locations, flags)
-    return _wait_for_answer(locations, process), True
+    return _wait_for_answer(locations, process, say), True
 
 
 def stop(locations: Locations) -> int:
@@ -45,16 +52,12 @@ def stop(locations: Locations) -> int:
         raise UsageError(problem)
     running = control.ping(locations.socket)
     if running is None:
-        raise (
-            CommandError(hung_text(locations))
-            if is_held(locations)
-            else NotRunningError("pygraphd is not running")
-        )
+        if not is_held(locations):
+            raise NotRunningError("pygraphd is not running")
+        raise CommandError(hung_text(locations))
     pid = _verified_pid(locations, running)
     if not _ended(pid):
-        raise CommandError(
-            f"pygraphd (pid {pid}) did not end within {STOP_S:g} s; end it with: kill -9 {pid}"
-        )
+        raise CommandError(f"pygraphd did not end within {STOP_S:g} s: {hung_text(locations)}")
     return pid
 
 
@@ -104,17 +107,24 @@ def _open_log(locations: Locations) -> int:
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
-def _wait_for_answer(locations: Locations, process: subprocess.Popen[bytes]) -> Ping:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
+def _wait_for_answer(
+    locations: Locations, process: subprocess.Popen[bytes], say: Callable[[str], None]
+) -> Ping:
+    began, has_said = time.monotonic(), False
+    while True:
         if running := control.ping(locations.socket):
             # It outlives us, so nobody here will ever wait for it.
             process.returncode = 0
             return running
         if process.poll():
             raise CommandError(f"pygraphd did not start: {_last_line(locations)} (log: {locations.log})")
+        waited_s, is_starting = time.monotonic() - began, (activity_of_holder(locations) is Activity.STARTING)
+        if is_starting and waited_s >= SAY_S and not has_said:
+            say(f"pygraphd checks its database {locations.database}; waiting for it")
+            has_said = True
+        if waited_s >= START_S and not is_starting:
+            raise CommandError(f"pygraphd did not answer within {START_S:g} s; see {locations.log}")
         time.sleep(_POLL_S)
-    raise CommandError(f"pygraphd did not answer within {START_S:g} s; see {locations.log}")
 
 
 def _last_line(locations: Locations) -> str:

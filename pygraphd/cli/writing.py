@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pygraphd import folders
 from pygraphd.daemon import control, spool
-from pygraphd.daemon.lock import acquire, hung_text
+from pygraphd.daemon.lock import Activity, acquire, hung_text
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.errors import CommandError
 from pygraphd.schema.messages import API_VERSION
@@ -121,6 +121,6 @@ def _acquire(locations: Locations) -> DaemonLock | None:
     os.umask(0o077)
     folders.prepare_runtime(locations)
     try:
-        return acquire(locations)
+        return acquire(locations, activity=Activity.COMMAND)
     except OSError as error:
         raise CommandError(f"{locations.lock}: cannot be locked: {error.strerror}") from error

@@ -6,6 +6,7 @@ The lock file is never deleted. A second file beside it has the holder's pid, fo
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import os
 from typing import TYPE_CHECKING
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
     from pygraphd.schema.locations import Locations
 
 
+class Activity(enum.StrEnum):
+    """What the holder of the lock does while it answers nobody."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    ENDING = "ending"
+    COMMAND = "command"
+
+
+_PATIENCE = {
+    Activity.STARTING: "is starting: it checks the database, which takes a while if that is large; wait, or end it with: kill {pid}",
+    Activity.ENDING: "is ending, which takes some seconds at most: wait for it",
+    Activity.COMMAND: "changes the cache for a command: wait for it, or end it with: kill {pid}",
+}
+
+
 class DaemonLock:
     """The held lock. Closing it, or the end of the process, lets the next daemon in."""
 
@@ -34,6 +51,10 @@ class DaemonLock:
             _holder_file(self._locations).unlink()
         self._lock.release()
 
+    def say(self, activity: Activity) -> None:
+        """Tell other processes what this one does."""
+        _name_holder(self._locations, activity)
+
     def __enter__(self) -> DaemonLock:
         return self
 
@@ -43,7 +64,9 @@ class DaemonLock:
         self.close()
 
 
-def acquire(locations: Locations, timeout_s: float = 0) -> DaemonLock | None:
+def acquire(
+    locations: Locations, timeout_s: float = 0, activity: Activity = Activity.SERVING
+) -> DaemonLock | None:
     """Return the held lock, or None if another process still holds it after `timeout_s`; raises OSError."""
     if is_irregular(locations.lock):
         raise OSError(errno.ENOTSUP, "is not a regular file", str(locations.lock))
@@ -52,7 +75,7 @@ def acquire(locations: Locations, timeout_s: float = 0) -> DaemonLock | None:
         lock.acquire(timeout=timeout_s, poll_interval=0.02)
     except Timeout:
         return None
-    _name_holder(locations)
+    _name_holder(locations, activity)
     return DaemonLock(lock, locations)
 
 
@@ -74,10 +97,17 @@ def is_held(locations: Locations) -> bool:
 def holder(locations: Locations) -> int | None:
     """Return the pid of the last holder of the lock, for messages."""
     try:
-        with os.fdopen(open_regular(_holder_file(locations))) as stream:
-            return int(stream.read(32))
+        return int(_holder_lines(locations)[0])
     except (OSError, ValueError):
         return None
+
+
+def activity_of_holder(locations: Locations) -> Activity:
+    """Return what the last holder of the lock said that it does; `SERVING` if it did not say."""
+    try:
+        return Activity(_holder_lines(locations)[1])
+    except (OSError, ValueError):
+        return Activity.SERVING
 
 
 def hung_text(locations: Locations) -> str:
@@ -85,19 +115,27 @@ def hung_text(locations: Locations) -> str:
     pid = holder(locations)
     if pid is None:
         return f"a process holds {locations.lock} but does not answer; find it with: fuser {locations.lock}"
+    if patience := _PATIENCE.get(activity_of_holder(locations)):
+        return f"process {pid} {patience.format(pid=pid)}"
     return f"process {pid} holds the lock but does not answer; end it with: kill -9 {pid}"
+
+
+def _holder_lines(locations: Locations) -> tuple[str, str]:
+    with os.fdopen(open_regular(_holder_file(locations))) as stream:
+        pid, _, activity = stream.read(64).partition("\n")
+    return pid, activity.strip()
 
 
 def _holder_file(locations: Locations) -> Path:
     return locations.lock.with_suffix(".pid")
 
 
-def _name_holder(locations: Locations) -> None:
+def _name_holder(locations: Locations, activity: Activity) -> None:
     path = _holder_file(locations)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     # For messages only: a full disk keeps nobody from being the daemon, or from making room.
     with contextlib.suppress(OSError):
         temporary.unlink(missing_ok=True)
         with os.fdopen(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as stream:
-            stream.write(f"{os.getpid()}\n")
+            stream.write(f"{os.getpid()}\n{activity}\n")
         temporary.replace(path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd import folders
 from pygraphd.daemon import control
-from pygraphd.daemon.lock import DaemonLock, acquire, hung_text
+from pygraphd.daemon.lock import Activity, DaemonLock, acquire, activity_of_holder, hung_text
 from pygraphd.errors import CommandError, Exit
 from pygraphd.schema import ownership
 from pygraphd.schema.ownership import open_regular
@@ -47,7 +47,7 @@ def run(locations: Locations, config: Config) -> Exit:
         # of Python each.
         from pygraphd.daemon.serving import serve
 
-        serve(locations, config)
+        serve(held, locations, config)
     return Exit.OK
 
 
@@ -56,7 +56,7 @@ def _lock_or_find_daemon(locations: Locations) -> DaemonLock | None:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
-            held = acquire(locations)
+            held = acquire(locations, activity=Activity.STARTING)
         except OSError as error:
             raise CommandError(f"{locations.lock}: cannot be locked: {error.strerror}") from error
         if held is not None:
@@ -64,6 +64,8 @@ def _lock_or_find_daemon(locations: Locations) -> DaemonLock | None:
         if running := control.ping(locations.socket):
             _log.info("already running (pid %d)", running.pid)
             return None
+        if activity_of_holder(locations) in {Activity.STARTING, Activity.ENDING}:
+            deadline = time.monotonic() + PATIENCE_S
         time.sleep(_POLL_S)
     raise CommandError(hung_text(locations))
 

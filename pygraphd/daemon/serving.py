@@ -13,6 +13,7 @@ from pygraphd.daemon.cache import Cache
 from pygraphd.daemon.connections import limits_of_process
 from pygraphd.daemon.evicting import Limits
 from pygraphd.daemon.leases import Leases
+from pygraphd.daemon.lock import Activity
 from pygraphd.daemon.server import Server
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.schema.policy import POLICY_VERSION
@@ -20,6 +21,7 @@ from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
     from pygraphd.config import Config
+    from pygraphd.daemon.lock import DaemonLock
     from pygraphd.schema.locations import Locations
 
 _log = logging.getLogger(__name__)
@@ -30,8 +32,8 @@ _REDERIVING_S = 1.0
 """How long a starting daemon may decide anew before it answers: some ten thousand entries."""
 
 
-def serve(locations: Locations, config: Config) -> None:
-    """Serve until told to stop, or unused for long; the caller holds the lock. Raises CommandError."""
+def serve(held: DaemonLock, locations: Locations, config: Config) -> None:
+    """Serve until told to stop, or unused for long; `held` is the lock. Raises CommandError."""
     with Store(locations.database) as store:
         _rederive_outdated(store)
         with Binding(locations) as binding:
@@ -41,7 +43,7 @@ def serve(locations: Locations, config: Config) -> None:
                 Leases(config.lease.value),
                 Limits(config.max_size.value, config.max_unused.value),
             )
-            asyncio.run(_serve_until_told(binding, cache, locations, config))
+            asyncio.run(_serve_until_told(held, binding, cache, locations, config))
     _log.info("stopped")
 
 
@@ -58,7 +60,9 @@ def _rederive_outdated(store: Store) -> None:
         _log.warning("%d entries of an older policy are left; run: pygraphd cache rederive", left)
 
 
-async def _serve_until_told(binding: Binding, cache: Cache, locations: Locations, config: Config) -> None:
+async def _serve_until_told(
+    held: DaemonLock, binding: Binding, cache: Cache, locations: Locations, config: Config
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -66,6 +70,7 @@ async def _serve_until_told(binding: Binding, cache: Cache, locations: Locations
     server = Server(cache, config, limits_of_process())
     listener = server.listener()
     await listener.listen(binding.socket)
+    held.say(Activity.SERVING)
     _log.info("pygraphd %s listens on %s, database %s", VERSION, locations.socket, locations.database)
     chores = [
         asyncio.create_task(_keep_house(cache, config.housekeeping.value)),
@@ -75,6 +80,7 @@ async def _serve_until_told(binding: Binding, cache: Cache, locations: Locations
     await stop.wait()
     # The kernel ends us if all that follows takes longer, whatever it hangs in.
     signal.alarm(_END_S)
+    held.say(Activity.ENDING)
     cache.end_long_work()
     for chore in chores:
         chore.cancel()

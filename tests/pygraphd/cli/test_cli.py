@@ -352,7 +352,7 @@ def test_a_daemon_that_cannot_import_is_named(
 def test_a_lock_that_cannot_be_made_is_told(
     filled: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(writing, "acquire", full)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.daemon.lock import acquire, holder, hung_text, is_held
+from pygraphd.daemon.lock import Activity, acquire, holder, hung_text, is_held
 from pygraphd.schema.locations import Locations, locate
 
 if TYPE_CHECKING:
@@ -68,3 +68,23 @@ def test_asking_takes_nothing(locations: Locations) -> None:
     assert is_held(locations)
     held.close()
     assert not is_held(locations)
+
+
+@pytest.mark.parametrize(
+    ("activity", "text"),
+    [
+        (Activity.STARTING, "is starting"),
+        (Activity.ENDING, "is ending"),
+        (Activity.COMMAND, "changes the cache"),
+    ],
+)
+def test_a_holder_that_is_about_to_answer_or_to_end_is_not_to_be_killed(
+    locations: Locations, activity: Activity, text: str
+) -> None:
+    held = acquire(locations, activity=activity)
+    assert held is not None
+    assert f"process {os.getpid()} {text}" in hung_text(locations)
+    assert "-9" not in hung_text(locations)
+    held.say(Activity.SERVING)
+    assert "-9" in hung_text(locations)
+    held.close()
