@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Ping
 
 START_S = 10.0
-SAY_S = 2.0
+SAY_S = 10.0
 STOP_S = 15.0
 """Longer than an ending daemon may take."""
 _POLL_S = 0.02
