@@ -98,6 +98,11 @@ def config_file(environ: Mapping[str, str]) -> Path | None:
     return Path(home) / ".config" / "pygraphd" / "config.toml" if home else None
 
 
+def flag(name: str) -> str:
+    """Return the option of `pygraphd start` for a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
 def variable(name: str) -> str:
     """Return the environment variable of a setting."""
     return f"{_ENVIRONMENT_PREFIX}{name.upper()}"
@@ -128,8 +133,7 @@ def _first(name: str, default: Any, sources: tuple[Mapping[str, Setting[Any]], .
 
 
 def _from_flags(flags: Mapping[str, str | None]) -> dict[str, Setting[Any]]:
-    origins = {name: f"--{name.replace('_', '-')}" for name in flags}
-    return {name: _setting(name, text, origins[name]) for name, text in flags.items() if text is not None}
+    return {name: _setting(name, text, flag(name)) for name, text in flags.items() if text is not None}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting[Any]]:

@@ -5,18 +5,22 @@ Modules that only one command needs are imported inside it, so that `start` does
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pygraphd.cli import report_commands
 from pygraphd.cli.cache_commands import cache
-from pygraphd.config import load_config
-from pygraphd.errors import Exit, NotRunningError
-from pygraphd.schema.locations import locate
+from pygraphd.config import flag, load_config
+from pygraphd.errors import Exit, NotRunningError, UsageError
+from pygraphd.schema.locations import environ_elsewhere, locate
 from pygraphd.schema.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 application = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +39,14 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _IdleExit = Annotated[
     str | None,
     typer.Option("--idle-exit", metavar="TIME", help="End after this long unused: 30m, 2h; 0 never."),
+]
+_LogLevel = Annotated[
+    str | None,
+    typer.Option("--log", metavar="LEVEL", help="Log what is at least this severe: debug, info, warning."),
+]
+_MetricsPort = Annotated[
+    str | None,
+    typer.Option("--metrics-port", metavar="PORT", help="Serve /metrics on this port of 127.0.0.1."),
 ]
 
 
@@ -57,14 +69,19 @@ def _options(
 def start(
     foreground: Annotated[bool, typer.Option("--foreground", help="Do not go into the background.")] = False,
     idle_exit: _IdleExit = None,
+    log: _LogLevel = None,
+    metrics_port: _MetricsPort = None,
 ) -> None:
     """Start the daemon, unless it runs already."""
-    config = load_config(os.environ, {"idle_exit": idle_exit})
+    flags = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port}
+    # The daemon reads them again, from another folder.
+    load = functools.partial(load_config, environ_elsewhere(), flags)
     if foreground:
         from pygraphd.daemon.process import run as run_daemon
 
-        raise typer.Exit(run_daemon(locate(), config))
-    _start_in_background(idle_exit)
+        raise typer.Exit(run_daemon(locate(), load))
+    load()
+    _start_in_background(flags)
 
 
 @application.command()
@@ -76,16 +93,17 @@ def stop() -> None:
 
 
 @application.command()
-def restart(idle_exit: _IdleExit = None) -> None:
+def restart(idle_exit: _IdleExit = None, log: _LogLevel = None, metrics_port: _MetricsPort = None) -> None:
     """Stop the daemon if it runs, then start it."""
     from pygraphd.cli import lifecycle
 
-    load_config(os.environ, {"idle_exit": idle_exit})
+    flags = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port}
+    load_config(os.environ, flags)
     try:
         lifecycle.stop(locate())
     except NotRunningError:
         _say("was not running")
-    _start_in_background(idle_exit)
+    _start_in_background(flags)
 
 
 @application.command()
@@ -121,6 +139,43 @@ def stats(
     _say(render.as_json(found.as_json()) if json else statistics_text(found))
 
 
+@application.command()
+def logs(
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with each line that is added, until interrupted.")
+    ] = False,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
+) -> None:
+    """Print the last lines of the daemon's log."""
+    from pygraphd.cli import logs as reading
+
+    log = locate().log
+    try:
+        for line in reading.follow(log, count) if follow else reading.last_lines(log, count):
+            _say(line)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.OK) from None
+
+
+@application.command("systemd-units")
+def systemd_units(
+    unit: Annotated[
+        str, typer.Argument(metavar="[socket|service]", help="Only this unit, to be written to a file.")
+    ] = "",
+) -> None:
+    """Print a systemd user service that starts with the first connection to its socket."""
+    from pygraphd.cli.systemd import units, units_text
+
+    texts = units(locate(), os.environ)
+    if not unit:
+        _say(units_text(texts, "~/.config/systemd/user"))
+    elif (name := f"pygraphd.{unit}") in texts:
+        sys.stdout.write(texts[name])
+    else:
+        raise UsageError(f"systemd-units: {unit}: expected socket or service")
+
+
 @config_commands.command("show")
 def config_show(json: _AsJson = False) -> None:
     """Show each setting that a daemon started now would have, and where it comes from: default, file or variable."""
@@ -144,11 +199,11 @@ def run(arguments: Annotated[list[str] | None, typer.Argument(metavar="[--] SCRI
     launch(arguments or [])
 
 
-def _start_in_background(idle_exit: str | None) -> None:
+def _start_in_background(flags: Mapping[str, str | None]) -> None:
     from pygraphd.cli import lifecycle
 
-    flags = [] if idle_exit is None else ["--idle-exit", idle_exit]
-    running, started = lifecycle.start(locate(), flags, _say_aside)
+    words = [f"{flag(name)}={text}" for name, text in flags.items() if text is not None]
+    running, started = lifecycle.start(locate(), words, _say_aside)
     _say(f"{'started' if started else 'already running'} (pid {running.pid})")
 
 

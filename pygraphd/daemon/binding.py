@@ -26,14 +26,19 @@ WATCH_S = 1.0
 
 
 class Binding:
-    """Our socket at our path, mode 0600. Raises CommandError if it cannot be bound."""
+    """Our socket at our path, mode 0600. Raises CommandError if it cannot be bound.
 
-    def __init__(self, locations: Locations) -> None:
+    `inherited` is the socket there that systemd has bound, and removes itself.
+    """
+
+    def __init__(self, locations: Locations, inherited: socket.socket | None = None) -> None:
         self._path = locations.socket
         self._lock = locations.lock
         self._lock_identity = identity(self._lock)
-        _remove_stale(self._path)
-        self.socket = _bound(self._path)
+        self._is_inherited = inherited is not None
+        if inherited is None:
+            _remove_stale(self._path)
+        self.socket = inherited or _bound(self._path)
         self._identity = identity(self._path)
 
     def __enter__(self) -> Self:
@@ -45,7 +50,7 @@ class Binding:
     def close(self) -> None:
         """Close the socket, and remove its file unless another one lies there."""
         self.socket.close()
-        if self.is_in_place():
+        if not self._is_inherited and self.is_in_place():
             self._path.unlink(missing_ok=True)
 
     def is_in_place(self) -> bool:
@@ -54,6 +59,8 @@ class Binding:
 
     def bind_again(self) -> None:
         """Bind a new socket where ours was deleted; raises CommandError if another daemon may be there by now, or something else is."""
+        if self._is_inherited:
+            raise CommandError(f"{self._path}: was deleted, and is systemd's to bind")
         if self._path.is_symlink() or self._path.exists():
             raise CommandError(f"{self._path}: is not the socket of this daemon any more")
         if identity(self._lock) != self._lock_identity:

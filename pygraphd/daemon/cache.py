@@ -240,6 +240,17 @@ class Cache:
         """Return the number of entries (None if it cannot be counted) and the problems for `pygraphd status`."""
         return await self._run(self._writing, self._describe)
 
+    async def size(self) -> int | None:
+        """Return the database's size in bytes, None if it cannot be read."""
+        try:
+            return await self._run(self._writing, self._store.size)
+        except StoreError:
+            return None
+
+    def set_lease(self, seconds: float) -> None:
+        """Set the time of leases that are granted from now on."""
+        self._leases.seconds = seconds
+
     async def housekeep(self) -> None:
         """Write hit counts, read the spool, write statistics. A step that fails is repeated at the next housekeeping."""
         await self._run(self._writing, self._store.retry)

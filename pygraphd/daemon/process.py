@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
-import logging.handlers
 import os
-import sys
+import signal
 import time
 from typing import TYPE_CHECKING
 
 from pygraphd import folders
 from pygraphd.daemon import control
+from pygraphd.daemon.activation import inherited_socket
 from pygraphd.daemon.lock import Activity, DaemonLock, acquire, activity_of_holder, hung_text
+from pygraphd.daemon.log_file import Log
 from pygraphd.errors import CommandError, Exit
 from pygraphd.schema import ownership
-from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pygraphd.config import Config
     from pygraphd.schema.locations import Locations
 
@@ -25,29 +27,35 @@ _log = logging.getLogger(__name__)
 PATIENCE_S = 10.0
 """How long a second daemon waits for the first to answer, and how long an ending one may take."""
 _POLL_S = 0.05
-_LOG_BYTES = 2**20
 
 
-def run(locations: Locations, config: Config) -> Exit:
-    """Run as the daemon until told to stop; return at once if there is one already. Raises CommandError."""
+def run(locations: Locations, load: Callable[[], Config]) -> Exit:
+    """Run as the daemon until told to stop; return at once if there is one already. Raises CommandError.
+
+    `load` reads the settings: now, and at each SIGHUP.
+    """
+    config = load()
+    # Until it is ready to read them: by default the signal would end it.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    inherited = inherited_socket(os.environ, locations.socket)
     os.umask(0o077)
     folders.prepare_runtime(locations)
     cache_problem = folders.prepare_cache(locations)
     os.chdir("/")
-    _start_log(locations, config.log.value)
+    log = Log(locations.log, config.log.value)
     held = _lock_or_find_daemon(locations)
     if held is None:
         return Exit.OK
     with held:
-        if _is_live(locations):
+        if inherited is None and _is_live(locations):
             return _leave_to_the_other(locations)
         if cache_problem:
             _log.error("%s", cache_problem)
         # Imported by the one that needs it: of many started at once, all others end without having read a megabyte
         # of Python each.
-        from pygraphd.daemon.serving import serve
+        from pygraphd.daemon.serving import Settings, serve
 
-        serve(held, locations, config)
+        serve(held, locations, Settings(config, load, log), inherited)
     return Exit.OK
 
 
@@ -90,20 +98,3 @@ def _leave_to_the_other(locations: Locations) -> Exit:
     raise CommandError(
         f"{locations.socket}: another process listens there, but does not answer; end that one first"
     )
-
-
-def _start_log(locations: Locations, level: str) -> None:
-    """Log to the terminal, else to a file that is rotated: at most `_LOG_BYTES` in it and in one older file."""
-    handler: logging.Handler
-    if sys.stderr.isatty():
-        handler = logging.StreamHandler()
-    else:
-        try:
-            os.close(open_regular(locations.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
-            handler = logging.handlers.RotatingFileHandler(locations.log, maxBytes=_LOG_BYTES, backupCount=1)
-        except OSError:
-            handler = logging.NullHandler()
-    logging.basicConfig(
-        level=logging.WARNING, handlers=[handler], format="%(asctime)s %(process)d %(levelname)s %(message)s"
-    )
-    logging.getLogger("pygraphd").setLevel(level.upper())

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from pygraphd.daemon import metrics
 from pygraphd.daemon.connections import Connection, Connections, Limits, Listener, error_body
 from pygraphd.daemon.peer import why_refused
 from pygraphd.daemon.store import DiskFullError, StoreError
@@ -53,9 +54,11 @@ class Server:
 
     def __init__(self, cache: Cache, config: Config, limits: Limits | None = None) -> None:
         self._cache = cache
-        self._config = config
+        self.config = config
+        self.metrics_port = metrics.Port(self._metrics_listener)
         self._connections = Connections(limits or Limits(), self._count_invalid)
         self._started = time.monotonic()
+        self._started_at = time.time()
         self.last_used = self._started
         """`time.monotonic()` of the last request but pings and statistics, which keep no daemon alive."""
 
@@ -78,9 +81,16 @@ class Server:
                 web.post("/v1/prune", self._prune),
                 web.post(REDERIVE_PATH, self._rederive),
                 web.post(IMPORT_PATH, self._import),
+                web.get(metrics.PATH, self._metrics),
             ]
         )
         return application
+
+    def _metrics_listener(self) -> Listener:
+        """Return what accepts connections of anybody on this host: it serves numbers only, and few at a time."""
+        application = web.Application(middlewares=[self._answer_errors])
+        application.add_routes([web.get(metrics.PATH, self._metrics)])
+        return Listener(application, self._connections, _SHUTDOWN_S)
 
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -177,7 +187,7 @@ class Server:
         return _json(json.dumps(answer.as_json()).encode())
 
     async def _stats(self, _request: web.Request) -> web.Response:
-        entries, problems = await self._cache.describe()
+        entries, problems = await self._describe()
         ever = await self._cache.statistics()
         processes, left_out = self._cache.processes.describe()
         stats = {
@@ -188,12 +198,24 @@ class Server:
             "uptime_s": round(time.monotonic() - self._started, 3),
             "entries": entries,
             "problems": problems,
-            "settings": self._config.settings(),
+            "settings": self.config.settings(),
             "processes": processes,
             "processes_left_out": left_out,
             **dataclasses.asdict(self._cache.counters),
         }
         return _json(json.dumps(stats).encode())
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self._connections.used(_connection(request))
+        entries, problems = await self._describe()
+        size = await self._cache.size()
+        counters, started = self._cache.counters, self._started_at
+        return metrics.response(metrics.State(VERSION, started, entries, size, len(problems), counters))
+
+    async def _describe(self) -> tuple[int | None, list[str]]:
+        entries, problems = await self._cache.describe()
+        port = self.metrics_port.problem
+        return entries, [*problems, port] if port else problems
 
     async def _zero_stats(self, _request: web.Request) -> web.Response:
         await self._cache.zero_statistics()

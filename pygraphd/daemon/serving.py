@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -16,12 +17,17 @@ from pygraphd.daemon.leases import Leases
 from pygraphd.daemon.lock import Activity
 from pygraphd.daemon.server import Server
 from pygraphd.daemon.store import Store, StoreError
+from pygraphd.errors import CommandError
 from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
     from pygraphd.config import Config
     from pygraphd.daemon.lock import DaemonLock
+    from pygraphd.daemon.log_file import Log
     from pygraphd.schema.locations import Locations
 
 _log = logging.getLogger(__name__)
@@ -32,18 +38,44 @@ _REDERIVING_S = 1.0
 """How long a starting daemon may decide anew before it answers: some ten thousand entries."""
 
 
-def serve(held: DaemonLock, locations: Locations, config: Config) -> None:
-    """Serve until told to stop, or unused for long; `held` is the lock. Raises CommandError."""
+class Settings:
+    """The settings in force, and how to read them anew."""
+
+    def __init__(self, config: Config, load: Callable[[], Config], log: Log) -> None:
+        self.config = config
+        self.log = log
+        self._load = load
+
+    def reload(self) -> None:
+        """Open the log anew, and read the settings; settings that are not valid leave those before in force."""
+        self.log.reopen()
+        try:
+            self.config = self._load()
+        except CommandError as error:
+            _log.error("settings stay as they were: %s", error)
+            return
+        self.log.set_level(self.config.log.value)
+        _log.info("settings read anew")
+
+
+def serve(
+    held: DaemonLock, locations: Locations, settings: Settings, inherited: socket.socket | None = None
+) -> None:
+    """Serve until told to stop, or unused for long; `held` is the lock. Raises CommandError.
+
+    `inherited` is a listening socket at our path that systemd has bound.
+    """
+    config = settings.config
     with Store(locations.database) as store:
         _rederive_outdated(store)
-        with Binding(locations) as binding:
+        with Binding(locations, inherited) as binding:
             cache = Cache(
                 locations,
                 store,
                 Leases(config.lease.value),
                 Limits(config.max_size.value, config.max_unused.value),
             )
-            asyncio.run(_serve_until_told(held, binding, cache, locations, config))
+            asyncio.run(_serve_until_told(held, binding, cache, locations, settings))
     _log.info("stopped")
 
 
@@ -61,20 +93,19 @@ def _rederive_outdated(store: Store) -> None:
 
 
 async def _serve_until_told(
-    held: DaemonLock, binding: Binding, cache: Cache, locations: Locations, config: Config
+    held: DaemonLock, binding: Binding, cache: Cache, locations: Locations, settings: Settings
 ) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    server = Server(cache, config, limits_of_process())
+    stop, reloaded = asyncio.Event(), asyncio.Event()
+    _handle_signals(stop, reloaded, settings)
+    server = Server(cache, settings.config, limits_of_process())
     listener = server.listener()
     await listener.listen(binding.socket)
     held.say(Activity.SERVING)
     _log.info("pygraphd %s listens on %s, database %s", VERSION, locations.socket, locations.database)
     chores = [
-        asyncio.create_task(_keep_house(cache, config.housekeeping.value)),
-        asyncio.create_task(_stop_when_idle(server, config.idle_exit.value, stop)),
+        asyncio.create_task(_keep_house(cache, server, reloaded)),
+        asyncio.create_task(_stop_when_idle(server, stop, reloaded)),
+        asyncio.create_task(_follow_settings(settings, cache, server, reloaded)),
         asyncio.create_task(binding.watch(listener.listen, stop)),
     ]
     await stop.wait()
@@ -85,24 +116,61 @@ async def _serve_until_told(
     for chore in chores:
         chore.cancel()
     await asyncio.gather(*chores, return_exceptions=True)
+    await server.metrics_port.close()
     await listener.close()
     await cache.close()
 
 
-async def _keep_house(cache: Cache, interval_s: float) -> None:
+def _handle_signals(stop: asyncio.Event, reloaded: asyncio.Event, settings: Settings) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def reload() -> None:
+        settings.reload()
+        # Wakes all that wait for it now.
+        reloaded.set()
+        reloaded.clear()
+
+    # A terminal that is closed sends it, too, and ends what runs in it.
+    loop.add_signal_handler(signal.SIGHUP, stop.set if settings.log.is_terminal else reload)
+
+
+async def _follow_settings(settings: Settings, cache: Cache, server: Server, reloaded: asyncio.Event) -> None:
+    """Hand settings on, now and whenever they were read anew."""
+    while True:
+        config = settings.config
+        server.config = config
+        cache.limits = Limits(config.max_size.value, config.max_unused.value)
+        cache.set_lease(config.lease.value)
+        await server.metrics_port.listen(config.metrics_port.value)
+        if (problem := server.metrics_port.problem) is not None:
+            _log.error("%s", problem)
+        await reloaded.wait()
+
+
+async def _keep_house(cache: Cache, server: Server, reloaded: asyncio.Event) -> None:
     while True:
         try:
             await cache.housekeep()
         except Exception:  # noqa: BLE001 - the next round may fare better, and requests are served meanwhile
             _log.exception("housekeeping")
-        await asyncio.sleep(interval_s)
+        await _pause(server.config.housekeeping.value, reloaded)
 
 
-async def _stop_when_idle(server: Server, idle_exit_s: float, stop: asyncio.Event) -> None:
-    while idle_exit_s:
+async def _stop_when_idle(server: Server, stop: asyncio.Event, reloaded: asyncio.Event) -> None:
+    while True:
+        idle_exit_s = server.config.idle_exit.value
         remaining = server.last_used + idle_exit_s - time.monotonic()
-        if remaining <= 0:
+        if idle_exit_s and remaining <= 0:
             _log.info("idle for %g s", idle_exit_s)
             stop.set()
             return
-        await asyncio.sleep(remaining)
+        await _pause(remaining if idle_exit_s else None, reloaded)
+
+
+async def _pause(seconds: float | None, reloaded: asyncio.Event) -> None:
+    """Wait for some time (None: without end), or until the settings were read anew."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await reloaded.wait()

@@ -1,0 +1,104 @@
+"""`pygraphd logs`: the last lines of the daemon's log, and what is added to it. Reads files only."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from pygraphd.errors import CommandError
+from pygraphd.schema.ownership import open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+    from pathlib import Path
+    from typing import BinaryIO
+
+_POLL_S = 0.2
+_TAIL_BYTES = 4 * 2**20
+"""How much of a file is read for its last lines: more than the daemon lets one grow."""
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """Return the last lines of the log, those of the file before it included; raises CommandError if there is no log."""
+    with _open(log) as stream:
+        return _last_lines(log, stream, count)
+
+
+def _last_lines(log: Path, stream: BinaryIO, count: int) -> list[str]:
+    """Return the last lines of an open log and of the file before it; the stream is at its end then."""
+    lines = _tail(stream)
+    if len(lines) < count:
+        try:
+            with _open(log.with_name(f"{log.name}.1")) as older:
+                lines = _tail(older) + lines
+        except CommandError:
+            pass  # it was never rotated
+    return lines[-count:] if count else []
+
+
+def follow(
+    log: Path, count: int, wait: Callable[[], None] = lambda: time.sleep(_POLL_S)
+) -> Generator[str, None, None]:
+    """Yield the last lines of the log and each line that is added, also after it was rotated or cut off.
+
+    Calls `wait` between two looks, and ends if that raises. Raises CommandError if there is no log.
+    """
+    stream = _open(log)
+    try:
+        yield from _last_lines(log, stream, count)
+        while True:
+            yield from _whole_lines(stream)
+            if _has_changed(log, stream):
+                # What was written to the old one until then.
+                yield from _whole_lines(stream)
+                stream.close()
+                stream = _reopened(log, wait)
+            else:
+                wait()
+    finally:
+        stream.close()
+
+
+def _whole_lines(stream: BinaryIO) -> Iterator[str]:
+    while (line := stream.readline()).endswith(b"\n"):
+        yield _printable(line)
+    stream.seek(-len(line), os.SEEK_CUR)
+
+
+def _has_changed(log: Path, stream: BinaryIO) -> bool:
+    ours = os.fstat(stream.fileno())
+    try:
+        there = log.stat()
+    except OSError:
+        return False
+    return not os.path.samestat(there, ours) or there.st_size < stream.tell()
+
+
+def _reopened(log: Path, wait: Callable[[], None]) -> BinaryIO:
+    while True:
+        try:
+            return _open(log)
+        except CommandError:
+            wait()
+
+
+def _tail(stream: BinaryIO) -> list[str]:
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(size - _TAIL_BYTES, 0))
+    return [_printable(line) for line in stream.read().splitlines()]
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return os.fdopen(open_regular(path, os.O_RDONLY), "rb")
+    except FileNotFoundError as error:
+        raise CommandError(f"{path}: there is no log yet; run: pygraphd start") from error
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _printable(line: bytes) -> str:
+    """Return a line without what a terminal would interpret: programs and files of others have a say in it."""
+    text = line.rstrip(b"\r\n").decode(errors="replace")
+    return "".join(each if each.isprintable() or each == "\t" else "?" for each in text)
