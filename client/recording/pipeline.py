@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import gc
 import threading
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -56,22 +55,6 @@ MAX_RETRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """The host time of making a recording, in milliseconds."""
-
-    nodes: int
-    memories: int
-    """Allocations of a call."""
-    capture_ms: float
-    build_ms: float
-    """Time to read and search the node parameters, to capture again if need be, and to instantiate."""
-    trial_ms: float
-    """Time to replay on copies."""
-    compare_ms: float = 0.0
-    """Time to compare, and to wait for the GPU until the call as KERNELS is done."""
-
-
-@dataclass(frozen=True, slots=True)
 class Attempt:
     """A recording that has run on copies of a call's inputs, and is to be compared with KERNELS."""
 
@@ -111,8 +94,6 @@ class Pipeline:
         self._facts = facts
         self.captures = 0
         """The number of captured calls, whether or not a recording was made."""
-        self.costs: Costs | None = None
-        """The costs of the latest recording."""
         self._retries: Counter[str] = Counter()
         self._threads = threading.local()
 
@@ -154,18 +135,14 @@ class Pipeline:
 
     def compare(self, attempt: Attempt, outputs: Sequence[Any]) -> Disagreement | Refusal | None:
         """Compare a recording with KERNELS, which have returned `outputs`; return why it cannot be used, None if it can."""
-        began = time.perf_counter()
         try:
             with self._report.recording(), _no_garbage_collection():
-                found = attempt.verification.disagreement(outputs, self._launch)
+                return attempt.verification.disagreement(outputs, self._launch)
         except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
             is_short = isinstance(error, torch.OutOfMemoryError)
             persistence = Persistence.TRANSIENT if is_short else Persistence.PROCESS
             reason = f"verification failed: {_first_line(error)}"
             return Refusal(reason, persistence, ReasonCode.VERIFICATION_FAILED)
-        if self.costs is not None:
-            self.costs = dataclasses.replace(self.costs, compare_ms=(time.perf_counter() - began) * 1e3)
-        return found
 
     def _record(
         self,
@@ -182,9 +159,7 @@ class Pipeline:
         self._make_sure_of(max(copies, stand_ins.bytes_to_stand_in(inputs, constraints, groups)))
         staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
         call = Call(inputs, staged, constraints, groups)
-        began = time.perf_counter()
         tensors, capture = self._capture(call)
-        captured = time.perf_counter()
         built = builder.build(
             self._recorder.driver,
             CapturedCall(capture, tensors.bound),
@@ -195,16 +170,13 @@ class Pipeline:
                 self._facts, saved=_seen_by_nobody(self._facts.saved, capture.outputs, inputs)
             ),
         )
-        ready = time.perf_counter()
         try:
             verification = self._verification(built, capture, tensors, call, is_doubted=is_doubted)
         except BaseException:
             built.replay.close()
             capture.let_go()
             raise
-        elapsed_ms = ((captured - began) * 1e3, (ready - captured) * 1e3, (time.perf_counter() - ready) * 1e3)
         capture.let_go()
-        self.costs = Costs(built.nodes, len(built.replay.layout.memories), *elapsed_ms)
         return Attempt(built.replay, verification, built.unreferenced, len(staged), built.nodes)
 
     def _capture(self, call: Call) -> tuple[StandIns, Capture]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.capture import CudaRecorder
-    from pygraphd.client.recording.pipeline import Attempt, Costs
+    from pygraphd.client.recording.pipeline import Attempt
     from pygraphd.client.replay.native.ffi import Fused
     from pygraphd.client.replay.replay import Replay
     from pygraphd.client.replay.rng import PhiloxRange
@@ -400,11 +400,6 @@ class Recordings(_Refusing):
         """A number that changes when a call makes or puts off a recording or an executable, and so is no steady-state call."""
         made = sum(replay.executables for replay in self.replays)
         return self._pipeline.captures + self._postponed + made
-
-    @property
-    def costs(self) -> Costs | None:
-        """The host time of making the latest recording."""
-        return self._pipeline.costs
 
     @property
     def replays(self) -> tuple[Replay, ...]:

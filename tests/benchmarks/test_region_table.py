@@ -85,10 +85,10 @@ def test_what_recording_took_is_summed_up_region_by_region() -> None:
     def again(*ms: float) -> dict[str, Any]:
         found = record("bert-training", "graph", 100, *(1.0 for _ in ms))
         for region, each in zip(found["regions"], ms, strict=True):
-            region["recording"] = {"nodes": 9, "capture_ms": each, "build_ms": 10.0}
+            region["recording"] = {"recording_ms": each}
         return found
 
-    assert cells([again(10.0, 20.0), again(30.0, 40.0)])[0][-1] == "30+40"
+    assert cells([again(10.0, 20.0), again(30.0, 40.0)])[0][-1] == "20+30"
     assert cells([record("bert-training", "graph", 100, 1.0), again(10.0)])[0][-1] == "-"
 
 
