@@ -37,26 +37,13 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Dtype and size of a value."""
-
-    dtype: torch.dtype
-    size: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Its size in bytes."""
-        return int(math.prod(self.size) * self.dtype.itemsize)
-
-
-@dataclass(frozen=True, slots=True)
 class PackedValue:
-    """One value of a pack: its spec, its bytes, its index among all values, and its first element in the pack."""
+    """One value of a pack: its index among all values, its first element in the pack, and its size in elements and in bytes."""
 
-    spec: TensorSpec
-    bytes: int
     index: int
     start: int
+    length: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +68,18 @@ def packs(text: str) -> tuple[Pack, ...]:
     by_type: dict[torch.dtype, list[PackedValue]] = {}
     for index, each in enumerate(text.split()):
         name, _, sizes = each.removesuffix("]").partition("[")
-        spec = TensorSpec(getattr(torch, name), tuple(int(number) for number in sizes.split(",") if number))
-        of_type = by_type.setdefault(spec.dtype, [])
-        of_type.append(PackedValue(spec, spec.bytes, index, _end(of_type)))
-    return tuple(Pack(dtype, tuple(values), _end(values)) for dtype, values in by_type.items())
+        dtype, length = getattr(torch, name), math.prod(int(number) for number in sizes.split(",") if number)
+        values = by_type.setdefault(dtype, [])
+        values.append(PackedValue(index, _end(values, dtype), length, length * dtype.itemsize))
+    return tuple(Pack(dtype, tuple(values), _end(values, dtype)) for dtype, values in by_type.items())
 
 
-def _end(values: Sequence[PackedValue]) -> int:
+def _end(values: Sequence[PackedValue], dtype: torch.dtype) -> int:
     """Return the first aligned element after the given values."""
     if not values:
         return 0
-    step = ALIGNMENT // int(values[-1].spec.dtype.itemsize)
-    return values[-1].start + -(-math.prod(values[-1].spec.size) // step) * step
+    step = ALIGNMENT // int(dtype.itemsize)
+    return values[-1].start + -(-values[-1].length // step) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +117,7 @@ class _CopyCache:
 
 PINNED = "it lies in pinned memory, to which the GPU may still be writing, and is copied at every call"
 
-Key = tuple[torch.device, int, str, str]
+_Key = tuple[torch.device, int, str, str]
 """Device, stream, specs of the values, name of the graph."""
 
 
@@ -139,7 +126,7 @@ class Sender:
 
     def __init__(self, report: Callable[[], Report | None] = lambda: None) -> None:
         self.report = report
-        self._caches: dict[Key, tuple[_CopyCache, ...]] = {}
+        self._caches = BoundedLRU[_Key, tuple[_CopyCache, ...]](MAX_GRAPHS)
         self._lines = BoundedLRU[str, tuple[str, ...]](MAX_GRAPHS)
         self._reported: set[tuple[str, int]] = set()
 
@@ -173,10 +160,12 @@ class Sender:
             self._report_pinned(values, specs, graph)
             return None  # the GPU may still be writing to pinned memory, in the order of the stream
         # One cache for each stream: work on different streams is not ordered.
-        together = packs(specs)
-        cache = self._caches_of((device, _stream(device)(), specs, graph), len(together))
+        key, together = (device, _stream(device)(), specs, graph), packs(specs)
+        if (caches := self._caches.get(key)) is None:
+            self._caches[key] = caches = tuple(_CopyCache() for _ in together)
         return [
-            self._send_pack(each, pack, pointers, device) for each, pack in zip(cache, together, strict=True)
+            self._send_pack(cache, pack, pointers, device)
+            for cache, pack in zip(caches, together, strict=True)
         ]
 
     def _report_pinned(self, values: Sequence[torch.Tensor], specs: str, graph: str) -> None:
@@ -189,15 +178,6 @@ class Sender:
                 self._reported.add((graph, index))
                 line = "".join(self._lines.get(graph, ())[index : index + 1])
                 report.count_left_on_cpu(f"{text} of the CPU goes to the GPU: {PINNED}{line}")
-
-    def _caches_of(self, key: Key, count: int) -> tuple[_CopyCache, ...]:
-        """Return the cache of each pack of a graph; drops the oldest graph beyond `MAX_GRAPHS`."""
-        cache = self._caches.get(key)
-        if cache is None:
-            for oldest in list(self._caches)[: len(self._caches) - MAX_GRAPHS + 1]:
-                self._caches.pop(oldest, None)
-            cache = self._caches.setdefault(key, tuple(_CopyCache() for _ in range(count)))
-        return cache
 
     def _send_pack(
         self, cache: _CopyCache, pack: Pack, pointers: Sequence[int], device: torch.device
@@ -226,22 +206,19 @@ class Sender:
 
 
 def _copy_packed(pack: Pack, contents: Sequence[bytes], device: torch.device) -> torch.Tensor:
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):  # a later call may be a training step
-            return _copy_packed(pack, contents, device)
-    staging = torch.empty(pack.length, dtype=pack.dtype, device="cpu")
-    start, itemsize = staging.data_ptr(), pack.dtype.itemsize
-    for content, each in zip(contents, pack.values, strict=True):
-        ctypes.memmove(start + each.start * itemsize, content, len(content))
-    return staging.to(device, non_blocking=True, copy=True)
+    with torch.inference_mode(False):  # a later call may be a training step
+        staging = torch.empty(pack.length, dtype=pack.dtype, device="cpu")
+        start, itemsize = staging.data_ptr(), pack.dtype.itemsize
+        for content, each in zip(contents, pack.values, strict=True):
+            ctypes.memmove(start + each.start * itemsize, content, len(content))
+        return staging.to(device, non_blocking=True, copy=True)
 
 
 def _copy_each(pack: Pack, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return a pack made by one copy for each value, in the order of the stream."""
     there = torch.empty(pack.length, dtype=pack.dtype, device=device)
     for each in pack.values:
-        value = values[each.index].detach()
-        there[each.start : each.start + value.numel()] = value.reshape(-1)
+        there[each.start : each.start + each.length] = values[each.index].detach().reshape(-1)
     return there
 
 

@@ -64,7 +64,7 @@ def taken(values: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> lis
     for tensor, piece in zip(pieces, upload.packs(specs_text(values)), strict=True):
         assert (tensor.dtype, tuple(tensor.size())) == (piece.dtype, (piece.length,))
         for each in piece.values:
-            found[each.index] = tensor[each.start :][: values[each.index].numel()].view(each.spec.size)
+            found[each.index] = tensor[each.start :][: each.length].view(values[each.index].size())
     return [found[index] for index in range(len(values))]
 
 
@@ -201,8 +201,9 @@ def test_graphs_that_take_alike_have_values_of_their_own(sent: Sent) -> None:
     assert sent.count == 20
 
 
-def test_what_is_kept_is_bounded(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "MAX_GRAPHS", 3)
+    sent = Sent()
     kept = [torch.tensor(float(number)) for number in range(10)]
     for graph in range(5):
         for each in kept:
