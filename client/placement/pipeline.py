@@ -45,8 +45,8 @@ class Placement:
         """Run all passes on a graph, in place; an exception is saved as a failure."""
         provenance.save_that_passes_ran()
         try:
-            for count, moved in self._run_passes(graph):
-                provenance.save({count: moved.uses}, moved.left, moved.lines)
+            for counter, result in self._run_passes(graph):
+                provenance.save(counter, result)
             if not torch_private.is_in_subgraph():
                 provenance.save_module(graph)
         except Exception as error:  # noqa: BLE001 - within the user's compilation

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import os.path
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.backend import torch_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
     from pygraphd.client.common.report import Report
+    from pygraphd.client.placement.fx_utils import PassResult
 
 COUNTS = KNOWN, INPUTS = "placed", "placed_inputs"
 """The names of the counters in the summary, one for each pass."""
@@ -55,13 +55,13 @@ def save_failure(reason: str) -> None:
     torch_private.count_in_compilation(_FAILED + reason, 1)
 
 
-def save(counts: Mapping[str, int], left: Iterable[str], lines: Mapping[str, Sequence[str]]) -> None:
-    """Save with the current compilation the counts by name, the messages for values left, and the source lines by sending node."""
-    for name, count in (+Counter(counts)).items():
-        torch_private.count_in_compilation(_OURS + name, count)
-    for reason in left:
+def save(counter: str, result: PassResult) -> None:
+    """Save the result of a pass with the current compilation; `counter` is one of `COUNTS`."""
+    if result.uses:
+        torch_private.count_in_compilation(_OURS + counter, result.uses)
+    for reason in result.left:
         torch_private.count_in_compilation(_LEFT + reason, 1)
-    for graph, of_values in lines.items():
+    for graph, of_values in result.lines.items():
         torch_private.count_in_compilation(_LINES + json.dumps([graph, *of_values]), 1)
 
 

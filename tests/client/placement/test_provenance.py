@@ -27,12 +27,14 @@ def test_what_is_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.utils import counters
 
     from pygraphd.client.placement import provenance
+    from pygraphd.client.placement.fx_utils import PassResult
 
     counted = Counter[str]()
     monkeypatch.setitem(counters, "inductor", counted)
-    left = ["because: of (model.py:1)", "because: of (model.py:1)", "placed"]
+    left = ("because: of (model.py:1)", "because: of (model.py:1)", "placed")
     lines = {"graph": (" (a, b:3)", "", ' ("c":4)')}
-    provenance.save({"placed": 3, "placed_inputs": 0}, left, lines)
+    provenance.save(provenance.KNOWN, PassResult(3, left, lines=lines))
+    provenance.save(provenance.INPUTS, PassResult(0, ()))
     assert len(counted) == 4  # nothing for what did not happen
 
     summary, noted = told_of(counted)
