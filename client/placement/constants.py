@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,27 +46,18 @@ ToDevice = Callable[[torch.Tensor, torch.device], torch.Tensor]
 """A function that returns a copy of a tensor on a device."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """One use of a CPU value by a node on the GPU: a copy to the GPU, or an index into a GPU tensor."""
-
-    user: Node
-    value: Node
-    device: torch.device
-
-
 def place_constants(graph: Graph, to_device: ToDevice) -> PassResult:
     """Replace the GPU's uses of constants in a graph by uses of copies that `to_device` makes on the GPU."""
     values = _CompileTimeValues(graph)
-    changes: list[tuple[_Use, torch.Tensor]] = []
+    changes: list[tuple[Node, Node, torch.Tensor]] = []
     left: list[str] = []
-    for use in _uses(graph):
-        found = values.value(use.value)
-        reason = found if isinstance(found, str) else values.why_not(use) or _why_not(use, found)
+    for user, value in _uses(graph):
+        found = values.value(value)
+        reason = found if isinstance(found, str) else values.why_not(user, value) or _why_not(user, found)
         if isinstance(found, torch.Tensor) and reason is None:
-            changes.append((use, found))
-        elif reason != NO_CONSTANT and use.value.op != "placeholder":  # `inputs.py` reports those
-            left.append(fx_utils.skip_message(use.user, str(reason)))
+            changes.append((user, value, found))
+        elif reason != NO_CONSTANT and value.op != "placeholder":  # `inputs.py` reports those
+            left.append(fx_utils.skip_message(user, str(reason)))
     _change(graph, changes, to_device)
     return PassResult(len(changes), tuple(left))
 
@@ -108,32 +98,30 @@ def _scalars(graph: Graph) -> Iterator[tuple[Node, Node]]:
 def skip_all_uses(graph: Graph, reason: str) -> tuple[str, ...]:
     """Return the messages for a graph that is not changed, for `reason`."""
     return tuple(
-        fx_utils.skip_message(use.user, reason) for use in _uses(graph) if use.value.op != "placeholder"
+        fx_utils.skip_message(user, reason) for user, value in _uses(graph) if value.op != "placeholder"
     )
 
 
-def _uses(graph: Graph) -> Iterator[_Use]:
+def _uses(graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """Yield each copy to a GPU, and each GPU tensor that is indexed, with the CPU value that it takes."""
     for node in graph.nodes:
         device = fx_utils.device(node)
         if device is None or not fx_utils.is_gpu(device):
             continue
+        taken: Any = ()
         if node.target is fx_utils.COPY:
-            taken = [node.args[0]]
+            taken = node.args[:1]
         elif node.target in fx_utils.INDEXING:
-            taken = list(node.args[1])
-        else:
-            continue
+            taken = node.args[1]
         for value in dict.fromkeys(taken):
             if isinstance(value, Node) and fx_utils.is_on_cpu(value):
-                yield _Use(node, value, device)
+                yield node, value
 
 
-def _why_not(use: _Use, value: torch.Tensor) -> str | None:
-    if use.user.target in fx_utils.INDEXING:
+def _why_not(user: Node, value: torch.Tensor) -> str | None:
+    if user.target in fx_utils.INDEXING:
         return None if value.dtype in fx_utils.INDEX_TYPES else A_MASK
-    copied = use.user.meta["val"]
-    same = (copied.dtype, copied.size(), copied.stride()) == (value.dtype, value.size(), value.stride())
-    return None if same else NOT_PLAIN
+    return None if fx_utils.has_same_layout(fx_utils.fake(user), value) else NOT_PLAIN
 
 
 class _CompileTimeValues:
@@ -160,16 +148,15 @@ class _CompileTimeValues:
                 waiting += missing
         return self._found[node]
 
-    def why_not(self, use: _Use) -> str | None:
+    def why_not(self, user: Node, node: Node) -> str | None:
         """Return why a use of a known value must not read the GPU's copy; None if it may."""
-        node = use.value
         if node not in self._constants and (
-            torch_private.cudagraphs_asked() or use.user.target is not fx_utils.COPY
+            torch_private.cudagraphs_asked() or user.target is not fx_utils.COPY
         ):
             return NO_CONSTANT
         computed = node.op == "call_function" and node.target not in _COPIES
         goes_on = any(user.op == "output" or fx_utils.is_on_cpu(user) for user in node.users)
-        inexact = isinstance(self._found[node], torch.Tensor) and node.meta["val"].is_floating_point()
+        inexact = isinstance(self._found[node], torch.Tensor) and fx_utils.fake(node).is_floating_point()
         return USED_HERE if computed and goes_on and inexact else None
 
     def _may_be_computed(self, node: Node) -> bool:
@@ -197,7 +184,7 @@ class _CompileTimeValues:
         return TOO_LARGE if value.nbytes > MAX_BYTES else value
 
     def _computed(self, node: Node) -> torch.Tensor | str:
-        self._bytes += node.meta["val"].numel() * node.meta["val"].itemsize
+        self._bytes += fx_utils.fake(node).nbytes
         if self._bytes > MAX_COMPUTED_BYTES:
             return TOO_MANY
         values = {each: self._found[each] for each in node.all_input_nodes}
@@ -224,27 +211,23 @@ def _why_not_computable(node: Node) -> str | None:
         return RANDOM
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
         return NOT_PLAIN
-    if not all(type(each) is int for each in (*value.size(), *value.stride())):
+    if not fx_utils.has_static_layout(node):
         return RUN_TIME_SIZE
-    return TOO_LARGE if value.numel() * value.itemsize > MAX_BYTES else None
+    return TOO_LARGE if value.nbytes > MAX_BYTES else None
 
 
-def _change(graph: Graph, changes: list[tuple[_Use, torch.Tensor]], to_device: ToDevice) -> None:
+def _change(graph: Graph, changes: list[tuple[Node, Node, torch.Tensor]], to_device: ToDevice) -> None:
     """Change the uses one by one: an exception in between leaves a graph that computes the same."""
     constants: dict[tuple[Node, torch.device], Node] = {}
     names = _free_names(graph.owning_module)
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    for use, value in changes:
-        constant = constants.get((use.value, use.device))
-        if constant is None:
+    for user, value, known in changes:
+        key = value, fx_utils.fake(user).device
+        if key not in constants:
             with graph.inserting_before(first):
-                first = constant = _add_constant(graph, next(names), use, to_device(value, use.device))
-            constants[use.value, use.device] = constant
-        if use.user.target is fx_utils.COPY:
-            fx_utils.replace_copy(graph, use.user, constant)
-        else:
-            fx_utils.replace_index(use.user, use.value, constant)
-    fx_utils.remove_unused(graph, [use.value for use, _ in changes])
+                first = constants[key] = _add_constant(graph, next(names), *key, to_device(known, key[1]))
+        fx_utils.replace_use(graph, user, value, constants[key])
+    fx_utils.remove_unused(graph, [value for _, value, _ in changes])
 
 
 def _free_names(module: object) -> Iterator[str]:
@@ -252,10 +235,10 @@ def _free_names(module: object) -> Iterator[str]:
     return (name for name in names if not hasattr(module, name))
 
 
-def _add_constant(graph: Graph, name: str, use: _Use, value: torch.Tensor) -> Node:
-    """Add a constant to the graph's module, and a node for it at the insertion point."""
+def _add_constant(graph: Graph, name: str, value: Node, device: torch.device, known: torch.Tensor) -> Node:
+    """Add the GPU's copy `known` of a node's value to the graph's module, and a node for it at the insertion point."""
     module: Any = graph.owning_module
-    module.register_buffer(name, value, persistent=False)
+    module.register_buffer(name, known, persistent=False)
     node = graph.get_attr(name)
-    node.meta["val"] = torch_private.fake_on(use.device, use.value.meta["val"])
+    node.meta["val"] = torch_private.fake_on(device, fx_utils.fake(value))
     return node

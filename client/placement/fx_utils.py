@@ -120,6 +120,11 @@ def has_static_layout(node: Node) -> bool:
     return all(type(each) is int for each in (*tensor.size(), *tensor.stride()))
 
 
+def has_same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same dtype, sizes and strides."""
+    return (one.dtype, one.size(), one.stride()) == (other.dtype, other.size(), other.stride())
+
+
 def is_mutating(node: Node) -> bool:
     """Return whether a node writes to one of its inputs."""
     operator = torch_private.operator_of(node)
@@ -136,29 +141,19 @@ def add_slice(graph: Graph, together: Node, start: int, like: torch.Tensor) -> N
     return shaped
 
 
-def replace_copy(graph: Graph, user: Node, source: Node) -> None:
-    """Replace a copy to the GPU by a copy of `source`, which is on the GPU and has the same value."""
-    # A copy all the same: what the graph returns is the user's to change.
-    with graph.inserting_before(user):
-        copy = graph.call_function(FRESH, (source,))
-    copy.meta = dict(user.meta)
-    user.replace_all_uses_with(copy)
-    graph.erase_node(user)
-
-
-def replace_index(user: Node, value: Node, source: Node) -> None:
-    """Replace `value` by `source` among the indices of a node."""
-    tensor, indices, *more = user.args
-    assert isinstance(indices, list | tuple)
-    user.args = (tensor, [source if each is value else each for each in indices], *more)
-
-
 def replace_use(graph: Graph, user: Node, value: Node, source: Node) -> None:
-    """Replace `value` by `source`, which is on the GPU, in one user of it."""
+    """Replace `value` by `source`, which is on the GPU, in one user: a copy to the GPU, an index or another argument."""
     if user.target is COPY:
-        replace_copy(graph, user, source)
+        # A copy all the same: what the graph returns is the user's to change.
+        with graph.inserting_before(user):
+            copy = graph.call_function(FRESH, (source,))
+        copy.meta = dict(user.meta)
+        user.replace_all_uses_with(copy)
+        graph.erase_node(user)
     elif user.target in INDEXING:
-        replace_index(user, value, source)
+        tensor, indices, *more = user.args
+        assert isinstance(indices, list | tuple)
+        user.args = (tensor, [source if each is value else each for each in indices], *more)
     else:
         user.replace_input_with(value, source)
 

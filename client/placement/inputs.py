@@ -268,15 +268,10 @@ def _why_not_use(user: Node, value: Node) -> str | None:
     if not fx_utils.is_on_gpu(user):
         return USED_HERE
     if user.target is fx_utils.COPY:
-        return None if _same_layout(user, value) else NOT_PLAIN
+        return None if fx_utils.has_same_layout(fx_utils.fake(user), fx_utils.fake(value)) else NOT_PLAIN
     if user.target in fx_utils.INDEXING and value not in (user.args[0], *user.args[2:]):
         return None if fx_utils.fake(value).dtype in fx_utils.INDEX_TYPES else A_MASK
     return None if fx_utils.is_pointwise(user) and not fx_utils.fake(value).dim() else OTHER_USE
-
-
-def _same_layout(one: Node, other: Node) -> bool:
-    first, second = (fx_utils.fake(each) for each in (one, other))
-    return (first.dtype, first.size(), first.stride()) == (second.dtype, second.size(), second.stride())
 
 
 def _change(

@@ -270,10 +270,14 @@ def test_what_ends_early_leaves_a_graph_that_computes_the_same(monkeypatch: pyte
     graph = build.output(result)
     (before,) = run(graph, *build.inputs)
 
-    def fail(*_: object) -> None:
-        raise RuntimeError("broken")
+    replace = fx_utils.replace_use
 
-    monkeypatch.setattr(fx_utils, "replace_index", fail)
+    def fail(graph: Graph, user: Node, value: Node, source: Node) -> None:
+        if user.target in fx_utils.INDEXING:
+            raise RuntimeError("broken")
+        replace(graph, user, value, source)
+
+    monkeypatch.setattr(fx_utils, "replace_use", fail)
     with pytest.raises(RuntimeError, match="broken"):
         place_inputs(graph)
 
