@@ -48,7 +48,7 @@ _MAKERS = frozenset({aten.full.default, aten.scalar_tensor.default, prims.iota.d
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """CPU inputs that meet in a computation, and the CPU values that are computed from them."""
+    """A CPU input, or several that meet in a computation, and the CPU values that are computed from them."""
 
     inputs: dict[Node, None] = field(default_factory=dict)
     computed: dict[Node, None] = field(default_factory=dict)
@@ -68,6 +68,25 @@ class Group:
             for user in value.users
             if user not in self.computed and user.op != "output" and not self._writes_back(user)
         )
+
+    @property
+    def gpu_uses(self) -> tuple[tuple[Node, Node], ...]:
+        """Those uses whose user is on a GPU."""
+        return tuple(use for use in self.uses if fx_utils.is_on_gpu(use[0]))
+
+    @property
+    def needs_cpu(self) -> bool:
+        """Whether the CPU does more with the inputs than casts, which the GPU makes as well."""
+        return self.is_written_back or any(
+            is_returned(each) or not _is_lossless_cast(each) for each in self.computed
+        )
+
+    @property
+    def sent(self) -> tuple[Node, ...]:
+        """The values that are to be sent."""
+        if not self.needs_cpu:
+            return tuple(self.inputs)
+        return tuple(dict.fromkeys(value for _, value in self.uses))
 
     @property
     def is_written_back(self) -> bool:
@@ -91,18 +110,21 @@ def find_groups(graph: Graph, may_be_sent: Callable[[Node], bool]) -> list[Group
     """Return the groups of a graph; inputs that never meet are in different ones. `may_be_sent` says whether a value is small enough."""
     group_of: dict[Node, Group] = {}
     constant: set[Node] = set()
+    alone: list[Group] = []
     for node in graph.nodes:
         if fx_utils.is_mutating(node):
             break  # an input may have changed from here on; functionalised graphs write at their end
-        if not fx_utils.is_on_cpu(node) or not may_be_sent(node):
+        if not fx_utils.is_on_cpu(node):
             continue
-        if node.op == "placeholder":
+        if not may_be_sent(node) and not _is_lossless_cast(node):
+            alone += [Group({node: None})] if node.op == "placeholder" else []
+        elif node.op == "placeholder":
             group_of[node] = Group({node: None})
         elif node.op == "get_attr" or is_constant_factory(node):
             constant.add(node)
         elif node.target in ARITHMETIC:
             _join(node, group_of, constant)
-    return list(dict.fromkeys(group for group in group_of.values() if group.computed))
+    return list(dict.fromkeys((*group_of.values(), *alone)))
 
 
 def _join(node: Node, group_of: dict[Node, Group], constant: set[Node]) -> None:
@@ -120,6 +142,19 @@ def _join(node: Node, group_of: dict[Node, Group], constant: set[Node]) -> None:
     joined.computed[node] = None
     for each in joined.values:
         group_of[each] = joined
+
+
+def is_returned(value: Node) -> bool:
+    """Return whether a value is among the graph's outputs."""
+    return any(user.op == "output" for user in value.users)
+
+
+def _is_lossless_cast(node: Node) -> bool:
+    """Return whether a CPU node is a cast to float32 or float64, which both devices round alike."""
+    if node.target is not prims.convert_element_type.default or not fx_utils.is_on_cpu(node):
+        return False
+    before, after = node.args
+    return after in {torch.float32, torch.float64} and not fx_utils.fake(before).dtype.is_complex
 
 
 def from_first_mutation(graph: Graph) -> frozenset[Node]:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.fx import Node
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.placement import fx_utils, gpu_recompute, hoist
@@ -22,9 +20,9 @@ from pygraphd.client.placement.fx_utils import PassResult
 from pygraphd.client.placement.upload import SENT, packs, specs_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from torch.fx import Graph
+    from torch.fx import Graph, Node
 
     from pygraphd.client.placement.hoist import Group
     from pygraphd.client.placement.upload import Pack
@@ -48,75 +46,51 @@ SEVERAL_GPUS = "more than one GPU uses it"
 ONLY_A_FEW = "it is one of a few scalars, which PyTorch sends as fast"
 
 
-@dataclass(frozen=True, slots=True)
-class _Input:
-    """An input on the CPU, with its casts that lose nothing, and the users of both."""
-
-    value: Node
-    same: tuple[Node, ...]
-    uses: tuple[tuple[Node, Node], ...]
-    """Pairs of user and value: the input or one of its casts."""
-
-    @property
-    def on_gpu(self) -> list[Node]:
-        """The users on a GPU."""
-        return [user for user, _ in self.uses if fx_utils.is_on_gpu(user)]
-
-    @property
-    def bytes(self) -> int:
-        value = self.value.meta["val"]
-        return int(value.numel() * value.itemsize)
-
-
 def place_inputs(graph: Graph) -> PassResult:
     """Replace the GPU's uses of small CPU inputs by uses of tensors that are sent at the beginning of a call."""
     gpu_recompute.recompute(graph, _may_be_sent, lambda user, value: _why_not_use(user, value) is None)
     plan = _plan(graph)
     handled = frozenset(plan.reported.union(plan.users))
     lines: dict[str, tuple[str, ...]] = {}
-    for device in dict.fromkeys((*plan.inputs, *plan.groups)):
-        lines |= _change(graph, device, plan.inputs.get(device, []), plan.groups.get(device, []))
+    for device, groups in plan.groups.items():
+        lines |= _change(graph, device, groups)
     return PassResult(plan.uses, tuple(plan.left), handled, lines)
 
 
 def skip_all(graph: Graph, reason: str) -> PassResult:
     """Return the result for a graph that is not changed, for `reason`."""
-    users = [user for each in _inputs(graph) for user in each.on_gpu]
+    users = [user for group in hoist.find_groups(graph, _may_be_sent) for user in _reported_here(group)]
     return PassResult(0, tuple(fx_utils.skip_message(user, reason) for user in users), frozenset(users))
 
 
 class _Plan:
-    """The inputs and groups of a graph that are to be sent, by GPU, and the messages for the others."""
+    """The groups of a graph that are to be sent, by GPU, and the messages for the others."""
 
     def __init__(self) -> None:
-        self.inputs: dict[torch.device, list[_Input]] = {}
         self.groups: dict[torch.device, list[Group]] = {}
         self.left: list[str] = []
         self.reported: set[Node] = set()
         self.uses = 0
         self._bytes = 0
 
-    def add_input(self, each: _Input) -> None:
-        """Accept or skip an input that the CPU does not compute with."""
-        if self._accepts(_why_not(each), each.on_gpu, each.bytes):
-            self.inputs.setdefault(fx_utils.fake(each.on_gpu[0]).device, []).append(each)
-            self.uses += len(each.uses)
-
-    def add_group(self, group: Group, reason: str | None) -> None:
-        """Accept a group of inputs that the CPU computes with, or skip it for `reason`."""
-        on_gpu = [use for use in group.uses if fx_utils.is_on_gpu(use[0])]
-        total = sum(fx_utils.fake(each).nbytes for each in dict.fromkeys(value for _, value in group.uses))
-        users = [user for user, value in on_gpu if not _is_reported_as_constant(user, value)]
-        if self._accepts(reason, users, total):
-            self.groups.setdefault(fx_utils.fake(on_gpu[0][0]).device, []).append(group)
-            self.uses += len(on_gpu)
+    def add(self, group: Group, reason: str | None) -> None:
+        """Accept a group, or skip it for `reason`."""
+        size = 0 if reason else sum(fx_utils.fake(each).nbytes for each in group.sent)
+        if self._bytes + size > MAX_BYTES_OF_GRAPH:
+            reason = TOO_MANY
+        if reason is not None:
+            self._skip(_reported_here(group), reason)
+            return
+        self._bytes += size
+        self.groups.setdefault(fx_utils.fake(group.gpu_uses[0][0]).device, []).append(group)
+        self.uses += len(group.gpu_uses)
 
     @property
     def users(self) -> list[Node]:
         """The nodes on a GPU that use a value that is sent."""
-        of_inputs = [user for of_device in self.inputs.values() for each in of_device for user in each.on_gpu]
-        of_groups = [use for of_device in self.groups.values() for group in of_device for use in group.uses]
-        return of_inputs + [user for user, _ in of_groups if fx_utils.is_on_gpu(user)]
+        return [
+            user for of_device in self.groups.values() for group in of_device for user, _ in group.gpu_uses
+        ]
 
     def skip_few_scalars(self, numbers: Iterable[Node]) -> None:
         """Skip all values if they are a few scalars, which PyTorch moves to the GPU itself in modes with CUDA graphs.
@@ -126,25 +100,14 @@ class _Plan:
         """
         if not torch_private.cudagraphs_asked() or len({fx_utils.fake(each).dtype for each in numbers}) > 1:
             return
-        inputs = [each for of_device in self.inputs.values() for each in of_device]
         groups = [group for of_device in self.groups.values() for group in of_device]
-        values = [*(each.value for each in inputs), *(value for group in groups for value in group.values)]
-        users = self.users
-        count = len(inputs) + sum(len(group.inputs) for group in groups)
+        values, users = [value for group in groups for value in group.values], self.users
+        count = sum(len(group.inputs) for group in groups)
         # In torch 2.11 PyTorch's pass also returns moved scalars on the GPU, which crashes a backward compiled for CPU scalars.
-        leaves = any(group.is_written_back for group in groups) or any(map(_is_returned, values))
+        leaves = any(group.is_written_back for group in groups) or any(map(hoist.is_returned, values))
         if count < FEW_SCALARS and not leaves and not _has_other_uses(values, users):
             self._skip(dict.fromkeys(users), ONLY_A_FEW)
-            self.inputs, self.groups, self.uses = {}, {}, 0
-
-    def _accepts(self, reason: str | None, users: Sequence[Node], size: int) -> bool:
-        if reason is None and self._bytes + size > MAX_BYTES_OF_GRAPH:
-            reason = TOO_MANY
-        if reason is None:
-            self._bytes += size
-        else:
-            self._skip(users, reason)
-        return reason is None
+            self.groups, self.uses = {}, 0
 
     def _skip(self, users: Iterable[Node], reason: str) -> None:
         for user in users:
@@ -154,14 +117,10 @@ class _Plan:
 
 def _plan(graph: Graph) -> _Plan:
     plan = _Plan()
-    groups = [group for group in hoist.find_groups(graph, _may_be_sent) if _has_gpu_users(group)]
-    computed_with = {node for group in groups for node in group.inputs}
     late, is_backward = hoist.from_first_mutation(graph), hoist.is_backward(graph)
-    for group in groups:
-        plan.add_group(group, _why_not_group(group, late, is_backward=is_backward))
-    for each in _inputs(graph):
-        if each.value not in computed_with:
-            plan.add_input(each)
+    for group in hoist.find_groups(graph, _may_be_sent):
+        if group.gpu_uses:
+            plan.add(group, _why_not(group, late, is_backward=is_backward))
     plan.skip_few_scalars(_scalars(graph))
     return plan
 
@@ -182,65 +141,27 @@ def _has_other_uses(values: Iterable[Node], users: Iterable[Node]) -> bool:
     return any(fx_utils.fake(each).dim() for each in values) or not all(map(fx_utils.is_pointwise, users))
 
 
-def _is_returned(value: Node) -> bool:
-    return any(user.op == "output" for user in value.users)
-
-
-def _is_reported_as_constant(user: Node, value: Node) -> bool:
-    """Return whether `constants.py` reports the value."""
-    return value.op != "placeholder" and (user.target is fx_utils.COPY or user.target in fx_utils.INDEXING)
-
-
-def _has_gpu_users(group: Group) -> bool:
-    """Return whether the GPU uses a value of a group, and the CPU does more with the group than lossless casts."""
-    on_gpu = any(fx_utils.is_on_gpu(user) for user, _ in group.uses)
-    return on_gpu and any(_is_returned(each) or not _is_lossless_cast(each) for each in group.computed)
+def _reported_here(group: Group) -> list[Node]:
+    """Return the users of a group on a GPU for which `constants.py` has no message."""
+    return [
+        user
+        for user, value in group.gpu_uses
+        if value.op == "placeholder" or not (user.target is fx_utils.COPY or user.target in fx_utils.INDEXING)
+    ]
 
 
 def _may_be_sent(node: Node) -> bool:
     return _why_not_value(node) is None
 
 
-def _why_not_group(group: Group, late: Collection[Node], *, is_backward: bool) -> str | None:
+def _why_not(group: Group, late: Collection[Node], *, is_backward: bool) -> str | None:
+    if not group.needs_cpu:
+        return _why_not_uses(group.uses) or next(filter(None, map(_why_not_value, group.inputs)), None)
     if is_backward:
         return SAVED
     if any(user in late for user, _ in group.uses):
         return CHANGED
     return _why_not_uses(group.uses)
-
-
-def _inputs(graph: Graph) -> Iterator[_Input]:
-    """Yield the inputs on the CPU that a GPU uses."""
-    for node in graph.nodes:
-        if node.op == "placeholder" and fx_utils.is_on_cpu(node):
-            found = _input(node)
-            if found.on_gpu:
-                yield found
-
-
-def _input(value: Node) -> _Input:
-    same, uses, waiting = [], [], [value]
-    while waiting:
-        each = waiting.pop()
-        for user in each.users:
-            if _is_lossless_cast(user):
-                same.append(user)
-                waiting.append(user)
-            elif user.op != "output" or each is not value:
-                uses.append((user, each))
-    return _Input(value, tuple(same), tuple(uses))
-
-
-def _is_lossless_cast(node: Node) -> bool:
-    """Return whether a CPU node is a cast to float32 or float64, which both devices round alike."""
-    if node.target is not torch.ops.prims.convert_element_type.default or not fx_utils.is_on_cpu(node):
-        return False
-    before, after = node.args
-    return after in {torch.float32, torch.float64} and not fx_utils.fake(before).dtype.is_complex
-
-
-def _why_not(each: _Input) -> str | None:
-    return _why_not_uses(each.uses) or _why_not_value(each.value)
 
 
 def _why_not_uses(uses: Iterable[tuple[Node, Node]]) -> str | None:
@@ -274,24 +195,23 @@ def _why_not_use(user: Node, value: Node) -> str | None:
     return None if fx_utils.is_pointwise(user) and not fx_utils.fake(value).dim() else OTHER_USE
 
 
-def _change(
-    graph: Graph, device: torch.device, inputs: Sequence[_Input], groups: Sequence[Group]
-) -> dict[str, tuple[str, ...]]:
+def _change(graph: Graph, device: torch.device, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
     """Change the uses one by one: an exception in between leaves a graph that computes the same. Returns `PassResult.lines`."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
+    taken = dict.fromkeys(value for group in groups for value in group.sent)
     uses = [use for group in groups for use in group.uses]
-    taken = dict.fromkeys(value for _, value in uses)
+    hoisted = [group for group in groups if group.needs_cpu]
     with graph.inserting_before(first):
-        computed = {each: by for group in groups for each, by in hoist.hoist(graph, group).items()}
+        computed = {each: by for group in hoisted for each, by in hoist.hoist(graph, group).items()}
         batches = hoist.concatenate(graph, [computed[each] for each in taken if each in computed])
-        direct = [each for each in taken if each not in computed]
-        values = [*(each.value for each in inputs), *direct, *(batch.packed for batch in batches)]
+        values = [each for each in taken if each not in computed] + [batch.packed for batch in batches]
         name, lines = _graph_name(graph), tuple(map(fx_utils.source_line_of_users, values))
         there = dict(zip(values, _send(graph, device, values, name), strict=True))
         for batch in batches:
             there.update(batch.split(graph, there[batch.packed]))
-    for each in inputs:
-        _change_input(graph, device, each, there[each.value])
+    for group in groups:
+        if group not in hoisted:
+            there |= _move_casts(group, device, there)
     for user, value in uses:
         fx_utils.replace_use(graph, user, value, there[computed.get(value, value)])
     for value, by in reversed(computed.items()):
@@ -300,12 +220,13 @@ def _change(
     return {name: lines}
 
 
-def _change_input(graph: Graph, device: torch.device, each: _Input, there: Node) -> None:
-    for node in each.same:
-        node.replace_input_with(each.value, there)
-        node.meta["val"] = torch_private.fake_on(device, node.meta["val"])
-    for user, value in each.uses:
-        fx_utils.replace_use(graph, user, value, there if value is each.value else value)
+def _move_casts(group: Group, device: torch.device, there: Mapping[Node, Node]) -> dict[Node, Node]:
+    """Have the GPU cast an input that it receives; return the casts, each as the value on the GPU."""
+    for cast in group.computed:
+        for value in group.inputs:
+            cast.replace_input_with(value, there[value])
+        cast.meta["val"] = torch_private.fake_on(device, fx_utils.fake(cast))
+    return {cast: cast for cast in group.computed}
 
 
 def _send(graph: Graph, device: torch.device, values: list[Node], name: str) -> list[Node]:
