@@ -1,6 +1,6 @@
 """Moves CPU arithmetic on a graph's small inputs to the beginning of the graph: it stays on the CPU, and only results are sent.
 
-Examples are a bias correction from a step counter, or a table of distances from a position. Left in place, PyTorch copies each result
+Examples are a bias correction from a step counter, a table of distances from a position, or a mask from lengths. Left in place, PyTorch copies each result
 while the host waits, or computes on the GPU a value that the CPU then waits for (a counter that is changed in place). Results of one dtype
 are sent as one value, since each copy costs host time. `inputs.py` decides which uses may read them.
 """
@@ -37,8 +37,12 @@ ARITHMETIC = frozenset(
         *(aten.eq.Tensor, aten.ne.Tensor, aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor),
         *(aten.minimum.default, aten.maximum.default, aten.clamp.default),
         *(aten.clamp_min.default, aten.clamp_max.default),
-        *(prims.convert_element_type.default, aten.unsqueeze.default, aten.view.default),
-        *(aten.clone.default, fx_utils.FRESH),
+        *(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, aten.bitwise_not.default),
+        *(aten.logical_and.default, aten.logical_or.default),
+        *(aten.logical_xor.default, aten.logical_not.default),
+        *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.view.default),
+        *(aten.slice.Tensor, aten.select.int),
+        *(prims.convert_element_type.default, aten.clone.default, fx_utils.FRESH),
     }
 )
 """Operators that may be moved to the beginning of a graph. All are pure and cheap on small tensors."""
@@ -120,7 +124,7 @@ def find_groups(graph: Graph, may_be_sent: Callable[[Node], bool]) -> list[Group
             alone += [Group({node: None})] if node.op == "placeholder" else []
         elif node.op == "placeholder":
             group_of[node] = Group({node: None})
-        elif node.op == "get_attr" or is_constant_factory(node):
+        elif node.op == "get_attr" or _is_constant_factory(node):
             constant.add(node)
         elif node.target in ARITHMETIC:
             _join(node, group_of, constant)
@@ -189,13 +193,13 @@ def hoist(graph: Graph, group: Group) -> dict[Node, Node]:
     Constants are copied, too: Inductor may move the originals to the GPU for the sake of other users.
     """
     copies: dict[Node, Node] = {}
-    for each in with_dependencies(group.computed):
+    for each in _with_dependencies(group.computed):
         copy = each if each.op == "placeholder" else graph.node_copy(each, lambda taken: copies[taken])
         copies[each] = copy if each.all_input_nodes else _pin_to_cpu(graph, copy)
     return {each: copies[each] for each in group.computed}
 
 
-def with_dependencies(values: Iterable[Node]) -> Iterable[Node]:
+def _with_dependencies(values: Iterable[Node]) -> Iterable[Node]:
     """Return the values and all nodes that they depend on, in topological order."""
     found: dict[Node, None] = {}
     waiting = list(reversed(list(values)))
@@ -208,7 +212,7 @@ def with_dependencies(values: Iterable[Node]) -> Iterable[Node]:
     return found
 
 
-def is_constant_factory(node: Node) -> bool:
+def _is_constant_factory(node: Node) -> bool:
     """Return whether a node makes a tensor from numbers alone."""
     return node.target in _MAKERS and not node.all_input_nodes
 

@@ -2,8 +2,8 @@
 
 They are sent before the captured partition runs, if they have changed (`upload.py`). PyTorch copies them at every call, and captures
 nothing between the first and the last of their uses. Three kinds of use are changed: copies to the GPU, indices into GPU tensors, and
-scalars of element-wise operators. The same uses of values computed from inputs are changed, too: the GPU computes the value if the bits are
-the same (`gpu_recompute.py`), or the CPU computes and sends it (`hoist.py`). CPU uses of an input, and a returned input, stay as they are.
+scalars of element-wise operators. The same uses of values that the CPU computes from inputs are changed, too (`hoist.py`). CPU uses of an
+input, and a returned input, stay as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.placement import fx_utils, gpu_recompute, hoist
+from pygraphd.client.placement import fx_utils, hoist
 from pygraphd.client.placement.fx_utils import PassResult
 from pygraphd.client.placement.upload import SENT, packs, specs_text
 
@@ -48,7 +48,6 @@ ONLY_A_FEW = "it is one of a few scalars, which PyTorch sends as fast"
 
 def place_inputs(graph: Graph) -> PassResult:
     """Replace the GPU's uses of small CPU inputs by uses of tensors that are sent at the beginning of a call."""
-    gpu_recompute.recompute(graph, _may_be_sent, lambda user, value: _why_not_use(user, value) is None)
     plan = _plan(graph)
     handled = frozenset(plan.reported.union(plan.users))
     lines: dict[str, tuple[str, ...]] = {}

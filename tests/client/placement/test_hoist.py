@@ -113,6 +113,25 @@ def test_a_value_of_each_type_is_sent_in_its_shape() -> None:
     assert assert_in_order(graph).args[2] == "float32[16] int64[4]"
 
 
+def test_masks_of_lengths_are_sent_with_what_the_cpu_computes_with_them_further() -> None:
+    build = Builder()
+    x, lengths = build.input(torch.randn(2, 4)), build.input(torch.tensor([3, 1]), on_gpu=False)
+    places = build.call(aten.arange.start_step, 0, 4, 1, device=torch.device("cpu"))
+    places.target, places.args = prims.iota.default, (4,)
+    places.kwargs = {"start": 0, "step": 1, "dtype": torch.int64, "device": torch.device("cpu")}
+    places.kwargs = {**places.kwargs, "requires_grad": False}
+    before = build.call(aten.lt.Tensor, places, build.call(aten.unsqueeze.default, lengths, 1))
+    late = build.call(aten.logical_and.default, before, build.call(aten.ge.Scalar, places, 2))
+    first = build.call(aten.select.int, late, 0, 0)
+
+    graph, moved = changed(
+        build, *(build.call(aten.mul.Tensor, x, build.to_gpu(each)) for each in (before, late, first))
+    )
+
+    assert moved == fx_utils.PassResult(3, ())
+    assert assert_in_order(graph).args[2] == "bool[20]"
+
+
 def test_constants_are_made_again_so_that_inductor_may_move_the_others() -> None:
     build = Builder()
     x, rate = build.input(torch.randn(4)), number(build)
