@@ -110,8 +110,8 @@ class Group:
         self.computed.update(other.computed)
 
 
-def find_groups(graph: Graph, may_be_sent: Callable[[Node], bool]) -> list[Group]:
-    """Return the groups of a graph; inputs that never meet are in different ones. `may_be_sent` says whether a value is small enough."""
+def find_groups(graph: Graph, may_be_moved: Callable[[Node], bool]) -> list[Group]:
+    """Return the groups of a graph; inputs that never meet are in different ones. `may_be_moved` says whether a value is small enough."""
     group_of: dict[Node, Group] = {}
     constant: set[Node] = set()
     alone: list[Group] = []
@@ -120,7 +120,7 @@ def find_groups(graph: Graph, may_be_sent: Callable[[Node], bool]) -> list[Group
             break  # an input may have changed from here on; functionalised graphs write at their end
         if not fx_utils.is_on_cpu(node):
             continue
-        if not may_be_sent(node) and not _is_lossless_cast(node):
+        if not may_be_moved(node) and not _is_lossless_cast(node):
             alone += [Group({node: None})] if node.op == "placeholder" else []
         elif node.op == "placeholder":
             group_of[node] = Group({node: None})

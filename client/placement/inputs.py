@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,11 +31,14 @@ if TYPE_CHECKING:
 MAX_BYTES = 16 << 10
 """The largest input that is sent, in bytes: comparing so many costs the host less than 1 us."""
 MAX_BYTES_OF_GRAPH = 64 << 10
+MAX_COMPUTED_BYTES = 1 << 20
+"""Bound of what the CPU computes from a graph's inputs and sends, in bytes: comparing costs no more than computing."""
 FEW_SCALARS = 8
 """A graph with fewer scalars than this is left to PyTorch, whose own copies of a few scalars are cheaper; the bound is an estimate."""
 
 TOO_LARGE = "it is larger than 16 KiB"
 TOO_MANY = "the small inputs of this graph take more than 64 KiB"
+TOO_MUCH = "what the CPU computes from the inputs of this graph takes more than 1 MiB"
 RUN_TIME_SIZE = "its size is known at run time only"
 NOT_PLAIN = "it is no plain, contiguous tensor"
 CHANGED = "the graph changes it in place"
@@ -58,7 +62,7 @@ def place_inputs(graph: Graph) -> PassResult:
 
 def skip_all(graph: Graph, reason: str) -> PassResult:
     """Return the result for a graph that is not changed, for `reason`."""
-    users = [user for group in hoist.find_groups(graph, _may_be_sent) for user in _reported_here(group)]
+    users = [user for group in hoist.find_groups(graph, _may_be_moved) for user in _reported_here(group)]
     return PassResult(0, tuple(fx_utils.skip_message(user, reason) for user in users), frozenset(users))
 
 
@@ -70,17 +74,18 @@ class _Plan:
         self.left: list[str] = []
         self.reported: set[Node] = set()
         self.uses = 0
-        self._bytes = 0
+        self._bytes = Counter[str]()
 
     def add(self, group: Group, reason: str | None) -> None:
         """Accept a group, or skip it for `reason`."""
         size = 0 if reason else sum(fx_utils.fake(each).nbytes for each in group.sent)
-        if self._bytes + size > MAX_BYTES_OF_GRAPH:
-            reason = TOO_MANY
+        limit, beyond = (MAX_COMPUTED_BYTES, TOO_MUCH) if group.needs_cpu else (MAX_BYTES_OF_GRAPH, TOO_MANY)
+        if self._bytes[beyond] + size > limit:
+            reason = beyond
         if reason is not None:
             self._skip(_reported_here(group), reason)
             return
-        self._bytes += size
+        self._bytes[beyond] += size
         self.groups.setdefault(fx_utils.fake(group.gpu_uses[0][0]).device, []).append(group)
         self.uses += len(group.gpu_uses)
 
@@ -117,7 +122,7 @@ class _Plan:
 def _plan(graph: Graph) -> _Plan:
     plan = _Plan()
     late, is_backward = hoist.from_first_mutation(graph), hoist.is_backward(graph)
-    for group in hoist.find_groups(graph, _may_be_sent):
+    for group in hoist.find_groups(graph, _may_be_moved):
         if group.gpu_uses:
             plan.add(group, _why_not(group, late, is_backward=is_backward))
     plan.skip_few_scalars(_scalars(graph))
@@ -149,8 +154,11 @@ def _reported_here(group: Group) -> list[Node]:
     ]
 
 
-def _may_be_sent(node: Node) -> bool:
-    return _why_not_value(node) is None
+def _may_be_moved(node: Node) -> bool:
+    """Return whether a node is an input that may be sent, or a value that may be computed from such inputs."""
+    # Index values of a mask have more bytes than the mask, but are computed within it.
+    limit = MAX_BYTES if node.op == "placeholder" else MAX_COMPUTED_BYTES * fx_utils.fake(node).itemsize
+    return _why_not_value(node, limit) is None
 
 
 def _why_not(group: Group, late: Collection[Node], *, is_backward: bool) -> str | None:
@@ -172,14 +180,14 @@ def _why_not_uses(uses: Iterable[tuple[Node, Node]]) -> str | None:
     return SEVERAL_GPUS if len(devices) > 1 else None
 
 
-def _why_not_value(node: Node) -> str | None:
+def _why_not_value(node: Node, limit: int = MAX_BYTES) -> str | None:
     value = fx_utils.fake(node)
     if not fx_utils.has_static_layout(node):
         return RUN_TIME_SIZE
     plain = value.layout is torch.strided and not (value.is_conj() or value.is_neg() or value.is_quantized)
     if not plain or not value.is_contiguous() or not value.numel():
         return NOT_PLAIN
-    return TOO_LARGE if value.nbytes > MAX_BYTES else None
+    return TOO_LARGE if value.nbytes > limit else None
 
 
 def _why_not_use(user: Node, value: Node) -> str | None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_GRAPHS = 256
 """The most graphs whose copies are kept on the GPU."""
 COPIES = 4
-"""Copies of a pack that are kept, since models may share a graph. `inputs.py` bounds the values of a graph to 64 KiB."""
+"""Copies of a pack that are kept, since models may share a graph. `inputs.py` bounds the values of a graph."""
 ALIGNMENT = 64
 """Alignment of each value in a pack, in bytes; Inductor's kernels assume 16."""
 

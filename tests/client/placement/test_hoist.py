@@ -132,6 +132,21 @@ def test_masks_of_lengths_are_sent_with_what_the_cpu_computes_with_them_further(
     assert assert_in_order(graph).args[2] == "bool[20]"
 
 
+@pytest.mark.parametrize(("bound", "uses"), [(1 << 15, 1), ((1 << 15) - 1, 0)])
+def test_what_is_computed_may_be_larger_than_an_input_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch, bound: int, uses: int
+) -> None:
+    monkeypatch.setattr(inputs, "MAX_COMPUTED_BYTES", bound)
+    build = Builder()
+    x, rates = build.input(torch.randn(8, 1 << 10)), build.input(torch.rand(8, 1), on_gpu=False)
+    table = build.call(aten.mul.Tensor, rates, build.constant(torch.rand(1 << 10)))
+    assert build.value(table).nbytes == 1 << 15 > inputs.MAX_BYTES
+
+    graph, moved = changed(build, build.call(aten.mul.Tensor, x, build.to_gpu(table)))
+
+    assert (moved, len(crossings(graph))) == (fx_utils.PassResult(uses, ()), 1 - uses)
+
+
 def test_constants_are_made_again_so_that_inductor_may_move_the_others() -> None:
     build = Builder()
     x, rate = build.input(torch.randn(4)), number(build)
