@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.cli.catalogue import Catalogue
-from pygraphd.cli.exporting import export
+from pygraphd.cli.exporting import Export
 from pygraphd.client.decisions.decision_service import DISPUTED
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Runtime
@@ -99,7 +99,7 @@ def start_with_answers(home: Home, told: Runtime, by: str) -> None:
             known = Path(folder) / "cache.db"
             recorded(known, bodies_for(home, told), os.geteuid())
             with Catalogue(known) as catalogue:
-                entries = export(catalogue).entries
+                entries = [*Export(catalogue)]
         home.start()
         answer = control.add_imported(home.locations.socket, ImportRequest(entries))
         assert answer == ImportAnswer(added=GRAPHS)
