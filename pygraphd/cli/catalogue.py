@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 from array import array
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
-from pygraphd.daemon import tables
+from pygraphd.daemon import database_files, tables
 from pygraphd.daemon.queries import chunks, row_place, rows_of
 from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema import offline
@@ -242,14 +241,7 @@ class Catalogue:
                 return action(connection)
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-            raise CommandError(f"{self._path}: cannot be read: {cause}; {self._remedy()}") from error
-
-    def _remedy(self) -> str:
-        with contextlib.suppress(sa.exc.DBAPIError, sqlite3.Error), self._engine.connect() as connection:
-            version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-            if 0 < version < offline.DATABASE_VERSION:
-                return f"it is of version {version}, and `pygraphd start` sets it aside"
-        return "`pygraphd start` sets a damaged file aside"
+            raise CommandError(database_files.why_unreadable(self._path, cause)) from error
 
 
 def check_prefix(prefix: str) -> None:

@@ -20,6 +20,7 @@ from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import Ping
@@ -29,6 +30,7 @@ SAY_S = 10.0
 STOP_S = 15.0
 """Longer than an ending daemon may take."""
 _POLL_S = 0.02
+_LAST_BYTES = 4096
 
 
 def start(
@@ -42,8 +44,32 @@ def start(
         return running, False
     folders.prepare_runtime(locations)
     folders.prepare_cache(locations)
-    process = _spawn(locations, flags)
-    return _wait_for_answer(locations, process, say), True
+    with contextlib.closing(_Log(locations.log)) as log:
+        process = _spawn(log, flags)
+        return _wait_for_answer(locations, process, log, say), True
+
+
+class _Log:
+    """The log that a daemon is started with; where it cannot be written, a file in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._name = f" (log: {path})"
+        try:
+            self.descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        except OSError:
+            self.descriptor, self._name = os.memfd_create(path.name), ""
+        self._began = os.lseek(self.descriptor, 0, os.SEEK_END)
+
+    def close(self) -> None:
+        """Close the descriptor; the daemon has one of its own."""
+        os.close(self.descriptor)
+
+    def last_line(self) -> str:
+        """Return the last line that was written since, and where the others are."""
+        size = os.fstat(self.descriptor).st_size
+        written = os.pread(self.descriptor, _LAST_BYTES, max(self._began, size - _LAST_BYTES))
+        lines = written.decode(errors="replace").splitlines()
+        return (lines[-1].removeprefix("pygraphd: ") if lines else "it said nothing") + self._name
 
 
 def stop(locations: Locations) -> int:
@@ -83,32 +109,22 @@ def _verified_pid(locations: Locations, running: Ping) -> int:
     return running.pid
 
 
-def _spawn(locations: Locations, flags: Sequence[str]) -> subprocess.Popen[bytes]:
+def _spawn(log: _Log, flags: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "pygraphd", "start", "--foreground", *flags]
-    with contextlib.ExitStack() as stack:
-        log = _open_log(locations)
-        stack.callback(os.close, log)
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            close_fds=True,
-            cwd="/",
-            env=environ_elsewhere(),
-        )
-
-
-def _open_log(locations: Locations) -> int:
-    try:
-        return open_regular(locations.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log.descriptor,
+        stderr=log.descriptor,
+        start_new_session=True,
+        close_fds=True,
+        cwd="/",
+        env=environ_elsewhere(),
+    )
 
 
 def _wait_for_answer(
-    locations: Locations, process: subprocess.Popen[bytes], say: Callable[[str], None]
+    locations: Locations, process: subprocess.Popen[bytes], log: _Log, say: Callable[[str], None]
 ) -> Ping:
     began, has_said = time.monotonic(), False
     while True:
@@ -117,7 +133,7 @@ def _wait_for_answer(
             process.returncode = 0
             return running
         if process.poll():
-            raise CommandError(f"pygraphd did not start: {_last_line(locations)} (log: {locations.log})")
+            raise CommandError(f"pygraphd did not start: {log.last_line()}")
         waited_s, is_starting = time.monotonic() - began, (activity_of_holder(locations) is Activity.STARTING)
         if is_starting and waited_s >= SAY_S and not has_said:
             say(f"pygraphd checks its database {locations.database}; waiting for it")
@@ -125,10 +141,3 @@ def _wait_for_answer(
         if waited_s >= START_S and not is_starting:
             raise CommandError(f"pygraphd did not answer within {START_S:g} s; see {locations.log}")
         time.sleep(_POLL_S)
-
-
-def _last_line(locations: Locations) -> str:
-    with contextlib.suppress(OSError):
-        lines = locations.log.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "it said nothing"
-    return "there is no log"

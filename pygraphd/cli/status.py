@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sqlite3
+import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -107,11 +108,32 @@ def _file_problems(locations: Locations, waiting: spool.SpoolState) -> list[str]
         problems.append(
             f"{locations.spool}: {waiting.bad} unreadable files (*.bad); the log says why, delete them"
         )
-    for folder in dict.fromkeys((locations.runtime, locations.cache)):
-        with contextlib.suppress(OSError):
-            if problem := ownership.why_not_private(folder):
-                problems.append(problem)
-    return problems
+    folders = (locations.runtime, locations.socket.parent, locations.cache, locations.spool)
+    found = [*map(_folder_problem, dict.fromkeys(folders)), _socket_problem(locations.socket)]
+    return [*problems, *dict.fromkeys(filter(None, found))]
+
+
+def _folder_problem(folder: Path) -> str | None:
+    try:
+        if problem := ownership.why_not_private(folder):
+            return problem
+        mode = stat.S_IMODE(folder.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"{folder}: cannot be read: {error.strerror}"
+    return (
+        None
+        if mode & 0o700 == 0o700
+        else f"{folder}: its mode {mode:o} keeps you out; run: chmod 700 {folder}"
+    )
+
+
+def _socket_problem(socket: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(socket.lstat().st_mode):
+            return f"{socket}: is in the way and no socket; move it away"
+    return None
 
 
 def _why_set_aside(file: Path) -> str:
@@ -147,6 +169,8 @@ def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
 
 def _without_daemon(status: Status, locations: Locations) -> Status:
     problems = list(status.problems)
+    if (stranger := control.stranger(locations.socket)) and stranger not in problems:
+        problems.insert(0, stranger)
     if lock.is_held(locations):
         problems.insert(0, lock.hung_text(locations))
     entries, problem = _count_entries(locations.database)
@@ -158,11 +182,13 @@ def _count_entries(path: Path) -> tuple[int | None, str | None]:
         return 0, None
     try:
         with contextlib.closing(offline.connect(path)) as connection:
-            return int(
-                connection.execute("SELECT count(*) FROM decision").fetchone()[0]
-            ), database_files.why_read_only(path)
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if 0 < version < offline.DATABASE_VERSION:
+                return None, database_files.why_unreadable(path, None)
+            (entries,) = connection.execute("SELECT count(*) FROM decision").fetchone()
+            return int(entries), database_files.why_read_only(path)
     except sqlite3.Error as error:
-        return None, f"{path}: cannot be read: {error}; `pygraphd start` sets a damaged file aside"
+        return None, database_files.why_unreadable(path, error)
 
 
 def _processes(told: object) -> list[Process]:

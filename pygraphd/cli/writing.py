@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +14,7 @@ from pygraphd.daemon.lock import Activity, acquire, hung_text
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.errors import CommandError
 from pygraphd.schema.messages import API_VERSION
+from pygraphd.schema.ownership import REMEDY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,8 +121,10 @@ def _daemon_or_lock(locations: Locations) -> _Daemon | DaemonLock:
 
 def _acquire(locations: Locations) -> DaemonLock | None:
     os.umask(0o077)
+    # The store's log is the daemon's; a command says by itself what it could not do.
+    logging.getLogger("pygraphd").addHandler(logging.NullHandler())
     folders.prepare_runtime(locations)
     try:
         return acquire(locations, activity=Activity.COMMAND)
     except OSError as error:
-        raise CommandError(f"{locations.lock}: cannot be locked: {error.strerror}") from error
+        raise CommandError(f"{locations.lock}: cannot be locked: {error.strerror}; {REMEDY}") from error

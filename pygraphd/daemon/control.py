@@ -67,8 +67,12 @@ def listener(path: Path) -> Peer | None:
 
 def stats(path: Path) -> dict[str, object]:
     """Return the daemon's counters; raises CommandError if it does not answer."""
-    answer = json.loads(_ask_successfully(path, "GET", "/v1/stats", b"", _PING_TIMEOUT_S))
-    assert isinstance(answer, dict)
+    try:
+        answer = json.loads(_ask_successfully(path, "GET", "/v1/stats", b"", _PING_TIMEOUT_S))
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"the daemon's answer to /v1/stats is not JSON: {error}") from error
+    if not isinstance(answer, dict):
+        raise CommandError("the daemon's answer to /v1/stats is not understood")
     return answer
 
 

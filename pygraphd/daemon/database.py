@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from pygraphd.daemon.database_files import CORRUPT, OUTDATED, set_aside
+from pygraphd.daemon.database_files import CORRUPT, DAMAGE, OUTDATED, set_aside
 from pygraphd.daemon.tables import APPLICATION_ID
 from pygraphd.schema.offline import DATABASE_VERSION
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 BUSY_TIMEOUT_MS = 5000
 _WAL_BYTES = 4 * 2**20
 
@@ -68,7 +67,7 @@ def open_writer(path: Path) -> sa.Engine:
 
 def is_damage(error: sa.exc.DBAPIError) -> bool:
     """Return whether SQLite says that the file is not, or no longer, a sound database."""
-    return primary_code(error) in _DAMAGE
+    return primary_code(error) in DAMAGE
 
 
 def primary_code(error: sa.exc.DBAPIError) -> int:

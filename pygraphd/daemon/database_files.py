@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.schema import offline
 from pygraphd.schema.offline import DATABASE_VERSION
-from pygraphd.schema.ownership import open_regular
+from pygraphd.schema.ownership import is_irregular, open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +24,10 @@ CORRUPT = "corrupt"
 OUTDATED = "old-v"
 """Names, with a version, the database of an unreleased version that was renamed."""
 BALLAST_BYTES = 4 * 2**20
+DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+"""SQLite's result codes for a file that is no sound database."""
+_LITTLE_ROOM = 2**20
+"""Free bytes of a disk with less than which it counts as full: WAL's files alone take some hundred kilobytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,28 @@ def why_read_only(path: Path) -> str | None:
         f"{path}: written by a newer pygraphd (database version {version}, this one writes {DATABASE_VERSION}); "
         "nothing is stored: upgrade pygraphd, or set PYGRAPHD_HOME to another folder"
     )
+
+
+def why_unreadable(path: Path, error: BaseException | None) -> str:
+    """Return the cause of SQLite's error and the remedy. Only a damaged file is said to be damaged."""
+    version = stored_version(path)
+    if version and version < DATABASE_VERSION:
+        return f"{path}: is of version {version}, and this pygraphd reads {DATABASE_VERSION}; `pygraphd start` sets it aside"
+    remedy = ""
+    if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF in DAMAGE:
+        remedy = "; `pygraphd start` sets a damaged file aside"
+    elif is_full(path):
+        remedy = "; the disk is full: free some room or run: pygraphd cache prune"
+    return f"{path}: cannot be read: {error}{remedy}"
+
+
+def is_full(path: Path) -> bool:
+    """Return whether the disk of a file has next to no room for this user."""
+    try:
+        room = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return room.f_bavail * room.f_frsize < _LITTLE_ROOM
 
 
 def stored_version(path: Path) -> int | None:
@@ -90,16 +116,29 @@ def ballast_file(path: Path) -> Path:
 
 
 def make_ballast(path: Path) -> None:
-    """Reserve the ballast's room on the disk; without enough room there is none."""
+    """Reserve the ballast's room on the disk; without enough room, what there is of it stays."""
     file = ballast_file(path)
     with contextlib.suppress(OSError):
         if file.stat().st_size == BALLAST_BYTES:
             return
     try:
-        with os.fdopen(open_regular(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as stream:
+        with os.fdopen(open_regular(file, os.O_WRONLY | os.O_CREAT), "wb") as stream:
             os.posix_fallocate(stream.fileno(), 0, BALLAST_BYTES)
     except OSError:
-        file.unlink(missing_ok=True)
+        if is_irregular(file) or not (file.exists() and file.stat().st_size):
+            file.unlink(missing_ok=True)
+
+
+def lower_ballast(path: Path) -> bool:
+    """Give half of the ballast back to a full disk, for WAL's files; return whether there is any room to be had that way."""
+    file = ballast_file(path)
+    if not is_full(path) or is_irregular(file) or not file.exists():
+        return False
+    try:
+        os.truncate(file, file.stat().st_size // 2)
+    except OSError:
+        return False
+    return True
 
 
 def _free_name(path: Path) -> Path:

@@ -66,7 +66,9 @@ def _lock_or_find_daemon(locations: Locations) -> DaemonLock | None:
         try:
             held = acquire(locations, activity=Activity.STARTING)
         except OSError as error:
-            raise CommandError(f"{locations.lock}: cannot be locked: {error.strerror}") from error
+            raise CommandError(
+                f"{locations.lock}: cannot be locked: {error.strerror}; {ownership.REMEDY}"
+            ) from error
         if held is not None:
             return held
         if running := control.ping(locations.socket):

@@ -230,13 +230,22 @@ class Store:
             self._note_fault(fault)
             return
         try:
-            self._connection = database.open_writer(self._path).connect()
+            self._connection = self._connected()
         except (sa.exc.DBAPIError, database.DamagedError, OSError) as error:
             self._note_fault(f"{self._path}: cannot be written: {_cause(error)}; nothing is stored")
             return
         self._note_fault(None)
         self._identity = database_files.identity(self._path)
         database_files.make_ballast(self._path)
+
+    def _connected(self) -> sa.Connection:
+        try:
+            return database.open_writer(self._path).connect()
+        except sa.exc.DBAPIError:
+            # A full disk has no room for WAL's files, without which not even rows can be deleted.
+            if not database_files.lower_ballast(self._path):
+                raise
+            return database.open_writer(self._path).connect()
 
     def _note_fault(self, fault: str | None) -> None:
         """Set the fault that keeps the store from writing, None if there is none; log it when it changes."""
@@ -306,8 +315,9 @@ class Store:
             self._write(action)
         except DiskFullError:
             database_files.ballast_file(self._path).unlink(missing_ok=True)
-            self._write(action)
             assert self._connection is not None
+            _checkpoint(self._connection)  # the log of the deletions before takes room, too
+            self._write(action)
             _checkpoint(self._connection)
 
 

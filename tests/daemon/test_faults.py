@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.daemon.database_files import ballast_file, files_set_aside
+from pygraphd.daemon.store import Store
 from pygraphd.schema.messages import LookupRequest, RecordRequest, encode
 
 if TYPE_CHECKING:
@@ -179,6 +180,46 @@ def test_a_disk_filled_by_others(
     assert ballast_file(home.locations.database).exists()
     assert home.pygraphd("cache", "prune", "--gpu", "H200").returncode == 0
     assert home.status()["entries"] == 0
+
+
+@pytest.mark.slow
+def test_a_full_disk_without_a_daemon(
+    home: Home, tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    """With everything on it, as a full quota has: WAL's files are made of the ballast, and so are deletions."""
+    small = tmp_path / "small"
+    with _mounted(small, "-t", "tmpfs", "-o", "size=12m,mode=700", "tmpfs"):
+        home.variables = {"PYGRAPHD_HOME": str(small)}
+        with Store(home.locations.database) as store:
+            for part in range(5):
+                store.record(make_request(*(f"{part}.{n}" for n in range(200))), 0)
+        with (small / "other").open("wb", buffering=0) as other, contextlib.suppress(OSError):
+            while True:
+                other.write(bytes(4096))
+
+        (problem,) = home.status()["problems"]
+        assert "the disk is full: free some room or run: pygraphd cache prune" in problem
+        assert "damaged" not in problem
+        pruned = home.pygraphd("cache", "prune", "--gpu", "H200")
+
+        assert (pruned.returncode, pruned.stderr) == (0, "")
+        assert "deleted 1000 entries" in pruned.stdout
+        assert home.status()["problems"] == []
+
+
+def test_a_read_only_home_is_why_a_daemon_does_not_start(home: Home, tmp_path: Path) -> None:
+    """And no line that an earlier one left in the log."""
+    readonly = tmp_path / "readonly"
+    readonly.mkdir(mode=0o700)
+    (readonly / "pygraphd.log").write_text("an old line\n")
+    home.variables = {"PYGRAPHD_HOME": str(readonly)}
+    with _mounted(readonly, "--bind", str(readonly)):
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(readonly)], check=True)
+
+        started = home.pygraphd("start")
+
+    said = f"{readonly / 'pygraphd.lock'}: cannot be locked: Read-only file system; set PYGRAPHD_HOME to a folder of yours"
+    assert (started.returncode, started.stderr) == (1, f"pygraphd: pygraphd did not start: {said}\n")
 
 
 def test_a_read_only_folder(home: Home, tmp_path: Path, make_request: Callable[..., RecordRequest]) -> None:

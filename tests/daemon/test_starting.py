@@ -136,7 +136,7 @@ def test_a_start_waits_for_the_check_of_the_database_and_says_so(
 
 
 def test_a_starting_daemon_is_not_to_be_killed(home: Home, gate: Path) -> None:
-    process = lifecycle._spawn(home.locations, ())
+    process = lifecycle._spawn(lifecycle._Log(home.locations.log), ())
     home.wait_until(lambda: activity_of_holder(home.locations) is Activity.STARTING)
     stopped = home.pygraphd("stop")
     assert stopped.returncode == 1

@@ -358,7 +358,7 @@ def test_a_lock_that_cannot_be_made_is_told(
     monkeypatch.setattr(writing, "acquire", full)
     assert _pygraphd("cache", "rederive") == 1
     assert capsys.readouterr().err == (
-        f"pygraphd: {filled.lock}: cannot be locked: No space left on device\n"
+        f"pygraphd: {filled.lock}: cannot be locked: No space left on device; set PYGRAPHD_HOME to a folder of yours\n"
     )
 
 

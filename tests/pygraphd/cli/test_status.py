@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from pygraphd.cli.status import collect
 from pygraphd.daemon import lock
 from pygraphd.daemon.lock import acquire
 from pygraphd.daemon.store import Store
+from pygraphd.schema import offline
 from pygraphd.schema.locations import Locations, locate
 
 if TYPE_CHECKING:
@@ -81,8 +83,38 @@ def test_no_pipe_is_waited_for(tmp_path: Path, make_request: Callable[..., Recor
         held = acquire(locations)
         assert held is not None
         held.close()
-    os.close(lifecycle._open_log(locations))
+    lifecycle._Log(locations.log).close()
     assert lock.holder(locations) is None
+
+
+def test_a_sound_database_is_never_called_damaged(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    locations = _locations(tmp_path)
+    with Store(locations.database) as store:
+        store.record(make_request("a"), uid=0)
+    with contextlib.closing(sqlite3.connect(locations.database)) as connection:
+        connection.execute("PRAGMA user_version=2")
+    status = collect(locations)
+
+    assert (status.entries, status.problems) == (
+        None,
+        [
+            f"{locations.database}: is of version 2, and this pygraphd reads {offline.DATABASE_VERSION}; `pygraphd start` sets it aside"
+        ],
+    )
+
+
+def test_what_is_wrong_with_spool_and_socket_is_said(tmp_path: Path) -> None:
+    locations = _locations(tmp_path)
+    locations.spool.mkdir(mode=0o500)
+    locations.socket.touch()
+    keeps_out, in_the_way = collect(locations).problems
+    assert keeps_out == f"{locations.spool}: its mode 500 keeps you out; run: chmod 700 {locations.spool}"
+    assert in_the_way == f"{locations.socket}: is in the way and no socket; move it away"
+
+    locations.spool.chmod(0o777)
+    assert "others can write to it" in collect(locations).problems[0]
 
 
 def test_a_folder_open_to_others_is_said(tmp_path: Path) -> None:
