@@ -99,7 +99,7 @@ def start_with_answers(home: Home, told: Runtime, by: str) -> None:
             known = Path(folder) / "cache.db"
             recorded(known, bodies_for(home, told), os.geteuid())
             with Catalogue(known) as catalogue:
-                entries = [*Export(catalogue)]
+                entries = (*Export(catalogue),)
         home.start()
         answer = control.add_imported(home.locations.socket, ImportRequest(entries))
         assert answer == ImportAnswer(added=GRAPHS)
