@@ -222,7 +222,7 @@ def _rows(summary: Summary, explanations: Iterable[Explanation]) -> tuple[Row, .
             continue  # its calls are those of its sizes
         calls = each.times / sizes[facts.whole] if ran_as.sizes and facts.whole else float(each.times)
         rows.append(Row(ran_as, each.times, facts, _call_us(facts, each.figures), calls))
-    return tuple(sorted(rows, key=lambda row: (-(row.step_ms or 0.0), -row.calls, row.ran.graph)))
+    return tuple(sorted(rows, key=lambda row: -(row.step_ms or 0.0)))
 
 
 def _facts(known: dict[str, Facts], digest: str) -> Facts:

@@ -20,27 +20,21 @@ _PALETTE = ("8f939c", "4269d0", "c98a00", "e0533d", "2f9e8f", "6a9a3a", "d0608f"
 """The colours of `report_plots`: grey for the rest, then one for each graph. They keep 3:1 against both backgrounds."""
 _HEADER = (
     ("#", ""),
-    ("graph", ""),
+    ("graph", "graph"),
     ("runs as", ""),
     ("kernels", "n"),
     ("share", "n"),
     ("saves ms a step", "n"),
     ("MiB a call", "n"),
     ("decided after s", "n"),
-    ("why", ""),
+    ("why", "why"),
 )
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --ink: #1c1e21; --soft: #5c626b; --rule: #d9dce1; --panel: #f5f6f8; --gain: #1f8a4c; --cost: #c2452f; }
 @media (prefers-color-scheme: dark) {
   :root { --back: #16181c; --ink: #e8eaed; --soft: #a3a9b3; --rule: #363a42; --panel: #1f2228; --gain: #4cc27f; --cost: #f0836d; }
 }
-@media print {
-  :root { color-scheme: light; --back: #fff; --ink: #000; --soft: #444; --rule: #bbb; --panel: #fff; --gain: #1f8a4c; --cost: #c2452f; }
-  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-  figure, tr, dl { break-inside: avoid; }
-  .wide { overflow: visible; }
-}
-body { margin: 0 auto; padding: 1.5rem; max-width: 72rem; background: var(--back); color: var(--ink); font: 15px/1.45 system-ui, sans-serif; }
+body { margin: 0 auto; padding: 1.5rem; max-width: 80rem; background: var(--back); color: var(--ink); font: 15px/1.45 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
 p, .small { color: var(--soft); } .small { font-size: .85em; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem; padding: 1rem; background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; }
@@ -51,8 +45,14 @@ svg .on { fill: #fff; font-weight: 600; } .axis { stroke: var(--soft); } .grid {
 .gain { stroke: var(--gain); stroke-width: 2.5; } .gain-dot { fill: var(--gain); } .cost { stroke: var(--cost); stroke-width: 2.5; stroke-dasharray: 8 4; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .92em; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .6rem; border-bottom: 1px solid var(--rule); }
-th { color: var(--soft); font-weight: 600; } .n { text-align: right; font-variant-numeric: tabular-nums; }
+th { color: var(--soft); font-weight: 600; } td:first-child { white-space: nowrap; } .graph { min-width: 19rem; } .why { min-width: 14rem; } .n { text-align: right; font-variant-numeric: tabular-nums; }
 .chip { display: inline-block; width: .7em; height: .7em; border-radius: 2px; margin-right: .4em; }
+@media print {
+  :root { color-scheme: light; --back: #fff; --ink: #000; --soft: #444; --rule: #bbb; --panel: #fff; --gain: #1f8a4c; --cost: #c2452f; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  figure, tr, dl { break-inside: avoid; }
+  body { font-size: 11px; padding: 0; } .wide { overflow: visible; } .graph, .why { min-width: 0; }
+}
 """
 
 
