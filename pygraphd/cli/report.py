@@ -7,6 +7,7 @@ mean over its sizes. The time of a call is the longer of its host time and its s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections import Counter
@@ -97,7 +98,7 @@ class Row:
         return None if us is None else us * self.calls / 1e3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
     """The rows of a program, the longest in a step first, and its summary. `problem`: why the cache could not be asked; empty if it was."""
 
@@ -137,8 +138,11 @@ class Report:
 
     def share(self, row: Row) -> float | None:
         """Return a row's share of a step's time in compiled graphs, as far as that is known."""
-        known = math.fsum(each.step_ms or 0.0 for each in self.rows)
-        return None if row.step_ms is None or not known else row.step_ms / known
+        return None if row.step_ms is None or not self._known_ms else row.step_ms / self._known_ms
+
+    @functools.cached_property
+    def _known_ms(self) -> float:
+        return math.fsum(each.step_ms or 0.0 for each in self.rows)
 
     def kernels(self, *, in_graphs: bool) -> tuple[int, int, int]:
         """Return kernels in a step, the graphs that have them, and the graphs whose kernels were not counted; in GRAPHs or outside."""
@@ -214,7 +218,8 @@ def report(summary: Summary, locations: Locations) -> Report:
 
 def _rows(summary: Summary, explanations: Iterable[Explanation]) -> tuple[Row, ...]:
     ran = [(each, each.ran) for each in explanations]
-    explained = [(each, ran, _facts(summary.facts, ran.graph)) for each, ran in ran if ran is not None]
+    known, largest = summary.facts, _largest(summary.facts)
+    explained = [(each, ran, _facts(known, largest, ran.graph)) for each, ran in ran if ran is not None]
     sizes = Counter(facts.whole for _, ran, facts in explained if ran.sizes and facts.whole)
     rows = []
     for each, ran_as, facts in explained:
@@ -225,18 +230,25 @@ def _rows(summary: Summary, explanations: Iterable[Explanation]) -> tuple[Row, .
     return tuple(sorted(rows, key=lambda row: -(row.step_ms or 0.0)))
 
 
-def _facts(known: dict[str, Facts], digest: str) -> Facts:
+def _facts(known: dict[str, Facts], largest: dict[str, Facts], digest: str) -> Facts:
     """Return the facts of a graph; of one at dynamic sizes also those of the whole, and of one without those of its largest recording."""
     facts = known.get(digest, _NONE)
     if facts.whole:
         whole = known.get(facts.whole, _NONE)
         inherited = ("partition", "partitions", "operators", "module", "places")
         return dataclasses.replace(facts, **{name: getattr(whole, name) for name in inherited})
-    at_sizes = [each for each in known.values() if each.whole == digest and each.nodes is not None]
-    if facts.nodes is None and at_sizes:
-        largest = max(at_sizes, key=lambda each: each.nodes or 0)
-        return dataclasses.replace(facts, nodes=largest.nodes, memory_bytes=largest.memory_bytes)
+    if facts.nodes is None and (at_a_size := largest.get(digest)) is not None:
+        return dataclasses.replace(facts, nodes=at_a_size.nodes, memory_bytes=at_a_size.memory_bytes)
     return facts
+
+
+def _largest(known: dict[str, Facts]) -> dict[str, Facts]:
+    """Return the facts of the largest recording of each graph with recordings at sizes, by the digest of the whole."""
+    largest: dict[str, Facts] = {}
+    for facts in known.values():
+        if facts.whole and (facts.nodes or 0) > (largest.get(facts.whole, _NONE).nodes or 0):
+            largest[facts.whole] = facts
+    return largest
 
 
 def _call_us(facts: Facts, figures: Sequence[dict[str, Any]]) -> dict[Deployment, float]:
