@@ -24,7 +24,7 @@ from pygraphd.schema.policy import decide
 from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pygraphd.client.autotune.candidates import Candidates
     from pygraphd.client.backend.torch_private import Runnable
@@ -40,6 +40,13 @@ class State(enum.Enum):
     MEASURE = "real calls alternate between the deployments"
     DEPLOYED = "one deployment for the rest of the process"
 
+
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.WARM_UP: frozenset({State.WAIT, State.MEASURE, State.DEPLOYED}),
+    State.WAIT: frozenset({State.MEASURE, State.DEPLOYED}),
+    State.MEASURE: frozenset({State.DEPLOYED}),
+    State.DEPLOYED: frozenset(),
+}
 
 WARM_UP_CALLS = 2
 FAILED = Reason(ReasonCode.MEASURING_FAILED)
@@ -102,6 +109,11 @@ class PartitionTrial:
         self._guarded(lambda: self._decisions.publish(self.pending, outcome, decision))
 
     def _enter(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            self._decisions.report.count_failure(
+                f"measuring: a trial at {self.state.name} cannot go to {state.name}"
+            )
+            return
         self.state = state
         log.debug("%s: %s: %s", self.pending.graph.name, state.name, state.value)
 

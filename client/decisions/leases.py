@@ -19,7 +19,7 @@ from pygraphd.schema.reasons import Reason
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pygraphd.client.decisions.service import Cache
 
@@ -35,6 +35,13 @@ class LeaseState(enum.Enum):
     OPEN = "no process has been asked yet"
     OTHERS = "another process measures it"
     OURS = "this process measures it"
+
+
+TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.OPEN: frozenset({LeaseState.OTHERS, LeaseState.OURS}),
+    LeaseState.OTHERS: frozenset({LeaseState.OTHERS, LeaseState.OURS}),
+    LeaseState.OURS: frozenset(),
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -158,8 +165,8 @@ class Leases:
                 each.answer = entry
 
     def _enter(self, pending: PendingGraph, state: LeaseState) -> None:
-        if pending not in self._pending:
-            return  # decided meanwhile
+        if pending not in self._pending or state not in TRANSITIONS[pending.state]:
+            return  # decided meanwhile, or answered twice
         if state is LeaseState.OTHERS and not any(each.state is state for each in list(self._pending)):
             self._polls = Backoff(FIRST_POLL_S, longest=LONGEST_POLL_S, now=self._clock())
         pending.state = state

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pygraphd.client.autotune.partition_trial import (
+    TRANSITIONS,
     WAITING,
     WARM_UP_CALLS,
     State,
@@ -35,6 +36,23 @@ from tests.support.trial_host import (
 __all__ = ["gpu", "host"]  # fixtures
 
 pytestmark = pytest.mark.torch
+
+
+def test_the_table_of_transitions_is_complete_and_ends() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert TRANSITIONS[State.DEPLOYED] == frozenset()
+    assert all(State.WARM_UP not in following for following in TRANSITIONS.values())
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_transition_that_is_not_in_the_table_is_counted_and_not_made(host: Host, state: State) -> None:
+    one = partition_trial(host)
+    one.state = State.DEPLOYED
+
+    one._enter(state)
+
+    assert one.state is State.DEPLOYED
+    assert host.report.failures == {f"measuring: a trial at DEPLOYED cannot go to {state.name}": 1}
 
 
 def test_the_first_calls_are_launched(host: Host) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.decisions.leases import (
     LONGEST_POLL_S,
+    TRANSITIONS,
     LeaseState,
     PendingGraph,
 )
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
 ANSWER = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
+
+
+def test_the_table_of_transitions_is_complete() -> None:
+    assert set(TRANSITIONS) == set(LeaseState)
+    assert all(LeaseState.OPEN not in following for following in TRANSITIONS.values())
 
 
 @dataclass(frozen=True)
