@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
+from pygraphd.cli import row_checks
+from pygraphd.cli.output import complain
 from pygraphd.daemon import database_files, tables
 from pygraphd.daemon.queries import chunks, row_place, rows_of
+from pygraphd.daemon.rederiving import NOT_VALID
 from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema import offline
+from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import DIGITS
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import is_noisy, reason_text
@@ -135,7 +139,8 @@ class Catalogue:
         if not path.exists():
             raise CommandError(f"{path}: there is no cache yet; it is made when the daemon first starts")
         self._path = path
-        self._engine = sa.create_engine("sqlite://", creator=lambda: offline.connect(path))
+        self._invalid = 0
+        self._engine = sa.create_engine("sqlite://", creator=lambda: _connected(path))
 
     def __enter__(self) -> Catalogue:
         return self
@@ -144,8 +149,11 @@ class Catalogue:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and say how many rows were not shown."""
         self._engine.dispose()
+        if self._invalid:
+            rows = f"{self._invalid} row{'s' if self._invalid > 1 else ''}"
+            complain(f"pygraphd: {self._path}: {rows} left out, since {NOT_VALID}")
 
     def pages(self, gpu: str = "", graph: str = "", most: int | None = None) -> Iterator[list[CachedEntry]]:
         """Yield the entries whose GPU name contains `gpu` and whose graph digest begins with `graph`, newest first.
@@ -157,7 +165,7 @@ class Catalogue:
             found = {
                 row["place"]: row for row in self.rows(_select_entries(row_place).where(row_place.in_(some)))
             }
-            yield [self._entry(found[place]) for place in some if place in found]
+            yield self._valid(self._entry, [found[place] for place in some if place in found])
 
     def places(
         self, gpu: str, graph: str, *, newest_first: bool = False, most: int | None = None
@@ -182,7 +190,11 @@ class Catalogue:
 
     def show(self, prefix: str) -> EntryDetails:
         """Return the one entry with an id or graph digest that begins with `prefix`; raises UsageError if there is none or several."""
-        return self._details(self._entry(self._row(prefix)))
+        row = self._row(prefix)
+        try:
+            return self._details(self._entry(row))
+        except InvalidMessageError as error:
+            raise CommandError(f"{prefix}: {NOT_VALID}: {error}") from error
 
     def of_graph(self, graph: str) -> list[EntryDetails]:
         """Return the entries of one graph (its whole digest), one for each environment, newest first."""
@@ -197,7 +209,17 @@ class Catalogue:
     def _all_details(self, where: sa.ColumnElement[bool]) -> list[EntryDetails]:
         query = _select_entries().where(where)
         rows = self.rows(query.order_by(tables.Decision.created_at.desc(), tables.Decision.id))
-        return [self._details(self._entry(row)) for row in rows]
+        return self._valid(lambda row: self._details(self._entry(row)), rows)
+
+    def _valid(self, made: Callable[[dict[str, Any]], _T], rows: Sequence[dict[str, Any]]) -> list[_T]:
+        """Return what is made of rows, without those that are not such as the daemon stores."""
+        valid = []
+        for row in rows:
+            try:
+                valid.append(made(row))
+            except InvalidMessageError:
+                self._invalid += 1
+        return valid
 
     def _details(self, entry: CachedEntry) -> EntryDetails:
         environment, graph = entry.facts["environment"], entry.facts["graph"]
@@ -207,7 +229,8 @@ class Catalogue:
         measured = sa.select(*_columns(tables.Measurement)).where(
             tables.Measurement.environment == environment, tables.Measurement.graph == graph
         )
-        return EntryDetails(entry, factors[0], self.rows(measured.order_by(tables.Measurement.id.desc())))
+        rows = self._valid(row_checks.measurement, self.rows(measured.order_by(tables.Measurement.id.desc())))
+        return EntryDetails(entry, row_checks.environment(factors[0]), rows)
 
     def id_of(self, prefix: str) -> str:
         """Return the id of the one entry with an id or graph digest that begins with `prefix`; raises UsageError if there is none or several."""
@@ -224,10 +247,8 @@ class Catalogue:
     def _entry(self, facts: dict[str, Any]) -> CachedEntry:
         medians = {name: facts.pop(f"{_MEDIAN}{name}") for name in Deployment}
         facts.pop("place", None)
-        facts["final"] = bool(facts["final"])
-        facts["sizes"] = [int(size) for size in facts["sizes"].split(",") if size]
         known = {name.value: median for name, median in medians.items() if median is not None}
-        return CachedEntry(facts, known, self.is_spool)
+        return CachedEntry(row_checks.entry(facts, known), known, self.is_spool)
 
     def rows(self, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
         """Return the rows of a query; raises CommandError if the file cannot be read."""
@@ -242,6 +263,12 @@ class Catalogue:
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
             raise CommandError(database_files.why_unreadable(self._path, cause)) from error
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    connection = offline.connect(path)
+    connection.text_factory = lambda data: data.decode(errors="replace")
+    return connection
 
 
 def check_prefix(prefix: str) -> None:

@@ -32,4 +32,5 @@ class SpoolCatalogue(Catalogue):
                 f"{folder}: cannot be read: {error.orig}; `pygraphd start` takes it in"
             ) from error
         self._path = folder
+        self._invalid = 0
         self._engine = engine
