@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from pygraphd.daemon import database_files, spool, statistics
-from pygraphd.daemon.evicting import Limits, age_to_evict, is_too_large
+from pygraphd.daemon.evicting import Eviction, Limits
 from pygraphd.daemon.exchange import ImportRequest
 from pygraphd.daemon.leases import Holder, Leases
 from pygraphd.daemon.processes import Processes
@@ -28,7 +27,6 @@ from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.statistics import Counters, Stored
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.schema import offline
-from pygraphd.schema.durations import human_duration
 from pygraphd.schema.messages import (
     Entry,
     LeaseAnswer,
@@ -60,8 +58,6 @@ MAX_WAITING_HITS = 65_536
 """Entries whose counts wait in memory. Where more are hit before that is written, the further ones are not counted."""
 _HITS_SHARE, _PRUNE_SHARE = 0.1, 0.5
 """The share of the writer's time that counting and pruning take, at most."""
-AGE_CHECK_S = 3600.0
-"""How often entries are looked for that were unused for too long; it takes a look at all of them."""
 _SPOOL_S = 0.1
 """How long a lookup waits for the spool: less than its client waits for the lookup."""
 
@@ -124,10 +120,8 @@ class Cache:
         """When `counters` began, in seconds since the epoch."""
         self._leases = leases
         self.processes = Processes(leases)
-        self.limits = limits or Limits()
-        """The limits that housekeeping keeps; may be replaced at any time."""
-        self._next_age_check = 0.0
-        self._database = locations.database
+        self.eviction = Eviction(locations.database, limits or Limits())
+        self._asked = (0, 0)
         self._spool = locations.spool
         self._store = store
         self._reader = Reader(locations.database)
@@ -264,28 +258,9 @@ class Cache:
             _log.warning("housekeeping: %s", error)
 
     async def _evict(self) -> None:
-        """Delete what is over the limits, those entries first that were unused for longest. Raises StoreError."""
-        now = time.monotonic()
-        limits = self.limits
-        if now < self._next_age_check:
-            limits = dataclasses.replace(limits, unused_s=0.0)
-        else:
-            self._next_age_check = now + AGE_CHECK_S
-        if limits == Limits():
-            return
-        try:
-            age_s = await asyncio.to_thread(age_to_evict, self._database, limits, time.time())
-        except (OSError, sqlite3.Error):
-            return  # there is none, or lookups will say what is the matter with it
-        if age_s is None:
-            return
-        evicted = await self._prune(PruneRequest(older_than_s=age_s))
-        self.counters.evicted += evicted.entries
-        _log.info("evicted %d entries unused for %s", evicted.entries, human_duration(age_s))
-        if await asyncio.to_thread(is_too_large, self._database, limits):
-            for table in await self._run(self._writing, self._store.tables):
-                await self._run_gently(_PRUNE_SHARE, functools.partial(self._store.pack, table))
-            await self._shrink()
+        before, self._asked = self._asked, (self.counters.lookups, self.counters.records)
+        pack = functools.partial(self._run, self._writing, self._store.pack)
+        self.counters.evicted += await self.eviction.keep(self._prune, pack, is_quiet=before == self._asked)
 
     async def _empty_spool(self) -> None:
         """Store all that waits in the spool, as far as it can be stored."""

@@ -1,18 +1,31 @@
-"""Limits of the cache: which entries are deleted since they were unused for longest. `cache` deletes them as a prune does."""
+"""Limits of the cache: which entries are deleted since they were unused for longest, and when the file is packed."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import dataclasses
+import logging
 import math
+import sqlite3
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pygraphd.daemon.pruning import PruneRequest
 from pygraphd.schema import offline
+from pygraphd.schema.durations import human_duration
 
 if TYPE_CHECKING:
-    import sqlite3
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from pygraphd.daemon.pruning import PruneAnswer
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 3600.0
+"""How often entries are looked for that were unused for too long: that takes a look at all of them."""
 _FILLED = 0.9
 """The share of the size limit down to which entries are deleted, so that not each record deletes some."""
 _LAST_USE = "max(created_at, coalesce(last_hit, 0.0))"
@@ -24,6 +37,64 @@ class Limits:
 
     size: int = 0
     unused_s: float = 0.0
+
+
+class Eviction:
+    """Keeps the limits of one database; `limits` may be replaced at any time."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self.limits = limits
+        self._path = path
+        self._next_look = self._next_age_look = 0.0
+        self._must_pack = False
+
+    async def keep(
+        self,
+        prune: Callable[[PruneRequest], Awaitable[PruneAnswer]],
+        pack: Callable[[], Awaitable[bool]],
+        *,
+        is_quiet: bool,
+    ) -> int:
+        """Delete what is over the limits; return how many entries that were. Raises what `prune` and `pack` raise.
+
+        `pack` rewrites the file, for which records would have to wait, so it is called when `is_quiet`; it returns whether it could.
+        """
+        if self._must_pack:
+            await self._pack(pack, is_quiet)
+            return 0
+        age_s = await self._age()
+        if age_s is None:
+            return 0
+        evicted = await prune(PruneRequest(older_than_s=age_s))
+        _log.info("evicted %d entries unused for %s", evicted.entries, human_duration(age_s))
+        # Entries unused for longest lie among others: each leaves a hole, and few pages become free.
+        self._must_pack = await asyncio.to_thread(is_too_large, self._path, self.limits)
+        await self._pack(pack, is_quiet)
+        return evicted.entries
+
+    async def _age(self) -> float | None:
+        now, limits = time.monotonic(), self.limits
+        if now < self._next_look:
+            return None
+        if now < self._next_age_look:
+            limits = dataclasses.replace(limits, unused_s=0.0)
+        else:
+            self._next_age_look = now + LOOK_S
+        if limits == Limits():
+            return None
+        try:
+            return await asyncio.to_thread(age_to_evict, self._path, limits, time.time())
+        except (OSError, sqlite3.Error):
+            return None  # there is no file, or lookups will say what is the matter with it
+
+    async def _pack(self, pack: Callable[[], Awaitable[bool]], is_quiet: bool) -> None:
+        if not self._must_pack or not is_quiet:
+            return
+        self._must_pack = False
+        if not await pack():
+            # Or more and more would be deleted, to no avail.
+            self._next_look = time.monotonic() + LOOK_S
+            _log.warning("%s: no room to pack it; the limits are not kept for now", self._path)
 
 
 def age_to_evict(path: Path, limits: Limits, now: float) -> float | None:

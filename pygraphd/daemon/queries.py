@@ -262,17 +262,6 @@ def delete_unnamed_environments(connection: sa.Connection) -> None:
     connection.execute(sa.delete(tables.Environment).where(~named))
 
 
-def tables_of(connection: sa.Connection) -> list[str]:
-    """Return the names of the tables that have an index."""
-    names = "SELECT DISTINCT tbl_name FROM sqlite_schema WHERE type = 'index'"
-    return list(connection.exec_driver_sql(names).scalars())
-
-
-def rebuild_indexes(connection: sa.Connection, table: str) -> None:
-    """Rebuild the indexes of a table: rows deleted in the order of use leave holes all over them."""
-    connection.exec_driver_sql(f'REINDEX "{table}"')
-
-
 def free_pages(connection: sa.Connection) -> int:
     """Return the number of pages of the file that hold nothing."""
     return int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())

@@ -141,7 +141,7 @@ async def _follow_settings(settings: Settings, cache: Cache, server: Server, rel
     while True:
         config = settings.config
         server.config = config
-        cache.limits = Limits(config.max_size.value, config.max_unused.value)
+        cache.eviction.limits = Limits(config.max_size.value, config.max_unused.value)
         cache.set_lease(config.lease.value)
         await server.metrics_port.listen(config.metrics_port.value)
         if (problem := server.metrics_port.problem) is not None:

@@ -159,13 +159,16 @@ class Store:
         database_files.make_ballast(self._path)
         return False
 
-    def tables(self) -> list[str]:
-        """Return the names of the tables. Raises StoreError."""
-        return self._write(queries.tables_of)
+    def pack(self) -> bool:
+        """Rewrite the file without the holes that deleted rows left in its pages: seconds for 256 MB. Raises StoreError.
 
-    def pack(self, table: str) -> None:
-        """Rebuild the indexes of a table without the holes that deleted rows left in their pages. Raises StoreError."""
-        self._write(lambda connection: queries.rebuild_indexes(connection, table))
+        Return whether that was possible; it needs as much room once more, beside the file and for temporary files.
+        """
+        before = self._write(queries.size)
+        assert self._connection is not None
+        _outside_transaction(self._connection, "VACUUM")
+        _checkpoint(self._connection)
+        return self._write(queries.size) < before
 
     def size(self) -> int:
         """Return the database's size in bytes. Raises StoreError."""

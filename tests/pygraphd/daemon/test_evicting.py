@@ -9,8 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 from pygraphd.daemon.cache import Cache
-from pygraphd.daemon.evicting import Limits, age_to_evict, used_bytes
+from pygraphd.daemon.evicting import Eviction, Limits, age_to_evict, used_bytes
 from pygraphd.daemon.leases import Leases
+from pygraphd.daemon.pruning import PruneAnswer
 from pygraphd.daemon.store import Store
 from pygraphd.schema import offline
 from pygraphd.schema.locations import locate
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from pygraphd.daemon.pruning import PruneRequest
     from pygraphd.schema.messages import RecordRequest
 
 DAY_S = 86400.0
@@ -68,17 +70,45 @@ def test_over_the_size_limit_what_was_unused_for_longest_goes(
 ) -> None:
     database = tmp_path / "cache.db"
     graphs = fill(database, make_request(*map(str, range(300))))
+    often = graphs[::4]  # so that each page keeps some, and none becomes free by itself
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("UPDATE decision SET last_hit = ? WHERE graph = ?", (time.time(), graphs[0]))
-    limit = size(database) * 2 // 3
+        moments = [(time.time() + index, graph) for index, graph in enumerate(often)]
+        connection.executemany("UPDATE decision SET last_hit = ? WHERE graph = ?", moments)
+    limit = size(database) * 3 // 4
 
     evicted = housekeep(tmp_path, Limits(size=limit))
 
-    assert 0 < evicted < 200
+    assert 75 <= evicted < 150  # 0.1 below a limit a quarter below what was used, and fixed costs
     assert size(database) <= limit
     assert database.stat().st_size <= limit  # given back to the file system
-    assert left(database) == {graphs[0], *graphs[evicted + 1 :]}
+    unused = [graph for graph in graphs if graph not in often]
+    assert left(database) == {*often, *unused[evicted:]}
     assert housekeep(tmp_path, Limits(size=limit)) == 0
+
+
+def test_the_file_is_packed_while_nobody_would_wait_for_it_and_never_in_vain(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    database = tmp_path / "cache.db"
+    fill(database, make_request(*map(str, range(100))))
+    done: list[str] = []
+
+    async def prune(request: PruneRequest) -> PruneAnswer:
+        done.append("pruned")  # and freed no page
+        return PruneAnswer(10, 20, 0, request.dry_run)
+
+    async def pack() -> bool:
+        done.append("packed")
+        return False
+
+    async def keep() -> None:
+        eviction = Eviction(database, Limits(size=size(database) - 1))
+        for is_quiet in (False, False, True, True):
+            evicted = await eviction.keep(prune, pack, is_quiet=is_quiet)
+            done.append(f"{evicted} evicted")
+
+    asyncio.run(keep())
+    assert done == ["pruned", "10 evicted", "0 evicted", "packed", "0 evicted", "0 evicted"]
 
 
 def test_what_was_unused_for_too_long_goes(
