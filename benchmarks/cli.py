@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     _add_regions(
         commands.add_parser("regions", help="time compiled regions in PyTorch's own CUDA graphs and in ours")
     )
-    _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon with 10,000 entries"))
+    _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon, by one client and by many"))
     return made
 
 
@@ -126,7 +126,16 @@ def add_region_options(command: argparse.ArgumentParser) -> None:
 def _add_lookup(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_lookup)
     command.add_argument("--graphs", type=_graphs, default=20, help="graphs in a request (default 20)")
-    command.add_argument("--requests", type=positive, default=2000, help="default 2000")
+    command.add_argument("--requests", type=positive, default=2000, help="of one client alone (default 2000)")
+    command.add_argument("--entries", type=positive, default=10_000, help="in the cache (default 10000)")
+    command.add_argument(
+        "--clients", type=positive, metavar="N", help="then ask by so many processes at a time, too"
+    )
+    command.add_argument(
+        "--rate", type=positive, default=1000, help="requests a second of these (default 1000)"
+    )
+    command.add_argument("--seconds", type=positive, default=20, help="how long they ask (default 20)")
+    command.add_argument("--prune", action="store_true", help="have a fifth of the entries pruned meanwhile")
     command.add_argument("--out", type=Path, required=True, metavar="FILE")
 
 
@@ -220,7 +229,11 @@ def print_regions(records: list[Record]) -> int:
 
 def _lookup(options: argparse.Namespace) -> int:
     # Imported here: the other commands must work where the product does not.
+    from benchmarks.lookup import Plan as LookupPlan
     from benchmarks.lookup import measure_lookup
+    from benchmarks.lookup_load import Load
 
-    print("\n".join(measure_lookup(options.graphs, options.requests, options.out.absolute())))
+    load = options.clients and Load(options.clients, options.rate, options.seconds, options.graphs)
+    plan = LookupPlan(options.graphs, options.requests, options.entries, load, options.prune)
+    print("\n".join(measure_lookup(plan, options.out.absolute())))
     return 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pygraphd.daemon.store import Store
 from pygraphd.schema.keys import Environment, entry_id
 from pygraphd.schema.messages import Deployment
+from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +72,7 @@ def _insert(connection: sqlite3.Connection, numbers: range, first_old: int) -> N
 
 
 def _decision(environment: str, graph: str, at: float) -> _Row:
-    chosen = (Deployment.KERNELS.value, "no_gain", "", "not_stated", "", 1, 1, 24)
+    chosen = (Deployment.KERNELS.value, "no_gain", "", "not_stated", "", POLICY_VERSION, 1, 24)
     return (entry_id(environment, graph), environment, graph, *chosen, 0, at, 0, None, "benchmark", at)
 
 

@@ -1,104 +1,125 @@
-"""`python -m benchmarks lookup`: how long a client waits for its graphs' decisions, over a real socket to a real daemon."""
+"""`python -m benchmarks lookup`: how long clients wait for their graphs' decisions, over a real socket to a real daemon."""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.daemon import Daemon
 from benchmarks.environment import describe_host
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import percentile
+from benchmarks.large_cache import KNOWN, OLD, digest, fill
+from benchmarks.lookup_load import Load, run_load
 from benchmarks.records import SCHEMA, check_writable, write_json
 from pygraphd.client.decisions.transport import Transport, TransportError
-from pygraphd.schema.keys import Environment
-from pygraphd.schema.locations import locate
-from pygraphd.schema.messages import (
-    LOOKUP_PATH,
-    MAX_GRAPHS,
-    RECORD_PATH,
-    Decision,
-    Deployment,
-    Graph,
-    Kind,
-    LookupAnswer,
-    LookupRequest,
-    Measurement,
-    Origin,
-    Record,
-    RecordAnswer,
-    RecordRequest,
-    decode,
-    encode,
-)
-from pygraphd.schema.reasons import Reason, ReasonCode
+from pygraphd.schema.locations import Locations, locate
+from pygraphd.schema.messages import LOOKUP_PATH, LookupAnswer, LookupRequest, decode, encode
 
-_ENTRIES = 10_000
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 _WARM_UP = 50
-_FILLING_S = 60.0
-_ENVIRONMENT = Environment(
-    "NVIDIA H200", "9.0", 132, 143771, "none", "2.11.0", "3.6.0", "13.0", "580.159.04", "91900"
-)
-"""Made up, and nothing depends on it: only its size is like a real one's."""
+_OLD_SHARE = 5
+"""One of so many entries is old, and is what a prune deletes."""
+
+_NO_EVICTION = 'max_size = "0"\nmax_unused = "0"\n'
 
 
-def measure_lookup(graphs: int, requests: int, out: Path) -> list[str]:
-    """Time lookups of `graphs` known graphs, one after the other; returns lines for people, writes all to `out`."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A daemon with `entries` entries is asked `requests` times for `graphs` graphs by one client, and then under `load`.
+
+    `prune`: one entry in five is pruned meanwhile.
+    """
+
+    graphs: int
+    requests: int
+    entries: int
+    load: Load | None
+    prune: bool
+
+
+def measure_lookup(plan: Plan, out: Path) -> list[str]:
+    """Time lookups; return lines for people, write all to `out`."""
     check_writable(out)
-    with (
-        tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder,
-        Daemon(Path(folder) / "home") as daemon,
-    ):
-        socket = locate({"PYGRAPHD_HOME": str(daemon.home)}).socket
-        _fill(socket)
-        # Other entries every time, over the whole database.
-        starts = [number * graphs % (_ENTRIES - graphs) for number in range(-_WARM_UP, requests)]
-        times = [_lookup_us(Transport(socket), graphs, first) for first in starts]
-    timed = times[_WARM_UP:]
-    record = {
-        "graphs": graphs,
-        "entries": _ENTRIES,
-        "requests": len(timed),
-        "p50_us": round(percentile(timed, 50), 1),
-        "p99_us": round(percentile(timed, 99), 1),
-        "max_us": round(max(timed), 1),
+    with tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder:
+        home = Path(folder) / "home"
+        home.mkdir(mode=0o700)
+        (home / "config.toml").write_text(_NO_EVICTION)
+        locations = locate({"PYGRAPHD_HOME": str(home)})
+        old = plan.entries // _OLD_SHARE
+        fill(locations.database, plan.entries, old)
+        print(f"{plan.entries} entries stored", file=sys.stderr, flush=True)
+        with Daemon(home):
+            records = [_alone(plan, locations.socket, plan.entries - old)]
+            if plan.load is not None:
+                records.append(_loaded(plan, plan.load, locations, plan.entries - old))
+    write_json(out, {"schema": SCHEMA, "environment": describe_host(), "records": records})
+    return [f"{name:15} {value}" for record in records for name, value in record.items()]
+
+
+def _alone(plan: Plan, socket: Path, known: int) -> dict[str, Any]:
+    # Other entries every time, over the whole database.
+    starts = [number * plan.graphs % (known - plan.graphs) for number in range(-_WARM_UP, plan.requests)]
+    times = [_lookup_us(Transport(socket), plan.graphs, first) for first in starts][_WARM_UP:]
+    facts = {"clients": 1, "graphs": plan.graphs, "entries": plan.entries, "requests": len(times)}
+    return {**facts, **_latencies(times)}
+
+
+def _loaded(plan: Plan, load: Load, locations: Locations, known: int) -> dict[str, Any]:
+    with _pruning(locations) if plan.prune else contextlib.nullcontext() as prune:
+        outcome = run_load(locations.socket, load, known)
+        is_pruning = prune is not None and prune.poll() is None
+    requests = len(outcome.times_us) + len(outcome.unanswered)
+    return {
+        "clients": load.clients,
+        "graphs": load.graphs,
+        "entries": plan.entries,
+        "requests": requests,
+        "asked_per_s": load.rate,
+        "sent_per_s": round(requests / outcome.seconds, 1),
+        "unanswered": len(outcome.unanswered),
+        "reasons": sorted(set(outcome.unanswered)),
+        "pruned_all_the_time": is_pruning,
+        **_latencies(outcome.times_us),
     }
-    write_json(out, {"schema": SCHEMA, "environment": describe_host(), "records": [record]})
-    return [f"{name:15} {value}" for name, value in record.items()]
 
 
-def _fill(socket: Path) -> None:
-    transport = Transport(socket, total_s=_FILLING_S)
-    for first in range(0, _ENTRIES, MAX_GRAPHS):
-        records = tuple(_entry(number) for number in range(first, min(first + MAX_GRAPHS, _ENTRIES)))
-        request = RecordRequest(_ENVIRONMENT, Origin("benchmark", "0"), records)
-        answer = decode(RecordAnswer, _ask(transport, RECORD_PATH, encode(request)))
-        if answer.stored != len(records):
-            raise BenchmarkError(f"the daemon stored {answer.stored} of {len(records)} records")
-    print(f"{_ENTRIES} entries stored", file=sys.stderr, flush=True)
+def _latencies(times_us: Sequence[float]) -> dict[str, float | None]:
+    figures = {"p50_us": 50, "p90_us": 90, "p99_us": 99, "max_us": 100}
+    return {
+        name: round(percentile(times_us, percent), 1) if times_us else None
+        for name, percent in figures.items()
+    }
 
 
-def _entry(number: int) -> Record:
-    graph = Graph(_digest(number), Kind.FORWARD, partition=0, partitions=1, operators=100)
-    decision = Decision(Deployment.KERNELS, Reason(ReasonCode.NO_GAIN), policy=1)
-    measurements = tuple(
-        Measurement(deployment, 12, 100.0, 1.0, 90.0, 100.0, 0.5)
-        for deployment in (Deployment.KERNELS, Deployment.GRAPH)
+@contextlib.contextmanager
+def _pruning(locations: Locations) -> Iterator[subprocess.Popen[bytes]]:
+    """Have the daemon prune within the block; what is left then stays."""
+    code = (
+        "import sys; from pathlib import Path; from pygraphd.daemon import control; "
+        "from pygraphd.daemon.pruning import PruneRequest; "
+        "control.prune(Path(sys.argv[1]), PruneRequest(gpu=sys.argv[2]))"
     )
-    return Record(graph, decision, measurements)
-
-
-def _digest(number: int) -> str:
-    return hashlib.sha256(str(number).encode()).hexdigest()
+    command = [sys.executable, "-c", code, str(locations.socket), OLD.gpu]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _lookup_us(transport: Transport, graphs: int, first: int) -> float:
-    digests = tuple(_digest(number) for number in range(first, first + graphs))
+    digests = tuple(digest(number) for number in range(first, first + graphs))
     started = time.perf_counter()
-    request = LookupRequest(_ENVIRONMENT.digest(), digests)
+    request = LookupRequest(KNOWN.digest(), digests)
     answer = decode(LookupAnswer, _ask(transport, LOOKUP_PATH, encode(request)))
     elapsed = time.perf_counter() - started
     if {entry.graph for entry in answer.entries} != set(digests):

@@ -1,6 +1,6 @@
-"""The cache for the event loop: lookups run on one thread, all writes on another.
+"""The cache for the event loop: all writes run on one thread, large lookups on another, and small ones at once.
 
-Bodies are decoded on those threads too, so that a large one does not delay other answers.
+Large bodies are decoded on those threads too, so that they do not delay other answers.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import sqlite3
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from pygraphd.daemon import database_files, spool, statistics
+from pygraphd.daemon import spool, statistics
 from pygraphd.daemon.evicting import Eviction, Limits
 from pygraphd.daemon.exchange import ImportRequest
 from pygraphd.daemon.leases import Holder, Leases
 from pygraphd.daemon.processes import Processes
 from pygraphd.daemon.pruning import PruneProgress, PruneRequest
+from pygraphd.daemon.reader import Found, Reader
 from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.statistics import Counters, Stored
 from pygraphd.daemon.store import Store, StoreError
-from pygraphd.schema import offline
 from pygraphd.schema.messages import (
     Entry,
     LeaseAnswer,
@@ -41,7 +40,6 @@ from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pygraphd.daemon import queries
     from pygraphd.daemon.exchange import ImportAnswer
@@ -56,55 +54,16 @@ HITS_PORTION = 128
 """Counts written in one transaction: few, so that a record waits for milliseconds only."""
 MAX_WAITING_HITS = 65_536
 """Entries whose counts wait in memory. Where more are hit before that is written, the further ones are not counted."""
-_HITS_SHARE, _PRUNE_SHARE = 0.1, 0.5
+_HITS_SHARE, _PRUNE_SHARE = 0.05, 0.5
 """The share of the writer's time that counting and pruning take, at most."""
+_SMALL_BYTES = 4096
+"""Bodies up to this length, of some 55 graphs, are looked up on the event loop's thread."""
 _SPOOL_S = 0.1
 """How long a lookup waits for the spool: less than its client waits for the lookup."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The answer to one lookup. `missing` has, by graph, the counter of the reason why nothing was found."""
-
-    request: LookupRequest
-    entries: tuple[Entry, ...]
-    missing: dict[str, str]
-
-
-class Reader:
-    """The read-only connection of lookups; it follows the file when that is removed or replaced."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-        self._identity: database_files.FileIdentity | None = None
-
-    def lookup(self, request: LookupRequest) -> tuple[Entry, ...]:
-        """Return the entries that are there; none if there is no database. Raises sqlite3.Error."""
-        identity = database_files.identity(self._path)
-        if identity != self._identity or self._connection is None:
-            self.close()
-            if identity is None:
-                return ()
-            self._connection = offline.connect(self._path)
-            self._identity = identity
-        return offline.select_entries(self._connection, request)
-
-    def known_elsewhere(self, graphs: list[str]) -> frozenset[str]:
-        """Return those of some graphs that are known in any environment. Raises sqlite3.Error."""
-        if self._connection is None or not graphs:
-            return frozenset()
-        return statistics.known_elsewhere(self._connection, graphs)
-
-    def close(self) -> None:
-        """Close the connection; the next lookup opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 class Cache:
@@ -124,7 +83,7 @@ class Cache:
         self._asked = (0, 0)
         self._spool = locations.spool
         self._store = store
-        self._reader = Reader(locations.database)
+        self._reader, self._large_reader = (Reader(locations.database) for _ in range(2))
         self._writing = ThreadPoolExecutor(1, "writer")
         self._reading = ThreadPoolExecutor(1, "reader")
         self._hits: dict[queries.Key, tuple[int, float]] = {}
@@ -137,13 +96,13 @@ class Cache:
     async def lookup(self, body: bytes) -> LookupAnswer:
         """Answer one lookup; raises InvalidMessageError. A database that cannot be read answers with misses."""
         spooled = self.counters.spooled
-        found = await self._run(self._reading, self._find, body)
+        found = await self._found(body)
         if found.missing:
             waits = await self._run(self._reading, spool.is_any_waiting, self._spool)
             if waits:
                 await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S)
         if found.missing and self.counters.spooled > spooled:
-            found = await self._run(self._reading, self._find, body)
+            found = await self._found(body)
         self._count(found)
         environment, known, asked = found.request.environment, len(found.entries), len(found.request.graphs)
         self._note_hits(environment, found.entries)
@@ -373,7 +332,8 @@ class Cache:
             await self.write_hits()
         with contextlib.suppress(StoreError):
             await self.write_statistics()
-        await self._run(self._reading, self._reader.close)
+        self._reader.close()
+        await self._run(self._reading, self._large_reader.close)
         await self._run(self._writing, self._store.close)
         self._reading.shutdown()
         self._writing.shutdown()
@@ -388,26 +348,25 @@ class Cache:
         hits = sum(statistics.why_missed(entry) is None for entry in found.entries)
         self.counters += Counters(lookups=1, graphs=len(graphs), hits=hits, misses=reasons.total(), **reasons)
 
-    def _find(self, body: bytes) -> Found:
+    async def _found(self, body: bytes) -> Found:
+        if len(body) <= _SMALL_BYTES:
+            # On this thread: to hand it to another one takes longer than all of a lookup.
+            return self._find(self._reader, body)
+        return await self._run(self._reading, self._find, self._large_reader, body)
+
+    def _find(self, reader: Reader, body: bytes) -> Found:
         request = decode(LookupRequest, body)
         try:
-            entries = self._reader.lookup(request)
-            missing = self._why_missing(request, entries)
+            found = reader.find(request)
         except (sqlite3.Error, OSError, ValueError) as error:
             self._note_read_fault(f"lookups fail: {error}")
-            self._reader.close()
+            reader.close()
             if not self._has_checked:  # else each lookup would have the whole file read
                 self._has_checked = True
                 self._writing.submit(self._store.check)
             return Found(request, (), dict.fromkeys(request.graphs, "unreadable"))
         self._note_read_fault(None)
-        return Found(request, entries, missing)
-
-    def _why_missing(self, request: LookupRequest, entries: tuple[Entry, ...]) -> dict[str, str]:
-        found = {entry.graph for entry in entries}
-        missing = [graph for graph in request.graphs if graph not in found]
-        elsewhere = self._reader.known_elsewhere(missing)
-        return {graph: "other_environment" if graph in elsewhere else "unknown" for graph in missing}
+        return found
 
     def _note_read_fault(self, fault: str | None) -> None:
         if fault is not None and self._read_fault is None:

@@ -306,16 +306,22 @@ def _other_programs(result: Result) -> str:
 
 
 def _lookup(result: Result) -> str:
-    (record,) = result.content["records"]
     names = {
+        "clients": "clients",
         "graphs": "graphs in a request",
         "entries": "entries in the cache",
         "requests": "requests",
+        "sent_per_s": "requests a second",
+        "unanswered": "not answered",
         "p50_us": "median, us",
         "p99_us": "99th percentile, us",
     }
-    table = _table(list(names.values()), [[f"{record[name]:g}" for name in names]])
-    return "\n\n".join(["## A lookup in the daemon", result.where([]), table])
+    rows = [[_plain(record.get(name)) for name in names] for record in result.content["records"]]
+    return "\n\n".join(["## A lookup in the daemon", result.where([]), _table(list(names.values()), rows)])
+
+
+def _plain(value: float | None) -> str:
+    return _NONE if value is None else f"{value:g}"
 
 
 def _pictures(folder: Path) -> list[str]:

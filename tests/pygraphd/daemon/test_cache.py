@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from pygraphd.daemon.cache import Cache, Reader
+from pygraphd.daemon.cache import Cache
 from pygraphd.daemon.database_files import files_set_aside
 from pygraphd.daemon.leases import Leases
 from pygraphd.daemon.peer import Peer
+from pygraphd.daemon.reader import Reader
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.locations import locate
@@ -204,7 +205,7 @@ def test_a_file_that_cannot_be_read_is_checked_once_a_housekeeping(
 
     async def use(cache: Cache) -> None:
         monkeypatch.setattr(cache._store, "check", lambda: checks.append(1))
-        monkeypatch.setattr(cache._reader, "lookup", _raise)
+        monkeypatch.setattr(cache._reader, "find", _raise)
         for expected in (1, 2):
             for _ in range(3):
                 assert (await cache.lookup(_lookup_of(make_request("a")))).entries == ()
@@ -330,5 +331,22 @@ def test_a_miss_does_not_wait_for_all_of_a_spool(
             done.set()
         await cache.housekeep()
         assert len((await cache.lookup(_lookup_of(make_request("a")))).entries) == 1
+
+    _with_cache(tmp_path, use)
+
+
+def test_only_large_lookups_are_handed_to_a_thread(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    async def use(cache: Cache) -> None:
+        small, large = make_request(*map(str, range(20))), make_request(*map(str, range(1000)))
+        await cache.record(encode(large), ROOT)
+        done = threading.Event()
+        cache._reading.submit(done.wait)
+        slow = asyncio.create_task(cache.lookup(_lookup_of(large)))
+        assert len((await cache.lookup(_lookup_of(small))).entries) == 20
+        assert not slow.done()
+        done.set()
+        assert len((await slow).entries) == 1000
 
     _with_cache(tmp_path, use)
