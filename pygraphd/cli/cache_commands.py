@@ -45,9 +45,15 @@ def inspect(
     most: Annotated[
         int | None, typer.Option("--most", metavar="N", min=1, help="Only the newest N of these.")
     ] = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", "-w", help="One line for each entry, however wide, with its graph.")
+    ] = False,
     json: _AsJson = False,
 ) -> None:
-    """List the entries, newest first. KERNELS? marks a provisional one: too few calls, or too noisy."""
+    """List the entries, newest first. KERNELS? marks a provisional one: too few calls, or too noisy.
+
+    A terminal gets two lines for each entry that fit it, a pipe or file the wide form.
+    """
     from pygraphd.cli import render
     from pygraphd.cli.catalogue import Catalogue
 
@@ -59,7 +65,11 @@ def inspect(
         pages = catalogue.pages(gpu, graph, most)
         if json:
             _say_all(render.entries_json(entry for page in pages for entry in page))
-        elif not _say_all(render.entries_table(pages)):
+            return
+        columns = shutil.get_terminal_size().columns
+        narrow = sys.stdout.isatty() and not wide
+        listing = render.entries_in_lines(pages, columns) if narrow else render.entries_table(pages)
+        if not _say_all(listing):
             _say("no entries")
 
 

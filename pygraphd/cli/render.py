@@ -43,6 +43,7 @@ _HEADER = (
     "AGE/HITS",
     "REASON",
 )
+_FIGURES_OF_ENTRY = ("ID", "KIND", "DEPLOYMENT", *(f"{name} us" for name in Deployment), " AGE", "   HITS")
 _RIGHT = frozenset(
     {"PART", "OPS", *(f"{name} us" for name in Deployment), "SAMPLES", "COST us", "HOST us", "GPU us"}
     | {"SINCE START", "SINCE EVER"}
@@ -76,13 +77,38 @@ def entries_table(pages: Iterable[Sequence[CachedEntry]], now: float | None = No
     widths: Sequence[int] | None = None
     for page in pages:
         rows = [_entry_cells(entry, moment) for entry in page]
-        if sys.stdout.isatty():
-            yield _drawn_table(_HEADER, rows)
-            continue
         lines = [_HEADER, *rows] if widths is None else rows
         # No narrower than the page before.
         widths = list(map(max, _widths(_HEADER, rows), widths or map(len, _HEADER)))
         yield _aligned(_HEADER, lines, widths)
+
+
+def entries_in_lines(
+    pages: Iterable[Sequence[CachedEntry]], width: int, now: float | None = None
+) -> Iterator[str]:
+    """Yield a listing page by page, two lines for each entry: its figures, and below them the graph and the reason, cut to a width."""
+    moment = time.time() if now is None else now
+    header = f"{_aligned_figures(*_FIGURES_OF_ENTRY)}\n"
+    for page in pages:
+        yield header + "\n".join(_two_lines(entry, width, moment) for entry in page)
+        header = ""
+
+
+def _two_lines(entry: CachedEntry, width: int, now: float) -> str:
+    facts = entry.facts
+    age = human_duration(now - _known_since(facts))
+    medians = (_microseconds(entry.medians_us.get(name)) for name in Deployment)
+    figures = (facts["id"][:_DIGITS], facts["kind"], _deployment(facts), *medians, age, str(facts["hits"]))
+    part = f"{facts['gpu']}, {facts['partition'] + 1}/{facts['partitions']}, {facts['operators']} ops"
+    below = f"  {part}{sizes_text(facts['sizes'])}: {entry.text}"
+    return f"{_aligned_figures(*figures)}\n{below if len(below) <= width else below[: width - 1] + '…'}"
+
+
+def _aligned_figures(name: str, kind: str, deployment: str, *others: str) -> str:
+    right = "".join(
+        f"  {cell:>{len(header)}}" for cell, header in zip(others, _FIGURES_OF_ENTRY[3:], strict=True)
+    )
+    return f"{name:<{_DIGITS}}  {kind:<9}  {deployment:<10}{right}"
 
 
 def entry_text(details: EntryDetails, now: float | None = None) -> str:

@@ -43,6 +43,25 @@ _MEASUREMENT = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_listing_for_a_terminal_has_two_lines_an_entry_that_fit_it(columns: int) -> None:
+    facts = {**_FACTS, "kind": "inference", "final": False, "hits": 1234567, "sizes": [4096, 17]}
+    large = dataclasses.replace(_ENTRY, facts=facts, medians_us={"KERNELS": 123456.7})
+    lines = "\n".join(
+        render.entries_in_lines([[_ENTRY], [large]], columns, now=1000.0 + 300 * 86400)
+    ).splitlines()
+
+    assert [line.split() for line in lines[:2]] == [
+        ["ID", "KIND", "DEPLOYMENT", "KERNELS", "us", "GRAPH", "us", "AGE", "HITS"],
+        ["a" * 12, "backward", "GRAPH", "123.5", "99.0", "300d", "5"],
+    ]
+    assert lines[2] == "  NVIDIA H200, 1/3, 12 ops: 18 % faster than [bold]KERNELS[/bold]"[
+        : columns - 1
+    ] + "…" * (columns == 60)
+    assert len(lines) == 5
+    assert max(map(len, lines)) <= max(columns, 72)
+
+
 def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
     header, line = "\n".join(render.entries_table([[_ENTRY]], now=1000.0 + 3 * 86400)).splitlines()
     assert header.split() == (
