@@ -110,7 +110,15 @@ def program_of(pid: int) -> str:
     if not words:
         return ""
     shown = [Path(words[0]).name, *_script(words[1:])]
-    return "".join(c if c.isprintable() else "?" for c in " ".join(shown)).strip()[:_MAX_PROGRAM]
+    return _shortened("".join(c if c.isprintable() else "?" for c in " ".join(shown)).strip())
+
+
+def _shortened(text: str) -> str:
+    """Return a text of at most `_MAX_PROGRAM` characters: of a long one the beginning, and the end, where a script's name is."""
+    beginning = 16
+    if len(text) <= _MAX_PROGRAM:
+        return text
+    return f"{text[:beginning]}...{text[beginning + 3 - _MAX_PROGRAM :]}"
 
 
 def _script(words: list[str]) -> list[str]:

@@ -24,7 +24,9 @@ US = Peer(os.getpid(), 0)
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    path = tmp_path / "train\n.py"
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    path = folder / "train\n.py"
     path.write_text("input()\n")
     return path
 
@@ -55,6 +57,7 @@ def test_one_measures_and_the_other_waits_until_it_is_known(other: subprocess.Po
     assert (we_do["pid"], we_do["measures"], we_do["waits_for"]) == (US.pid, [B], [A])
     assert (they_do["pid"], they_do["measures"], they_do["waits_for"]) == (other.pid, [A], [])
     assert they_do["program"].endswith("train?.py")  # and none of its arguments
+    assert len(they_do["program"]) == 80
     leases.recorded(E, [A], [], they)
     assert [each["waits_for"] for each in processes.describe()[0]] == [[], []]
 
