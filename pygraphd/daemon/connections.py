@@ -60,9 +60,9 @@ def limits_of_process() -> Limits:
 
 
 class Connection(web.RequestHandler):
-    """One client's connection. `ended`: its half has been closed, so no more of a request will come. `reading`: the body being read."""
+    """One client's connection. `cut_body`: the body of a request whose client closed its half before the end of it."""
 
-    __slots__ = ("_abort", "_table", "ended", "peer", "reading")
+    __slots__ = ("_abort", "_body", "_table", "cut_body", "peer")
 
     def __init__(self, server: web.Server, table: Connections) -> None:
         limits = table.limits
@@ -76,9 +76,9 @@ class Connection(web.RequestHandler):
         )
         self._table = table
         self._abort: asyncio.TimerHandle | None = None
-        self.ended = False
+        self._body: StreamReader | None = None
+        self.cut_body: StreamReader | None = None
         self.peer = Peer(0, 0)
-        self.reading: StreamReader | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -101,13 +101,20 @@ class Connection(web.RequestHandler):
             self._abort.cancel()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, and note the body that is about to come."""
+        super().data_received(data)
+        if self._messages:
+            self._body = self._messages[-1][1]
+
     def eof_received(self) -> bool | None:  # type: ignore[override] # asyncio takes a result, which aiohttp's lacks
         """Keep our half open for the answer if a request is being served; else close the connection."""
-        self.ended = True
         if self.is_idle:
             return None
-        if self.reading is not None and not self.reading.is_eof():
-            self.reading.set_exception(ConnectionResetError("the client has closed its half"))
+        if self._body is not None and not self._body.is_eof():
+            # No exception: aiohttp, too, waits for the end of a body that no handler has read.
+            self.cut_body = self._body
+            self._body.feed_eof()
         self.close()
         return True
 

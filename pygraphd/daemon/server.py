@@ -135,19 +135,16 @@ class Server:
         return await handler(request)
 
     async def _body(self, request: web.Request) -> bytes:
-        """Return the body; raises ConnectionResetError if it will not come, HTTPRequestTimeout if it does not come in time."""
-        if request.content.is_eof():
-            return await request.read()
-        connection = _connection(request)
-        if connection.ended:
-            raise ConnectionResetError("the client has closed its half")
-        connection.reading = request.content
+        """Return the body; raises ConnectionResetError if it was cut off, HTTPRequestTimeout if it does not come in time."""
         limit_s = self._connections.limits.request_s
         try:
             async with asyncio.timeout(limit_s):
-                return await request.read()
+                body = await request.read()
         except TimeoutError as error:
             raise web.HTTPRequestTimeout(text=f"the body did not come within {limit_s:g} s") from error
+        if _connection(request).cut_body is request.content:
+            raise ConnectionResetError("the client has closed its half")
+        return body
 
     def _count_invalid(self) -> None:
         self._cache.counters.invalid += 1

@@ -130,6 +130,7 @@ def test_a_body_that_does_not_come_ends_the_request(tmp_path: Path) -> None:
         (PING, 200, ""),
         (b"POST /v1/prune HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", 400, "give older_than_s"),
         (b"POST /v1/prune HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{", 400, "ended early"),
+        (b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{", 404, "Not Found"),
     ],
 )
 def test_half_closed_requests_get_their_answer(
