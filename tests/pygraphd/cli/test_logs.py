@@ -44,6 +44,8 @@ def test_what_is_added_follows_through_a_rotation_and_a_cut(log: Path) -> None:
         with log.open("a") as stream:
             stream.write(text)
 
+    longer = "new " * 100  # than all of the old file, so that its size tells nothing
+
     def rotate() -> None:
         add("the last of the old\n")
         log.rename(log.with_name("pygraphd.log.1"))
@@ -56,7 +58,7 @@ def test_what_is_added_follows_through_a_rotation_and_a_cut(log: Path) -> None:
             lambda: add("half a "),
             lambda: add("line\n"),
             rotate,
-            lambda: add("the first of the new, and a long one\n"),
+            lambda: add(f"{longer}\n"),
             cut,
         ]
     )
@@ -65,7 +67,7 @@ def test_what_is_added_follows_through_a_rotation_and_a_cut(log: Path) -> None:
         "line 9",
         "half a line",
         "the last of the old",
-        "the first of the new, and a long one",
+        longer,
         "cut off",
     ]
     lines.close()

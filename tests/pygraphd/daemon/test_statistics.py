@@ -135,6 +135,7 @@ def test_counts_outlive_the_daemon_until_they_are_begun_anew(
 
     async def begin_anew(cache: Cache) -> None:
         await cache.lookup(lookup(make_request("a")))
+        await cache.housekeep()
         await cache.zero_statistics()
         assert cache.counters == Counters()
         await cache.lookup(lookup(make_request("a")))
