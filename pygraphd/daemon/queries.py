@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,20 +40,47 @@ Key = tuple[str, str]
 def record(
     connection: sa.Connection, request: RecordRequest, uid: int, now: float, measured_at: float | None = None
 ) -> None:
-    """Store a request's records with their graphs and environment; `measured_at` is `now` unless it is given."""
+    """Store a request's records with their graphs and environment; `measured_at` is `now` unless it is given.
+
+    A record whose measurements are stored already is passed over: a client that waited too long for an answer leaves it in the spool, too.
+    """
     at = now if measured_at is None else measured_at
     environment = request.environment.digest()
     connection.execute(
         insert(tables.Environment).on_conflict_do_nothing(),
         {"id": environment, **request.environment.factors()},
     )
+    decided = _decided(connection, environment, request)
     for record in request.records:
+        decision = _decision_row(environment, record, request, uid, now, at)
+        rows = _measurement_rows(environment, record, request, uid, at)
+        if rows and _is_decided(decision, decided.get(record.graph.digest)) and _are_stored(connection, rows):
+            continue
         connection.execute(insert(tables.Graph).on_conflict_do_nothing(), _graph_row(record))
-        connection.execute(_UPSERT_DECISION, _decision_row(environment, record, request, uid, now, at))
-        if record.measurements:
-            rows = _measurement_rows(environment, record, request, uid, at)
+        connection.execute(_UPSERT_DECISION, decision)
+        if rows:
             connection.execute(sa.insert(tables.Measurement), rows)
             connection.execute(_DROP_OLD_MEASUREMENTS, rows)
+
+
+def _decided(
+    connection: sa.Connection, environment: str, request: RecordRequest
+) -> dict[str, Mapping[str, Any]]:
+    """Return the stored decisions for the graphs of a request, by graph."""
+    graphs = json.dumps([record.graph.digest for record in request.records])
+    rows = connection.exec_driver_sql(_DECISIONS, (environment, graphs)).mappings()
+    return {row["graph"]: dict(row) for row in rows}
+
+
+def _is_decided(decision: dict[str, Any], stored: Mapping[str, Any] | None) -> bool:
+    return stored is not None and all(
+        stored[name] == decision[name] for name in decision.keys() - _TIMES_AND_HITS
+    )
+
+
+def _are_stored(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> bool:
+    # Two measurements never agree in the last digit of each figure.
+    return all(connection.scalar(_IS_MEASURED, row) for row in rows)
 
 
 def _graph_row(record: Record) -> dict[str, Any]:
@@ -124,6 +152,18 @@ def _measurement_rows(
     ]
 
 
+# As text: it is read before every record, and SQLAlchemy's took as long as writing one.
+_DECISIONS = "SELECT * FROM decision WHERE environment = ? AND graph IN (SELECT value FROM json_each(?))"
+_IS_MEASURED = sa.select(
+    sa.exists().where(
+        *(
+            column.is_not_distinct_from(sa.bindparam(column.name))
+            for column in sa.inspect(tables.Measurement).columns
+            if column.name not in {"id", "measured_at"}
+        )
+    )
+)
+_TIMES_AND_HITS = frozenset({"created_at", "measured_at", "hits", "last_hit"})
 _KEPT = frozenset({"id", "environment", "graph", "hits", "last_hit"})
 """Columns that keep their values when a decision is replaced."""
 _decision_insert = insert(tables.Decision)

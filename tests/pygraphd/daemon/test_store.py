@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sqlite3
 import time
@@ -66,6 +67,19 @@ def test_it_is_there_after_closing_and_opening(
     assert not database.with_name("cache.db-wal").exists()
     with Store(database) as second:
         assert second.count_entries() == 1
+
+
+def test_a_record_that_was_left_in_the_spool_too_is_stored_once(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    """As by a client that did not wait for the answer; in whatever order the two come, or with others between."""
+    store.record(make_request("a", "b"), uid=7)
+    store.record(make_request("a", median_us=99.0, final=False), uid=8)
+    store.record(make_request("a", "b"), uid=7)
+
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        counted = connection.execute("SELECT uid, count(*) FROM measurement GROUP BY uid").fetchall()
+    assert counted == [(7, 4), (8, 2)]
 
 
 def test_a_newer_record_replaces_the_decision_and_adds_measurements(
