@@ -12,6 +12,7 @@ from pygraphd.cli.catalogue import Catalogue
 from pygraphd.daemon import control, statistics
 from pygraphd.daemon.statistics import SINCE, Counters
 from pygraphd.schema.durations import human_duration
+from pygraphd.schema.messages import MAX_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -110,4 +111,4 @@ def _counts(told: Any) -> _Counts | None:
 
 def _number(told: Mapping[str, object], name: str) -> float:
     value = told.get(name)
-    return value if isinstance(value, int | float) else 0
+    return value if isinstance(value, int | float) and 0 <= value <= MAX_COUNT else 0

@@ -161,7 +161,7 @@ def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
         uptime_s=_number(stats.get("uptime_s")),
         problems=[*(map(str, told) if isinstance(told, list) else ()), *problems],
         counters={name: _whole(stats.get(name)) or 0 for name in _COUNTERS},
-        settings=settings if isinstance(settings := stats.get("settings"), dict) else {},
+        settings=_settings(stats.get("settings")),
         processes=_processes(stats.get("processes")),
         processes_left_out=_whole(stats.get("processes_left_out")) or 0,
     )
@@ -198,9 +198,21 @@ def _processes(told: object) -> list[Process]:
     return []
 
 
+def _settings(told: object) -> dict[str, Any]:
+    """Return the settings that can be shown: text for a level of the log, a number for all others."""
+    settings = told.items() if isinstance(told, dict) else ()
+    return {
+        name: {"value": setting["value"], "origin": str(setting.get("origin"))}
+        for name, setting in settings
+        if isinstance(setting, dict)
+        and (isinstance(value := setting.get("value"), str) or _number(value) is not None)
+    }
+
+
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and _number(value) is not None else None
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    """Return a number of those that a daemon may tell, None for any other value."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= MAX_TIME else None

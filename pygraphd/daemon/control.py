@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
 from pygraphd.daemon.peer import Peer, peer_of
@@ -21,6 +21,7 @@ from pygraphd.schema.ownership import StrangerError, connect
 if TYPE_CHECKING:
     from pathlib import Path
 
+_T = TypeVar("_T")
 _PING_TIMEOUT_S = 1.0
 _WRITING_TIMEOUT_S = 300.0
 
@@ -84,19 +85,27 @@ def zero_statistics(path: Path) -> None:
 def prune(path: Path, request: PruneRequest) -> PruneAnswer:
     """Have the daemon delete entries; raises CommandError if it cannot."""
     body = json.dumps(request.as_json()).encode()
-    return decode(PruneAnswer, _ask_successfully(path, "POST", "/v1/prune", body, _WRITING_TIMEOUT_S))
+    return _answer(PruneAnswer, path, "/v1/prune", body)
 
 
 def rederive(path: Path, request: RederiveRequest) -> RederiveAnswer:
     """Have the daemon derive decisions anew; raises CommandError if it cannot."""
     body = json.dumps(request.as_json()).encode()
-    return decode(RederiveAnswer, _ask_successfully(path, "POST", REDERIVE_PATH, body, _WRITING_TIMEOUT_S))
+    return _answer(RederiveAnswer, path, REDERIVE_PATH, body)
 
 
 def add_imported(path: Path, request: ImportRequest) -> ImportAnswer:
     """Have the daemon store imported entries; raises CommandError if it cannot."""
     body = json.dumps(request.as_json()).encode()
-    return decode(ImportAnswer, _ask_successfully(path, "POST", IMPORT_PATH, body, _WRITING_TIMEOUT_S))
+    return _answer(ImportAnswer, path, IMPORT_PATH, body)
+
+
+def _answer(kind: type[_T], path: Path, target: str, body: bytes) -> _T:
+    answer = _ask_successfully(path, "POST", target, body, _WRITING_TIMEOUT_S)
+    try:
+        return decode(kind, answer)
+    except InvalidMessageError as error:
+        raise CommandError(f"the daemon's answer to {target} is not understood: {error}") from error
 
 
 def _ask_successfully(path: Path, method: str, target: str, body: bytes, timeout_s: float) -> bytes:
@@ -124,5 +133,5 @@ def _ask(
 def _error_text(answer: bytes) -> str:
     try:
         return str(json.loads(answer)["error"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "no reason given"

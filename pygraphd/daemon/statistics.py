@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
 from pygraphd.daemon import tables
+from pygraphd.schema.messages import MAX_COUNT
 from pygraphd.schema.policy import POLICY_VERSION
 
 if TYPE_CHECKING:
@@ -134,11 +135,15 @@ def add(connection: sa.Connection, counted: Counters, now: float) -> None:
 def read(connection: sa.Connection) -> Stored | None:
     """Return the counts since ever, None if nothing was counted; names of other versions are left out."""
     rows = connection.execute(sa.select(tables.Statistic.name, tables.Statistic.value))
-    values: dict[str, float] = {row.name: row.value for row in rows}
+    values: dict[str, float] = {row.name: row.value for row in rows if _is_count(row.value)}
     if SINCE not in values:
         return None
     known = {name: _KINDS[name](value) for name, value in values.items() if name in _NAMES}
     return Stored(values[SINCE], Counters(**known))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= MAX_COUNT
 
 
 def zero(connection: sa.Connection, now: float) -> None:
