@@ -32,10 +32,15 @@ class StandardOutput:
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
+        self._failure: CommandError | None = None
 
     def write(self, text: str) -> int:
         """Write a text; control characters are replaced, and characters that the stream's encoding lacks."""
-        if self._stream is None:
+        if not isinstance(text, str):
+            raise TypeError(
+                f"expected text, got {type(text).__name__}"
+            )  # as typer wants to know of each stream
+        if self._stream is None or not text:
             return len(text)
         shown = printable(text, keep="\n\t")
         if not shown.isascii():
@@ -53,7 +58,9 @@ class StandardOutput:
         self.end()
 
     def end(self) -> None:
-        """Write the rest, if anybody is to have it."""
+        """Write the rest, if anybody is to have it. A failure before, which somebody may have caught, is raised again."""
+        if self._failure is not None:
+            raise self._failure
         try:
             if self._stream is not None:
                 self._stream.flush()
@@ -73,8 +80,10 @@ class StandardOutput:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
         if isinstance(error, BrokenPipeError):
-            return NobodyReadsError()
-        return CommandError(f"standard output: cannot be written: {error.strerror}")
+            self._failure = NobodyReadsError()
+        else:
+            self._failure = CommandError(f"standard output: cannot be written: {error.strerror}")
+        return self._failure
 
 
 @contextlib.contextmanager

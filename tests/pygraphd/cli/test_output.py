@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.cli import main, render
-from pygraphd.cli.output import printable
+from pygraphd.cli.output import StandardOutput, printable
 from pygraphd.daemon.store import Store
+from pygraphd.errors import CommandError
 from pygraphd.schema.locations import locate
 
 if TYPE_CHECKING:
@@ -95,6 +97,20 @@ def test_output_that_is_closed_is_wanted_by_nobody(commands: dict[str, int], tmp
 
     said = (1, "pygraphd: standard output: is closed\n")
     assert ended == {words: said if "--help" in words else (code, "") for words, code in commands.items()}
+
+
+def test_a_failure_that_was_caught_is_not_forgotten(tmp_path: Path) -> None:
+    """As typer catches it while it finds out what kind of stream it has."""
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        stream = io.TextIOWrapper(full, write_through=True)
+        output = StandardOutput(stream)
+        with pytest.raises(CommandError, match="No space left"):
+            output.write("text")
+        output.write("more")
+        with pytest.raises(CommandError, match="No space left"):
+            output.flush()
+        with pytest.raises(TypeError):
+            output.write(b"")  # type: ignore[arg-type]
 
 
 def test_text_that_a_terminal_might_interpret_is_not_printed(
