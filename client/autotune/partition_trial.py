@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.autotune.trial import Trial, sizes_of
+from pygraphd.client.backend.errors import IN_A_CAPTURE
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import rules
@@ -52,7 +53,6 @@ WARM_UP_CALLS = 2
 FAILED = Reason(ReasonCode.MEASURING_FAILED)
 OTHER_THREAD = "called from another thread while it was measured"
 OTHER_SIZES = "called with other sizes while it was measured"
-IN_A_CAPTURE = "called within a capture of the user's"
 WAITING = "launched while another process measured its graph"
 MAX_SIZES = 64
 """The number of sizes remembered until one of them comes back: a size is measured only if it comes back."""

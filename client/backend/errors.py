@@ -1,8 +1,10 @@
-"""The exceptions that pass between rooms, except `DriverError`."""
+"""The exceptions that pass between rooms, except `DriverError`, and the reason of a fallback that several rooms give."""
 
 from __future__ import annotations
 
 import enum
+
+IN_A_CAPTURE = "called while the user captures the stream"
 
 
 class LayoutMismatch(enum.Enum):

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client.recording.recordings import IN_A_CAPTURE, MAX_RECORDINGS, Recordings
+from pygraphd.client.backend.errors import IN_A_CAPTURE
+from pygraphd.client.recording.recordings import MAX_RECORDINGS, Recordings
 from pygraphd.client.replay.native.ffi import Piece, helper
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import FallbackError
+from pygraphd.client.backend.errors import IN_A_CAPTURE, FallbackError
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.recording.pipeline import Pipeline
@@ -51,7 +51,6 @@ NOT_YET = "first call of a size"
 HELPER_IS_COMING = "the compiled helper was still being compiled"
 TOO_MANY_SIZES = "more sizes than are remembered"
 TOO_MANY_CAPTURES = "captured as often as is allowed"
-IN_A_CAPTURE = "called while the user captures the stream"
 BEING_RECORDED = "called from another thread while it was recorded"
 NO_MEMORY = "out of memory in a replay"
 SEEN_BY_HOOKS = "saved-tensor hooks are active, and it was recorded while none were"

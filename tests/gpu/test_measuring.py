@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client.backend.errors import IN_A_CAPTURE
 from pygraphd.client.dispatch import shapes
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import SWITCHED_OFF
@@ -311,9 +312,8 @@ def test_a_capture_of_the_users_is_stepped_aside_for(watched: Watched) -> None:
             compiled(x)
 
     watched.expect(measured=1)
-    within = "called while the user captures the stream"
-    assert watched.report.fallbacks[within] == 1
-    assert set(watched.report.fallbacks) == {within, recordings.NOT_YET}
+    assert watched.report.fallbacks[IN_A_CAPTURE] == 1
+    assert set(watched.report.fallbacks) == {IN_A_CAPTURE, recordings.NOT_YET}
 
 
 def test_calls_of_another_thread_are_measured_like_any(watched: Watched) -> None:

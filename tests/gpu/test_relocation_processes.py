@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.recording.recordings import IN_A_CAPTURE
+from pygraphd.client.backend.errors import IN_A_CAPTURE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

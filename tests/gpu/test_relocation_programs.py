@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from pygraphd.client.backend.errors import LayoutMismatch
+from pygraphd.client.backend.errors import IN_A_CAPTURE, LayoutMismatch
 from pygraphd.client.recording import recordings
 from tests.gpu.programs import affine, compiled, losses, network, warm, x
 
@@ -266,7 +266,7 @@ def test_within_a_capture_of_the_users_it_is_launched(relocated: Relocated) -> N
     graph.replay()
 
     torch.testing.assert_close(result, affine(static))
-    assert relocated.report.fallbacks[recordings.IN_A_CAPTURE] == 1
+    assert relocated.report.fallbacks[IN_A_CAPTURE] == 1
 
 
 def test_while_the_history_of_memory_is_recorded(relocated: Relocated) -> None:

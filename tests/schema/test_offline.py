@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.daemon.cache import Reader
+from pygraphd.daemon.reader import Reader
 from pygraphd.daemon.store import Store
 from pygraphd.schema import offline
 from pygraphd.schema.keys import Environment

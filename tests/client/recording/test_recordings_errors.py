@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pygraphd.client.backend.errors import FallbackError
+from pygraphd.client.backend.errors import IN_A_CAPTURE, FallbackError
 from pygraphd.client.recording import pipeline, recordings
 from pygraphd.client.replay.relocation_table import BLOCK
 from tests.support.recording_case import Case, Operations, add, case
@@ -88,7 +88,7 @@ def test_within_a_capture_of_the_users_it_is_launched(case: Case) -> None:
 
     assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
 
-    assert case.report.fallbacks[recordings.IN_A_CAPTURE] == 1
+    assert case.report.fallbacks[IN_A_CAPTURE] == 1
     case.recorder.capturing = False
     assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
     case.expect(captured=1)

@@ -13,6 +13,7 @@ import torch
 
 import pygraphd.client
 from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend.errors import IN_A_CAPTURE
 from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, ShapeDispatcher
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.client.recording import recordings
@@ -133,7 +134,7 @@ def test_within_a_capture_of_the_users_it_runs_as_kernels(case: Case) -> None:
 
     assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
 
-    assert case.report.fallbacks == {recordings.IN_A_CAPTURE: 1}
+    assert case.report.fallbacks == {IN_A_CAPTURE: 1}
     assert made.replays[0].counts.fused == 1
 
 
