@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import resource
+import select
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_BACKLOG = 256
+_BACKLOG = 512
 _FILES = 4096
 _OTHER_FILES = 64
 """Descriptors kept for the database, the log and the spool."""
@@ -41,7 +42,7 @@ class Limits:
     client does not take to the end of the connection.
     """
 
-    connections: int = 512
+    connections: int = 1024
     idle_s: float = 30.0
     request_s: float = 10.0
 
@@ -84,6 +85,15 @@ class Connection(web.RequestHandler):
     def is_idle(self) -> bool:
         """Whether no request is here, be it for the first or for the next one."""
         return self._waiter is not None and not self._waiter.done()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has closed both halves, as one whose deadline has passed does: nobody takes an answer."""
+        if self.transport is None:
+            return True
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), 0)
+        return any(event & select.POLLHUP for _, event in poll.poll(0))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the peer's credentials, and count the connection; refuse it if there are too many."""

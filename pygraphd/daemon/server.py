@@ -128,6 +128,9 @@ class Server:
         """Admit requests of our own user and of root only."""
         connection = _connection(request)
         self._connections.used(connection)
+        if connection.is_gone:
+            # Under load the others would wait for it, and a record would be stored that its client has left in the spool.
+            raise ConnectionResetError("the client is gone")
         if reason := why_refused(connection.peer):
             self._cache.counters.refused += 1
             _log.warning("%s refused: %s", request.path, reason)

@@ -18,6 +18,7 @@ from pygraphd.daemon.leases import Leases
 from pygraphd.daemon.server import Server
 from pygraphd.daemon.store import Store
 from pygraphd.schema.locations import locate
+from pygraphd.schema.messages import RecordRequest, encode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -156,6 +157,22 @@ def test_a_half_close_while_the_body_is_awaited_ends_the_request(tmp_path: Path)
         await _asked(await connect(), PING)
         writer.write_eof()
         assert await _answer(reader) == (400, {"error": "the request ended early"})
+
+    _serving(tmp_path, LONG, use)
+
+
+def test_a_request_whose_client_is_gone_is_not_served(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    body = encode(make_request("a"))
+    request = b"POST /v3/record HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        with socket.socket(socket.AF_UNIX) as impatient:
+            impatient.connect(str(tmp_path / "pygraphd.sock"))
+            impatient.sendall(request)
+        assert (await _asked(await connect(), PING.replace(b"ping", b"stats")))[1]["records"] == 0
+        assert (await _asked(await connect(), request))[0] == 200
 
     _serving(tmp_path, LONG, use)
 
