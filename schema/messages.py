@@ -354,11 +354,16 @@ def encode(message: Message) -> bytes:
         if kind is not Decision:
             return {name: getattr(part, name) for name in _names(kind)}
         if (known := decisions.get(id(part))) is None:
-            known = decisions[id(part)] = dataclasses.asdict(part)
+            known = decisions[id(part)] = _decision_values(part)
         return known
 
     text = json.dumps(message, default=values, separators=(",", ":"), allow_nan=False, check_circular=False)
     return text.encode()
+
+
+@functools.lru_cache(maxsize=1024)
+def _decision_values(decision: Decision) -> dict[str, Any]:
+    return dataclasses.asdict(decision)
 
 
 @functools.cache

@@ -54,7 +54,7 @@ HITS_PORTION = 128
 """Counts written in one transaction: few, so that a record waits for milliseconds only."""
 MAX_WAITING_HITS = 65_536
 """Entries whose counts wait in memory. Where more are hit before that is written, the further ones are not counted."""
-_HITS_SHARE, _PRUNE_SHARE = 0.05, 0.5
+_HITS_SHARE, _PRUNE_SHARE = 0.05, 0.2
 """The share of the writer's time that counting and pruning take, at most."""
 _SMALL_BYTES = 4096
 """Bodies up to this length, of some 55 graphs, are looked up on the event loop's thread."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 _END_S = 10
 """How long an ending daemon may take."""
+_SWITCH_S = 0.0002
+"""How long one thread of the daemon may keep the interpreter from another: a lookup asks for it some thirty times."""
 _REDERIVING_S = 1.0
 """How long a starting daemon may decide anew before it answers: some ten thousand entries."""
 
@@ -66,6 +69,7 @@ def serve(
     `inherited` is a listening socket at our path that systemd has bound.
     """
     config = settings.config
+    sys.setswitchinterval(_SWITCH_S)
     with Store(locations.database) as store:
         _rederive_outdated(store)
         with Binding(locations, inherited) as binding:
