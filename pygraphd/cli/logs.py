@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from pygraphd.cli.output import printable
 from pygraphd.errors import CommandError
 from pygraphd.schema.ownership import open_regular
 
@@ -100,5 +101,4 @@ def _open(path: Path) -> BinaryIO:
 
 def _printable(line: bytes) -> str:
     """Return a line without what a terminal would interpret: programs and files of others have a say in it."""
-    text = line.rstrip(b"\r\n").decode(errors="replace")
-    return "".join(each if each.isprintable() or each == "\t" else "?" for each in text)
+    return printable(line.rstrip(b"\r\n").decode(errors="replace"), keep="\t")

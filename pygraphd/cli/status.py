@@ -110,6 +110,8 @@ def _file_problems(locations: Locations, waiting: spool.SpoolState) -> list[str]
         )
     folders = (locations.runtime, locations.socket.parent, locations.cache, locations.spool)
     found = [*map(_folder_problem, dict.fromkeys(folders)), _socket_problem(locations.socket)]
+    irregular = filter(ownership.is_irregular, (locations.lock, locations.log))
+    found += [f"{file}: is not a regular file; move it away" for file in irregular]
     return [*problems, *dict.fromkeys(filter(None, found))]
 
 

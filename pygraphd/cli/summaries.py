@@ -14,6 +14,7 @@ from pygraphd.errors import UsageError
 from pygraphd.schema.checks import InvalidMessageError, check_int, check_number, check_text
 from pygraphd.schema.keys import DIGITS, Environment
 from pygraphd.schema.messages import MAX_COUNT, MAX_TIME, Measurement, read
+from pygraphd.schema.ownership import open_regular
 from pygraphd.schema.summary import SUMMARY_VERSION, Deployed
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _kind(mode: int) -> str:
 def read_summary(path: Path) -> Summary:
     """Return the summary in a file; raises UsageError for any other file."""
     try:
-        with path.open("rb") as stream:
+        with os.fdopen(open_regular(path, follow=True), "rb") as stream:
             data = stream.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise InvalidMessageError(f"more than {MAX_BYTES} bytes")
