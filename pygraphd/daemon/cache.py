@@ -55,7 +55,7 @@ HITS_PORTION = 128
 MAX_WAITING_HITS = 65_536
 """Entries whose counts wait in memory. Where more are hit before that is written, the further ones are not counted."""
 _HITS_SHARE, _PRUNE_SHARE = 0.05, 0.2
-"""The share of the writer's time that counting and pruning take, at most."""
+"""The share of the writer's time that counting and pruning take while others ask for something."""
 _SMALL_BYTES = 4096
 """Bodies up to this length, of some 55 graphs, are looked up on the event loop's thread."""
 _SPOOL_S = 0.1
@@ -175,7 +175,7 @@ class Cache:
         for some in await self._run(self._writing, self._store.measured):
             # A portion at a time, so that nobody's lookup or record has to wait for all of it.
             one = functools.partial(self._store.rederive_some, some, dry_run=request.dry_run)
-            outcomes += await self._run(self._writing, one)
+            outcomes += await self._run_gently(_PRUNE_SHARE, one)
         unmeasured = await self._run(self._writing, self._store.count_unmeasured)
         answer = summary(outcomes, unmeasured, dry_run=request.dry_run)
         if not request.dry_run:
@@ -311,12 +311,17 @@ class Cache:
         _log.info("statistics begun anew")
 
     async def _run_gently(self, share: float, function: Callable[[], _T]) -> _T:
-        """Run a piece of long work on the writer's thread, then leave that to others for as long as `share` asks for."""
-        started = time.monotonic()
+        """Run a piece of long work on the writer's thread, then leave that to others for as long as `share` asks for, if there are any."""
+        started, requests = time.monotonic(), self._requests
         # Shielded: what has been taken from the counts must be written even if this task is cancelled.
         result = await asyncio.shield(self._run(self._writing, function))
-        await asyncio.sleep((time.monotonic() - started) * (1 / share - 1))
+        is_alone = requests == self._requests
+        await asyncio.sleep(0 if is_alone else (time.monotonic() - started) * (1 / share - 1))
         return result
+
+    @property
+    def _requests(self) -> int:
+        return self.counters.lookups + self.counters.records
 
     def end_long_work(self) -> None:
         """Have prunes end after their present piece."""

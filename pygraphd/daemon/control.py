@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _PING_TIMEOUT_S = 1.0
 _WRITING_TIMEOUT_S = 300.0
+_LONG_TIMEOUT_S = 6 * 3600.0
+"""For what goes through all entries: a million of them take half an hour beside many lookups."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -85,13 +87,13 @@ def zero_statistics(path: Path) -> None:
 def prune(path: Path, request: PruneRequest) -> PruneAnswer:
     """Have the daemon delete entries; raises CommandError if it cannot."""
     body = json.dumps(request.as_json()).encode()
-    return _answer(PruneAnswer, path, "/v1/prune", body)
+    return _answer(PruneAnswer, path, "/v1/prune", body, _LONG_TIMEOUT_S)
 
 
 def rederive(path: Path, request: RederiveRequest) -> RederiveAnswer:
     """Have the daemon derive decisions anew; raises CommandError if it cannot."""
     body = json.dumps(request.as_json()).encode()
-    return _answer(RederiveAnswer, path, REDERIVE_PATH, body)
+    return _answer(RederiveAnswer, path, REDERIVE_PATH, body, _LONG_TIMEOUT_S)
 
 
 def add_imported(path: Path, request: ImportRequest) -> ImportAnswer:
@@ -100,8 +102,10 @@ def add_imported(path: Path, request: ImportRequest) -> ImportAnswer:
     return _answer(ImportAnswer, path, IMPORT_PATH, body)
 
 
-def _answer(kind: type[_T], path: Path, target: str, body: bytes) -> _T:
-    answer = _ask_successfully(path, "POST", target, body, _WRITING_TIMEOUT_S)
+def _answer(
+    kind: type[_T], path: Path, target: str, body: bytes, timeout_s: float = _WRITING_TIMEOUT_S
+) -> _T:
+    answer = _ask_successfully(path, "POST", target, body, timeout_s)
     try:
         return decode(kind, answer)
     except InvalidMessageError as error:
