@@ -45,7 +45,10 @@ def start(
     folders.prepare_runtime(locations)
     folders.prepare_cache(locations)
     with contextlib.closing(_Log(locations.log)) as log:
-        process = _spawn(log, flags)
+        try:
+            process = _spawn(log, flags)
+        except OSError as error:
+            raise CommandError(f"{sys.executable}: cannot be run: {error.strerror}") from error
         return _wait_for_answer(locations, process, log, say), True
 
 
