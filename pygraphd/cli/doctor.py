@@ -109,7 +109,9 @@ def _recording(probed: Mapping[str, Mapping[str, Any]]) -> Check:
     if found is None:
         return Check("recording", "not asked, as an earlier stage failed", "mend that first")
     if reason := lacks or found.get("error"):
-        return Check("recording", str(reason), "graphs run as KERNELS until the driver and torch have these")
+        return Check(
+            "recording", str(reason), "graphs are left to PyTorch until the driver and torch have these"
+        )
     return Check("recording", "the driver has the calls that a relocatable graph needs")
 
 
@@ -118,7 +120,7 @@ def _helper(found: Mapping[str, Any]) -> Check:
         return Check(
             "helper",
             str(found.get("error", "not asked")),
-            "without it the same is done more slowly in Python",
+            "mend that first: without it graphs are left to PyTorch",
         )
     if found["state"] == "loaded":
         return Check("helper", f"compiled: {found['path']}")
