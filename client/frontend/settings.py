@@ -1,15 +1,17 @@
 """Reads the environment variables that users can set. An invalid value is named, and the default stands.
 
-| variable | values | | | --- | --- | --- | | `PYGRAPH_DISABLE` | 1 | PyGraph is not installed, whatever else asks for it | |
-`PYGRAPH_READONLY` | 1 | the cache is read and never added to, and no daemon is started | | `PYGRAPH_TRUST` | `all`, `verify`, `local` |
-decisions of other users and hosts are believed; validated on a few calls (default); not used | | `PYGRAPH_REFRESH` | 1 | the cache is
-ignored: all graphs are measured anew, and the results replace its entries | | `PYGRAPH_RELOCATE` | 0 | all graphs are left to PyTorch,
-which runs them as without PyGraph | | `PYGRAPH_PLACEMENT` | 0 | CPU values in a graph stay there; PyTorch captures around them | | `PYGRAPH_GRAPH_OPS` |
-`namespace,namespace::operator` | custom operators that may run inside CUDA graphs, as they do nothing on the host | | `PYGRAPH_SIZES` | a
-number | how many dynamic sizes of a graph are decided at a time; 8 by default, 0: none | | `PYGRAPH_SIZE_CALLS` | a number | from which
-call on a dynamic size is decided; 3 by default | | `PYGRAPH_RECHECK_S` | seconds | time between two checks of a graph's results; 600 by
-default, 0: none | | `PYGRAPH_LOG` | `debug`, `info`, `warning` | changes of state are logged from this level on; by default nothing is
-printed | | `PYGRAPH_MAX_AGE` | `30d`, `12h`, seconds | entries measured longer ago are measured anew; 30 days by default, 0: no limit |
+`PYGRAPH_DISABLE=1`: PyGraph is not installed, whatever else asks for it.
+`PYGRAPH_READONLY=1`: the cache is read and never added to, and no daemon is started.
+`PYGRAPH_REFRESH=1`: the cache is ignored; all graphs are measured anew, and the results replace its entries.
+`PYGRAPH_RELOCATE=0`: all graphs are left to PyTorch, which runs them as without PyGraph.
+`PYGRAPH_PLACEMENT=0`: CPU values in a graph stay there, and run between what is captured.
+`PYGRAPH_TRUST=all|verify|local`: decisions of other users and hosts are believed; validated on a few calls (default); not used.
+`PYGRAPH_GRAPH_OPS=namespace,namespace::operator`: custom operators that may be captured, as they do nothing on the host.
+`PYGRAPH_SIZES`: how many dynamic sizes of a graph are decided at a time; 8 by default, 0: none.
+`PYGRAPH_SIZE_CALLS`: the call from which on a dynamic size is decided; 3 by default.
+`PYGRAPH_RECHECK_S`: seconds between two checks of a graph's results, or a length of time; 600 by default, 0: none.
+`PYGRAPH_MAX_AGE`: seconds, or `30d`, `12h`; entries measured longer ago are measured anew; 30 days by default, 0: no limit.
+`PYGRAPH_LOG=debug|info|warning`: changes of state are logged from this level on; by default nothing is printed.
 """
 
 from __future__ import annotations
