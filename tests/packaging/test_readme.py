@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -24,13 +25,14 @@ def test_the_table_of_settings_has_all_of_them_and_no_other() -> None:
 
 @pytest.mark.parametrize("line", re.findall(r"^    pygraphd (.+)$", README, re.MULTILINE))
 def test_the_commands_it_lists_are_there(line: str) -> None:
-    group, rest = (["cache"], line.removeprefix("cache ")) if line.startswith("cache ") else ([], line)
-    commands = rest.split(" | ") if "[" not in rest and not group else [rest.split()[0]]
-    for command in commands:
-        shown = CliRunner().invoke(application, [*group, command, "--help"])
+    group = ["cache"] if line.startswith("cache ") else []
+    for each in line.removeprefix("cache ").split(" | "):
+        command = list(itertools.takewhile(re.compile("[a-z][a-z-]*").fullmatch, each.split()))
+        shown = CliRunner().invoke(application, [*group, *command, "--help"])
 
+        assert command
         assert shown.exit_code == 0, f"{command}: {shown.output}"
-        for flag in re.findall(r"--[a-z-]+", rest):
+        for flag in re.findall(r"--[a-z-]+", each):
             assert flag in shown.output
 
 
