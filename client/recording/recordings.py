@@ -123,12 +123,28 @@ class Recordings(_Refusing):
 
     @property
     def run(self) -> Runnable:
-        """The callable for steady state: the helper, which calls this object where it cannot serve a call; until it is loaded, this object."""
+        """The callable for steady state: the helper, which calls this object where it cannot serve a call.
+
+        Asked for while the helper is being compiled, it is one that calls this object until there is a recording, and then the helper.
+        """
         conditions = self._recorder.conditions
         if self.facts.saved:
             conditions = (*conditions, torch_private.no_hooks_see_saved())
         ops = helper.ops(self._report.count_failure)
-        return self if ops is None else ops.running(self._fused, self._integers, conditions, self)
+        if ops is None:
+            return self._until_recorded()
+        return ops.running(self._fused, self._integers, conditions, self)
+
+    def _until_recorded(self) -> Runnable:
+        run: Runnable | None = None
+
+        def call(inputs: list[Any]) -> Any:
+            nonlocal run
+            if run is None and self._fused:
+                run = self.run
+            return self(inputs) if run is None else run(inputs)
+
+        return call
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         on_device = self._recorder.on_device()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,31 @@ def test_it_is_not_recorded_while_the_helper_is_coming(case: Case, monkeypatch: 
     assert prepared == [0, 1, 1, 1, 2, 0]  # at last a capture and its executable
     assert case.report.fallbacks == {recordings.NOT_YET: 1, recordings.HELPER_IS_COMING: 3}
     case.expect(captured=1, staged=0)
+
+
+def test_a_callable_from_before_the_helper_came_goes_over_to_it(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the cache has the decision, but another version of PyGraph has compiled the helper."""
+    assert helper._path is not None
+    folder, load = helper._path.parents[2], build.load
+    helper.forget()
+    helper.prepare(folder)
+    monkeypatch.setattr(build, "load", lambda path: None)
+    run, frames = case.make(add).run, list[str]()
+    assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    monkeypatch.setattr(build, "load", load)
+    for _ in range(3):
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+
+    inputs = [case.floats(1), case.floats(2)]
+    sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        run(inputs)
+    finally:
+        sys.setprofile(None)
+    assert "call" in frames
+    assert "_run" not in frames
 
 
 def test_where_the_helper_turns_out_not_to_come_it_is_refused_for_this_process(
