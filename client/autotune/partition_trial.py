@@ -201,7 +201,8 @@ class PartitionTrial:
         candidates, trial = self._candidates, self._trial
         if trial is None or candidates is None:
             return self._call(inputs)  # another thread has decided meanwhile
-        if candidates.relocate.why_refused is None and not self._guarded(trial.is_over):
+        # None: it cannot be told, and a trial must end all the same.
+        if candidates.relocate.why_refused is None and self._guarded(trial.is_over) is False:
             self._guarded(lambda: self._decisions.renew(self.pending))
             return trial.call(inputs)
         self._decide(trial)

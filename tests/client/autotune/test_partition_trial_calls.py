@@ -158,3 +158,20 @@ def test_a_partition_that_was_measured_too_little_is_launched_and_says_how_often
         Measurement(each, 3, 100.0, 0.0, 100.0, 100.0, 0.0) for each in (Deployment.KERNELS, Deployment.GRAPH)
     )
     assert one._judge(Measured(*few)) == Outcome(rules.too_few_calls(17), few)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_trial_whose_end_cannot_be_told_ends(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its partition would be measured for ever."""
+
+    def query(_: object) -> bool:
+        raise RuntimeError("no event")
+
+    monkeypatch.setattr("tests.support.clock._Timed.is_known", query)
+    one = partition_trial(host)
+    results = [one([]) for _ in range(ENOUGH)]
+
+    assert one.state is State.DEPLOYED
+    assert host.results[0].decision.reason == FAILED
+    assert results[-1] == "launched"
+    assert host.report.failures == {"measuring: RuntimeError": 2}
