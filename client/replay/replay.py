@@ -29,12 +29,14 @@ CLOSED = "its recording has gone for others"
 OTHER_GENERATOR = "it draws random numbers from another generator than when it was recorded"
 
 
+_KNOWN = (FallbackError, DriverError, torch.OutOfMemoryError)
+
+
 class _AsFallback:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        known = FallbackError | DriverError | torch.OutOfMemoryError
-        if isinstance(error, Exception) and not isinstance(error, known):
+        if isinstance(error, Exception) and not isinstance(error, _KNOWN):
             raise FallbackError(f"a replay failed: {type(error).__name__}") from error
 
 
