@@ -11,7 +11,7 @@ import enum
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.autotune.trial import Trial, sizes_of
+from pygraphd.client.autotune.trial import Trial, is_helper_coming, sizes_of
 from pygraphd.client.backend.errors import IN_A_CAPTURE
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
@@ -123,15 +123,9 @@ class PartitionTrial:
         self.pending.calls += 1
         sizes = sizes_of(inputs)
         is_due = self._comes_back(sizes) and self.pending.calls > self._warm_up_calls
-        if is_due and not self._guarded(self._helper_is_coming):
+        if is_due and not self._guarded(lambda: is_helper_coming(self._decisions.report)):
             self._begin_measuring(sizes)
         return self._kernels(inputs)
-
-    def _helper_is_coming(self) -> bool:
-        """Return whether the helper is being compiled. Imports it only where something may be recorded."""
-        from pygraphd.client.replay.native.ffi import helper
-
-        return helper.is_coming(self._decisions.report.count_failure)
 
     def _comes_back(self, sizes: tuple[int, ...]) -> bool:
         """Remember the sizes of a call; return whether an earlier call had them."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pygraphd.client.autotune.candidates import Candidates
+    from pygraphd.client.common.report import Report
     from pygraphd.schema.messages import Measurement
 
 SAMPLES = policy.MIN_SAMPLES
@@ -162,3 +163,10 @@ class Trial:
 def sizes_of(inputs: list[Any]) -> tuple[int, ...]:
     """Return the integer inputs of a call, which are its dynamic sizes."""
     return tuple([value for value in inputs if type(value) is int])
+
+
+def is_helper_coming(report: Report) -> bool:
+    """Return whether the helper is being compiled. Imports it only where something may be recorded."""
+    from pygraphd.client.replay.native.ffi import helper
+
+    return helper.is_coming(report.count_failure)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.autotune.trial import Trial, sizes_of
+from pygraphd.client.autotune.trial import Trial, is_helper_coming, sizes_of
 from pygraphd.client.common.guard import guarded
+from pygraphd.schema.messages import Deployment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.decisions.decision_service import DecisionService
     from pygraphd.client.decisions.leases import PendingGraph
-    from pygraphd.schema.messages import Deployment
 
 MAX_CALLS = 1_024
 """The number of calls after which a decision that could not be timed is kept."""
@@ -67,6 +67,8 @@ class Validation:
             self._in_timed_call.release()
 
     def _timed_call(self, inputs: list[Any]) -> Any:
+        if self._deployment is Deployment.GRAPH and self._guarded(self._is_helper_coming):
+            return self._call(inputs)  # as KERNELS, whose times say nothing of a GRAPH
         self._calls += 1
         if sizes_of(inputs) != self._sizes or self._calls > MAX_CALLS:
             self._end(holds=True)  # nothing can be compared, or timed
@@ -75,6 +77,9 @@ class Validation:
         if self._finish is None or self._trial.is_in_a_capture():
             return self._call(inputs)
         return self._trial.call(inputs)
+
+    def _is_helper_coming(self) -> bool:
+        return is_helper_coming(self._decisions.report)
 
     def _judge(self) -> None:
         """Compare the samples with the cost; a difference counts only if a second trial confirms it."""
