@@ -48,12 +48,15 @@ COMMANDS = commands(typer.main.get_command(application))
 def test_commands_are_the_documented_ones() -> None:
     assert set(COMMANDS) == {
         "pygraphd",
-        *(f"pygraphd {word}" for word in ("start", "stop", "restart", "status", "run", "cache")),
+        *(f"pygraphd {word}" for word in ("start", "stop", "restart", "status", "stats", "logs", "systemd-units")),
+        *(f"pygraphd {word}" for word in ("run", "report", "doctor", "cache", "config", "config show")),
         *(
             f"pygraphd cache {word}"
-            for word in ("inspect", "show", "explain", "prune", "rederive", "export", "import")
+            for word in (
+                "inspect", "show", "explain", "prune", "rederive", "export", "import", "delete", "clear",
+            )
         ),
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -340,7 +340,9 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t given) 
     }
     result = replayed(replay, inputs, &launched);
     Py_DECREF(replay);
+    /* After a launch an error is raised: the kernels must not write to inputs a second time. */
+    int was_launched = launched != NULL;
     Py_XDECREF(launched);
-    if (result != NULL) return result;
+    if (result != NULL || was_launched) return result;
     return PyErr_Occurred() ? failed(owner, inputs) : PyObject_CallMethod(owner, "run_by_steps", "O", inputs);
 }

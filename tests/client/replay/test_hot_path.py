@@ -67,6 +67,12 @@ def doubled(operations: Operations, inputs: list[Any]) -> Any:
     return tuple([operations.add(each, each) for each in inputs if isinstance(each, torch.Tensor)])
 
 
+def accumulated(operations: Operations, inputs: list[Any]) -> Any:
+    """Add the second input to the first one, in place, and return the first one."""
+    operations.accumulate(inputs[0], inputs[1])
+    return (inputs[0],)
+
+
 FACTS = {
     "inference": GraphFacts(),
     "forward": GraphFacts(saved=frozenset(range(1, SAVED))),
@@ -245,6 +251,24 @@ def test_what_is_no_error_of_ours_is_raised(case: Case, monkeypatch: pytest.Monk
     assert len(inputs) == 2
     assert run(inputs)[0].tolist() == [3]
     assert len(made.replays) == 1
+
+
+def test_an_error_after_the_launch_is_raised_and_nothing_runs_twice(case: Case) -> None:
+    made, run = recorded(case, accumulated)
+    (replay,), total = made.replays, case.floats(1)
+    launch, inputs = case.emulator.driver.launch, [total, case.floats(2)]
+
+    def launch_and_lose_inputs(executable: int, stream: int) -> Any:
+        launched = launch(executable, stream)
+        inputs.clear()  # so that the outputs cannot be made
+        return launched
+
+    replay.fused.launch = launch_and_lose_inputs
+    with pytest.raises(IndexError):
+        run(inputs)
+
+    assert total.tolist() == [3]
+    assert case.report.fallbacks == {}
 
 
 def test_a_recording_that_was_let_go_is_made_anew(case: Case) -> None:
