@@ -142,11 +142,14 @@ class Report:
         deployed = Deployed(graph.digest, graph.kind, key, *how, graph.sizes, decision.against, because)
         with self._lock:
             self._deployed[deployment] += 1
-            self._reasons[text] += 1
+            self._reasons[self._reason_key(text)] += 1
             if len(self._decisions) < MAX_DECISIONS:
                 self._environments[key] = environment
                 self._decisions.append(deployed)
         log.info("%s: deployed as %s: %s (%s)", graph.name, deployment.value, text, source.value)
+
+    def _reason_key(self, text: str) -> str:
+        return text if text in self._reasons or len(self._reasons) < MAX_REASONS else "others"
 
     @property
     def deployments(self) -> int:
@@ -161,7 +164,7 @@ class Report:
                 if (each.graph, each.kind, each.environment) == (graph.digest, graph.kind, key):
                     del self._decisions[index]
                     self._deployed[each.deployment] -= 1
-                    self._reasons[_text(each)] -= 1
+                    self._reasons[self._reason_key(_text(each))] -= 1
                     return
 
     def summary(self) -> dict[str, Any]:

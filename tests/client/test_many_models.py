@@ -30,8 +30,8 @@ pytestmark = pytest.mark.torch
 
 MODELS = 200
 TEXT = 'def forward(self, arg0_1: "Sym(s77)", arg1_1):\n  a{number} = torch.ops.aten.sin.default(b)'
-BOUNDED = {"_decisions", "_dropped", "_environments", "_spooled", "_unrecorded"}
-"""Containers with a bound of their own: the decisions that a summary lists, and what waits for the next compilation or request."""
+BOUNDED = {"_decisions", "_dropped", "_environments", "_reasons", "_spooled", "_unrecorded"}
+"""Containers with a bound of their own: the decisions and reasons that a summary lists, and what waits for the next compilation or request."""
 CONTAINERS = (dict, list, set, deque, Counter, BoundedLRU)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 STEPS = 64
+MOST_STEPS = 400
 """More than it takes to record, measure and decide."""
 
 
@@ -47,11 +48,13 @@ def test_what_runs_on_the_gpu_is_recorded(
     watched: Watched, mode: str | None, function: Callable[..., Any]
 ) -> None:
     run = torch.compile(function, mode=mode)
-    for step in range(STEPS):
+    for step in range(MOST_STEPS):
         torch.compiler.cudagraph_mark_step_begin()
         x = torch.randn(16, 16, device="cuda")
         other = torch.randn(16) if function is sorted_on_the_cpu else torch.tensor(1.0 + step % 7)
         torch.testing.assert_close(run(x, other), function(x, other), rtol=1e-4, atol=1e-4)
+        if step >= STEPS and watched.report.deployments:
+            break  # on a busy GPU a trial takes more calls
     watched.expect()
     assert watched.report.counts["captured"] >= 1, watched.reasons()
     assert watched.report.summary()["deployed"]["GRAPH"] >= 1, watched.reasons()
