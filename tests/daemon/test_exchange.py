@@ -213,6 +213,7 @@ def test_a_bad_request_is_refused(shared_home: Home, body: bytes) -> None:
     assert (status, set(answer)) == (400, {"error"})
 
 
+@pytest.mark.slow
 def test_a_daemon_that_hangs_is_named_and_nothing_is_done(home: Home, file: Path) -> None:
     pid = home.start()
     os.kill(pid, signal.SIGSTOP)

@@ -124,6 +124,7 @@ def test_no_torch_in_the_daemon(home: Home) -> None:
     assert "torch" not in Path(f"/proc/{pid}/maps").read_text().replace(str(home.path), "")
 
 
+@pytest.mark.slow
 def test_of_twenty_exactly_one_lives_and_the_others_are_silent(home: Home) -> None:
     processes = [home.spawn() for _ in range(20)]
     home.wait_until(lambda: sum(process.poll() is None for process in processes) == 1)

@@ -147,6 +147,7 @@ def test_a_database_of_a_newer_version_keeps_no_daemon_from_starting(
     assert "upgrade pygraphd" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_daemon_that_hangs_is_named_and_nothing_is_done(home: Home, outdated: RecordRequest) -> None:
     pid = home.start()
     home.ask("POST", "/v3/record", encode(outdated))

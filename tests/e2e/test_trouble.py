@@ -151,6 +151,7 @@ def test_garbage_on_the_socket(sandbox: Sandbox, plain: Outcome, answer: Answer,
     assert any(failure.startswith(said) for failure in outcome.counts["failures"]), outcome.counts["failures"]
 
 
+@pytest.mark.slow
 def test_daemon_dies_between_two_runs_of_a_program(sandbox: Sandbox, plain: Outcome) -> None:
     pid = sandbox.start_daemon()
     sandbox.run()
@@ -172,6 +173,7 @@ def test_database_that_is_none(sandbox: Sandbox, plain: Outcome) -> None:
     assert any(failure.startswith("database: ") for failure in outcome.counts["failures"])
 
 
+@pytest.mark.slow
 def test_home_that_is_a_file(sandbox: Sandbox, plain: Outcome, tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("not a folder")
@@ -182,6 +184,7 @@ def test_home_that_is_a_file(sandbox: Sandbox, plain: Outcome, tmp_path: Path) -
     assert any(failure.startswith("spool: ") for failure in outcome.counts["failures"])
 
 
+@pytest.mark.slow
 def test_summary_that_cannot_be_written(sandbox: Sandbox, plain: Outcome, tmp_path: Path) -> None:
     outcome = sandbox.run(PYGRAPH_SUMMARY=str(tmp_path / "missing" / "summary.json"))
 

@@ -78,6 +78,7 @@ def test_the_same_function_elsewhere_with_other_values_has_the_same_keys(keys: K
     assert keys(again, *inputs()) == base
 
 
+@pytest.mark.slow
 def test_the_same_program_in_another_process_folder_and_hash_seed_has_the_same_keys(run: Run) -> None:
     program = TRAINING.format(arguments="")
 

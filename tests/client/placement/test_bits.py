@@ -163,6 +163,7 @@ def edit(value: torch.Tensor) -> None:
     memory[...] = memory.max()
 
 
+@pytest.mark.slow
 @given(kept(), steps, takes, st.sampled_from([torch.float32, torch.float16, torch.int64, torch.complex64]))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bits_stay_what_they_are(
